@@ -1,0 +1,211 @@
+//! BERT, the bidirectional Transformer encoder of Devlin et al., [arXiv:1810.04805](https://arxiv.org/abs/1810.04805).
+//!
+//! Tensor names and configuration are those of Hugging Face's checkpoints.
+
+use candle::{bail, DType, Module, Result, Tensor};
+use candle_nn::{Init, VarBuilder};
+use opara_candle::nn::{embedding, layer_norm, linear, Embedding, LayerNorm, Linear};
+use opara_candle::{ops, scope};
+
+mod config;
+
+pub use config::{Config, HiddenAct};
+
+/// Sum of what a token is, where it stands and which sentence it belongs to.
+struct Embeddings {
+    word: Embedding,
+    token_type: Embedding,
+    /// Row `i` belongs to position `i`, so that a slice of the table serves and nothing is looked up.
+    position: Tensor,
+    norm: LayerNorm,
+}
+
+impl Embeddings {
+    fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let positions = (config.max_position_embeddings, hidden);
+        let init = Init::Randn { mean: 0., stdev: 1. };
+        Ok(Self {
+            word: embedding(config.vocab_size, hidden, vb.pp("word_embeddings"))?,
+            token_type: embedding(config.type_vocab_size, hidden, vb.pp("token_type_embeddings"))?,
+            position: vb.pp("position_embeddings").get_with_hints(positions, "weight", init)?,
+            norm: layer_norm(hidden, config.layer_norm_eps, vb.pp("LayerNorm"))?,
+        })
+    }
+
+    fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor) -> Result<Tensor> {
+        let _scope = scope("embeddings");
+        let x = ops::add(&self.word.forward(input_ids)?, &self.token_type.forward(token_type_ids)?)?;
+        let position = ops::narrow(&self.position, 0, 0, input_ids.dim(1)?)?;
+        self.norm.forward(&ops::add(&x, &position)?)
+    }
+}
+
+/// The end of both halves of a layer: projection, residual connection, normalisation.
+struct Output {
+    dense: Linear,
+    norm: LayerNorm,
+}
+
+impl Output {
+    fn load(input: usize, config: &Config, vb: VarBuilder) -> Result<Self> {
+        Ok(Self {
+            dense: linear(input, config.hidden_size, vb.pp("dense"))?,
+            norm: layer_norm(config.hidden_size, config.layer_norm_eps, vb.pp("LayerNorm"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let _scope = scope("output");
+        self.norm.forward(&ops::add(&self.dense.forward(x)?, residual)?)
+    }
+}
+
+/// Multi-head self-attention.
+struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Output,
+    heads: usize,
+}
+
+impl Attention {
+    fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let hidden = config.hidden_size;
+        Ok(Self {
+            query: linear(hidden, hidden, vb.pp("self.query"))?,
+            key: linear(hidden, hidden, vb.pp("self.key"))?,
+            value: linear(hidden, hidden, vb.pp("self.value"))?,
+            output: Output::load(hidden, config, vb.pp("output"))?,
+            heads: config.num_attention_heads,
+        })
+    }
+
+    /// A view of `(batch, seq, hidden)` as `(batch, heads, seq, hidden / heads)`.
+    fn split(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, seq, hidden) = x.dims3()?;
+        ops::transpose(&ops::reshape(x, (batch, seq, self.heads, hidden / self.heads))?, 1, 2)
+    }
+
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let _scope = scope("attention");
+        // candle multiplies contiguous heads only. For the query, the copy that makes them so is also the one that
+        // scales: cheaper than scaling the scores, and safer from overflow in f16.
+        let query = self.split(&self.query.forward(x)?)?;
+        let query = ops::affine(&query, 1. / (query.dim(3)? as f64).sqrt(), 0.)?;
+        let key = ops::contiguous(&self.split(&self.key.forward(x)?)?)?;
+        let value = ops::contiguous(&self.split(&self.value.forward(x)?)?)?;
+
+        let mut scores = ops::matmul(&query, &ops::transpose(&key, 2, 3)?)?;
+        if let Some(mask) = mask {
+            scores = ops::add(&scores, mask)?;
+        }
+        let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
+        let context = ops::reshape(&ops::transpose(&context, 1, 2)?, x.shape())?;
+        self.output.forward(&context, x)
+    }
+}
+
+/// One encoder layer: attention, then a feed-forward network.
+struct Layer {
+    name: String,
+    attention: Attention,
+    intermediate: Linear,
+    activation: HiddenAct,
+    output: Output,
+}
+
+impl Layer {
+    fn load(index: usize, vb: VarBuilder, config: &Config) -> Result<Self> {
+        Ok(Self {
+            name: format!("layer.{index}"),
+            attention: Attention::load(vb.pp("attention"), config)?,
+            intermediate: linear(config.hidden_size, config.intermediate_size, vb.pp("intermediate.dense"))?,
+            activation: config.hidden_act,
+            output: Output::load(config.intermediate_size, config, vb.pp("output"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        let x = self.attention.forward(x, mask)?;
+        let intermediate = {
+            let _scope = scope("intermediate");
+            self.activation.forward(&self.intermediate.forward(&x)?)?
+        };
+        self.output.forward(&intermediate, &x)
+    }
+}
+
+/// The encoder without a head: token ids in, one vector a token out.
+pub struct BertModel {
+    embeddings: Embeddings,
+    layers: Vec<Layer>,
+}
+
+impl BertModel {
+    /// Loads the tensors below `vb`, whose names may start with `bert.`.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape; heads that do not divide the hidden size.
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
+        if heads == 0 || hidden % heads != 0 {
+            bail!("hidden_size {hidden} is no multiple of num_attention_heads {heads}");
+        }
+        let prefixed = vb.contains_tensor("bert.embeddings.word_embeddings.weight");
+        let vb = if prefixed { vb.pp("bert") } else { vb };
+        let layers = vb.pp("encoder.layer");
+        Ok(Self {
+            embeddings: Embeddings::load(vb.pp("embeddings"), config)?,
+            layers: (0..config.num_hidden_layers)
+                .map(|i| Layer::load(i, layers.pp(i), config))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// The last hidden state, `(batch, seq, hidden)`, of token ids and token types, both `(batch, seq)`.
+    ///
+    /// `attention_mask`, `(batch, seq)` or `(batch, seq, seq)`, is one where a token may be looked at and zero where it
+    /// is padding. No mask is a mask of ones, at no cost.
+    ///
+    /// # Errors
+    /// Shapes that do not agree, ids outside the vocabulary, more tokens than there are positions.
+    pub fn forward(
+        &self,
+        input_ids: &Tensor,
+        token_type_ids: &Tensor,
+        attention_mask: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let mut x = self.embeddings.forward(input_ids, token_type_ids)?;
+        let mask = attention_mask.map(|mask| score_mask(mask, x.dtype())).transpose()?;
+        let _scope = scope("encoder");
+        for layer in &self.layers {
+            x = layer.forward(&x, mask.as_ref())?;
+        }
+        Ok(x)
+    }
+}
+
+/// One sentence an item and nothing padded: all token types zero, every token visible.
+impl Module for BertModel {
+    fn forward(&self, input_ids: &Tensor) -> Result<Tensor> {
+        let (shape, device) = (input_ids.shape().clone(), input_ids.device().clone());
+        let types = ops::constant("token_types", move || Tensor::zeros(&shape, DType::U32, &device))?;
+        self.forward(input_ids, &types, None)
+    }
+}
+
+/// What to add to the scores: zero where `mask` is one, hugely negative where it is zero.
+fn score_mask(mask: &Tensor, dtype: DType) -> Result<Tensor> {
+    let _scope = scope("mask");
+    let mask = match mask.rank() {
+        2 => ops::unsqueeze(&ops::unsqueeze(mask, 1)?, 1)?,
+        3 => ops::unsqueeze(mask, 1)?,
+        rank => bail!("an attention mask has 2 or 3 dimensions, not {rank}"),
+    };
+    // Half of the largest finite value: with a score added it stays finite, so that a row of padding alone gives no NaN.
+    let huge = if dtype == DType::F16 { 65504. / 2. } else { f64::from(f32::MAX) / 2. };
+    ops::affine(&ops::to_dtype(&mask, dtype)?, huge, -huge)
+}

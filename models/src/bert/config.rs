@@ -1,0 +1,79 @@
+//! What a checkpoint's `config.json` says.
+
+use candle::{Module, Result, Tensor};
+use opara_candle::ops;
+use serde::Deserialize;
+
+/// The non-linearity of the feed-forward network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HiddenAct {
+    /// Gaussian error linear unit, by the error function.
+    Gelu,
+    /// Gaussian error linear unit, by the hyperbolic tangent.
+    #[serde(alias = "gelu_pytorch_tanh")]
+    GeluNew,
+    /// Rectified linear unit.
+    Relu,
+}
+
+impl Module for HiddenAct {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Gelu => ops::gelu_erf(x),
+            Self::GeluNew => ops::gelu(x),
+            Self::Relu => ops::relu(x),
+        }
+    }
+}
+
+/// The part of a checkpoint's `config.json` that inference needs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[allow(missing_docs, reason = "the names are the checkpoint's")]
+pub struct Config {
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub intermediate_size: usize,
+    pub hidden_act: HiddenAct,
+    pub max_position_embeddings: usize,
+    pub type_vocab_size: usize,
+    pub layer_norm_eps: f64,
+}
+
+impl Config {
+    fn sized(num_hidden_layers: usize, hidden_size: usize, num_attention_heads: usize) -> Self {
+        Self {
+            vocab_size: 30522,
+            hidden_size,
+            num_hidden_layers,
+            num_attention_heads,
+            intermediate_size: 4 * hidden_size,
+            hidden_act: HiddenAct::Gelu,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            layer_norm_eps: 1e-12,
+        }
+    }
+
+    /// BERT-base.
+    pub fn base() -> Self {
+        Self::sized(12, 768, 12)
+    }
+
+    /// BERT-large.
+    pub fn large() -> Self {
+        Self::sized(24, 1024, 16)
+    }
+
+    /// all-MiniLM-L6-v2, a sentence encoder.
+    pub fn mini_lm() -> Self {
+        Self::sized(6, 384, 12)
+    }
+
+    /// For tests.
+    pub fn tiny() -> Self {
+        Self { vocab_size: 100, max_position_embeddings: 64, ..Self::sized(2, 32, 4) }
+    }
+}

@@ -1,0 +1,141 @@
+//! BERT against candle-transformers' on the same weights.
+
+use candle::{DType, Device, Module, Result, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use candle_transformers::models::bert as reference;
+use opara_models::bert::{BertModel, Config, HiddenAct};
+
+const BATCH: usize = 2;
+const SEQ: usize = 17;
+
+fn seeded(dtype: DType) -> VarBuilder<'static> {
+    opara_weights::seeded(7, dtype, &Device::Cpu)
+}
+
+fn reference_config(config: &Config) -> reference::Config {
+    reference::Config {
+        vocab_size: config.vocab_size,
+        hidden_size: config.hidden_size,
+        num_hidden_layers: config.num_hidden_layers,
+        num_attention_heads: config.num_attention_heads,
+        intermediate_size: config.intermediate_size,
+        hidden_act: match config.hidden_act {
+            HiddenAct::Gelu => reference::HiddenAct::Gelu,
+            HiddenAct::GeluNew => reference::HiddenAct::GeluApproximate,
+            HiddenAct::Relu => reference::HiddenAct::Relu,
+        },
+        max_position_embeddings: config.max_position_embeddings,
+        type_vocab_size: config.type_vocab_size,
+        layer_norm_eps: config.layer_norm_eps,
+        ..Default::default()
+    }
+}
+
+/// Token ids and types that differ from place to place.
+fn tokens(config: &Config) -> Result<(Tensor, Tensor)> {
+    let ids = (0..BATCH * SEQ).map(|i| (i * 31 % config.vocab_size) as u32).collect::<Vec<_>>();
+    let types = (0..BATCH * SEQ).map(|i| u32::from(i % SEQ > SEQ / 2)).collect::<Vec<_>>();
+    let tensor = |values| Tensor::from_vec(values, (BATCH, SEQ), &Device::Cpu);
+    Ok((tensor(ids)?, tensor(types)?))
+}
+
+/// Item `i` has `visible[i]` tokens, then padding.
+fn padding(visible: [usize; BATCH]) -> Result<Tensor> {
+    let mask = visible.iter().flat_map(|&n| (0..SEQ).map(move |i| u32::from(i < n))).collect::<Vec<_>>();
+    Tensor::from_vec(mask, (BATCH, SEQ), &Device::Cpu)
+}
+
+fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    (a - b)?.abs()?.flatten_all()?.max(0)?.to_scalar()
+}
+
+#[test]
+fn last_hidden_state_is_that_of_candle_transformers() -> Result<()> {
+    let padding = padding([SEQ, 5])?;
+    let masks = [None, Some(padding.clone()), Some(padding.unsqueeze(1)?.repeat((1, SEQ, 1))?)];
+    for hidden_act in [HiddenAct::Gelu, HiddenAct::GeluNew, HiddenAct::Relu] {
+        let config = Config { hidden_act, ..Config::tiny() };
+        let expected = reference::BertModel::load(seeded(DType::F32), &reference_config(&config))?;
+        let model = BertModel::load(seeded(DType::F32), &config)?;
+        let (ids, types) = tokens(&config)?;
+        for mask in &masks {
+            let expected = expected.forward(&ids, &types, mask.as_ref())?;
+            let got = model.forward(&ids, &types, mask.as_ref())?;
+            let difference = max_difference(&got, &expected)?;
+            assert!(difference < 1e-4, "{hidden_act:?}, mask {mask:?}: {difference}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_module_sees_every_token_and_one_sentence() -> Result<()> {
+    let config = Config::tiny();
+    let model = BertModel::load(seeded(DType::F32), &config)?;
+    let (ids, _) = tokens(&config)?;
+    let expected = model.forward(&ids, &ids.zeros_like()?, Some(&ids.ones_like()?))?;
+    assert!(max_difference(&Module::forward(&model, &ids)?, &expected)? < 1e-6);
+    Ok(())
+}
+
+#[test]
+fn padding_does_not_reach_the_tokens() -> Result<()> {
+    let config = Config::tiny();
+    let model = BertModel::load(seeded(DType::F32), &config)?;
+    let (ids, types) = tokens(&config)?;
+    let padded = model.forward(&ids, &types, Some(&padding([5, 5])?))?.narrow(1, 0, 5)?;
+    let alone = model.forward(&ids.narrow(1, 0, 5)?, &types.narrow(1, 0, 5)?, None)?;
+    assert!(max_difference(&padded, &alone)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn f16_is_finite_even_where_all_is_padding() -> Result<()> {
+    let config = Config::tiny();
+    let model = BertModel::load(seeded(DType::F16), &config)?;
+    let full = BertModel::load(seeded(DType::F32), &config)?;
+    let (ids, types) = tokens(&config)?;
+    let mask = padding([5, 0])?;
+    let got = model.forward(&ids, &types, Some(&mask))?.to_dtype(DType::F32)?;
+    let expected = full.forward(&ids, &types, Some(&mask))?;
+    assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|v| v.is_finite()));
+    let difference = max_difference(&got.narrow(0, 0, 1)?, &expected.narrow(0, 0, 1)?)?;
+    assert!(difference < 0.05, "{difference}");
+    Ok(())
+}
+
+#[test]
+fn names_may_start_with_bert() -> Result<()> {
+    let config = Config::tiny();
+    let weights = VarMap::new();
+    let vb = VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu);
+    let expected = BertModel::load(vb.pp("bert"), &config)?;
+    let count = weights.all_vars().len();
+    let model = BertModel::load(vb, &config)?;
+    assert_eq!(weights.all_vars().len(), count, "nothing was made anew");
+    let (ids, _) = tokens(&config)?;
+    assert_eq!(max_difference(&Module::forward(&model, &ids)?, &Module::forward(&expected, &ids)?)?, 0.);
+    Ok(())
+}
+
+#[test]
+fn config_is_that_of_a_checkpoint() -> serde_json::Result<()> {
+    let json = r#"{
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": false,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,
+        "intermediate_size": 3072, "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "model_type": "bert",
+        "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 0, "position_embedding_type": "absolute",
+        "transformers_version": "4.6.0.dev0", "type_vocab_size": 2, "use_cache": true, "vocab_size": 30522
+    }"#;
+    assert_eq!(serde_json::from_str::<Config>(json)?, Config::base());
+    Ok(())
+}
+
+#[test]
+fn heads_must_divide_the_hidden_size() {
+    for num_attention_heads in [0, 5] {
+        let config = Config { num_attention_heads, ..Config::tiny() };
+        let error = BertModel::load(seeded(DType::F32), &config).err().expect("an error");
+        assert!(error.to_string().contains("num_attention_heads"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Without a GPU: operators are recorded as the module calls them and replayed on worker threads.
+
+pub(crate) mod lanes;
+pub(crate) mod record;
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use crate::backend::{Example, Function, Program, Recording, Replay};
+use crate::memory::Layout;
+use crate::report::Mode;
+use crate::schedule::Schedule;
+use crate::timing::wall_us;
+use crate::trace::Trace;
+use crate::{verify, Result};
+
+/// Threads that operators may use, in this process and by its environment.
+pub(crate) fn cores() -> usize {
+    candle::utils::get_num_threads().max(1)
+}
+
+/// Records `function` on the example and on other values of the same shapes, and makes sure that both agree.
+pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
+    let mut examples = Vec::new();
+    let mut programs = Vec::new();
+    for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
+        let (result, eager_us) = wall_us(|| record::record(|inputs| function(inputs), &inputs));
+        let (program, outputs) = result?;
+        programs.push(program);
+        examples.push(Example { inputs, outputs, eager_us });
+    }
+    programs[0].agrees_with(&programs[1])?;
+    let program = Arc::new(programs.swap_remove(0));
+    Ok(Recording { trace: program.trace(), examples, program: Box::new(program) })
+}
+
+impl Program for Arc<record::Program> {
+    fn replay(&self, trace: &Trace, schedule: &Schedule, _: &Layout) -> Result<Box<dyn Replay>> {
+        let lanes = Arc::new(lanes::Lanes::new(self.clone(), trace, schedule));
+        let parallel = lanes.is_parallel();
+        Ok(Box::new(CpuReplay { lanes, parallel }))
+    }
+}
+
+/// Replay on worker threads, or on the caller's alone where that measured faster.
+struct CpuReplay {
+    lanes: Arc<lanes::Lanes>,
+    parallel: bool,
+}
+
+impl Replay for CpuReplay {
+    fn mode(&self) -> Mode {
+        Mode::Lanes
+    }
+
+    fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.lanes.run(inputs, self.parallel)
+    }
+
+    /// Branches on cores of their own, or one operator after the other with all cores in each.
+    fn variants(&self) -> usize {
+        if self.lanes.is_parallel() {
+            2
+        } else {
+            1
+        }
+    }
+
+    fn choose(&mut self, variant: usize) {
+        self.parallel = variant == 0 && self.lanes.is_parallel();
+    }
+}

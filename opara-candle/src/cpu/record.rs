@@ -1,0 +1,237 @@
+//! The CPU's tracer: records operators as the module calls them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use candle::{Storage, Tensor, TensorId};
+use hashbrown::HashMap;
+
+use crate::executor::nested;
+use crate::trace::{scope, Access, Buffer, BufferId, DeviceSpec, Mode, Op, Region, Role, Trace, Work};
+use crate::{Error, Result};
+
+/// An operator's function over its inputs.
+pub(crate) type Kernel = Arc<dyn Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync>;
+
+/// Where an operator's argument comes from.
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    /// The n-th input of the module.
+    Input(usize),
+    /// The result of the n-th operator.
+    Op(usize),
+    /// A tensor that was there before the forward pass: a weight.
+    Constant(Tensor),
+}
+
+/// One recorded operator.
+pub(crate) struct HostOp {
+    pub name: &'static str,
+    pub label: String,
+    pub kernel: Kernel,
+    pub inputs: Vec<Source>,
+    flops: u64,
+    bytes: u64,
+    /// Address and bytes of the result's storage: a view shares its argument's.
+    storage: (usize, u64),
+}
+
+/// A forward pass as a list of operators.
+pub(crate) struct Program {
+    pub ops: Vec<HostOp>,
+    pub outputs: Vec<Source>,
+    inputs: Vec<(usize, u64)>,
+}
+
+#[derive(Default)]
+struct Recorder {
+    ops: Vec<HostOp>,
+    sources: HashMap<TensorId, Source>,
+    /// Keeps every result alive, so that neither an id nor an address comes back during the recording.
+    results: Vec<Tensor>,
+}
+
+thread_local! {
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+/// Runs an operator and, where this thread records, notes it.
+pub(crate) fn apply<F>(name: &'static str, inputs: &[&Tensor], flops: u64, f: F) -> candle::Result<Tensor>
+where
+    F: Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
+{
+    let _scope = scope::scope(name);
+    // An operator made of others counts as one: take the recorder away while it runs.
+    let Some(mut recorder) = RECORDER.take() else { return f(inputs) };
+    let label = scope::path();
+    let result = f(inputs);
+    if let Ok(result) = &result {
+        let sources = inputs
+            .iter()
+            .map(|t| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant((*t).clone())))
+            .collect();
+        let bytes = inputs.iter().map(|t| size(t)).sum::<u64>() + size(result);
+        recorder.sources.insert(result.id(), Source::Op(recorder.ops.len()));
+        recorder.results.push(result.clone());
+        recorder.ops.push(HostOp {
+            name,
+            label,
+            kernel: Arc::new(f),
+            inputs: sources,
+            flops: flops.max(result.elem_count() as u64),
+            bytes,
+            storage: storage(result),
+        });
+    }
+    RECORDER.set(Some(recorder));
+    result
+}
+
+fn size(t: &Tensor) -> u64 {
+    (t.elem_count() * t.dtype().size_in_bytes()) as u64
+}
+
+/// Address and size of the storage under a tensor; views of one storage agree.
+fn storage(t: &Tensor) -> (usize, u64) {
+    use candle::CpuStorage as S;
+    fn of<T>(v: &[T]) -> (usize, u64) {
+        (v.as_ptr() as usize, std::mem::size_of_val(v) as u64)
+    }
+    match &*t.storage_and_layout().0 {
+        Storage::Cpu(S::U8(v)) => of(v),
+        Storage::Cpu(S::U32(v)) => of(v),
+        Storage::Cpu(S::I16(v)) => of(v),
+        Storage::Cpu(S::I32(v)) => of(v),
+        Storage::Cpu(S::I64(v)) => of(v),
+        Storage::Cpu(S::BF16(v)) => of(v),
+        Storage::Cpu(S::F16(v)) => of(v),
+        Storage::Cpu(S::F32(v)) => of(v),
+        Storage::Cpu(S::F64(v)) => of(v),
+        _ => (t as *const Tensor as usize, size(t)),
+    }
+}
+
+/// Runs `forward` on `inputs` and records it; also returns the eager outputs.
+pub(crate) fn record(
+    forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
+    inputs: &[Tensor],
+) -> Result<(Program, Vec<Tensor>)> {
+    struct Stop;
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            RECORDER.set(None);
+        }
+    }
+    let _stop = Stop;
+    // Tensors of its own: the caller's may also be one of the module's weights.
+    let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+    let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
+    RECORDER.set(Some(Recorder { sources, ..Default::default() }));
+    let (outputs, _) = scope::record(None, || nested(|| forward(&inputs)));
+    let outputs = outputs?;
+    let recorder = RECORDER.take().unwrap_or_default();
+    let sources = outputs
+        .iter()
+        .enumerate()
+        .map(|(output, t)| recorder.sources.get(&t.id()).cloned().ok_or(Error::UntracedOutput { output }))
+        .collect::<Result<_>>()?;
+    let inputs = inputs.iter().map(storage).collect();
+    Ok((Program { ops: recorder.ops, outputs: sources, inputs }, outputs))
+}
+
+impl Program {
+    /// Compares with a second recording on other input values.
+    ///
+    /// A weight is the same tensor in both. A constant that is not was made inside `forward` and may depend on the
+    /// input, so it must not be baked in.
+    ///
+    /// # Errors
+    /// [`Error::Unstable`] where the operators differ, [`Error::UntracedTensor`] for a tensor made by an operator that
+    /// is not recorded.
+    pub fn agrees_with(&self, other: &Program) -> Result<()> {
+        let names = |p: &Program, i: usize| p.ops.get(i).map_or("nothing", |op| op.name);
+        for at in 0..self.ops.len().max(other.ops.len()) {
+            if names(self, at) != names(other, at) {
+                let (first, second) = (names(self, at).into(), names(other, at).into());
+                return Err(Error::Unstable { at, first, second });
+            }
+            let op = &self.ops[at];
+            for (argument, pair) in op.inputs.iter().zip(&other.ops[at].inputs).enumerate() {
+                let same = match pair {
+                    (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
+                    (Source::Constant(a), Source::Constant(b)) => a.id() == b.id(),
+                    _ => false,
+                };
+                if !same {
+                    let shape = match pair {
+                        (Source::Constant(t), _) | (_, Source::Constant(t)) => t.shape().clone(),
+                        _ => ().into(),
+                    };
+                    let (op, label) = (op.name.to_string(), op.label.clone());
+                    return Err(Error::UntracedTensor { op, label, argument, shape });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The recording as a [`Trace`]: one buffer for each storage. A view writes only its handle, and whoever reads the
+    /// view reads the handle and the storage.
+    pub fn trace(&self) -> Trace {
+        let mut trace = Trace { device: device_spec(), ..Default::default() };
+        let mut by_address: HashMap<usize, BufferId> = HashMap::new();
+        let new_buffer = |trace: &mut Trace, bytes, role| {
+            trace.buffers.push(Buffer { bytes, role });
+            trace.buffers.len() - 1
+        };
+        // What stands for a value: its handle, and the storage where that is another buffer.
+        let mut inputs: Vec<Vec<BufferId>> = Vec::new();
+        for (i, &(address, bytes)) in self.inputs.iter().enumerate() {
+            let buffer = new_buffer(&mut trace, bytes, Role::Input(i));
+            by_address.insert(address, buffer);
+            inputs.push(vec![buffer]);
+        }
+        let mut values: Vec<Vec<BufferId>> = Vec::new();
+        for (id, op) in self.ops.iter().enumerate() {
+            let mut accesses = Vec::new();
+            for source in &op.inputs {
+                let buffers: &[BufferId] = match source {
+                    Source::Input(i) => &inputs[*i],
+                    Source::Op(i) => &values[*i],
+                    Source::Constant(_) => &[],
+                };
+                accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, Mode::Read)));
+            }
+            let (address, bytes) = op.storage;
+            let role = match self.outputs.iter().position(|o| matches!(o, Source::Op(i) if *i == id)) {
+                Some(output) => Role::Output(output),
+                None => Role::Intermediate,
+            };
+            let value = match by_address.get(&address) {
+                Some(&base) => vec![new_buffer(&mut trace, std::mem::size_of::<Tensor>() as u64, role), base],
+                None => {
+                    let buffer = new_buffer(&mut trace, bytes, role);
+                    by_address.insert(address, buffer);
+                    vec![buffer]
+                }
+            };
+            accesses.push(access(&trace, value[0], Mode::Write));
+            values.push(value);
+            trace.ops.push(Op {
+                name: op.name.into(),
+                label: op.label.clone(),
+                work: Work::Host { bytes: op.bytes, flops: op.flops },
+                accesses,
+            });
+        }
+        trace
+    }
+}
+
+fn access(trace: &Trace, buffer: BufferId, mode: Mode) -> Access {
+    Access { buffer, region: Region::contiguous(0, trace.buffers[buffer].bytes), mode }
+}
+
+fn device_spec() -> DeviceSpec {
+    DeviceSpec { name: "cpu".into(), processors: super::cores() as u32, ..Default::default() }
+}

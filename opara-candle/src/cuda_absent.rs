@@ -1,0 +1,27 @@
+//! Stands in for `cuda` in builds without the feature: the same functions, each an error.
+
+use candle::{Device, Tensor};
+
+use crate::backend::{Function, Recording};
+use crate::{Error, Result};
+
+fn absent<T>() -> Result<T> {
+    Err(Error::NotCapturable { reason: "this build has no CUDA: build with `--features cuda` or `cudnn`".into() })
+}
+
+/// See the CUDA build's function.
+pub fn cuda_device(_: usize) -> Result<Device> {
+    absent()
+}
+
+pub(crate) fn record(_: &Function, _: &[Tensor]) -> Result<Recording> {
+    absent()
+}
+
+pub(crate) fn time_us(_: &Device, _: impl FnOnce() -> candle::Result<()>) -> Result<f64> {
+    absent()
+}
+
+pub(crate) fn device_name(_: &Device) -> String {
+    "cuda".into()
+}

@@ -1,0 +1,174 @@
+//! What can go wrong, in terms of what the caller can do about it.
+
+use candle::{DType, DeviceLocation, Shape};
+
+/// Result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an executor could not be built or a call not be answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The module's own error, or candle's.
+    #[error(transparent)]
+    Candle(#[from] candle::Error),
+
+    /// The number of tensors differs from the example's.
+    #[error("the executor was built for {expected} input tensors and got {got}")]
+    InputCount {
+        /// Tensors in the example.
+        expected: usize,
+        /// Tensors in the call.
+        got: usize,
+    },
+
+    /// An input lies on another device than the example did.
+    #[error(
+        "input {index} is on {got:?} but the executor was built on {expected:?}: move it with `Tensor::to_device`"
+    )]
+    InputDevice {
+        /// Which input.
+        index: usize,
+        /// Where the example was.
+        expected: DeviceLocation,
+        /// Where this one is.
+        got: DeviceLocation,
+    },
+
+    /// An input has a dtype that the module does not take.
+    #[error(
+        "the module fails on input {index} of dtype {got:?} (the example's was {expected:?}): convert it with \
+         `Tensor::to_dtype`; the module said: {source}"
+    )]
+    InputDType {
+        /// Which input.
+        index: usize,
+        /// The example's dtype.
+        expected: DType,
+        /// This call's dtype.
+        got: DType,
+        /// What the module said.
+        source: candle::Error,
+    },
+
+    /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
+    #[error(
+        "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \
+         not recorded: make it with `opara_candle::ops` or `opara_candle::nn`"
+    )]
+    UntracedTensor {
+        /// The operator that uses the tensor.
+        op: String,
+        /// Scope path of that operator.
+        label: String,
+        /// Which argument it is.
+        argument: usize,
+        /// Its shape.
+        shape: Shape,
+    },
+
+    /// The module recorded no operator that leads from its inputs to its outputs.
+    #[error("output {output} was not made by a recorded operator: use `opara_candle::ops` and `opara_candle::nn` in the module")]
+    UntracedOutput {
+        /// Which output.
+        output: usize,
+    },
+
+    /// Two forward passes launched different operators.
+    #[error(
+        "the module does not launch the same operators at every call (first difference at launch {at}: `{first}` then \
+         `{second}`): its control flow depends on input values or on state of its own"
+    )]
+    Unstable {
+        /// Index of the launch that differs.
+        at: usize,
+        /// What the first pass launched there.
+        first: String,
+        /// What the second pass launched there.
+        second: String,
+    },
+
+    /// Stream capture failed or recorded something that a replay cannot repeat.
+    #[error("the forward pass cannot be captured: {reason}")]
+    NotCapturable {
+        /// What stood in the way, and what to do about it.
+        reason: String,
+    },
+
+    /// The module panicked while it was recorded or replayed.
+    #[error("the module panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+
+    /// A replay's bits differ from the eager result's.
+    #[error("output {output} of the {mode} differs from the eager result in {differing} of {elements} elements")]
+    Mismatch {
+        /// Which replay.
+        mode: &'static str,
+        /// Which output.
+        output: usize,
+        /// Elements whose bits differ.
+        differing: usize,
+        /// Elements in all.
+        elements: usize,
+    },
+
+    /// A trace that contradicts itself.
+    #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
+    InvalidTrace {
+        /// Which op.
+        op: usize,
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+
+    /// A schedule that does not respect its graph.
+    #[error("invalid schedule: {0}")]
+    InvalidSchedule(String),
+
+    /// A memory layout that lets two live buffers overlap.
+    #[error("invalid memory layout: {0}")]
+    InvalidLayout(String),
+
+    /// A call of the CUDA driver failed.
+    #[error("{call} failed: {message}")]
+    Driver {
+        /// The driver function.
+        call: &'static str,
+        /// The driver's own text.
+        message: String,
+    },
+}
+
+impl Error {
+    /// Whether the module itself is sound, so that it can run eagerly instead.
+    pub fn is_uncapturable(&self) -> bool {
+        use Error::*;
+        matches!(
+            self,
+            UntracedTensor { .. } | UntracedOutput { .. } | Unstable { .. } | NotCapturable { .. } | Mismatch { .. }
+        )
+    }
+}
+
+impl From<Error> for candle::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(error) => error,
+            other => candle::Error::wrap(other),
+        }
+    }
+}
+
+/// The message of a caught panic.
+pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|s| s.to_string())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}

@@ -1,0 +1,285 @@
+//! `OparaExecutor`: wraps a module, keeps its type, answers faster.
+
+use std::cell::Cell;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+
+use candle::{DType, DeviceLocation, Module, Tensor};
+use parking_lot::Mutex;
+
+use crate::backend::Function;
+use crate::error::panic_message;
+use crate::plan::Plan;
+use crate::report::Report;
+use crate::schedule::Policy;
+use crate::{Error, Result};
+
+/// What to do with a module that cannot be captured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnUncapturable {
+    /// Run it as it is, with the reason in a `tracing` warning and in the report.
+    #[default]
+    Eager,
+    /// Return the reason as an error.
+    Error,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub policy: Policy,
+    pub verify: bool,
+    pub on_uncapturable: OnUncapturable,
+    pub max_shapes: usize,
+}
+
+/// Settings of an executor; made by [`OparaExecutor::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder(Options);
+
+impl Builder {
+    /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.0.policy = policy;
+        self
+    }
+
+    /// Whether replay is compared with eager, bit for bit, on the example and on a second input. Default: yes.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.0.verify = verify;
+        self
+    }
+
+    /// What to do with a module that cannot be captured. Default: [`OnUncapturable::Eager`].
+    pub fn on_uncapturable(mut self, action: OnUncapturable) -> Self {
+        self.0.on_uncapturable = action;
+        self
+    }
+
+    /// For how many sets of input shapes and dtypes a schedule is kept, at least one; the least recently used goes
+    /// first. Default: 8.
+    pub fn max_shapes(mut self, shapes: usize) -> Self {
+        self.0.max_shapes = shapes.max(1);
+        self
+    }
+
+    /// Wraps a module of one tensor to one tensor.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::new`].
+    pub fn build(self, module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<OparaExecutor> {
+        self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
+    }
+
+    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::new`].
+    pub fn build_fn<F>(self, function: F, inputs: &[Tensor]) -> Result<OparaExecutor>
+    where
+        F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
+    {
+        let executor = OparaExecutor {
+            function: guarded(function),
+            example: inputs.iter().map(|t| (t.device().location(), t.dtype())).collect(),
+            options: self.0,
+            plans: Mutex::default(),
+            building: Mutex::new(()),
+        };
+        executor.check(inputs)?;
+        executor.plan(inputs)?;
+        Ok(executor)
+    }
+}
+
+/// The function with panics turned into errors.
+fn guarded<F>(function: F) -> Function
+where
+    F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    Arc::new(move |inputs| {
+        catch_unwind(AssertUnwindSafe(|| function(inputs)))
+            .unwrap_or_else(|payload| Err(Error::Panicked { message: panic_message(&*payload) }.into()))
+    })
+}
+
+/// Shapes and dtypes of a call.
+type Key = Vec<(Vec<usize>, DType)>;
+
+/// A module whose forward pass is recorded once for each shape of input, scheduled on parallel streams, and replayed.
+///
+/// On CUDA a replay is one launch of one graph; on the CPU it runs on worker threads. What cannot be captured runs as
+/// before, and [`report`](Self::report) says why.
+///
+/// Weights are read where they are: a change of them in place is seen by the next call. The module must compute its
+/// outputs from its inputs and its weights alone, by the same operators at every call.
+///
+/// ```
+/// use candle::{Device, Module, Tensor};
+/// use opara_candle::{ops, OparaExecutor};
+///
+/// let weight = Tensor::randn(0f32, 1., (4, 4), &Device::Cpu)?;
+/// let module = move |x: &Tensor| {
+///     let left = ops::relu(&ops::matmul(x, &weight)?)?;
+///     let right = ops::tanh(x)?;
+///     ops::add(&left, &right)
+/// };
+/// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
+/// let fast = OparaExecutor::new(module, &x)?;
+/// let y = fast.forward(&x)?;
+/// assert_eq!(y.dims(), [2, 4]);
+/// println!("{}", fast.report());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct OparaExecutor {
+    function: Function,
+    example: Vec<(DeviceLocation, DType)>,
+    options: Options,
+    /// Most recently used last.
+    plans: Mutex<Vec<(Key, Arc<Plan>)>>,
+    /// Held while a plan is built, so that one shape is built once.
+    building: Mutex<()>,
+}
+
+impl OparaExecutor {
+    /// Wraps `module` and builds for inputs like `input`.
+    ///
+    /// # Errors
+    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
+    /// that it should not. A module that cannot be captured is none: it runs eagerly.
+    pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
+        Self::builder().build(module, input)
+    }
+
+    /// Settings other than the defaults, and functions of several tensors.
+    pub fn builder() -> Builder {
+        let (policy, on_uncapturable) = Default::default();
+        Builder(Options { policy, verify: true, on_uncapturable, max_shapes: 8 })
+    }
+
+    /// Outputs of their own, which no later call overwrites.
+    ///
+    /// # Errors
+    /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new
+    /// shape those of [`new`](Self::new).
+    pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.check(inputs)?;
+        if is_nested() {
+            return Ok((self.function)(inputs)?);
+        }
+        match &self.plan(inputs)?.replay {
+            Some(replay) => replay.call(inputs),
+            None => Ok((self.function)(inputs)?),
+        }
+    }
+
+    /// Lends the outputs to `f` without copying them: the next call overwrites them, so a tensor that must outlive `f`
+    /// has to be copied there ([`Tensor::copy`]). Other calls of the same shape wait until `f` returns.
+    ///
+    /// # Errors
+    /// Those of [`call`](Self::call).
+    pub fn lend<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
+        self.check(inputs)?;
+        let plan = if is_nested() { None } else { Some(self.plan(inputs)?) };
+        let Some(replay) = plan.as_ref().and_then(|plan| plan.replay.as_ref()) else {
+            return Ok(f(&(self.function)(inputs)?));
+        };
+        let (mut f, mut result) = (Some(f), None);
+        replay.lend(inputs, &mut |outputs| result = f.take().map(|f| f(outputs)))?;
+        result.ok_or_else(|| Error::NotCapturable { reason: "the replay lent no outputs".into() })
+    }
+
+    /// What was built for the shapes used last.
+    pub fn report(&self) -> Report {
+        let plans = self.plans.lock();
+        match plans.last() {
+            Some((_, plan)) => plan.report.clone(),
+            None => unreachable!("an executor is built with its first plan"),
+        }
+    }
+
+    fn check(&self, inputs: &[Tensor]) -> Result<()> {
+        if inputs.len() != self.example.len() {
+            return Err(Error::InputCount { expected: self.example.len(), got: inputs.len() });
+        }
+        let expected = self.example.first().map(|(location, _)| *location);
+        for (index, input) in inputs.iter().enumerate() {
+            let got = input.device().location();
+            if let Some(expected) = expected.filter(|e| *e != got) {
+                return Err(Error::InputDevice { index, expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>> {
+        let key: Key = inputs.iter().map(|t| (t.dims().to_vec(), t.dtype())).collect();
+        if let Some(plan) = self.cached(&key) {
+            return Ok(plan);
+        }
+        let _building = self.building.lock();
+        if let Some(plan) = self.cached(&key) {
+            return Ok(plan);
+        }
+        let plan = Plan::build(&self.function, inputs, &self.options).map_err(|error| self.blame_dtype(error, &key))?;
+        let plan = Arc::new(plan);
+        let mut plans = self.plans.lock();
+        if plans.len() >= self.options.max_shapes {
+            plans.remove(0);
+        }
+        plans.push((key, plan.clone()));
+        Ok(plan)
+    }
+
+    fn cached(&self, key: &Key) -> Option<Arc<Plan>> {
+        let mut plans = self.plans.lock();
+        let at = plans.iter().rposition(|(k, _)| k == key)?;
+        plans[at..].rotate_left(1);
+        plans.last().map(|(_, plan)| plan.clone())
+    }
+
+    /// An error of the module on a dtype that the example did not have is about that dtype.
+    fn blame_dtype(&self, error: Error, key: &Key) -> Error {
+        let differs = |((_, expected), (_, got)): (&(DeviceLocation, DType), &(Vec<usize>, DType))| expected != got;
+        match (error, self.example.iter().zip(key).position(differs)) {
+            (Error::Candle(source), Some(index)) => {
+                Error::InputDType { index, expected: self.example[index].1, got: key[index].1, source }
+            }
+            (error, _) => error,
+        }
+    }
+}
+
+impl Module for OparaExecutor {
+    fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
+        let mut outputs = self.call(std::slice::from_ref(x))?;
+        outputs.pop().ok_or_else(|| candle::Error::msg("the wrapped function returned no tensor"))
+    }
+}
+
+impl std::fmt::Debug for OparaExecutor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OparaExecutor").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    static NESTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this call is part of another executor's recording or replay. The wrapped module then runs as it is: in a
+/// recording the outer executor sees its operators, and in a replay nobody waits for workers that wait for him.
+fn is_nested() -> bool {
+    NESTED.get()
+}
+
+/// Runs `f` as part of a recording or a replay.
+pub(crate) fn nested<T>(f: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NESTED.set(self.0);
+        }
+    }
+    let _restore = Restore(NESTED.replace(true));
+    f()
+}

@@ -1,0 +1,27 @@
+#![doc = include_str!("../README.md")]
+
+mod backend;
+pub mod check;
+mod cpu;
+#[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
+mod cuda;
+mod error;
+mod executor;
+pub mod graph;
+pub mod memory;
+pub mod nn;
+pub mod ops;
+mod plan;
+pub mod profile;
+mod report;
+pub mod schedule;
+pub mod timing;
+pub mod trace;
+mod verify;
+
+pub use cuda::cuda_device;
+pub use error::{Error, Result};
+pub use executor::{Builder, OnUncapturable, OparaExecutor};
+pub use report::{Mode, Report};
+pub use schedule::Policy;
+pub use trace::scope::{scope, SpanLabels};

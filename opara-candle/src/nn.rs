@@ -1,0 +1,129 @@
+//! Layers over [`ops`](crate::ops), with candle-nn's names, shapes and constructors.
+
+use candle::{Module, Result, Tensor};
+use candle_nn::{Conv2dConfig, Init, VarBuilder};
+
+use crate::ops;
+use crate::trace::scope::scope;
+
+/// The last part of a variable builder's path, which labels what the layer launches.
+fn name_of(vb: &VarBuilder) -> String {
+    vb.prefix().rsplit('.').next().unwrap_or_default().to_string()
+}
+
+/// `x · weightᵀ + bias`; see [`linear`].
+#[derive(Debug, Clone)]
+pub struct Linear {
+    name: String,
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+/// Loads `weight` of shape `(out_dim, in_dim)` and `bias` of shape `(out_dim)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    let bias = Some(vb.get_with_hints(out_dim, "bias", Init::Const(0.))?);
+    Ok(Linear { bias, ..linear_no_bias(in_dim, out_dim, vb)? })
+}
+
+/// Loads `weight` of shape `(out_dim, in_dim)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    let weight = vb.get_with_hints((out_dim, in_dim), "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
+    Ok(Linear { name: name_of(&vb), weight, bias: None })
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::linear(x, &self.weight, self.bias.as_ref())
+    }
+}
+
+/// A table of rows; see [`embedding`].
+#[derive(Debug, Clone)]
+pub struct Embedding {
+    name: String,
+    table: Tensor,
+}
+
+/// Loads `weight` of shape `(rows, hidden)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn embedding(rows: usize, hidden: usize, vb: VarBuilder) -> Result<Embedding> {
+    let table = vb.get_with_hints((rows, hidden), "weight", Init::Randn { mean: 0., stdev: 1. })?;
+    Ok(Embedding { name: name_of(&vb), table })
+}
+
+impl Module for Embedding {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::embedding(&self.table, ids)
+    }
+}
+
+/// Layer normalisation over the last dimension; see [`layer_norm`].
+#[derive(Debug, Clone)]
+pub struct LayerNorm {
+    name: String,
+    scale: Tensor,
+    shift: Tensor,
+    eps: f64,
+}
+
+/// Loads `weight` and `bias` of shape `(size)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn layer_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
+    let scale = vb.get_with_hints(size, "weight", Init::Const(1.))?;
+    let shift = vb.get_with_hints(size, "bias", Init::Const(0.))?;
+    Ok(LayerNorm { name: name_of(&vb), scale, shift, eps })
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::layer_norm(x, &self.scale, &self.shift, self.eps as f32)
+    }
+}
+
+/// Two-dimensional convolution; see [`conv2d`].
+#[derive(Debug, Clone)]
+pub struct Conv2d {
+    name: String,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: Conv2dConfig,
+}
+
+/// Loads `weight` of shape `(out, in / groups, kernel, kernel)` and `bias` of shape `(out)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn conv2d(input: usize, out: usize, kernel: usize, config: Conv2dConfig, vb: VarBuilder) -> Result<Conv2d> {
+    let bias = Some(vb.get_with_hints(out, "bias", Init::Const(0.))?);
+    Ok(Conv2d { bias, ..conv2d_no_bias(input, out, kernel, config, vb)? })
+}
+
+/// Loads `weight` of shape `(out, in / groups, kernel, kernel)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn conv2d_no_bias(input: usize, out: usize, kernel: usize, config: Conv2dConfig, vb: VarBuilder) -> Result<Conv2d> {
+    let shape = (out, input / config.groups.max(1), kernel, kernel);
+    let weight = vb.get_with_hints(shape, "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
+    Ok(Conv2d { name: name_of(&vb), weight, bias: None, config })
+}
+
+impl Module for Conv2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::conv2d(x, &self.weight, self.bias.as_ref(), &self.config)
+    }
+}

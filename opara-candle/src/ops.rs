@@ -1,0 +1,291 @@
+//! Operators that record themselves.
+//!
+//! Each is a thin function over candle's operator of the same name. On the CPU the executor's trace consists of these;
+//! on CUDA they name the kernels that they launch. Outside a recording they cost one thread-local read.
+//!
+//! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
+//! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
+
+use candle::{DType, Result, Shape, Tensor, D};
+
+use crate::cpu::record::apply;
+
+/// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
+fn product_flops(out: usize, k: usize) -> u64 {
+    2 * out as u64 * k as u64
+}
+
+/// Records `f` over `inputs` as one operator called `name`.
+///
+/// `f` must compute its result from the given tensors and from values that are the same at every call.
+///
+/// # Errors
+/// Whatever `f` returns.
+pub fn custom<F>(name: &'static str, inputs: &[&Tensor], f: F) -> Result<Tensor>
+where
+    F: Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+{
+    apply(name, inputs, 0, f)
+}
+
+/// Records a tensor that `f` makes from nothing: positions, masks of ones. It is made anew at every replay on the CPU.
+///
+/// # Errors
+/// Whatever `f` returns.
+pub fn constant<F>(name: &'static str, f: F) -> Result<Tensor>
+where
+    F: Fn() -> Result<Tensor> + Send + Sync + 'static,
+{
+    apply(name, &[], 0, move |_| f())
+}
+
+/// Matrix product of `(.., m, k)` and `(.., k, n)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    let m = lhs.elem_count() / lhs.dim(D::Minus1)?.max(1);
+    let flops = product_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
+    apply("matmul", &[lhs, rhs], flops, |t| t[0].matmul(t[1]))
+}
+
+/// `x` of shape `(.., in)` times the transpose of `weight` of shape `(out, in)`, plus `bias` of shape `(out)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (out, k) = weight.dims2()?;
+    let flops = product_flops(x.elem_count() / k.max(1) * out, k);
+    let run = |t: &[&Tensor]| {
+        let layer = candle_nn::Linear::new(t[1].clone(), t.get(2).map(|b| (*b).clone()));
+        candle::Module::forward(&layer, t[0])
+    };
+    match bias {
+        Some(bias) => apply("linear", &[x, weight, bias], flops, run),
+        None => apply("linear", &[x, weight], flops, run),
+    }
+}
+
+/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended.
+///
+/// # Errors
+/// Ids that are not integers or out of range.
+pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let hidden = table.dim(1)?;
+    apply("embedding", &[table, ids], 0, move |t| {
+        let mut shape = t[1].dims().to_vec();
+        shape.push(hidden);
+        t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
+    })
+}
+
+/// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
+/// shape `(out)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &candle_nn::Conv2dConfig) -> Result<Tensor> {
+    let (out, k, kh, kw) = weight.dims4()?;
+    let (batch, _, h, w) = x.dims4()?;
+    let reach = |k: usize| config.dilation * k.saturating_sub(1) + 1;
+    let size = |n: usize, k: usize| ((n + 2 * config.padding).saturating_sub(reach(k))) / config.stride.max(1) + 1;
+    let flops = product_flops(batch * out * size(h, kh) * size(w, kw), k * kh * kw);
+    let config = *config;
+    let run = move |t: &[&Tensor]| {
+        let layer = candle_nn::Conv2d::new(t[1].clone(), t.get(2).map(|b| (*b).clone()), config);
+        candle::Module::forward(&layer, t[0])
+    };
+    match bias {
+        Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
+        None => apply("conv2d", &[x, weight], flops, run),
+    }
+}
+
+/// Layer normalisation over the last dimension, with a scale and a shift of that length.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
+    apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
+        candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps)
+    })
+}
+
+/// Root-mean-square normalisation over the last dimension, with a scale of that length.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
+    apply("rms_norm", &[x, scale], 5 * x.elem_count() as u64, move |t| {
+        candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps)
+    })
+}
+
+/// Softmax over the last dimension, in one kernel.
+///
+/// # Errors
+/// A dtype without a softmax.
+pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
+    apply("softmax", &[x], 8 * x.elem_count() as u64, |t| candle_nn::ops::softmax_last_dim(&t[0].contiguous()?))
+}
+
+/// Maximum over windows of `kernel` elements a side, `stride` apart, of `(batch, channels, h, w)`.
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn max_pool2d(x: &Tensor, kernel: usize, stride: usize) -> Result<Tensor> {
+    apply("max_pool2d", &[x], x.elem_count() as u64, move |t| t[0].max_pool2d_with_stride(kernel, stride))
+}
+
+/// Mean over windows of `kernel` elements a side, `stride` apart, of `(batch, channels, h, w)`.
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn avg_pool2d(x: &Tensor, kernel: usize, stride: usize) -> Result<Tensor> {
+    apply("avg_pool2d", &[x], x.elem_count() as u64, move |t| t[0].avg_pool2d_with_stride(kernel, stride))
+}
+
+/// Concatenation along `dim`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
+    apply("cat", parts, 0, move |t| Tensor::cat(t, dim))
+}
+
+/// The same elements in another shape.
+///
+/// # Errors
+/// Another number of elements.
+pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    apply("reshape", &[x], 0, move |t| t[0].reshape(&shape))
+}
+
+/// `mul * x + add`, element by element.
+///
+/// # Errors
+/// A dtype without the operator.
+pub fn affine(x: &Tensor, mul: f64, add: f64) -> Result<Tensor> {
+    apply("affine", &[x], 0, move |t| t[0].affine(mul, add))
+}
+
+/// `len` indices of dimension `dim` from `start` on; a view.
+///
+/// # Errors
+/// A range outside the dimension.
+pub fn narrow(x: &Tensor, dim: usize, start: usize, len: usize) -> Result<Tensor> {
+    apply("narrow", &[x], 0, move |t| t[0].narrow(dim, start, len))
+}
+
+/// Two dimensions exchanged; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn transpose(x: &Tensor, dim1: usize, dim2: usize) -> Result<Tensor> {
+    apply("transpose", &[x], 0, move |t| t[0].transpose(dim1, dim2))
+}
+
+/// Dimensions in another order; a view.
+///
+/// # Errors
+/// An order that is no permutation.
+pub fn permute(x: &Tensor, order: &[usize]) -> Result<Tensor> {
+    let order = order.to_vec();
+    apply("permute", &[x], 0, move |t| t[0].permute(order.as_slice()))
+}
+
+/// The same values in another dtype.
+///
+/// # Errors
+/// A conversion that candle does not have.
+pub fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    apply("to_dtype", &[x], 0, move |t| t[0].to_dtype(dtype))
+}
+
+/// A dimension of length one before `dim`; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn unsqueeze(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("unsqueeze", &[x], 0, move |t| t[0].unsqueeze(dim))
+}
+
+/// Without dimension `dim` of length one; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn squeeze(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("squeeze", &[x], 0, move |t| t[0].squeeze(dim))
+}
+
+/// Mean over `dim`, which stays with length one.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn mean_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("mean", &[x], x.elem_count() as u64, move |t| t[0].mean_keepdim(dim))
+}
+
+/// Sum over `dim`, which stays with length one.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn sum_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("sum", &[x], x.elem_count() as u64, move |t| t[0].sum_keepdim(dim))
+}
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident => $f:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// A dtype without the operator.
+        pub fn $name(x: &Tensor) -> Result<Tensor> {
+            apply(stringify!($name), &[x], 0, |t| $f(t[0]))
+        }
+    )*};
+}
+
+unary! {
+    /// `max(x, 0)`.
+    relu => Tensor::relu;
+    /// Gaussian error linear unit, by the error function.
+    gelu_erf => Tensor::gelu_erf;
+    /// Gaussian error linear unit, by the hyperbolic tangent.
+    gelu => Tensor::gelu;
+    /// `x * sigmoid(x)`.
+    silu => Tensor::silu;
+    /// `1 / (1 + exp(-x))`.
+    sigmoid => candle_nn::ops::sigmoid;
+    /// Hyperbolic tangent.
+    tanh => Tensor::tanh;
+    /// `x * x`.
+    sqr => Tensor::sqr;
+    /// A contiguous tensor of the same values; the same tensor where it is one already.
+    contiguous => Tensor::contiguous;
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident => $f:ident;)*) => {$(
+        $(#[$doc])*
+        /// Shapes broadcast.
+        ///
+        /// # Errors
+        /// Shapes or dtypes that do not agree.
+        pub fn $name(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+            apply(stringify!($name), &[lhs, rhs], 0, |t| t[0].$f(t[1]))
+        }
+    )*};
+}
+
+binary! {
+    /// `lhs + rhs`.
+    add => broadcast_add;
+    /// `lhs - rhs`.
+    sub => broadcast_sub;
+    /// `lhs * rhs`.
+    mul => broadcast_mul;
+    /// `lhs / rhs`.
+    div => broadcast_div;
+}

@@ -1,0 +1,168 @@
+//! The pipeline for one set of input shapes: record, analyse, schedule, place, replay, verify.
+
+use std::collections::BTreeMap;
+
+use candle::{Device, Tensor};
+
+use crate::backend::{Example, Function, Recording, Replay};
+use crate::executor::{OnUncapturable, Options};
+use crate::graph::OpGraph;
+use crate::memory::{self, Layout};
+use crate::profile::profile;
+use crate::report::{Mode, Report};
+use crate::schedule::{Policy, Schedule};
+use crate::timing::wall_us;
+use crate::trace::Trace;
+use crate::{check, cpu, cuda, verify, Error, Result};
+
+/// What answers calls of one set of input shapes.
+pub(crate) struct Plan {
+    /// `None` calls the module itself.
+    pub replay: Option<Box<dyn Replay>>,
+    pub report: Report,
+}
+
+/// Milliseconds by stage.
+#[derive(Default)]
+struct Stages(BTreeMap<&'static str, f64>);
+
+impl Stages {
+    fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
+        let (result, us) = wall_us(f);
+        *self.0.entry(stage).or_default() += us / 1e3;
+        result
+    }
+}
+
+impl Plan {
+    /// Builds a plan for inputs like these.
+    ///
+    /// # Errors
+    /// The module's own, and what made a capture impossible if the options ask for that.
+    pub fn build(function: &Function, inputs: &[Tensor], options: &Options) -> Result<Plan> {
+        let mut stages = Stages::default();
+        let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        let built = stages.time("trace", || record(function, inputs, &device)).and_then(|recording| {
+            let (replay, report) = schedule(&recording, options, &mut stages)?;
+            Ok((Some(replay), report))
+        });
+        let (replay, mut report) = match built {
+            Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
+                tracing::warn!(reason = %error, "calls of these shapes run eagerly");
+                (None, Report { reason: Some(error.to_string()), ..blank(options.policy) })
+            }
+            built => built?,
+        };
+        report.device = if device.is_cuda() { cuda::device_name(&device) } else { "cpu".into() };
+        report.build_ms = stages.0;
+        Ok(Plan { replay, report })
+    }
+}
+
+fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Recording> {
+    let recording = match device {
+        Device::Cpu => cpu::record(function, inputs)?,
+        Device::Cuda(_) => cuda::record(function, inputs)?,
+        Device::Metal(_) => {
+            return Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
+        }
+    };
+    recording.trace.validate()?;
+    Ok(recording)
+}
+
+/// Everything after the trace; on a mismatch once more with the sequential policy.
+fn schedule(recording: &Recording, options: &Options, stages: &mut Stages) -> Result<(Box<dyn Replay>, Report)> {
+    let Recording { trace, examples, program } = recording;
+    let graph = stages.time("graph", || OpGraph::new(trace));
+    let costs = stages.time("profile", || profile(trace));
+    let mut reason = None;
+    let mut policy = options.policy;
+    loop {
+        let schedule = stages.time("schedule", || policy.schedule(&graph, &costs));
+        let layout = stages.time("memory", || memory::plan(trace, &schedule));
+        if cfg!(debug_assertions) {
+            stages.time("check", || check::schedule(trace, &schedule).and(check::layout(trace, &schedule, &layout)))?;
+        }
+        let mut replay = stages.time("capture", || program.replay(trace, &schedule, &layout))?;
+        match stages.time("verify", || try_out(&mut *replay, examples, options.verify)) {
+            Ok(replay_us) => {
+                let mut report = describe(trace, &graph, &schedule, &layout);
+                report.mode = replay.mode();
+                report.policy = policy.to_string();
+                report.reason = reason;
+                report.verified = options.verify;
+                report.replay_us = replay_us;
+                report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
+                return Ok((replay, report));
+            }
+            Err(error @ Error::Mismatch { .. }) if policy != Policy::Sequential => {
+                tracing::warn!(%error, %policy, "falling back to the sequential schedule");
+                reason = Some(format!("{error}; fell back to the sequential schedule"));
+                policy = Policy::Sequential;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Replays the examples, compares where asked to, and keeps the fastest variant. Returns its time in microseconds.
+///
+/// Variants take turns over the examples: building costs few forwards.
+fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool) -> Result<f64> {
+    let variants = replay.variants();
+    let mut fastest = vec![f64::INFINITY; variants];
+    for (i, example) in examples.iter().enumerate() {
+        replay.choose(i % variants);
+        let (outputs, us) = wall_us(|| replay.call(&example.inputs));
+        let outputs = outputs?;
+        fastest[i % variants] = us.min(fastest[i % variants]);
+        if compare {
+            verify::same_bits(replay.mode().name(), &example.outputs, &outputs)?;
+        }
+    }
+    let best = (0..variants).min_by(|&a, &b| fastest[a].total_cmp(&fastest[b])).unwrap_or(0);
+    replay.choose(best);
+    Ok(fastest[best])
+}
+
+fn describe(trace: &Trace, graph: &OpGraph, schedule: &Schedule, layout: &Layout) -> Report {
+    let placed = || trace.buffers.iter().enumerate().filter(|(id, _)| layout.offset(*id).is_some());
+    Report {
+        ops: trace.ops.len(),
+        edges: graph.hazards(),
+        edges_reduced: graph.edges(),
+        width: graph.width(),
+        depth: graph.depth(),
+        streams: schedule.streams(),
+        waits: schedule.wait_count(),
+        buffers: placed().count(),
+        buffer_bytes: placed().map(|(_, b)| b.bytes).sum(),
+        arena_bytes: layout.bytes,
+        ..blank(Policy::default())
+    }
+}
+
+fn blank(policy: Policy) -> Report {
+    Report {
+        device: String::new(),
+        mode: Mode::Eager,
+        reason: None,
+        policy: policy.to_string(),
+        ops: 0,
+        folded: 0,
+        edges: 0,
+        edges_reduced: 0,
+        width: 0,
+        depth: 0,
+        streams: 0,
+        waits: 0,
+        buffers: 0,
+        buffer_bytes: 0,
+        arena_bytes: 0,
+        verified: false,
+        build_ms: BTreeMap::new(),
+        eager_us: 0.,
+        replay_us: 0.,
+    }
+}

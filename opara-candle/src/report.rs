@@ -1,0 +1,100 @@
+//! What an executor did: as text and as JSON.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+/// How calls are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// One launch of a CUDA graph.
+    Graph,
+    /// Worker threads, one lane a stream.
+    Lanes,
+    /// The module itself.
+    Eager,
+}
+
+impl Mode {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Graph => "graph",
+            Mode::Lanes => "lanes",
+            Mode::Eager => "eager",
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What was built for one set of input shapes. In eager mode the counts are 0.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Name of the device.
+    pub device: String,
+    /// How calls are answered.
+    pub mode: Mode,
+    /// Why not as asked: what stood in the way of a capture, or which check failed.
+    pub reason: Option<String>,
+    /// Name of the policy that made the schedule.
+    pub policy: String,
+    /// Launches of one forward pass.
+    pub ops: usize,
+    /// Launches that depend on no input and ran once, while the executor was built.
+    pub folded: usize,
+    /// Dependencies found.
+    pub edges: usize,
+    /// Dependencies after transitive reduction.
+    pub edges_reduced: usize,
+    /// The most launches that lie equally deep in the graph.
+    pub width: usize,
+    /// Launches on the longest path.
+    pub depth: usize,
+    /// Streams of the schedule.
+    pub streams: usize,
+    /// Waits across streams.
+    pub waits: usize,
+    /// Buffers in the arena.
+    pub buffers: usize,
+    /// Bytes of those buffers, were each to have a place of its own.
+    pub buffer_bytes: u64,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// Whether replay and eager gave the same bits on the example and on a second input.
+    pub verified: bool,
+    /// Milliseconds of each stage of building.
+    pub build_ms: BTreeMap<&'static str, f64>,
+    /// Microseconds of the fastest eager forward seen while building, host and device.
+    pub eager_us: f64,
+    /// Microseconds of the fastest replay seen while building, host and device.
+    pub replay_us: f64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
+        row("device", self.device.clone())?;
+        row("mode", format!("{}{}", self.mode, self.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()))?;
+        row("policy", self.policy.clone())?;
+        row("ops", format!("{}, of which {} ran once", self.ops, self.folded))?;
+        row("edges", format!("{}, reduced to {}", self.edges, self.edges_reduced))?;
+        row("width, depth", format!("{}, {}", self.width, self.depth))?;
+        row("streams, waits", format!("{}, {}", self.streams, self.waits))?;
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        let memory =
+            format!("{} of {:.1} MiB in {:.1} MiB", self.buffers, mib(self.buffer_bytes), mib(self.arena_bytes));
+        row("buffers", memory)?;
+        row("verified", self.verified.to_string())?;
+        let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
+        row("build, ms", stages.join(", "))?;
+        row("eager, us", format!("{:.0}", self.eager_us))?;
+        row("replay, us", format!("{:.0}", self.replay_us))
+    }
+}

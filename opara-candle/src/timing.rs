@@ -1,0 +1,79 @@
+//! Latency, measured the same way for eager and for replay.
+
+use std::time::Instant;
+
+use candle::Device;
+use serde::Serialize;
+
+use crate::Result;
+
+/// Latency of one call in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Latency {
+    /// Half of the calls were faster.
+    pub median_us: f64,
+    /// 99 of 100 calls were faster.
+    pub p99_us: f64,
+    /// The fastest call.
+    pub min_us: f64,
+}
+
+impl Latency {
+    /// Summary of samples in microseconds; zeros where there is none.
+    pub fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at =
+            |share: f64| samples.get(((samples.len() as f64 * share) as usize).min(samples.len().saturating_sub(1)));
+        let at = |share: f64| at(share).copied().unwrap_or(0.);
+        Self { median_us: at(0.5), p99_us: at(0.99), min_us: at(0.) }
+    }
+}
+
+/// Time of one call of `f` in microseconds: between two events on the device's stream on a GPU, wall time on the CPU.
+///
+/// # Errors
+/// Those of `f` and of the driver.
+pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f64> {
+    if device.is_cuda() {
+        crate::cuda::time_us(device, f)
+    } else {
+        let (result, us) = wall_us(f);
+        result?;
+        Ok(us)
+    }
+}
+
+/// Latency of `iters` calls of `f` after `warmup` more.
+///
+/// # Errors
+/// Those of `f` and of the driver.
+pub fn measure(
+    device: &Device,
+    warmup: usize,
+    iters: usize,
+    mut f: impl FnMut() -> candle::Result<()>,
+) -> Result<Latency> {
+    for _ in 0..warmup {
+        f()?;
+    }
+    (0..iters).map(|_| once(device, &mut f)).collect::<Result<_>>().map(Latency::of)
+}
+
+/// The result of `f` and its wall time in microseconds.
+pub(crate) fn wall_us<T>(f: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let result = f();
+    (result, start.elapsed().as_secs_f64() * 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_few_and_of_no_samples() {
+        let latency = Latency::of(vec![3., 1., 2.]);
+        assert_eq!((latency.min_us, latency.median_us, latency.p99_us), (1., 2., 3.));
+        assert_eq!(Latency::of(vec![]).median_us, 0.);
+    }
+}

@@ -1,0 +1,199 @@
+//! What ran: the launches of one forward pass, the buffers that they touch, and where in the module they came from.
+//!
+//! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
+//! [`ops`](crate::ops); every later stage works on it without knowing which.
+
+mod region;
+pub mod scope;
+
+pub use region::Region;
+
+use serde::{Deserialize, Serialize};
+
+/// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
+pub type OpId = usize;
+
+/// Index of a [`Buffer`] in [`Trace::buffers`].
+pub type BufferId = usize;
+
+/// One recorded forward pass.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// The device that it was recorded on.
+    pub device: DeviceSpec,
+    /// Launches in the order in which the module made them.
+    pub ops: Vec<Op>,
+    /// Every allocation that the launches touch. An address that comes back after a free is a new buffer.
+    pub buffers: Vec<Buffer>,
+}
+
+/// The limits that decide how many thread blocks a device holds at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpec {
+    /// Name as the driver gives it, or `cpu`.
+    pub name: String,
+    /// Streaming multiprocessors, or cores of a CPU.
+    pub processors: u32,
+    /// Resident threads of one multiprocessor.
+    pub threads_per_processor: u32,
+    /// 32-bit registers of one multiprocessor.
+    pub registers_per_processor: u32,
+    /// Bytes of shared memory of one multiprocessor.
+    pub shared_memory_per_processor: u32,
+}
+
+/// One launch: a kernel, a memset, a copy, or an operator on the host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Op {
+    /// Kernel or operator name.
+    pub name: String,
+    /// Path of the spans or scopes that it was launched in, `/` between them; empty where none was entered.
+    pub label: String,
+    /// What was launched, with the resources that it needs.
+    pub work: Work,
+    /// Every part of memory that it reads or writes.
+    pub accesses: Vec<Access>,
+}
+
+/// What an [`Op`] launches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Work {
+    /// A CUDA kernel.
+    Kernel(Launch),
+    /// A device memset of so many bytes.
+    Memset(u64),
+    /// A device-to-device copy of so many bytes.
+    Memcpy(u64),
+    /// An operator that runs on host threads.
+    Host {
+        /// Bytes that it reads and writes.
+        bytes: u64,
+        /// Floating-point operations, a multiply-add counting as two.
+        flops: u64,
+    },
+}
+
+/// Geometry and resources of a kernel launch, from the driver's function attributes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Blocks of the grid, x y z.
+    pub grid: [u32; 3],
+    /// Threads of a block, x y z.
+    pub block: [u32; 3],
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of shared memory of a block, static.
+    pub static_shared: u32,
+    /// Bytes of shared memory of a block, dynamic.
+    pub dynamic_shared: u32,
+    /// Blocks that fit on one multiprocessor at a time, as the driver's occupancy calculator says.
+    pub resident_blocks: u32,
+}
+
+impl Launch {
+    /// Number of thread blocks.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&n| n as u64).product()
+    }
+
+    /// Threads of one block.
+    pub fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Shared memory of one block in bytes.
+    pub fn shared(&self) -> u32 {
+        self.static_shared + self.dynamic_shared
+    }
+}
+
+/// One part of a buffer that an op touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Which bytes of it.
+    pub region: Region,
+    /// What is done to them.
+    pub mode: Mode,
+}
+
+/// What an op does to the bytes of an [`Access`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Reads them.
+    Read,
+    /// Overwrites all of them without reading.
+    Write,
+    /// May read and may write any of them.
+    ReadWrite,
+}
+
+impl Mode {
+    /// Whether bytes may be read.
+    pub fn reads(self) -> bool {
+        self != Mode::Write
+    }
+
+    /// Whether bytes may be written.
+    pub fn writes(self) -> bool {
+        self != Mode::Read
+    }
+}
+
+/// One allocation, or memory that outlives the forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Who owns it.
+    pub role: Role,
+}
+
+/// Who owns a [`Buffer`], and so whether the memory planner may move it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Static copy of the n-th input.
+    Input(usize),
+    /// Holds the n-th output; it must survive the replay.
+    Output(usize),
+    /// Memory that was there before the forward pass: weights, tables, a library's own workspace.
+    External,
+    /// Made and freed inside the forward pass; the planner places it in the arena.
+    Intermediate,
+}
+
+impl Trace {
+    /// Checks that every access points at a buffer that exists and stays inside it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTrace`](crate::Error::InvalidTrace) naming the first op that does not.
+    pub fn validate(&self) -> crate::Result<()> {
+        for (id, op) in self.ops.iter().enumerate() {
+            for access in &op.accesses {
+                let inside = self.buffers.get(access.buffer).is_some_and(|b| access.region.end() <= b.bytes);
+                if !inside {
+                    return Err(crate::Error::InvalidTrace {
+                        op: id,
+                        name: op.name.clone(),
+                        reason: format!("access {access:?} lies outside every recorded buffer"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For each buffer the ops that touch it, in recorded order.
+    pub fn users(&self) -> Vec<Vec<OpId>> {
+        let mut users = vec![Vec::new(); self.buffers.len()];
+        for (id, op) in self.ops.iter().enumerate() {
+            for access in &op.accesses {
+                if users[access.buffer].last() != Some(&id) {
+                    users[access.buffer].push(id);
+                }
+            }
+        }
+        users
+    }
+}

@@ -1,0 +1,114 @@
+//! Byte regions of a buffer: contiguous, or rows at a fixed stride.
+
+use serde::{Deserialize, Serialize};
+
+/// `rows` runs of `len` bytes, the first at `start`, each `stride` after the one before.
+///
+/// Rows matter because the copies of one concatenation write interleaved rows of the same buffer: their bounding
+/// intervals overlap although no byte is shared, and they must not order each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Region {
+    start: u64,
+    len: u64,
+    stride: u64,
+    rows: u64,
+}
+
+impl Region {
+    /// The bytes `start..start + len`.
+    pub fn contiguous(start: u64, len: u64) -> Self {
+        Self { start, len, stride: len, rows: 1 }
+    }
+
+    /// `rows` runs of `len` bytes at a distance of `stride` bytes. Runs that touch become one.
+    pub fn rows(start: u64, len: u64, stride: u64, rows: u64) -> Self {
+        match rows {
+            0 => Self::contiguous(start, 0),
+            1 => Self::contiguous(start, len),
+            _ if stride <= len => Self::contiguous(start, (rows - 1) * stride + len),
+            _ => Self { start, len, stride, rows },
+        }
+    }
+
+    /// First byte.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// One past the last byte.
+    pub fn end(&self) -> u64 {
+        if self.is_empty() {
+            self.start
+        } else {
+            self.start + (self.rows - 1) * self.stride + self.len
+        }
+    }
+
+    /// Whether it holds no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether a byte may be in both. Exact for contiguous regions and for rows of one stride; otherwise their
+    /// bounding intervals decide, which is on the safe side.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        if self.is_empty() || other.is_empty() || self.start >= other.end() || other.start >= self.end() {
+            return false;
+        }
+        let stride = match (self.rows, other.rows) {
+            (1, 1) => return true,
+            (1, _) => other.stride,
+            (_, 1) => self.stride,
+            _ if self.stride == other.stride => self.stride,
+            _ => return true,
+        };
+        // Both are periodic: compare their phases within one stride.
+        let phase = |from: u64, to: u64| (to % stride + stride - from % stride) % stride;
+        phase(self.start, other.start) < self.len || phase(other.start, self.start) < other.len
+    }
+
+    /// Whether every byte of `other` is surely in `self`.
+    pub fn covers(&self, other: &Region) -> bool {
+        other.is_empty() || self == other || (self.rows == 1 && self.start <= other.start && other.end() <= self.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(r: &Region) -> std::collections::BTreeSet<u64> {
+        (0..r.rows).flat_map(|i| (0..r.len).map(move |j| r.start + i * r.stride + j)).collect()
+    }
+
+    fn regions() -> impl Strategy<Value = Region> {
+        (0u64..40, 0u64..9, 1u64..12, 0u64..5).prop_map(|(s, l, d, n)| Region::rows(s, l, d, n))
+    }
+
+    proptest! {
+        #[test]
+        fn disjoint_regions_share_no_byte(a in regions(), b in regions()) {
+            let shared = bytes(&a).intersection(&bytes(&b)).count() > 0;
+            prop_assert!(a.overlaps(&b) || !shared);
+            prop_assert_eq!(a.overlaps(&b), b.overlaps(&a));
+            if a.rows == 1 && b.rows == 1 {
+                prop_assert_eq!(a.overlaps(&b), shared);
+            }
+        }
+
+        #[test]
+        fn a_covered_region_is_a_subset(a in regions(), b in regions()) {
+            prop_assert!(!a.covers(&b) || bytes(&b).is_subset(&bytes(&a)));
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_of_a_concatenation_are_disjoint() {
+        let left = Region::rows(0, 8, 24, 4);
+        let right = Region::rows(8, 16, 24, 4);
+        assert!(!left.overlaps(&right));
+        assert!(left.overlaps(&Region::rows(4, 8, 24, 4)));
+        assert!(Region::contiguous(0, 96).overlaps(&right));
+    }
+}

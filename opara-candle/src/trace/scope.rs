@@ -1,0 +1,130 @@
+//! Names for what is launched: scopes of our own layers and operators, and `tracing` spans of everybody else's.
+//!
+//! A scope costs one thread-local read unless something records on this thread.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tracing::span;
+use tracing_subscriber::layer::Context;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::Layer;
+
+/// Reads how many launches a capture has seen so far.
+type Position = Rc<dyn Fn() -> usize>;
+
+#[derive(Default)]
+struct Recording {
+    path: Vec<String>,
+    position: Option<Position>,
+    marks: Vec<(usize, String)>,
+}
+
+thread_local! {
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+fn change(edit: impl FnOnce(&mut Vec<String>)) -> bool {
+    RECORDING.with_borrow_mut(|recording| {
+        let Some(recording) = recording else { return false };
+        edit(&mut recording.path);
+        if let Some(position) = recording.position.clone() {
+            recording.marks.push((position(), recording.path.join("/")));
+        }
+        true
+    })
+}
+
+/// Leaves its scope when dropped.
+#[must_use = "the scope ends when this guard is dropped"]
+pub struct Scope(bool);
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        if self.0 {
+            change(|path| drop(path.pop()));
+        }
+    }
+}
+
+/// Enters a scope: launches on this thread carry its name until the guard is dropped.
+pub fn scope(name: &str) -> Scope {
+    let active = RECORDING.with_borrow(Option::is_some);
+    Scope(active && change(|path| path.push(name.into())))
+}
+
+/// The scopes that are open on this thread, `/` between them.
+pub(crate) fn path() -> String {
+    RECORDING.with_borrow(|r| r.as_ref().map(|r| r.path.join("/")).unwrap_or_default())
+}
+
+/// Runs `f` with scopes recorded and returns, beside its result, every change of the path: from which launch on it
+/// held. `position` counts launches.
+pub(crate) fn record<T>(position: Option<Position>, f: impl FnOnce() -> T) -> (T, Vec<(usize, String)>) {
+    struct Restore(Option<Recording>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            RECORDING.set(self.0.take());
+        }
+    }
+    let _restore = Restore(RECORDING.replace(Some(Recording { position, ..Default::default() })));
+    let result = f();
+    let marks = RECORDING.with_borrow_mut(|r| r.as_mut().map(|r| std::mem::take(&mut r.marks)).unwrap_or_default());
+    (result, marks)
+}
+
+/// A `tracing` layer that turns entered spans into scopes.
+///
+/// candle-transformers creates its spans while a model is loaded, so install the layer before loading:
+///
+/// ```
+/// use tracing_subscriber::prelude::*;
+/// tracing_subscriber::registry().with(opara_candle::SpanLabels).init();
+/// ```
+pub struct SpanLabels;
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLabels {
+    fn on_enter(&self, id: &span::Id, context: Context<'_, S>) {
+        if let Some(span) = context.span(id) {
+            change(|path| path.push(span.name().to_string()));
+        }
+    }
+
+    fn on_exit(&self, _: &span::Id, _: Context<'_, S>) {
+        change(|path| drop(path.pop()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn scopes_mark_the_launch_from_which_they_hold() {
+        let launches = Rc::new(Cell::new(0));
+        let seen = launches.clone();
+        let (_, marks) = record(Some(Rc::new(move || seen.get())), || {
+            let _outer = scope("layer");
+            launches.set(2);
+            {
+                let _inner = scope("query");
+                launches.set(3);
+                assert_eq!(path(), "layer/query");
+            }
+            launches.set(5);
+        });
+        assert_eq!(marks, [(0, "layer".into()), (2, "layer/query".into()), (3, "layer".into()), (5, String::new())]);
+        assert_eq!(path(), "", "nothing is recorded outside");
+    }
+
+    #[test]
+    fn spans_of_a_module_become_scopes() {
+        use tracing_subscriber::prelude::*;
+        let subscriber = tracing_subscriber::registry().with(SpanLabels);
+        tracing::subscriber::with_default(subscriber, || {
+            let (label, _) = record(None, || tracing::trace_span!("attention").in_scope(path));
+            assert_eq!(label, "attention");
+        });
+    }
+}

@@ -1,0 +1,9 @@
+//! What the examples and benches share: options, tokens, and one way to measure and to print.
+
+mod latencies;
+mod options;
+mod tokens;
+
+pub use latencies::Latencies;
+pub use options::Options;
+pub use tokens::{Tokenizer, Tokens};

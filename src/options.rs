@@ -1,0 +1,134 @@
+//! Options that every example has.
+
+use std::io::{stderr, stdout, Write};
+
+use anyhow::Result;
+use candle::{DType, Device};
+use candle_nn::VarBuilder;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use opara_candle::{Policy, Report, SpanLabels};
+use opara_weights::Checkpoint;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::prelude::*;
+
+use crate::Latencies;
+
+/// Options of an example; flatten them into its own.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Run on the CPU even where there is a GPU.
+    #[arg(long)]
+    cpu: bool,
+
+    /// Type of weights and activations.
+    #[arg(long, default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"])
+        .try_map(|name| name.parse::<DType>()))]
+    dtype: DType,
+
+    /// Items in a batch.
+    #[arg(long, default_value_t = 1)]
+    pub batch: usize,
+
+    /// How operators are scheduled: opara or sequential.
+    #[arg(long, default_value_t)]
+    pub policy: Policy,
+
+    /// Forward passes to measure of each kind.
+    #[arg(long, default_value_t = 50)]
+    pub iters: usize,
+
+    /// Print the report as JSON on stdout, and all else on stderr.
+    #[arg(long)]
+    pub json: bool,
+
+    /// A checkpoint: a folder, or an id on the hub. Without one the weights are random.
+    #[arg(long)]
+    pub model: Option<String>,
+
+    /// Seed of random weights.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl Options {
+    /// Installs the subscriber that labels operators by the spans of their layers and prints warnings to stderr.
+    ///
+    /// Call it before a model is loaded: candle-transformers creates its spans then.
+    pub fn init_tracing(&self) {
+        let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(LevelFilter::WARN);
+        tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
+    }
+
+    /// The first GPU, or the CPU where that is asked for or nothing else is there; says which on stderr.
+    pub fn device(&self) -> Device {
+        if self.cpu {
+            eprintln!("running on the CPU");
+            return Device::Cpu;
+        }
+        match opara_candle::cuda_device(0) {
+            Ok(device) => {
+                eprintln!("running on the GPU");
+                device
+            }
+            Err(error) => {
+                eprintln!("running on the CPU: {error}");
+                Device::Cpu
+            }
+        }
+    }
+
+    /// Type of weights and activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The checkpoint that `--model` names.
+    ///
+    /// # Errors
+    /// A model that is not there.
+    pub fn checkpoint(&self) -> Result<Option<Checkpoint>> {
+        Ok(self.model.as_deref().map(Checkpoint::find).transpose()?)
+    }
+
+    /// The checkpoint's weights, or random ones from the seed; says so on stderr.
+    ///
+    /// # Errors
+    /// Files that are not sound.
+    pub fn weights(&self, checkpoint: Option<&Checkpoint>, device: &Device) -> Result<VarBuilder<'static>> {
+        match checkpoint {
+            Some(checkpoint) => Ok(checkpoint.weights(self.dtype, device)?),
+            None => {
+                eprintln!("weights are random, from seed {}: results mean nothing (--model names a checkpoint)", self.seed);
+                Ok(opara_weights::seeded(self.seed, self.dtype, device))
+            }
+        }
+    }
+
+    /// Where an example prints its results: stdout, unless that is for JSON.
+    pub fn out(&self) -> Box<dyn Write> {
+        if self.json {
+            Box::new(stderr())
+        } else {
+            Box::new(stdout())
+        }
+    }
+
+    /// Prints what the executor did and how long it took, as text or as JSON. The report's own two latencies, each from
+    /// a handful of passes, give way to the medians called `eager` and `replay`.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn print(&self, mut report: Report, latencies: &Latencies) -> Result<()> {
+        let median = |name| latencies.get(name).map(|latency| latency.median_us);
+        report.eager_us = median("eager").unwrap_or(report.eager_us);
+        report.replay_us = median("replay").unwrap_or(report.replay_us);
+        let mut out = self.out();
+        writeln!(out, "\n{report}\n{latencies}")?;
+        if self.json {
+            let mut json = serde_json::to_value(&report)?;
+            json["latencies"] = serde_json::to_value(latencies)?;
+            println!("{json:#}");
+        }
+        Ok(())
+    }
+}

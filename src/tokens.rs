@@ -1,0 +1,100 @@
+//! Sentences as token ids.
+
+use anyhow::{Context, Error, Result};
+use candle::{Device, Tensor};
+use opara_weights::Checkpoint;
+use tokenizers::{PaddingStrategy, TruncationParams};
+
+/// Turns sentences into rows of token ids, all of one length.
+pub struct Tokenizer {
+    seq_len: usize,
+    kind: Kind,
+}
+
+enum Kind {
+    Trained(Box<tokenizers::Tokenizer>),
+    Hash { vocab_size: usize },
+}
+
+/// Token ids and the mask that tells them from padding, both `(batch, seq)` of u32.
+pub struct Tokens {
+    /// Token ids.
+    pub ids: Tensor,
+    /// One for a token, zero for padding.
+    pub mask: Tensor,
+}
+
+impl Tokenizer {
+    /// The tokenizer of a checkpoint, padding or cutting to `seq_len`.
+    ///
+    /// # Errors
+    /// A checkpoint without a sound `tokenizer.json`.
+    pub fn of(checkpoint: &Checkpoint, seq_len: usize) -> Result<Self> {
+        let path = checkpoint.tokenizer_path().context("the checkpoint has no tokenizer.json")?;
+        let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(Error::from_boxed)?;
+        let mut padding = tokenizer.get_padding().cloned().unwrap_or_default();
+        padding.strategy = PaddingStrategy::Fixed(seq_len);
+        let truncation = TruncationParams { max_length: seq_len, ..Default::default() };
+        tokenizer.with_padding(Some(padding)).with_truncation(Some(truncation)).map_err(Error::from_boxed)?;
+        Ok(Self { seq_len, kind: Kind::Trained(Box::new(tokenizer)) })
+    }
+
+    /// A stand-in where there is no checkpoint: each word, in lower case, is hashed to one of the ids above 0, which is
+    /// left for padding. Says so on stderr.
+    pub fn hashing(vocab_size: usize, seq_len: usize) -> Self {
+        eprintln!("the tokenizer is a stand-in: it hashes words into the vocabulary");
+        Self { seq_len, kind: Kind::Hash { vocab_size } }
+    }
+
+    /// Token ids and mask of a batch.
+    ///
+    /// # Errors
+    /// Those of the checkpoint's tokenizer and of the device.
+    pub fn encode(&self, sentences: &[&str], device: &Device) -> Result<Tokens> {
+        let (mut ids, mut mask) = (Vec::new(), Vec::new());
+        for sentence in sentences {
+            match &self.kind {
+                Kind::Trained(tokenizer) => {
+                    let encoding = tokenizer.encode(*sentence, true).map_err(Error::from_boxed)?;
+                    ids.extend_from_slice(encoding.get_ids());
+                    mask.extend_from_slice(encoding.get_attention_mask());
+                }
+                Kind::Hash { vocab_size } => {
+                    let words = hashed_words(sentence, *vocab_size).take(self.seq_len).collect::<Vec<_>>();
+                    let padding = self.seq_len - words.len();
+                    mask.extend((0..self.seq_len).map(|i| u32::from(i < words.len())));
+                    ids.extend(words.into_iter().chain(std::iter::repeat_n(0, padding)));
+                }
+            }
+        }
+        let shape = (sentences.len(), self.seq_len);
+        Ok(Tokens { ids: Tensor::from_vec(ids, shape, device)?, mask: Tensor::from_vec(mask, shape, device)? })
+    }
+}
+
+/// FNV-1a, which unlike the standard library's hash is the same in every release.
+fn hashed_words(sentence: &str, vocab_size: usize) -> impl Iterator<Item = u32> + '_ {
+    let words = sentence.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(move |word| {
+        let hash = word.to_lowercase().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        1 + (hash % (vocab_size.max(2) as u64 - 1)) as u32
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hashed_sentence_is_padded_or_cut() -> Result<()> {
+        let tokens = Tokenizer::hashing(10, 3).encode(&["The cat", "the cat sat down"], &Device::Cpu)?;
+        let ids = tokens.ids.to_vec2::<u32>()?;
+        assert_eq!(ids[0][..2], ids[1][..2], "case does not matter");
+        assert_eq!(ids[0][2], 0);
+        assert!(ids.iter().flatten().all(|&id| id < 10));
+        assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 0], [1, 1, 1]]);
+        Ok(())
+    }
+}

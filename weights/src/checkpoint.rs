@@ -1,0 +1,128 @@
+//! The files of one trained model.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use candle::{DType, Device};
+use candle_nn::VarBuilder;
+use serde::de::DeserializeOwned;
+use serde::Deserialize;
+
+use crate::loaded::Loaded;
+use crate::source::Source;
+use crate::WeightsError;
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A trained model whose files are on this machine.
+///
+/// ```no_run
+/// # use candle::{DType, Device};
+/// # use opara_weights::Checkpoint;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[derive(serde::Deserialize)] struct Config {}
+/// let checkpoint = Checkpoint::find("google-bert/bert-base-uncased")?;
+/// let config: Config = checkpoint.config()?;
+/// let weights = checkpoint.weights(DType::F32, &Device::Cpu)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    config: PathBuf,
+    tokenizer: Option<PathBuf>,
+    /// The file that says which tensors there are: the only weights file, or
+    /// the index of several.
+    pub(crate) listing: PathBuf,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// One weights file.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) path: PathBuf,
+    /// The tensors that the index looks for here; without an index, all.
+    pub(crate) names: Option<Vec<String>>,
+}
+
+/// What an index of several weights files says.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Finds `model`: a folder if there is one of that name, else a repository
+    /// of the hub, whose missing files are downloaded into the hub's cache.
+    ///
+    /// `HF_HOME` and `HF_ENDPOINT` say where the cache and the hub are.
+    pub fn find(model: &str) -> Result<Self, WeightsError> {
+        let source = Source::of(model)?;
+        let required = |names: &[&str]| {
+            let found = source.first(names)?;
+            found.ok_or_else(|| WeightsError::MissingFile { model: model.to_owned(), file: names.join(" or ") })
+        };
+
+        let config = required(&[CONFIG])?;
+        let listing = required(&[WEIGHTS, INDEX])?;
+        let parts = if listing.ends_with(INDEX) {
+            let mut files = BTreeMap::<String, Vec<String>>::new();
+            for (name, file) in read_json::<Index>(&listing)?.weight_map {
+                files.entry(file).or_default().push(name);
+            }
+            let part = |(file, names): (String, Vec<String>)| {
+                // An index must not lead out of its own folder.
+                if Path::new(&file).file_name() != Some(file.as_ref()) {
+                    return Err(WeightsError::Malformed {
+                        path: listing.clone(),
+                        reason: format!("`{file}` is not the name of a shard beside it"),
+                    });
+                }
+                Ok(Part { path: required(&[&file])?, names: Some(names) })
+            };
+            files.into_iter().map(part).collect::<Result<_, _>>()?
+        } else {
+            vec![Part { path: listing.clone(), names: None }]
+        };
+        let tokenizer = match source.first(&[TOKENIZER]) {
+            // All that is required came from the cache, so this is not worth
+            // failing for without a network.
+            Err(WeightsError::Hub { .. }) => None,
+            found => found?,
+        };
+        Ok(Self { config, tokenizer, listing, parts })
+    }
+
+    /// Reads the model's configuration, `config.json`.
+    pub fn config<T: DeserializeOwned>(&self) -> Result<T, WeightsError> {
+        read_json(&self.config)
+    }
+
+    /// The model's `tokenizer.json`, if it has one.
+    pub fn tokenizer_path(&self) -> Option<&Path> {
+        self.tokenizer.as_deref()
+    }
+
+    /// The model's weights as tensors of `dtype` on `device`.
+    ///
+    /// Only the files' headers are read here, and checked against the files'
+    /// sizes; each tensor is read when the model asks for it. Floats of another
+    /// dtype are converted to the one asked for; all else has to match exactly.
+    pub fn weights(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, WeightsError> {
+        Ok(self.load(dtype, device)?.vb)
+    }
+
+    /// Like [`weights`](Self::weights), and keeps an account of the tensors
+    /// that were asked for.
+    pub fn load(&self, dtype: DType, device: &Device) -> Result<Loaded, WeightsError> {
+        Loaded::new(self, dtype, device)
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, WeightsError> {
+    let bytes = fs::read(path).map_err(|source| WeightsError::Read { path: path.to_path_buf(), source })?;
+    serde_json::from_slice(&bytes).map_err(|source| WeightsError::Json { path: path.to_path_buf(), source })
+}

@@ -1,0 +1,112 @@
+//! Weights made up from a seed.
+//!
+//! The values depend on nothing but the seed, the tensor's full name and its
+//! shape, so that the order in which a model asks does not matter and another
+//! framework can make the same model; `seeded.py`, next to this crate's
+//! manifest, does so with numpy.
+//!
+//! - The key of a tensor is the FNV-1a-64 hash of its name's UTF-8 bytes, xor
+//!   the seed.
+//! - Element `i`, counted in row-major order, is the SplitMix64 finaliser of
+//!   `key + (i + 1) * 0x9E3779B97F4A7C15` (mod 2^64). Its top 24 bits over 2^23,
+//!   less 1, are an exact f32 `u` in [-1, 1).
+//! - With two dimensions or more, the value is `u * sqrt(3 / fan_in)`, where
+//!   `fan_in` is the product of all dimensions but the first: the variance that
+//!   keeps activations at their size. The factor is rounded from f64 to f32.
+//! - With fewer, the value is `1 + 0.1 u` for a name that ends in `.weight` or
+//!   `.gamma`, `1 + 0.1 |u|` for one that ends in `running_var`, else `0.1 u`:
+//!   scales near one, variances that divide safely, shifts near zero.
+//! - All of this is f32 arithmetic; other dtypes are rounded from it.
+
+use candle::{DType, Device, Shape, Tensor};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use rayon::prelude::*;
+
+use crate::WeightsError;
+
+/// Random weights of any name and shape, the same for the same `seed`
+/// everywhere.
+///
+/// Every tensor that a model asks for exists. Since only the model knows its
+/// shape, asking without one is an error, as is asking for a dtype other than a
+/// float.
+///
+/// ```
+/// # use candle::{DType, Device};
+/// let vb = opara_weights::seeded(7, DType::F32, &Device::Cpu);
+/// let layer = candle_nn::linear(64, 32, vb.pp("encoder.output"))?;
+/// # Ok::<(), candle::Error>(())
+/// ```
+pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Seeded { seed }), dtype, device.clone())
+}
+
+struct Seeded {
+    seed: u64,
+}
+
+impl SimpleBackend for Seeded {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle::Result<Tensor> {
+        if !dtype.is_float() {
+            return Err(WeightsError::SeededDtype { name: name.to_owned(), wanted: dtype }.into());
+        }
+        let key = fnv1a(name) ^ self.seed;
+        let scale = Scale::of(name, shape.dims());
+        let values: Vec<f32> =
+            (0..shape.elem_count() as u64).into_par_iter().map(|i| scale.apply(unit(key, i))).collect();
+        // Rounded before it is moved, so that all devices get the same bits.
+        Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle::Result<Tensor> {
+        Err(WeightsError::SeededShape { name: name.to_owned() }.into())
+    }
+
+    fn contains_tensor(&self, _: &str) -> bool {
+        true
+    }
+}
+
+fn fnv1a(name: &str) -> u64 {
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
+}
+
+/// Element `i` of the sequence that `key` starts, in [-1, 1).
+fn unit(key: u64, i: u64) -> f32 {
+    let step = (i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut x = key.wrapping_add(step);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^= x >> 31;
+    (x >> 40) as f32 / (1 << 23) as f32 - 1.0
+}
+
+/// How a tensor's values come from the unit interval: `base + gain * u`.
+struct Scale {
+    base: f32,
+    gain: f32,
+    /// Only upwards from the base.
+    positive: bool,
+}
+
+impl Scale {
+    fn of(name: &str, dims: &[usize]) -> Self {
+        let (base, gain, positive) = if dims.len() >= 2 {
+            let fan_in = dims[1..].iter().product::<usize>();
+            (0.0, (3.0 / fan_in as f64).sqrt() as f32, false)
+        } else if name.ends_with(".weight") || name.ends_with(".gamma") {
+            (1.0, 0.1, false)
+        } else if name.ends_with("running_var") {
+            (1.0, 0.1, true)
+        } else {
+            (0.0, 0.1, false)
+        };
+        Self { base, gain, positive }
+    }
+
+    fn apply(&self, u: f32) -> f32 {
+        let u = if self.positive { u.abs() } else { u };
+        self.base + self.gain * u
+    }
+}
