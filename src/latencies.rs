@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-use candle::Device;
+use candle::{Device, Tensor};
 use opara_candle::timing::{self, Latency};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Passes of each kind before the first that counts: memory pools fill up, clocks rise.
 const WARMUP: usize = 3;
 
-/// One way to run a model.
-pub type Run<'a> = (&'static str, &'a dyn Fn() -> candle::Result<()>);
+/// A name and one way to run a model.
+pub type Run<'a> = (&'static str, &'a dyn Fn() -> candle::Result<Vec<Tensor>>);
 
 /// Latencies by name; the first is what the others are compared with.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,12 +23,12 @@ impl Latencies {
     /// Those of the runs.
     pub fn measure(device: &Device, iters: usize, runs: &[Run]) -> opara_candle::Result<Self> {
         for (_, run) in runs {
-            timing::measure(device, WARMUP, 0, run)?;
+            timing::measure(device, WARMUP, 0, || run().map(drop))?;
         }
         let mut samples = vec![Vec::with_capacity(iters); runs.len()];
         for _ in 0..iters {
             for ((_, run), samples) in runs.iter().zip(&mut samples) {
-                samples.push(timing::once(device, run)?);
+                samples.push(timing::once(device, || run().map(drop))?);
             }
         }
         let latencies = samples.into_iter().map(Latency::of);

@@ -4,6 +4,6 @@ mod latencies;
 mod options;
 mod tokens;
 
-pub use latencies::Latencies;
+pub use latencies::{Latencies, Run};
 pub use options::Options;
 pub use tokens::{Tokenizer, Tokens};

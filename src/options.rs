@@ -5,7 +5,7 @@ use std::io::{stderr, stdout, Write};
 use anyhow::Result;
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use opara_candle::{Policy, Report, SpanLabels};
 use opara_weights::Checkpoint;
 use tracing_subscriber::filter::LevelFilter;
@@ -26,7 +26,7 @@ pub struct Options {
     dtype: DType,
 
     /// Items in a batch.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub batch: usize,
 
     /// How operators are scheduled: opara or sequential.
@@ -34,7 +34,7 @@ pub struct Options {
     pub policy: Policy,
 
     /// Forward passes to measure of each kind.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub iters: usize,
 
     /// Print the report as JSON on stdout, and all else on stderr.
@@ -67,7 +67,7 @@ impl Options {
         }
         match opara_candle::cuda_device(0) {
             Ok(device) => {
-                eprintln!("running on the GPU");
+                eprintln!("running on GPU 0");
                 device
             }
             Err(error) => {
@@ -98,7 +98,7 @@ impl Options {
         match checkpoint {
             Some(checkpoint) => Ok(checkpoint.weights(self.dtype, device)?),
             None => {
-                eprintln!("weights are random, from seed {}: results mean nothing (--model names a checkpoint)", self.seed);
+                eprintln!("weights are random (seed {}): results mean nothing without --model", self.seed);
                 Ok(opara_weights::seeded(self.seed, self.dtype, device))
             }
         }

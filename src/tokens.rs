@@ -39,8 +39,8 @@ impl Tokenizer {
         Ok(Self { seq_len, kind: Kind::Trained(Box::new(tokenizer)) })
     }
 
-    /// A stand-in where there is no checkpoint: each word, in lower case, is hashed to one of the ids above 0, which is
-    /// left for padding. Says so on stderr.
+    /// A stand-in where there is no checkpoint: a start token, 1, then each word in lower case hashed to one of the ids
+    /// above; 0 is padding. Says so on stderr.
     pub fn hashing(vocab_size: usize, seq_len: usize) -> Self {
         eprintln!("the tokenizer is a stand-in: it hashes words into the vocabulary");
         Self { seq_len, kind: Kind::Hash { vocab_size } }
@@ -60,10 +60,10 @@ impl Tokenizer {
                     mask.extend_from_slice(encoding.get_attention_mask());
                 }
                 Kind::Hash { vocab_size } => {
-                    let words = hashed_words(sentence, *vocab_size).take(self.seq_len).collect::<Vec<_>>();
-                    let padding = self.seq_len - words.len();
-                    mask.extend((0..self.seq_len).map(|i| u32::from(i < words.len())));
-                    ids.extend(words.into_iter().chain(std::iter::repeat_n(0, padding)));
+                    let words = std::iter::once(1).chain(hashed_words(sentence, *vocab_size));
+                    let row = words.chain(std::iter::repeat(0)).take(self.seq_len);
+                    ids.extend(row.clone());
+                    mask.extend(row.map(|id| u32::from(id != 0)));
                 }
             }
         }
@@ -73,13 +73,12 @@ impl Tokenizer {
 }
 
 /// FNV-1a, which unlike the standard library's hash is the same in every release.
-fn hashed_words(sentence: &str, vocab_size: usize) -> impl Iterator<Item = u32> + '_ {
+fn hashed_words(sentence: &str, vocab_size: usize) -> impl Iterator<Item = u32> + Clone + '_ {
     let words = sentence.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
     words.map(move |word| {
-        let hash = word.to_lowercase().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        1 + (hash % (vocab_size.max(2) as u64 - 1)) as u32
+        let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = word.to_lowercase().bytes().fold(0xcbf2_9ce4_8422_2325, step);
+        2 + (hash % (vocab_size.max(3) as u64 - 2)) as u32
     })
 }
 
@@ -89,12 +88,12 @@ mod tests {
 
     #[test]
     fn a_hashed_sentence_is_padded_or_cut() -> Result<()> {
-        let tokens = Tokenizer::hashing(10, 3).encode(&["The cat", "the cat sat down"], &Device::Cpu)?;
+        let tokens = Tokenizer::hashing(10, 4).encode(&["The cat", "the cat sat down", ""], &Device::Cpu)?;
         let ids = tokens.ids.to_vec2::<u32>()?;
-        assert_eq!(ids[0][..2], ids[1][..2], "case does not matter");
-        assert_eq!(ids[0][2], 0);
+        assert_eq!(ids[0][..3], ids[1][..3], "case does not matter");
+        assert_eq!((ids[0][0], ids[0][3]), (1, 0));
         assert!(ids.iter().flatten().all(|&id| id < 10));
-        assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 0], [1, 1, 1]]);
+        assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]);
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::bert as reference;
+use opara_candle::{Mode, OnUncapturable, OparaExecutor};
 use opara_models::bert::{BertModel, Config, HiddenAct};
 
 const BATCH: usize = 2;
@@ -115,6 +116,29 @@ fn names_may_start_with_bert() -> Result<()> {
     assert_eq!(weights.all_vars().len(), count, "nothing was made anew");
     let (ids, _) = tokens(&config)?;
     assert_eq!(max_difference(&Module::forward(&model, &ids)?, &Module::forward(&expected, &ids)?)?, 0.);
+    Ok(())
+}
+
+#[test]
+fn the_executor_sees_every_operator() -> Result<()> {
+    let config = Config::tiny();
+    let (ids, types) = tokens(&config)?;
+    let inputs = [ids.clone(), types, padding([SEQ, 5])?];
+    let strict = || OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+
+    let model = BertModel::load(seeded(DType::F32), &config)?;
+    let expected = model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?;
+    let masked = move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]);
+    let executor = strict().build_fn(masked, &inputs)?;
+    let report = executor.report();
+    assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+    assert!(report.verified && report.width >= 3, "query, key and value side by side");
+    assert_eq!(max_difference(&executor.call(&inputs)?[0], &expected)?, 0.);
+
+    let model = BertModel::load(seeded(DType::F32), &config)?;
+    let expected = Module::forward(&model, &ids)?;
+    let executor = strict().build(model, &ids)?;
+    assert_eq!(max_difference(&executor.forward(&ids)?, &expected)?, 0.);
     Ok(())
 }
 

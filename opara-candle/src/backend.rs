@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::memory::Layout;
+use crate::optimize::Optimized;
 use crate::report::Mode;
 use crate::schedule::Schedule;
 use crate::trace::Trace;
@@ -28,9 +29,10 @@ pub(crate) struct Recording {
 }
 
 /// What a device needs beside the trace to launch the ops again.
-pub(crate) trait Program {
-    /// Something that replays the trace in the order of `schedule`, buffers placed by `layout`.
-    fn replay(&self, trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>>;
+pub(crate) trait Program: Send {
+    /// Something that runs the folded ops now and replays the others in the order of `schedule`, buffers placed by
+    /// `layout`.
+    fn replay(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>>;
 }
 
 /// A forward pass that can be replayed from any thread.

@@ -28,6 +28,7 @@ pub enum OnUncapturable {
 pub(crate) struct Options {
     pub policy: Policy,
     pub verify: bool,
+    pub fold_constants: bool,
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
 }
@@ -46,6 +47,13 @@ impl Builder {
     /// Whether replay is compared with eager, bit for bit, on the example and on a second input. Default: yes.
     pub fn verify(mut self, verify: bool) -> Self {
         self.0.verify = verify;
+        self
+    }
+
+    /// Whether launches that depend on no input run once, while the executor is built. Then a weight that changes in
+    /// place may not be seen by later calls. Default: yes.
+    pub fn fold_constants(mut self, fold: bool) -> Self {
+        self.0.fold_constants = fold;
         self
     }
 
@@ -110,8 +118,8 @@ type Key = Vec<(Vec<usize>, DType)>;
 /// On CUDA a replay is one launch of one graph; on the CPU it runs on worker threads. What cannot be captured runs as
 /// before, and [`report`](Self::report) says why.
 ///
-/// Weights are read where they are: a change of them in place is seen by the next call. The module must compute its
-/// outputs from its inputs and its weights alone, by the same operators at every call.
+/// The module must compute its outputs from its inputs and its weights alone, by the same operators at every call.
+/// Weights are constants: build anew after changing them (or see [`Builder::fold_constants`]).
 ///
 /// ```
 /// use candle::{Device, Module, Tensor};
@@ -153,7 +161,7 @@ impl OparaExecutor {
     /// Settings other than the defaults, and functions of several tensors.
     pub fn builder() -> Builder {
         let (policy, on_uncapturable) = Default::default();
-        Builder(Options { policy, verify: true, on_uncapturable, max_shapes: 8 })
+        Builder(Options { policy, verify: true, fold_constants: true, on_uncapturable, max_shapes: 8 })
     }
 
     /// Outputs of their own, which no later call overwrites.

@@ -11,6 +11,7 @@ pub mod graph;
 pub mod memory;
 pub mod nn;
 pub mod ops;
+pub mod optimize;
 mod plan;
 pub mod profile;
 mod report;

@@ -8,11 +8,12 @@ use crate::backend::{Example, Function, Recording, Replay};
 use crate::executor::{OnUncapturable, Options};
 use crate::graph::OpGraph;
 use crate::memory::{self, Layout};
+use crate::optimize::Optimized;
 use crate::profile::profile;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule};
 use crate::timing::wall_us;
-use crate::trace::Trace;
+use crate::trace::{Role, Trace};
 use crate::{check, cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -74,6 +75,9 @@ fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Rec
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: &Recording, options: &Options, stages: &mut Stages) -> Result<(Box<dyn Replay>, Report)> {
     let Recording { trace, examples, program } = recording;
+    let fold = if options.fold_constants { Optimized::fold_constants } else { Optimized::unchanged };
+    let optimized = stages.time("optimize", || fold(trace));
+    let trace = &optimized.trace;
     let graph = stages.time("graph", || OpGraph::new(trace));
     let costs = stages.time("profile", || profile(trace));
     let mut reason = None;
@@ -84,10 +88,12 @@ fn schedule(recording: &Recording, options: &Options, stages: &mut Stages) -> Re
         if cfg!(debug_assertions) {
             stages.time("check", || check::schedule(trace, &schedule).and(check::layout(trace, &schedule, &layout)))?;
         }
-        let mut replay = stages.time("capture", || program.replay(trace, &schedule, &layout))?;
+        let mut replay = stages.time("capture", || program.replay(&optimized, &schedule, &layout))?;
         match stages.time("verify", || try_out(&mut *replay, examples, options.verify)) {
             Ok(replay_us) => {
                 let mut report = describe(trace, &graph, &schedule, &layout);
+                report.ops += optimized.folded.len();
+                report.folded = optimized.folded.len();
                 report.mode = replay.mode();
                 report.policy = policy.to_string();
                 report.reason = reason;
@@ -139,6 +145,7 @@ fn describe(trace: &Trace, graph: &OpGraph, schedule: &Schedule, layout: &Layout
         buffers: placed().count(),
         buffer_bytes: placed().map(|(_, b)| b.bytes).sum(),
         arena_bytes: layout.bytes,
+        constant_bytes: trace.buffers.iter().filter(|b| b.role == Role::Constant).map(|b| b.bytes).sum(),
         ..blank(Policy::default())
     }
 }
@@ -160,6 +167,7 @@ fn blank(policy: Policy) -> Report {
         buffers: 0,
         buffer_bytes: 0,
         arena_bytes: 0,
+        constant_bytes: 0,
         verified: false,
         build_ms: BTreeMap::new(),
         eager_us: 0.,

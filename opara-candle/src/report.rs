@@ -67,6 +67,8 @@ pub struct Report {
     pub buffer_bytes: u64,
     /// Bytes of the arena.
     pub arena_bytes: u64,
+    /// Bytes that folded launches filled once and that stay.
+    pub constant_bytes: u64,
     /// Whether replay and eager gave the same bits on the example and on a second input.
     pub verified: bool,
     /// Milliseconds of each stage of building.
@@ -90,6 +92,7 @@ impl fmt::Display for Report {
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
         let memory =
             format!("{} of {:.1} MiB in {:.1} MiB", self.buffers, mib(self.buffer_bytes), mib(self.arena_bytes));
+        let memory = format!("{memory}, constants {:.1} MiB", mib(self.constant_bytes));
         row("buffers", memory)?;
         row("verified", self.verified.to_string())?;
         let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();

@@ -107,7 +107,11 @@ impl Shard {
         // and this way all devices get the same bits.
         Tensor::from_raw_buffer(&bytes, found, &info.shape, &Device::Cpu)
             .and_then(|tensor| tensor.to_dtype(dtype)?.to_device(device))
-            .map_err(|source| WeightsError::Place { name: name.to_owned(), file: self.path.clone(), source })
+            .map_err(|source| WeightsError::Place {
+                name: name.to_owned(),
+                file: self.path.clone(),
+                source: Box::new(source),
+            })
     }
 
     fn bytes(&self, info: &TensorInfo) -> io::Result<Vec<u8>> {

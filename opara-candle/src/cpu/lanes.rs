@@ -10,13 +10,15 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, OnceLock};
 
 use candle::Tensor;
+use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
 use super::record::{Program, Source};
 use crate::error::panic_message;
 use crate::executor::nested;
+use crate::optimize::Optimized;
 use crate::schedule::Schedule;
-use crate::trace::{OpId, Trace, Work};
+use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
 /// Operations, or quarters of a byte moved, below which handing an operator to another thread costs more than it
@@ -29,7 +31,10 @@ pub(crate) struct Lanes {
     /// For each position in launch order the positions that wait for it.
     successors: Vec<Vec<usize>>,
     waits: Vec<usize>,
+    /// For each position the operator of the program.
     order: Vec<OpId>,
+    /// Results of folded operators.
+    constants: HashMap<OpId, Tensor>,
     large: Vec<bool>,
     /// Readers of each op's result; outputs count one more, so that they stay.
     uses: Vec<usize>,
@@ -37,7 +42,7 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    pub fn new(program: Arc<Program>, trace: &Trace, schedule: &Schedule) -> Self {
+    pub fn new(program: Arc<Program>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
         let n = schedule.order.len();
         let mut position = vec![0; n];
         for (at, &op) in schedule.order.iter().enumerate() {
@@ -49,25 +54,27 @@ impl Lanes {
                 successors[position[p]].push(position[op]);
             }
         }
-        let mut uses = vec![0; n];
-        for source in program.ops.iter().flat_map(|op| &op.inputs).chain(&program.outputs) {
+        let mut uses = vec![0; program.ops.len()];
+        let kept = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
+        for source in kept.chain(&program.outputs) {
             if let Source::Op(i) = source {
                 uses[*i] += 1;
             }
         }
-        let size = |op: OpId| match trace.ops[op].work {
+        let size = |op: OpId| match ops.trace.ops[op].work {
             Work::Host { bytes, flops } => flops + 4 * bytes,
             _ => 0,
         };
-        Self {
+        Ok(Self {
             successors,
             waits: schedule.order.iter().map(|&op| schedule.predecessors[op].len()).collect(),
             large: schedule.order.iter().map(|&op| size(op) > LARGE).collect(),
-            order: schedule.order.clone(),
+            order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
+            constants: fold(&program, &ops.folded)?,
             uses,
             parallel: schedule.streams() > 1 && super::cores() > 1,
             program,
-        }
+        })
     }
 
     /// Whether more than one worker can have something to do.
@@ -97,6 +104,22 @@ impl Lanes {
         }
         self.program.outputs.iter().map(|source| run.take(source).map_err(Error::from)).collect()
     }
+}
+
+/// Runs the operators that depend on no input.
+fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
+    let mut results: HashMap<OpId, Tensor> = HashMap::new();
+    for &id in folded {
+        let op = &program.ops[id];
+        let arguments = op.inputs.iter().filter_map(|source| match source {
+            Source::Op(i) => results.get(i),
+            Source::Constant(t) => Some(t),
+            Source::Input(_) => None,
+        });
+        let result = (op.kernel)(&arguments.collect::<Vec<_>>())?;
+        results.insert(id, result);
+    }
+    Ok(results)
 }
 
 #[derive(Default)]
@@ -212,6 +235,7 @@ impl Run {
         match source {
             Source::Input(i) => Ok(self.inputs[*i].clone()),
             Source::Constant(t) => Ok(t.clone()),
+            Source::Op(i) if self.lanes.constants.contains_key(i) => Ok(self.lanes.constants[i].clone()),
             Source::Op(i) => {
                 let mut value = self.values[*i].lock();
                 value.1 -= 1;

@@ -9,10 +9,10 @@ use candle::Tensor;
 
 use crate::backend::{Example, Function, Program, Recording, Replay};
 use crate::memory::Layout;
+use crate::optimize::Optimized;
 use crate::report::Mode;
 use crate::schedule::Schedule;
 use crate::timing::wall_us;
-use crate::trace::Trace;
 use crate::{verify, Result};
 
 /// Threads that operators may use, in this process and by its environment.
@@ -36,8 +36,8 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
 }
 
 impl Program for Arc<record::Program> {
-    fn replay(&self, trace: &Trace, schedule: &Schedule, _: &Layout) -> Result<Box<dyn Replay>> {
-        let lanes = Arc::new(lanes::Lanes::new(self.clone(), trace, schedule));
+    fn replay(&self, ops: &Optimized, schedule: &Schedule, _: &Layout) -> Result<Box<dyn Replay>> {
+        let lanes = Arc::new(lanes::Lanes::new(self.clone(), ops, schedule)?);
         let parallel = lanes.is_parallel();
         Ok(Box::new(CpuReplay { lanes, parallel }))
     }

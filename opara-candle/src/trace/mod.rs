@@ -161,6 +161,8 @@ pub enum Role {
     External,
     /// Made and freed inside the forward pass; the planner places it in the arena.
     Intermediate,
+    /// Filled once, while the executor is built, by ops that were folded.
+    Constant,
 }
 
 impl Trace {

@@ -1,0 +1,186 @@
+//! Sentence similarity by BERT, replayed as one parallel schedule.
+//!
+//!     cargo run --release --features cudnn --example bert -- --model sentence-transformers/all-MiniLM-L6-v2
+//!
+//! On a GPU the model is candle-transformers', unchanged; `--native` takes opara-models' instead. On the CPU, where the
+//! executor sees only operators that record themselves, it is always the latter.
+
+use std::sync::Arc;
+
+use anyhow::{ensure, Result};
+use candle::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use candle_transformers::models::bert as candle_bert;
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+use opara_candle::{OparaExecutor, Policy};
+use opara_examples::{Latencies, Options, Run, Tokenizer};
+use opara_models::bert::{BertModel, Config, HiddenAct};
+
+const SENTENCES: [&str; 6] = [
+    "A cat sleeps on the warm windowsill.",
+    "Streams of a GPU can run kernels at the same time.",
+    "The kitten dozes in the sun by the window.",
+    "Parallel execution hides the latency of small kernels.",
+    "She bakes bread every Sunday morning.",
+    "On Sundays a fresh loaf comes out of her oven.",
+];
+
+/// Sentence similarity by BERT.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+
+    /// Tokens of a sentence: shorter ones are padded, longer ones cut.
+    #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    seq_len: usize,
+
+    /// Size of the model, where no checkpoint says it.
+    #[arg(long, value_enum, default_value = "base")]
+    size: Size,
+
+    /// Run opara-models' BERT on the GPU too.
+    #[arg(long)]
+    native: bool,
+
+    /// Also measure the sequential graph.
+    #[arg(long)]
+    compare: bool,
+
+    /// Sentences to compare with each other.
+    sentences: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Size {
+    Tiny,
+    MiniLm,
+    Base,
+    Large,
+}
+
+impl Size {
+    fn config(self) -> Config {
+        match self {
+            Size::Tiny => Config::tiny(),
+            Size::MiniLm => Config::mini_lm(),
+            Size::Base => Config::base(),
+            Size::Large => Config::large(),
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let options = &args.options;
+    options.init_tracing();
+    let mut out = options.out();
+
+    let device = options.device();
+    let checkpoint = options.checkpoint()?;
+    let (config, tokenizer) = match &checkpoint {
+        Some(checkpoint) => (checkpoint.config()?, Tokenizer::of(checkpoint, args.seq_len)?),
+        None => {
+            let config = args.size.config();
+            let tokenizer = Tokenizer::hashing(config.vocab_size, args.seq_len);
+            (config, tokenizer)
+        }
+    };
+    let positions = config.max_position_embeddings;
+    ensure!(args.seq_len <= positions, "--seq-len {} is more than the model's {positions}", args.seq_len);
+
+    let native = args.native || device.is_cpu();
+    let model = load(native, options.weights(checkpoint.as_ref(), &device)?, &config)?;
+    let executor = |policy: Policy, inputs: &[Tensor]| {
+        let model = model.clone();
+        OparaExecutor::builder().policy(policy).build_fn(move |inputs| model(inputs), inputs)
+    };
+
+    let sentences: Vec<&str> = match args.sentences.as_slice() {
+        [] => SENTENCES.to_vec(),
+        given => given.iter().map(String::as_str).collect(),
+    };
+    let batches = batches(&sentences, &tokenizer, options.batch, &device)?;
+    let example = &batches[0];
+    let fast = executor(options.policy, example)?;
+    let embeddings =
+        batches.iter().map(|inputs| embed(&fast.call(inputs)?[0], &inputs[2])).collect::<Result<Vec<_>>>()?;
+    let embeddings = Tensor::cat(&embeddings, 0)?.narrow(0, 0, sentences.len())?;
+    let cosines = embeddings.matmul(&embeddings.t()?)?.to_vec2::<f32>()?;
+    write!(out, "{}", similarities(&sentences, &cosines))?;
+    if !native && options.dtype() == DType::F16 {
+        eprintln!("candle-transformers' attention mask overflows in f16: --native takes a model whose mask does not");
+    }
+
+    let sequential = args.compare.then(|| executor(Policy::Sequential, example)).transpose()?;
+    let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
+    let (eager, replay) = (|| model(example), || Ok(fast.call(example)?));
+    let mut runs: Vec<Run> = vec![("eager", &eager), ("replay", &replay)];
+    if let Some(sequential) = &sequential {
+        runs.insert(1, ("sequential", sequential));
+    }
+    let latencies = Latencies::measure(&device, options.iters, &runs)?;
+    options.print(fast.report(), &latencies)
+}
+
+/// A function of token ids, token types and attention mask to the last hidden state.
+type Model = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
+
+fn load(native: bool, vb: VarBuilder, config: &Config) -> Result<Model> {
+    Ok(if native {
+        let model = BertModel::load(vb, config)?;
+        Arc::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
+    } else {
+        let model = candle_bert::BertModel::load(vb, &candle_config(config))?;
+        Arc::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
+    })
+}
+
+fn candle_config(config: &Config) -> candle_bert::Config {
+    candle_bert::Config {
+        vocab_size: config.vocab_size,
+        hidden_size: config.hidden_size,
+        num_hidden_layers: config.num_hidden_layers,
+        num_attention_heads: config.num_attention_heads,
+        intermediate_size: config.intermediate_size,
+        hidden_act: match config.hidden_act {
+            HiddenAct::Gelu => candle_bert::HiddenAct::Gelu,
+            HiddenAct::GeluNew => candle_bert::HiddenAct::GeluApproximate,
+            HiddenAct::Relu => candle_bert::HiddenAct::Relu,
+        },
+        max_position_embeddings: config.max_position_embeddings,
+        type_vocab_size: config.type_vocab_size,
+        layer_norm_eps: config.layer_norm_eps,
+        ..Default::default()
+    }
+}
+
+/// The model's inputs for all sentences, `size` a batch: the last is filled up with the first sentences again, so that
+/// one schedule fits all.
+fn batches(sentences: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
+    let count = sentences.len().div_ceil(size);
+    let filled: Vec<&str> = sentences.iter().copied().cycle().take(count * size).collect();
+    let inputs = filled.chunks(size).map(|batch| {
+        let tokens = tokenizer.encode(batch, device)?;
+        let types = tokens.ids.zeros_like()?;
+        Ok(vec![tokens.ids, types, tokens.mask])
+    });
+    inputs.collect()
+}
+
+/// One vector of length 1 a sentence: the mean of its tokens' hidden states.
+fn embed(hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    let mask = mask.to_dtype(DType::F32)?.unsqueeze(2)?;
+    let sum = hidden.to_dtype(DType::F32)?.broadcast_mul(&mask)?.sum(1)?;
+    let mean = sum.broadcast_div(&mask.sum(1)?)?;
+    Ok(mean.broadcast_div(&mean.sqr()?.sum_keepdim(1)?.sqrt()?)?)
+}
+
+/// All pairs, the most similar first.
+fn similarities(sentences: &[&str], cosines: &[Vec<f32>]) -> String {
+    let pairs = (0..sentences.len()).flat_map(|i| (i + 1..sentences.len()).map(move |j| (i, j)));
+    let mut pairs: Vec<_> = pairs.map(|(i, j)| (cosines[i][j], sentences[i], sentences[j])).collect();
+    pairs.sort_by(|a, b| b.0.total_cmp(&a.0));
+    pairs.iter().map(|(cosine, a, b)| format!("{cosine:>7.4}  {a} | {b}\n")).collect()
+}

@@ -1,0 +1,191 @@
+//! A graph built node by node, and the executable made from it.
+
+use std::any::Any;
+
+use cudarc::driver::sys;
+
+use super::capture::{KernelNode, MemcpyNode, MemsetNode};
+use super::{check, Relocation, Stream};
+use crate::Result;
+
+/// A pointer in a node's arguments: which buffer it points into, and how far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) struct Pointer {
+    /// Offset of the word among the arguments.
+    pub word: usize,
+    /// The buffer.
+    pub buffer: usize,
+    /// Bytes from the buffer's start.
+    pub delta: u64,
+}
+
+/// A graph under construction.
+pub(in crate::cuda) struct GraphBuilder {
+    raw: sys::CUgraph,
+    nodes: Vec<sys::CUgraphNode>,
+    relocation: Relocation,
+    stream: Stream,
+}
+
+impl GraphBuilder {
+    /// An empty graph whose nodes' pointers move as `relocation` says.
+    pub fn new(stream: &Stream, relocation: Relocation) -> Result<Self> {
+        stream.bind()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` receives the new graph.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
+        Ok(Self { raw, nodes: Vec::new(), relocation, stream: stream.clone() })
+    }
+
+    fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
+        self.relocation.target(buffer).map_or(old, |start| start + delta)
+    }
+
+    fn after(&self, after: &[usize]) -> Vec<sys::CUgraphNode> {
+        after.iter().map(|&i| self.nodes[i]).collect()
+    }
+
+    /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move.
+    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<()> {
+        let mut arguments = node.arguments.clone();
+        for p in pointers {
+            if let Some(start) = self.relocation.target(p.buffer) {
+                arguments.set_word(p.word, start + p.delta);
+            }
+        }
+        let dependencies = self.after(after);
+        let mut params = node.params;
+        let mut new = std::ptr::null_mut();
+        arguments.with_raw(|kernel_params, extra| {
+            params.kernelParams = kernel_params;
+            params.extra = extra;
+            // SAFETY: the function is the captured node's, whose module candle's device or the library keeps loaded;
+            // the arguments have its layout and are copied by the call. Every pointer among them either moved into a
+            // tensor that the relocation owns and found large enough, or is one that the module's own forward pass
+            // handed over, to memory that the module keeps (`Executable::new`). The template is a node of the captured
+            // graph, which the caller holds.
+            unsafe {
+                check(
+                    "cuGraphAddKernelNode",
+                    sys::cuGraphAddKernelNode_v2(
+                        &mut new,
+                        self.raw,
+                        dependencies.as_ptr(),
+                        dependencies.len(),
+                        &params,
+                    ),
+                )?;
+                check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
+            }
+        })?;
+        self.nodes.push(new);
+        Ok(())
+    }
+
+    /// Adds a memset of the bytes `delta` into `buffer`, behind the nodes `after`.
+    pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<()> {
+        let mut params = node.params;
+        params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
+        let dependencies = self.after(after);
+        let mut new = std::ptr::null_mut();
+        // SAFETY: the target moved into a tensor that the relocation owns, or is memory that the module keeps; a null
+        // context stands for the current one.
+        check("cuGraphAddMemsetNode", unsafe {
+            sys::cuGraphAddMemsetNode(
+                &mut new,
+                self.raw,
+                dependencies.as_ptr(),
+                dependencies.len(),
+                &params,
+                current_context()?,
+            )
+        })?;
+        self.nodes.push(new);
+        Ok(())
+    }
+
+    /// Adds a copy from the first pointer to the second, behind the nodes `after`.
+    pub fn memcpy(&mut self, node: &MemcpyNode, from: Pointer, to: Pointer, after: &[usize]) -> Result<()> {
+        let mut params = node.params;
+        params.srcDevice = self.moved(from.buffer, from.delta, node.source());
+        params.dstDevice = self.moved(to.buffer, to.delta, node.target());
+        (params.srcXInBytes, params.dstXInBytes) = (0, 0);
+        let dependencies = self.after(after);
+        let mut new = std::ptr::null_mut();
+        // SAFETY: as for a memset, for both ends of the copy.
+        check("cuGraphAddMemcpyNode", unsafe {
+            sys::cuGraphAddMemcpyNode(
+                &mut new,
+                self.raw,
+                dependencies.as_ptr(),
+                dependencies.len(),
+                &params,
+                current_context()?,
+            )
+        })?;
+        self.nodes.push(new);
+        Ok(())
+    }
+
+    /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.
+    pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the graph is whole and owned here; `raw` receives the executable.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0) })?;
+        let executable = Executable { raw, stream: self.stream.clone(), _moved: self.relocation.clone(), _keep: keep };
+        // SAFETY: executable and stream exist.
+        check("cuGraphUpload", unsafe { sys::cuGraphUpload(raw, executable.stream.raw()) })?;
+        Ok(executable)
+    }
+}
+
+impl Drop for GraphBuilder {
+    fn drop(&mut self) {
+        if self.stream.bind().is_ok() {
+            // SAFETY: this value owns the graph; an executable made from it holds a copy.
+            unsafe { sys::cuGraphDestroy(self.raw) };
+        }
+    }
+}
+
+fn current_context() -> Result<sys::CUcontext> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` receives the handle.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+    Ok(context)
+}
+
+/// A graph that can be launched. It owns all that its nodes point at.
+pub(in crate::cuda) struct Executable {
+    raw: sys::CUgraphExec,
+    stream: Stream,
+    /// Owns the tensors that buffers moved into.
+    _moved: Relocation,
+    _keep: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: handles may be used from any thread whose context is current, which `launch` and `drop` see to.
+unsafe impl Send for Executable {}
+// SAFETY: the driver wants calls on one executable not to overlap; `launch` is the only one by shared reference, and
+// `GraphReplay` calls it under its lock.
+unsafe impl Sync for Executable {}
+
+impl Executable {
+    /// Launches the graph on the device's stream.
+    pub fn launch(&self) -> Result<()> {
+        self.stream.bind()?;
+        // SAFETY: executable and stream exist, and what the nodes point at is owned by this value or by the module that
+        // it keeps.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.stream.raw()) })
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // A launch may still run; its memory is freed by stream order, but the executable itself must wait.
+        if self.stream.bind().is_ok() && self.stream.synchronize_device().is_ok() {
+            // SAFETY: this value owns the executable, and no launch of it is in flight.
+            unsafe { sys::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}

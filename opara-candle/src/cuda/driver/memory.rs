@@ -1,0 +1,127 @@
+//! Device addresses: where tensors lie, which allocation an address belongs to, and where captured buffers move.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+
+use candle::{CudaStorage, Storage, Tensor};
+use cudarc::driver::{sys, DevicePtr};
+
+use super::Stream;
+use crate::{Error, Result};
+
+/// First byte of a tensor's elements on the device.
+///
+/// # Errors
+/// A tensor that is not on a CUDA device.
+pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
+    use candle::cuda_backend::CudaStorageSlice as S;
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cuda(CudaStorage { slice, device }) = &*storage else {
+        return Err(Error::NotCapturable { reason: "a tensor is not on a CUDA device".into() });
+    };
+    let stream = device.cuda_stream();
+    let start = match slice {
+        S::U8(s) => s.device_ptr(&stream).0,
+        S::U32(s) => s.device_ptr(&stream).0,
+        S::I16(s) => s.device_ptr(&stream).0,
+        S::I32(s) => s.device_ptr(&stream).0,
+        S::I64(s) => s.device_ptr(&stream).0,
+        S::BF16(s) => s.device_ptr(&stream).0,
+        S::F16(s) => s.device_ptr(&stream).0,
+        S::F32(s) => s.device_ptr(&stream).0,
+        S::F64(s) => s.device_ptr(&stream).0,
+        _ => {
+            let reason = format!("tensors of dtype {:?} are not supported", tensor.dtype());
+            return Err(Error::NotCapturable { reason });
+        }
+    };
+    Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
+}
+
+/// An allocation that was there before a capture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) struct Allocation {
+    pub start: u64,
+    pub bytes: u64,
+    /// Whether it comes from a memory pool, as candle's tensors do and libraries' own workspaces do not.
+    pub pooled: bool,
+}
+
+/// Asks the driver which allocation an address belongs to, and remembers.
+#[derive(Default)]
+pub(in crate::cuda) struct AllocationTable {
+    known: BTreeMap<u64, Allocation>,
+    unknown: hashbrown::HashSet<u64>,
+}
+
+impl AllocationTable {
+    /// The allocation around `address`, if it is a device address.
+    pub fn find(&mut self, stream: &Stream, address: u64) -> Option<Allocation> {
+        /// Below lie small integers; above, what no device address can be.
+        const PLAUSIBLE: std::ops::Range<u64> = 1 << 16..1 << 57;
+        if !PLAUSIBLE.contains(&address) || self.unknown.contains(&address) {
+            return None;
+        }
+        let around = self.known.range(..=address).next_back().map(|(_, a)| *a);
+        if let Some(found) = around.filter(|a| address < a.start + a.bytes) {
+            return Some(found);
+        }
+        let found = stream.bind().ok().and_then(|()| query(address));
+        match found {
+            Some(allocation) => drop(self.known.insert(allocation.start, allocation)),
+            None => drop(self.unknown.insert(address)),
+        }
+        found
+    }
+}
+
+fn query(address: u64) -> Option<Allocation> {
+    use sys::CUpointer_attribute::*;
+    let (mut start, mut bytes, mut kind) = (0u64, 0usize, 0u32);
+    let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
+    let mut attributes = [
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+    ];
+    let mut values: [*mut c_void; 4] =
+        [(&raw mut kind).cast(), (&raw mut start).cast(), (&raw mut bytes).cast(), (&raw mut pool).cast()];
+    // SAFETY: each value points at a variable of the type that the attribute has; the driver answers for any address
+    // and writes zeros for one that it does not know.
+    let status = unsafe { sys::cuPointerGetAttributes(4, attributes.as_mut_ptr(), values.as_mut_ptr(), address) };
+    let device = kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
+    let found = status == sys::CUresult::CUDA_SUCCESS && device && bytes > 0;
+    found.then_some(Allocation { start, bytes: bytes as u64, pooled: !pool.is_null() })
+}
+
+/// Where captured buffers move: into tensors that this relocation, and so the graph built with it, keeps alive.
+#[derive(Clone, Default)]
+pub(in crate::cuda) struct Relocation {
+    targets: hashbrown::HashMap<usize, u64>,
+    owners: Vec<Tensor>,
+}
+
+impl Relocation {
+    /// Moves a buffer of `bytes` bytes to `offset` of a contiguous tensor.
+    ///
+    /// # Errors
+    /// A tensor that is too small.
+    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Tensor, offset: u64) -> Result<()> {
+        let room = (owner.elem_count() * owner.dtype().size_in_bytes()) as u64;
+        if offset + bytes > room || !owner.is_contiguous() {
+            let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {room}");
+            return Err(Error::InvalidLayout(message));
+        }
+        self.targets.insert(buffer, address_of(owner)? + offset);
+        if !self.owners.iter().any(|t| t.id() == owner.id()) {
+            self.owners.push(owner.clone());
+        }
+        Ok(())
+    }
+
+    /// New address of a buffer's first byte.
+    pub fn target(&self, buffer: usize) -> Option<u64> {
+        self.targets.get(&buffer).copied()
+    }
+}

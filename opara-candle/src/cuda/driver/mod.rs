@@ -1,0 +1,45 @@
+//! The driver: every foreign call and every `unsafe` block of this crate.
+//!
+//! Three layers as in cudarc: `cudarc::driver::sys` declares, the functions here turn status codes into errors, and the
+//! types here own and drop. Nothing above this module sees a raw handle.
+
+mod arguments;
+mod capture;
+mod graph;
+mod memory;
+mod stream;
+
+pub(super) use arguments::Arguments;
+pub(super) use capture::{Captured, Node};
+pub(super) use graph::{Executable, GraphBuilder, Pointer};
+pub(super) use memory::{address_of, AllocationTable, Relocation};
+pub(super) use stream::{Event, Stream};
+
+use std::ffi::{c_char, CStr};
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::{Error, Result};
+
+/// An error that names the call unless it succeeded.
+fn check(call: &'static str, status: CUresult) -> Result<()> {
+    if status == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: the driver writes a pointer to a static string, or leaves null for a status that it does not know.
+    let message = unsafe {
+        sys::cuGetErrorString(status, &mut text);
+        if text.is_null() {
+            format!("{status:?}")
+        } else {
+            format!("{status:?}: {}", CStr::from_ptr(text).to_string_lossy())
+        }
+    };
+    Err(Error::Driver { call, message })
+}
+
+/// cudarc's errors as this crate's.
+fn wrap(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
+    move |error| check(call, error.0).err().unwrap_or(Error::Driver { call, message: "unknown".into() })
+}

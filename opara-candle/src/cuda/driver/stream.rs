@@ -1,0 +1,202 @@
+//! The stream of a candle device: capture, copies between tensors, timing.
+
+use std::sync::Arc;
+
+use candle::{CudaDevice, Device, Tensor};
+use cudarc::driver::{sys, CudaContext, CudaStream};
+
+use super::memory::address_of;
+use super::{check, wrap, Captured};
+use crate::trace::DeviceSpec;
+use crate::{Error, Result};
+
+/// The driver's handle of the per-thread default stream.
+const PER_THREAD: usize = 2;
+
+/// The stream that a candle device launches on.
+#[derive(Clone)]
+pub(in crate::cuda) struct Stream(Arc<CudaStream>);
+
+impl Stream {
+    /// # Errors
+    /// A device that is not CUDA.
+    pub fn of(device: &Device) -> Result<Self> {
+        Ok(Self(cuda(device)?.cuda_stream()))
+    }
+
+    fn context(&self) -> &Arc<CudaContext> {
+        self.0.context()
+    }
+
+    /// Makes the device's context current on this thread.
+    pub fn bind(&self) -> Result<()> {
+        self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
+    }
+
+    /// Whether each host thread has a stream of its own behind this handle.
+    pub fn is_per_thread(&self) -> bool {
+        self.0.cu_stream() as usize == PER_THREAD
+    }
+
+    /// Whether this is the legacy default stream, which cannot be captured.
+    pub fn is_legacy(&self) -> bool {
+        self.0.cu_stream().is_null()
+    }
+
+    /// Waits for all work of the device.
+    pub fn synchronize_device(&self) -> Result<()> {
+        self.context().synchronize().map_err(wrap("cuCtxSynchronize"))
+    }
+
+    /// Free memory of the device in bytes.
+    pub fn free_memory(&self) -> Result<usize> {
+        self.context().mem_get_info().map(|(free, _)| free).map_err(wrap("cuMemGetInfo"))
+    }
+
+    /// An event at the end of the work launched so far.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        event.0.record(&self.0).map_err(wrap("cuEventRecord"))
+    }
+
+    /// Later work waits for the event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.0.wait(&event.0).map_err(wrap("cuStreamWaitEvent"))
+    }
+
+    /// A new event; `timed` ones can be subtracted.
+    pub fn event(&self, timed: bool) -> Result<Event> {
+        let flags = timed.then_some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        self.context().new_event(flags).map(Event).map_err(wrap("cuEventCreate"))
+    }
+
+    /// Limits of the device.
+    pub fn device_spec(&self) -> Result<DeviceSpec> {
+        use sys::CUdevice_attribute::*;
+        let get =
+            |attribute| self.context().attribute(attribute).map(|v| v as u32).map_err(wrap("cuDeviceGetAttribute"));
+        Ok(DeviceSpec {
+            name: self.context().name().map_err(wrap("cuDeviceGetName"))?,
+            processors: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            threads_per_processor: get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
+            registers_per_processor: get(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR)?,
+            shared_memory_per_processor: get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+        })
+    }
+
+    /// Turns cudarc's event tracking off until the guard is dropped, if it is on.
+    ///
+    /// Tracked slices would make the capturing stream wait for events recorded outside the capture, which breaks it.
+    pub fn pause_event_tracking(&self) -> EventTracking {
+        let paused = self.context().is_event_tracking();
+        if paused {
+            // SAFETY: tracking orders uses of one slice on several streams. A candle device launches on one stream,
+            // which orders them itself; whoever adds streams to its context synchronises them.
+            unsafe { self.context().disable_event_tracking() };
+        }
+        EventTracking(self.clone(), paused)
+    }
+
+    /// Captures what `f` launches on this stream from this thread.
+    ///
+    /// # Errors
+    /// [`Error::NotCapturable`] with the driver's or the module's reason; the stream can be used again.
+    pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Captured)> {
+        self.bind()?;
+        // Thread-local mode: other threads may allocate meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.0.begin_capture(mode).map_err(wrap("cuStreamBeginCapture"))?;
+        let result = f();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.cu_stream(), &mut raw) });
+        // SAFETY: the driver handed the graph over, or left null.
+        let captured = unsafe { Captured::from_raw(raw, self.clone()) };
+        match (result, ended, captured) {
+            (Ok(result), Ok(()), Some(captured)) => Ok((result, captured)),
+            (Err(error), ..) => Err(error),
+            (_, Err(error), _) => Err(Error::NotCapturable { reason: error.to_string() }),
+            (_, _, None) => Err(Error::NotCapturable { reason: "the driver returned no graph".into() }),
+        }
+    }
+
+    /// Nodes that the capture on this stream holds so far; 0 outside one.
+    pub fn captured_nodes(&self) -> usize {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut graph, mut nodes) = (std::ptr::null_mut(), 0usize);
+        use std::ptr::null_mut as null;
+        // SAFETY: out-pointers are valid or null where the driver allows it; the graph is only counted, while the
+        // capture that owns it goes on.
+        unsafe {
+            let info = sys::cuStreamGetCaptureInfo_v3(
+                self.0.cu_stream(),
+                &mut status,
+                null(),
+                &mut graph,
+                null(),
+                null(),
+                null(),
+            );
+            if info == sys::CUresult::CUDA_SUCCESS && !graph.is_null() {
+                sys::cuGraphGetNodes(graph, null(), &mut nodes);
+            }
+        }
+        nodes
+    }
+
+    /// Copies the bytes of `from` over those of `to`, on this stream. Both are contiguous, of one shape and dtype.
+    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
+        let (source, target) = (address_of(from)?, address_of(to)?);
+        let bytes = from.elem_count() * from.dtype().size_in_bytes();
+        let fit =
+            from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && from.shape() == to.shape();
+        if !fit {
+            return Err(Error::Driver { call: "cuMemcpyDtoDAsync", message: "the tensors do not fit".into() });
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: both ranges hold `bytes` bytes, since shape and dtype agree and both are contiguous, and belong to
+        // tensors that the caller holds; freeing them later is ordered behind the copy on the same stream.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.0.cu_stream()) })
+    }
+
+    /// The error that cudarc kept because the call that failed could not return it, if any.
+    pub(super) fn take_error(&self) -> Option<Error> {
+        self.context().check_err().err().map(wrap("a call in a destructor"))
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.0.cu_stream()
+    }
+}
+
+/// Restores event tracking when dropped.
+pub(in crate::cuda) struct EventTracking(Stream, bool);
+
+impl Drop for EventTracking {
+    fn drop(&mut self) {
+        if self.1 {
+            // SAFETY: slices made meanwhile carry no events; they belong to the executor, which orders their uses by
+            // the one stream that it launches on.
+            unsafe { self.0.context().enable_event_tracking() };
+        }
+    }
+}
+
+/// A point in a stream's work.
+pub(in crate::cuda) struct Event(cudarc::driver::CudaEvent);
+
+impl Event {
+    /// Microseconds from this event to a later one, once both have happened.
+    pub fn elapsed_us(&self, end: &Event) -> Result<f64> {
+        self.0.elapsed_ms(&end.0).map(|ms| ms as f64 * 1e3).map_err(wrap("cuEventElapsedTime"))
+    }
+}
+
+fn cuda(device: &Device) -> Result<&CudaDevice> {
+    match device {
+        Device::Cuda(device) => Ok(device),
+        _ => Err(Error::NotCapturable { reason: "the tensors are not on a CUDA device".into() }),
+    }
+}

@@ -1,0 +1,222 @@
+//! The executor on a GPU. Without one, or without the `cuda` feature, each test says that it skips.
+
+use std::sync::Arc;
+
+use candle::{DType, Device, Module, Result, Tensor};
+use candle_transformers::models::bert;
+use opara_candle::{Mode, OnUncapturable, OparaExecutor, Policy};
+
+/// The GPU, or a word on why there is none.
+fn gpu() -> Option<Device> {
+    match opara_candle::cuda_device(0) {
+        Ok(device) => Some(device),
+        Err(reason) => {
+            eprintln!("skipped, no GPU: {reason}");
+            None
+        }
+    }
+}
+
+const SEQ: usize = 128;
+
+/// candle-transformers' BERT-base as its users call it, with seeded weights.
+fn bert(device: &Device, dtype: DType) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + Clone> {
+    let vb = opara_weights::seeded(1, dtype, device);
+    let model = Arc::new(bert::BertModel::load(vb, &bert::Config::default())?);
+    Ok(move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]))
+}
+
+fn sentence(device: &Device, seed: u32) -> Result<Vec<Tensor>> {
+    let ids: Vec<u32> = (0..SEQ as u32).map(|i| (i * 7919 + seed * 104_729) % 30_000 + 100).collect();
+    let ids = Tensor::from_vec(ids, (1, SEQ), device)?;
+    Ok(vec![ids.clone(), ids.zeros_like()?, ids.ones_like()?])
+}
+
+/// Elements whose bits differ, NaN equal to NaN.
+fn differing(a: &Tensor, b: &Tensor) -> Result<usize> {
+    let bits = |t: &Tensor| -> Result<Vec<u32>> {
+        let values = t.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        Ok(values.into_iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect())
+    };
+    Ok(bits(a)?.iter().zip(bits(b)?).filter(|(a, b)| **a != *b).count())
+}
+
+#[test]
+fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16] {
+        let module = bert(&device, dtype)?;
+        for policy in Policy::ALL {
+            let example = sentence(&device, 0)?;
+            let fast = OparaExecutor::builder().policy(policy).build_fn(module.clone(), &example)?;
+            let report = fast.report();
+            println!("{dtype:?} {policy}\n{report}");
+            assert_eq!((report.mode, report.verified, report.reason), (Mode::Graph, true, None));
+            let first = fast.call(&example)?.remove(0);
+            let kept = first.copy()?;
+            for seed in 1..4 {
+                let input = sentence(&device, seed)?;
+                let expected = module(&input)?.remove(0);
+                // Other tensors come and go between calls.
+                let noise = Tensor::rand(0f32, 1., (1 << 20, seed as usize), &device)?;
+                assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0, "input {seed}");
+                assert_eq!(fast.lend(&input, |out| differing(&expected, &out[0]))??, 0, "lent, input {seed}");
+                drop(noise);
+                assert_eq!(differing(&first, &kept)?, 0, "a result changed after the call that made it");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn bert_from_two_threads() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let module = bert(&device, DType::F32)?;
+    let inputs: Vec<Vec<Tensor>> = (0..2).map(|seed| sentence(&device, seed)).collect::<Result<_>>()?;
+    let expected: Vec<Tensor> = inputs.iter().map(|x| Ok(module(x)?.remove(0))).collect::<Result<_>>()?;
+    let fast = OparaExecutor::builder().build_fn(module, &inputs[0])?;
+    std::thread::scope(|scope| {
+        let callers: Vec<_> = inputs
+            .iter()
+            .zip(&expected)
+            .map(|(input, expected)| {
+                let fast = &fast;
+                scope.spawn(move || -> anyhow::Result<()> {
+                    for _ in 0..200 {
+                        assert_eq!(differing(expected, &fast.call(input)?[0])?, 0);
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        callers.into_iter().try_for_each(|caller| caller.join().expect("a caller panicked"))
+    })
+}
+
+#[test]
+fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let input = sentence(&device, 5)?;
+    let fast = OparaExecutor::builder().build_fn(bert(&device, DType::F16)?, &input)?;
+    let expected = fast.call(&input)?.remove(0);
+    // Comparing on the device keeps 10,000 read-backs out of it; NaN would differ from itself, so bits of finite
+    // outputs are compared by value and the rest once on the host.
+    let mut differences = Tensor::zeros((), DType::F32, &device)?;
+    for _ in 0..10_000 {
+        let differs = fast.lend(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
+        differences = (differences + differs)?;
+    }
+    let nan = expected.ne(&expected)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+    assert_eq!(differences.to_scalar::<f32>()?, 10_000. * nan);
+    assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0);
+    Ok(())
+}
+
+#[test]
+fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = Tensor::rand(-1f32, 1., (256, 256), &device)?;
+    let module = move |x: &Tensor| x.matmul(&weight)?.relu()?.matmul(&weight)?.gelu();
+    let x = Tensor::rand(-1f32, 1., (64, 256), &device)?;
+    let build = || -> anyhow::Result<()> {
+        let fast = OparaExecutor::new(module.clone(), &x)?;
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        fast.forward(&x)?;
+        device.synchronize()?;
+        Ok(())
+    };
+    for _ in 0..20 {
+        build()?;
+    }
+    let before = opara_candle::timing::free_memory(&device)?;
+    for _ in 0..200 {
+        build()?;
+    }
+    let after = opara_candle::timing::free_memory(&device)?;
+    assert!(before.saturating_sub(after) <= 4 << 20, "free device memory fell from {before} to {after} bytes");
+    Ok(())
+}
+
+#[test]
+fn per_thread_and_tracked_devices_work_too() -> anyhow::Result<()> {
+    if gpu().is_none() {
+        return Ok(());
+    }
+    for device in [Device::new_cuda(0)?, Device::new_cuda_with_stream(0)?] {
+        let module = bert(&device, DType::F32)?;
+        let input = sentence(&device, 3)?;
+        let expected = module(&input)?.remove(0);
+        let fast = OparaExecutor::builder().build_fn(module, &input)?;
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let reads_back = |x: &Tensor| -> Result<Tensor> {
+        let mean = x.mean_all()?.to_scalar::<f32>()?;
+        x * mean as f64
+    };
+    let x = Tensor::rand(0f32, 1., (4, 4), &device)?;
+    let fast = OparaExecutor::new(reads_back, &x)?;
+    let report = fast.report();
+    assert_eq!(report.mode, Mode::Eager);
+    assert!(report.reason.as_ref().is_some_and(|r| r.contains("capture")), "{report}");
+    assert_eq!(differing(&reads_back(&x)?, &fast.forward(&x)?)?, 0);
+    let refused = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reads_back, &x);
+    assert!(refused.is_err());
+    // The stream is sound after a failed capture.
+    let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    Ok(())
+}
+
+#[test]
+fn a_module_with_state_is_refused() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let last = std::sync::Mutex::new(None::<Tensor>);
+    let module = move |x: &Tensor| -> Result<Tensor> {
+        let y = x.affine(2., 1.)?;
+        let mut last = last.lock().expect("no panic holds this lock");
+        let sum = match &*last {
+            Some(last) => (&y + last)?,
+            None => y.clone(),
+        };
+        *last = Some(y);
+        Ok(sum)
+    };
+    let x = Tensor::rand(0f32, 1., (8, 8), &device)?;
+    let fast = OparaExecutor::new(module, &x)?;
+    assert_eq!(fast.report().mode, Mode::Eager, "{}", fast.report());
+    let y = fast.forward(&x)?;
+    assert_eq!(y.dims(), [8, 8]);
+    assert_eq!(y.to_vec2::<f32>()?.len(), 8);
+    Ok(())
+}
+
+#[test]
+fn outputs_that_are_inputs_views_or_twins() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = Tensor::rand(0f32, 1., (3, 4), &device)?;
+    let function = {
+        let weight = weight.clone();
+        move |x: &[Tensor]| {
+            let y = x[0].relu()?;
+            Ok(vec![x[0].clone(), y.clone(), y.t()?, y, weight.clone()])
+        }
+    };
+    let x = Tensor::rand(-1f32, 1., (3, 4), &device)?;
+    let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(&x))?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    let x = Tensor::rand(-1f32, 1., (3, 4), &device)?;
+    let (got, expected) = (fast.call(std::slice::from_ref(&x))?, function(std::slice::from_ref(&x))?);
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_eq!(got.dims(), expected.dims());
+        assert_eq!(differing(got, expected)?, 0);
+    }
+    Ok(())
+}
