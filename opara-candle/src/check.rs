@@ -75,9 +75,9 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         }
     }
     let before = schedule.stream_predecessors();
-    for op in 0..n {
+    for (op, &before) in before.iter().enumerate() {
         for wait in schedule.waits(op) {
-            let mut others = schedule.waits(op).filter(|&o| o != wait).chain(before[op]);
+            let mut others = schedule.waits(op).filter(|&o| o != wait).chain(before);
             if let Some(other) = others.find(|&o| finished.before(wait, o)) {
                 return invalid(format!("op {op} waits for op {wait}, which op {other} already waits for"));
             }

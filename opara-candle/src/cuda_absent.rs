@@ -6,7 +6,7 @@ use crate::backend::{Function, Recording};
 use crate::{Error, Result};
 
 fn absent<T>() -> Result<T> {
-    Err(Error::NotCapturable { reason: "this build has no CUDA: build with `--features cuda` or `cudnn`".into() })
+    Err(Error::NoCuda)
 }
 
 /// See the CUDA build's function.

@@ -95,6 +95,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// A GPU was asked for that this build cannot use.
+    #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
+    NoCuda,
+
     /// The module panicked while it was recorded or replayed.
     #[error("the module panicked: {message}")]
     Panicked {

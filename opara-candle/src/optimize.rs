@@ -37,9 +37,9 @@ impl Optimized {
         let mut stays = vec![false; trace.ops.len()];
         loop {
             let mut changed = false;
-            for op in 0..trace.ops.len() {
-                if !stays[op] && !foldable(op, &variable) {
-                    stays[op] = true;
+            for (op, stays) in stays.iter_mut().enumerate() {
+                if !*stays && !foldable(op, &variable) {
+                    *stays = true;
                     changed = true;
                     for access in trace.ops[op].accesses.iter().filter(|a| a.mode.writes()) {
                         variable[access.buffer] = true;

@@ -97,9 +97,9 @@ impl OpGraph {
     pub fn critical_path(&self, cost: &[f64]) -> (Vec<OpId>, f64) {
         let mut finish: Vec<f64> = Vec::with_capacity(self.len());
         let mut through: Vec<Option<OpId>> = Vec::with_capacity(self.len());
-        for op in 0..self.len() {
+        for (op, cost) in cost.iter().enumerate() {
             let slowest = self.predecessors(op).max_by(|&a, &b| finish[a].total_cmp(&finish[b]));
-            finish.push(cost[op] + slowest.map_or(0., |p| finish[p]));
+            finish.push(cost + slowest.map_or(0., |p| finish[p]));
             through.push(slowest);
         }
         let last = (0..self.len()).max_by(|&a, &b| finish[a].total_cmp(&finish[b]));

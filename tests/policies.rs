@@ -1,0 +1,170 @@
+//! Every policy on random traces, against the checker; and the checker against schedules and layouts that are wrong.
+
+use opara_candle::check;
+use opara_candle::graph::OpGraph;
+use opara_candle::memory::{self, Layout};
+use opara_candle::profile::profile;
+use opara_candle::schedule::Schedule;
+use opara_candle::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+use opara_candle::Policy;
+use proptest::prelude::*;
+
+const BYTES: u64 = 1024;
+
+fn access(buffers: usize) -> impl Strategy<Value = Access> {
+    let mode = prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::ReadWrite)];
+    let region = prop_oneof![
+        Just(Region::contiguous(0, BYTES)),
+        (0..BYTES, 0..BYTES / 2).prop_map(|(start, len)| Region::contiguous(start, len.min(BYTES - start))),
+        (0u64..4).prop_map(|part| Region::rows(part * 16, 16, 64, 16)),
+    ];
+    (0..buffers, region, mode).prop_map(|(buffer, region, mode)| Access { buffer, region, mode })
+}
+
+fn op(buffers: usize) -> impl Strategy<Value = Op> {
+    let work = prop_oneof![
+        Just(Work::Memset(64)),
+        (1u32..500, 1u32..9, 16u32..128, 0u32..50_000).prop_map(|(blocks, warps, registers, shared)| {
+            Work::Kernel(Launch {
+                grid: [blocks, 1, 1],
+                block: [32 * warps, 1, 1],
+                registers,
+                dynamic_shared: shared,
+                resident_blocks: 2,
+                ..Default::default()
+            })
+        }),
+    ];
+    let name = prop_oneof![Just("sgemm"), Just("badd_f32"), Just("softmax_f32")];
+    (name, work, prop::collection::vec(access(buffers), 0..5)).prop_map(|(name, work, accesses)| Op {
+        name: name.into(),
+        label: String::new(),
+        work,
+        accesses,
+    })
+}
+
+/// Traces from tall (few buffers, all in each other's way) to wide.
+fn traces() -> impl Strategy<Value = Trace> {
+    (1usize..24, 0usize..60).prop_flat_map(|(buffers, ops)| {
+        let roles = prop_oneof![
+            6 => Just(Role::Intermediate),
+            1 => Just(Role::External),
+            1 => Just(Role::Input(0)),
+            1 => Just(Role::Output(0)),
+        ];
+        let device = DeviceSpec {
+            name: "toy".into(),
+            processors: 16,
+            threads_per_processor: 2048,
+            registers_per_processor: 65_536,
+            shared_memory_per_processor: 100_000,
+        };
+        (prop::collection::vec(op(buffers), ops), prop::collection::vec(roles, buffers)).prop_map(
+            move |(ops, roles)| {
+                let buffers = roles.into_iter().map(|role| Buffer { bytes: BYTES, role }).collect();
+                Trace { device: device.clone(), ops, buffers }
+            },
+        )
+    })
+}
+
+fn scheduled(trace: &Trace, policy: Policy) -> Schedule {
+    policy.schedule(&OpGraph::new(trace), &profile(trace))
+}
+
+proptest! {
+    #[test]
+    fn every_policy_orders_every_conflict(trace in traces()) {
+        trace.validate().unwrap();
+        for policy in Policy::ALL {
+            let schedule = scheduled(&trace, policy);
+            check::schedule(&trace, &schedule).unwrap();
+            let layout = memory::plan(&trace, &schedule);
+            check::layout(&trace, &schedule, &layout).unwrap();
+        }
+    }
+
+    #[test]
+    fn no_edge_of_a_schedule_is_spare(trace in traces(), pick in any::<prop::sample::Index>()) {
+        let mut schedule = scheduled(&trace, Policy::Opara);
+        let edges: Vec<(usize, usize)> = schedule
+            .predecessors
+            .iter()
+            .enumerate()
+            .flat_map(|(op, p)| p.iter().map(move |&p| (op, p)))
+            .filter(|&(op, p)| schedule.stream[op] != schedule.stream[p])
+            .collect();
+        if !edges.is_empty() {
+            let (op, wait) = edges[pick.index(edges.len())];
+            schedule.predecessors[op].retain(|&p| p != wait);
+            prop_assert!(check::schedule(&trace, &schedule).is_err(), "op {} need not wait for op {}", op, wait);
+        }
+    }
+
+    #[test]
+    fn one_arena_for_a_chain_is_never_larger_than_all_buffers(trace in traces()) {
+        let sum: u64 = trace.buffers.iter().map(|b| b.bytes.next_multiple_of(memory::ALIGNMENT)).sum();
+        let layout = memory::plan(&trace, &scheduled(&trace, Policy::Sequential));
+        prop_assert!(layout.bytes <= sum);
+    }
+}
+
+/// `0 -> 1 -> 2` through buffers of their own, and 3 beside them.
+fn small() -> Trace {
+    let op = |reads: &[usize], writes: usize| Op {
+        name: "badd_f32".into(),
+        label: String::new(),
+        work: Work::Memset(0),
+        accesses: reads
+            .iter()
+            .map(|&buffer| Access { buffer, region: Region::contiguous(0, BYTES), mode: Mode::Read })
+            .chain([Access { buffer: writes, region: Region::contiguous(0, BYTES), mode: Mode::Write }])
+            .collect(),
+    };
+    let buffers = vec![Buffer { bytes: BYTES, role: Role::Intermediate }; 4];
+    Trace { ops: vec![op(&[], 0), op(&[0], 1), op(&[1], 2), op(&[], 3)], buffers, ..Default::default() }
+}
+
+#[test]
+fn a_chain_reuses_memory_and_a_branch_beside_it_does_not() {
+    let trace = small();
+    let schedule = scheduled(&trace, Policy::Opara);
+    assert_eq!(schedule.streams(), 2);
+    let layout = memory::plan(&trace, &schedule);
+    assert_eq!(layout.offset(0), layout.offset(2), "the first buffer is dead when the third is written");
+    assert_eq!(layout.bytes, 3 * BYTES, "the branch's buffer is alive beside any of the chain's");
+    let sequential = scheduled(&trace, Policy::Sequential);
+    assert_eq!(memory::plan(&trace, &sequential).bytes, 2 * BYTES);
+}
+
+#[test]
+fn the_checker_finds_what_is_wrong() {
+    let trace = small();
+    let good = scheduled(&trace, Policy::Opara);
+    let broken = |edit: &dyn Fn(&mut Schedule)| {
+        let mut schedule = good.clone();
+        edit(&mut schedule);
+        check::schedule(&trace, &schedule).unwrap_err().to_string()
+    };
+    assert!(broken(&|s| s.order.swap(0, 1)).contains("launched after"));
+    assert!(broken(&|s| s.order[0] = s.order[1]).contains("twice"));
+    assert!(broken(&|s| s.order.truncate(3)).contains("3 ops"));
+    assert!(broken(&|s| {
+        s.stream[1] = 2;
+        s.predecessors[1].clear()
+    })
+    .contains("may overtake"));
+    assert!(broken(&|s| {
+        s.stream[2] = 2;
+        s.predecessors[2] = vec![0, 1]
+    })
+    .contains("already waits"));
+
+    let overlapping = Layout::new(2 * BYTES, vec![Some(0), Some(512), Some(0), Some(BYTES)]);
+    assert!(check::layout(&trace, &good, &overlapping).unwrap_err().to_string().contains("share bytes"));
+    let outside = Layout::new(BYTES, vec![Some(0), Some(512), Some(0), Some(0)]);
+    assert!(check::layout(&trace, &good, &outside).unwrap_err().to_string().contains("outside"));
+    let missing = Layout::new(BYTES, vec![Some(0), None, None, None]);
+    assert!(check::layout(&trace, &good, &missing).unwrap_err().to_string().contains("no place"));
+}
