@@ -1,7 +1,6 @@
-//! Inception-like blocks of four branches on the CPU: candle eager against the executor.
+//! GoogLeNet's four-branch blocks on the CPU: candle eager against the executor.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -11,56 +10,67 @@ use criterion::Criterion;
 use opara_candle::nn::{conv2d, Conv2d};
 use opara_candle::{ops, scope, OparaExecutor};
 
-const CHANNELS: usize = 192;
-const SIDE: usize = 28;
-const BLOCKS: usize = 3;
-const MEASUREMENT: Duration = Duration::from_secs(10);
+const MEASUREMENT: Duration = Duration::from_secs(5);
 
-/// Output channels of the branches: 1x1, 3x3 and 5x5 convolutions, and a 1x1 convolution of the pooled input.
-const BRANCHES: [usize; 4] = [64, 128, 32, 32];
+/// Name, side of the image, input channels, and output channels of: 1x1; 1x1 before 3x3, 3x3; 1x1 before 5x5, 5x5; 1x1
+/// behind the pooling. (Szegedy et al., "Going Deeper with Convolutions", 2014, Table 1; torchvision's kernel of 3 for
+/// the third branch.)
+const BLOCKS: [(&str, usize, usize, [usize; 6]); 4] = [
+    ("inception3a", 28, 192, [64, 96, 128, 16, 32, 32]),
+    ("inception4b", 14, 512, [160, 112, 224, 24, 64, 64]),
+    ("inception4e", 14, 528, [256, 160, 320, 32, 128, 128]),
+    ("inception5b", 7, 832, [384, 192, 384, 48, 128, 128]),
+];
 
+#[derive(Clone)]
 struct Block {
-    convolutions: [Conv2d; 3],
-    projection: Conv2d,
+    branches: [Vec<Conv2d>; 4],
 }
 
 impl Block {
-    fn load(input: usize, vb: VarBuilder) -> candle::Result<Self> {
-        let branch = |index: usize, kernel: usize| {
+    fn load(input: usize, [c1, r3, c3, r5, c5, pool]: [usize; 6], vb: VarBuilder) -> candle::Result<Self> {
+        let conv = |input, out, kernel: usize, name: &str| {
             let config = Conv2dConfig { padding: kernel / 2, ..Default::default() };
-            conv2d(input, BRANCHES[index], kernel, config, vb.pp(format!("branch{index}")))
+            conv2d(input, out, kernel, config, vb.pp(name))
         };
-        Ok(Self { convolutions: [branch(0, 1)?, branch(1, 3)?, branch(2, 5)?], projection: branch(3, 1)? })
+        Ok(Self {
+            branches: [
+                vec![conv(input, c1, 1, "branch1")?],
+                vec![conv(input, r3, 1, "branch2.0")?, conv(r3, c3, 3, "branch2.1")?],
+                vec![conv(input, r5, 1, "branch3.0")?, conv(r5, c5, 3, "branch3.1")?],
+                vec![conv(input, pool, 1, "branch4")?],
+            ],
+        })
     }
 }
 
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let _scope = scope("block");
-        // After a ReLU nothing is below zero, so padding with zeros does not change a maximum.
+        // Behind a ReLU nothing is below zero, so padding with zeros does not change a maximum.
         let padded = ops::custom("pad", &[x], |x| x[0].pad_with_zeros(2, 1, 1)?.pad_with_zeros(3, 1, 1))?;
         let pooled = ops::max_pool2d(&padded, 3, 1)?;
         let inputs = [x, x, x, &pooled];
-        let branches = self.convolutions.iter().chain([&self.projection]).zip(inputs);
-        let branches = branches.map(|(conv, x)| ops::relu(&conv.forward(x)?)).collect::<candle::Result<Vec<_>>>()?;
+        let branch = |(branch, x): (&Vec<Conv2d>, &Tensor)| {
+            branch.iter().try_fold(x.clone(), |x, conv| ops::relu(&conv.forward(&x)?))
+        };
+        let branches = self.branches.iter().zip(inputs).map(branch).collect::<candle::Result<Vec<_>>>()?;
         ops::cat(&branches.iter().collect::<Vec<_>>(), 1)
     }
 }
 
 fn main() -> Result<()> {
     let vb = opara_weights::seeded(0, DType::F32, &Device::Cpu);
-    let channels = |index| if index == 0 { CHANNELS } else { BRANCHES.iter().sum() };
-    let blocks = (0..BLOCKS).map(|i| Block::load(channels(i), vb.pp(i))).collect::<candle::Result<Vec<_>>>()?;
-    let blocks = Arc::new(blocks);
-    let model = move |x: &Tensor| blocks.iter().try_fold(x.clone(), |x, block| block.forward(&x));
-    let x = Tensor::rand(0f32, 1., (1, CHANNELS, SIDE, SIDE), &Device::Cpu)?;
-
-    let mut criterion = Criterion::default().sample_size(10).measurement_time(MEASUREMENT).configure_from_args();
-    let mut group = criterion.benchmark_group("branches");
-    group.bench_function("eager", |b| b.iter(|| black_box(model(&x))));
-    let executor = OparaExecutor::new(model.clone(), &x)?;
-    group.bench_function("executor", |b| b.iter(|| black_box(executor.forward(&x))));
-    group.finish();
-    println!("{}", executor.report());
+    let mut criterion = Criterion::default().sample_size(20).measurement_time(MEASUREMENT).configure_from_args();
+    for (name, side, input, channels) in BLOCKS {
+        let block = Block::load(input, channels, vb.pp(name))?;
+        let x = Tensor::rand(0f32, 1., (1, input, side, side), &Device::Cpu)?;
+        let executor = OparaExecutor::new(block.clone(), &x)?;
+        let mut group = criterion.benchmark_group(name);
+        group.bench_function("eager", |b| b.iter(|| black_box(block.forward(&x))));
+        group.bench_function("executor", |b| b.iter(|| black_box(executor.forward(&x))));
+        group.finish();
+        println!("{}", executor.report());
+    }
     Ok(())
 }

@@ -44,7 +44,7 @@ struct Args {
     #[arg(long)]
     native: bool,
 
-    /// Also measure the sequential graph.
+    /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
     #[arg(long)]
     compare: bool,
 
@@ -116,10 +116,12 @@ fn main() -> Result<()> {
     let sequential = args.compare.then(|| executor(Policy::Sequential, example)).transpose()?;
     let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
     let (eager, replay) = (|| model(example), || Ok(fast.call(example)?));
-    let mut runs: Vec<Run> = vec![("eager", &eager), ("replay", &replay)];
+    let lent = || Ok(fast.lend(example, |_| Vec::new())?);
+    let mut runs: Vec<Run> = vec![("eager", &eager)];
     if let Some(sequential) = &sequential {
-        runs.insert(1, ("sequential", sequential));
+        runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
     }
+    runs.push(("replay", &replay));
     let latencies = Latencies::measure(&device, options.iters, &runs)?;
     options.print(fast.report(), &latencies)
 }

@@ -1,11 +1,9 @@
 //! Replay on worker threads: one lane a stream, over as many workers as there are cores.
 //!
-//! While at least two large operators are ready, each runs on one worker, and inside it rayon has that one thread. What
+//! Operators that are worth it run beside each other, each on one worker, and inside it rayon has that one thread. What
 //! is left runs on the caller's thread, where rayon has all cores: just what eager execution does. So a chain costs
 //! nothing more than eager, and branches do not fight for cores.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, OnceLock};
 
@@ -13,6 +11,7 @@ use candle::Tensor;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
+use super::dispatch::{Dispatch, Steps};
 use super::record::{Program, Source};
 use crate::error::panic_message;
 use crate::executor::nested;
@@ -21,85 +20,77 @@ use crate::schedule::Schedule;
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
-/// Operations, or quarters of a byte moved, below which handing an operator to another thread costs more than it
-/// saves: some 50 microseconds of one core.
-const LARGE: u64 = 1_000_000;
-
 /// A program with a schedule, ready to run.
 pub(crate) struct Lanes {
     program: Arc<Program>,
-    /// For each position in launch order the positions that wait for it.
-    successors: Vec<Vec<usize>>,
-    waits: Vec<usize>,
-    /// For each position the operator of the program.
+    /// For each position in launch order the operator of the program.
     order: Vec<OpId>,
+    steps: Arc<Steps>,
     /// Results of folded operators.
     constants: HashMap<OpId, Tensor>,
-    large: Vec<bool>,
-    /// Readers of each op's result; outputs count one more, so that they stay.
+    /// Readers of each operator's result; outputs count one more, so that they stay.
     uses: Vec<usize>,
     parallel: bool,
 }
 
 impl Lanes {
+    /// # Errors
+    /// Those of folded operators, which run here.
     pub fn new(program: Arc<Program>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
-        let n = schedule.order.len();
-        let mut position = vec![0; n];
+        let mut position = vec![0; schedule.order.len()];
         for (at, &op) in schedule.order.iter().enumerate() {
             position[op] = at;
         }
-        let mut successors = vec![Vec::new(); n];
+        let work = |&op: &OpId| match ops.trace.ops[op].work {
+            Work::Host { bytes, flops } => flops + 4 * bytes,
+            _ => 0,
+        };
+        let product = |&op: &OpId| matches!(program.ops[ops.kept[op]].name, "linear" | "matmul");
+        let mut steps = Steps {
+            product: schedule.order.iter().map(product).collect(),
+            work: schedule.order.iter().map(work).collect(),
+            successors: vec![Vec::new(); position.len()],
+            waits: schedule.order.iter().map(|&op| schedule.predecessors[op].len()).collect(),
+        };
         for (op, predecessors) in schedule.predecessors.iter().enumerate() {
             for &p in predecessors {
-                successors[position[p]].push(position[op]);
+                steps.successors[position[p]].push(position[op]);
             }
         }
         let mut uses = vec![0; program.ops.len()];
-        let kept = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
-        for source in kept.chain(&program.outputs) {
+        let read = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
+        for source in read.chain(&program.outputs) {
             if let Source::Op(i) = source {
                 uses[*i] += 1;
             }
         }
-        let size = |op: OpId| match ops.trace.ops[op].work {
-            Work::Host { bytes, flops } => flops + 4 * bytes,
-            _ => 0,
-        };
         Ok(Self {
-            successors,
-            waits: schedule.order.iter().map(|&op| schedule.predecessors[op].len()).collect(),
-            large: schedule.order.iter().map(|&op| size(op) > LARGE).collect(),
             order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
+            steps: Arc::new(steps),
             constants: fold(&program, &ops.folded)?,
             uses,
-            parallel: schedule.streams() > 1 && super::cores() > 1,
+            parallel: schedule.streams() > 1,
             program,
         })
     }
 
     /// Whether more than one worker can have something to do.
     pub fn is_parallel(&self) -> bool {
-        self.parallel && !pool().is_empty()
+        self.parallel && pool().len() > 1
     }
 
     /// Runs the program; `parallel` says whether workers take part.
     pub fn run(self: &Arc<Self>, inputs: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
-        let n = self.order.len();
-        let queue = Queue {
-            ready: (0..n).filter(|&at| self.waits[at] == 0).map(Reverse).collect(),
-            waits: self.waits.clone(),
-            left: n,
-            ..Default::default()
-        };
+        let cores = if parallel && self.is_parallel() { pool().len() } else { 1 };
         let run = Arc::new(Run {
             lanes: self.clone(),
             inputs: inputs.to_vec(),
             values: self.uses.iter().map(|&uses| Mutex::new((None, uses))).collect(),
-            queue: Mutex::new(queue),
+            state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
             changed: Condvar::new(),
         });
-        run.lead(parallel && self.is_parallel());
-        if let Some(error) = run.queue.lock().error.take() {
+        run.lead();
+        if let Some(error) = run.state.lock().error.take() {
             return Err(error);
         }
         self.program.outputs.iter().map(|source| run.take(source).map_err(Error::from)).collect()
@@ -122,17 +113,9 @@ fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
     Ok(results)
 }
 
-#[derive(Default)]
-struct Queue {
-    ready: BinaryHeap<Reverse<usize>>,
-    waits: Vec<usize>,
-    /// Operators on workers.
-    running: usize,
-    /// Whether an operator runs on the caller's thread.
-    leading: bool,
-    left: usize,
-    /// Whether the workers have been called in.
-    called: bool,
+struct State {
+    dispatch: Dispatch,
+    /// The first error of an operator.
     error: Option<Error>,
 }
 
@@ -140,83 +123,59 @@ struct Queue {
 struct Run {
     lanes: Arc<Lanes>,
     inputs: Vec<Tensor>,
+    /// Each operator's result, and how many readers have yet to take it.
     values: Vec<Mutex<(Option<Tensor>, usize)>>,
-    queue: Mutex<Queue>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Run {
-    fn finished(queue: &Queue) -> bool {
-        queue.error.is_some() && queue.running == 0 || queue.left == 0
-    }
-
-    /// Whether the workers' turn has come, or is not over.
-    fn parallel(&self, queue: &Queue) -> bool {
-        !queue.leading && (queue.running > 0 || self.large_ready(queue))
-    }
-
-    fn large_ready(&self, queue: &Queue) -> bool {
-        queue.ready.iter().filter(|Reverse(at)| self.lanes.large[*at]).nth(1).is_some()
-    }
-
-    /// The caller's part: operators that have nothing large beside them.
-    fn lead(self: &Arc<Self>, workers: bool) {
-        let mut queue = self.queue.lock();
-        while !Self::finished(&queue) {
-            if workers && self.parallel(&queue) {
-                if !std::mem::replace(&mut queue.called, true) {
-                    for worker in pool() {
-                        let run = self.clone();
-                        worker.spawn(move || run.follow());
-                    }
-                }
-                self.changed.notify_all();
-                self.changed.wait(&mut queue);
+    /// The caller's part.
+    fn lead(self: &Arc<Self>) {
+        let mut called = false;
+        let mut state = self.state.lock();
+        while !state.dispatch.is_finished() {
+            if let Some(at) = state.dispatch.lead() {
+                drop(state);
+                let result = self.execute(at);
+                state = self.state.lock();
+                self.finish(at, result, &mut state);
                 continue;
             }
-            let Some(Reverse(at)) = queue.ready.pop() else { break };
-            queue.leading = true;
-            drop(queue);
-            let result = self.execute(at);
-            queue = self.queue.lock();
-            queue.leading = false;
-            self.finish(at, result, &mut queue);
+            if !std::mem::replace(&mut called, true) {
+                for worker in pool() {
+                    let run = self.clone();
+                    worker.spawn(move || run.follow());
+                }
+            }
+            self.changed.notify_all();
+            self.changed.wait(&mut state);
         }
         self.changed.notify_all();
     }
 
     /// A worker's part.
     fn follow(&self) {
-        let mut queue = self.queue.lock();
-        while !Self::finished(&queue) {
-            let next = if queue.error.is_none() && self.parallel(&queue) { queue.ready.pop() } else { None };
-            let Some(Reverse(at)) = next else {
-                self.changed.wait(&mut queue);
+        let mut state = self.state.lock();
+        while !state.dispatch.is_finished() {
+            let Some(at) = state.dispatch.follow() else {
+                self.changed.wait(&mut state);
                 continue;
             };
-            queue.running += 1;
-            drop(queue);
+            drop(state);
             let result = self.execute(at);
-            queue = self.queue.lock();
-            queue.running -= 1;
-            self.finish(at, result, &mut queue);
+            state = self.state.lock();
+            self.finish(at, result, &mut state);
             self.changed.notify_all();
         }
     }
 
-    fn finish(&self, at: usize, result: Result<()>, queue: &mut Queue) {
-        queue.left -= 1;
-        match result {
-            Ok(()) => {
-                for &successor in &self.lanes.successors[at] {
-                    queue.waits[successor] -= 1;
-                    if queue.waits[successor] == 0 {
-                        queue.ready.push(Reverse(successor));
-                    }
-                }
-            }
-            Err(error) => queue.error = queue.error.take().or(Some(error)),
+    fn finish(&self, at: usize, result: Result<()>, state: &mut State) {
+        if let Err(error) = result {
+            state.dispatch.cancel();
+            state.error.get_or_insert(error);
         }
+        state.dispatch.finish(at);
     }
 
     fn execute(&self, at: usize) -> Result<()> {

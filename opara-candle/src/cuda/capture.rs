@@ -65,14 +65,17 @@ fn run(
         Rc::new(move || stream.captured_nodes())
     };
     let forward = || {
-        let outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
+        let mut outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
+        for &i in copied {
+            outputs[i] = outputs[i].force_contiguous()?;
+        }
+        // All are alive until here: none has the address of another.
         let mut specs = Vec::new();
-        for (i, output) in outputs.into_iter().enumerate() {
-            let output = if copied.contains(&i) { output.force_contiguous()? } else { output };
+        for output in &outputs {
             specs.push(OutputSpec {
                 shape: output.shape().clone(),
                 dtype: output.dtype(),
-                address: address_of(&output)?,
+                address: address_of(output)?,
                 bytes: (output.elem_count() * output.dtype().size_in_bytes()) as u64,
                 whole: output.is_contiguous(),
             });

@@ -1,0 +1,229 @@
+//! Which operator runs next, and whether beside others on one core or alone on all of them.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+/// Operations, or quarters of a byte moved, below which handing an operator to another thread costs more than it
+/// saves: some 50 microseconds of one core.
+const LARGE: u64 = 1_000_000;
+
+/// How much of the cores' speed a matrix product reaches that has them all. (Of some milliseconds, on 2 cores.)
+const PRODUCT_EFFICIENCY: f64 = 0.85;
+
+/// What dispatching needs to know of a program, by position in launch order.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Steps {
+    /// Estimated work of each operator.
+    pub work: Vec<u64>,
+    /// Whether it is a matrix product. candle's other operators hardly gain from a second core: convolutions lay out
+    /// their operands on one, and element-wise ones run on one altogether.
+    pub product: Vec<bool>,
+    /// Positions that wait for each.
+    pub successors: Vec<Vec<usize>>,
+    /// How many each waits for.
+    pub waits: Vec<usize>,
+}
+
+/// State of one call: pure bookkeeping, under a lock of whoever drives it.
+#[derive(Debug)]
+pub(super) struct Dispatch {
+    steps: Arc<Steps>,
+    cores: usize,
+    ready: BinaryHeap<Reverse<usize>>,
+    waits: Vec<usize>,
+    left: usize,
+    /// Operators on workers, with the virtual time at which each should be done; one unit of work takes one of time.
+    running: Vec<(usize, u64)>,
+    now: u64,
+    leading: bool,
+}
+
+impl Dispatch {
+    /// The start of a call; with one core, all is the caller's.
+    pub fn new(steps: Arc<Steps>, cores: usize) -> Self {
+        let n = steps.waits.len();
+        let ready = (0..n).filter(|&at| steps.waits[at] == 0).map(Reverse).collect();
+        let waits = steps.waits.clone();
+        Self { steps, cores, ready, waits, left: n, running: Vec::new(), now: 0, leading: false }
+    }
+
+    /// Whether nothing is left to start or to wait for.
+    pub fn is_finished(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Whether an operator is on a worker.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// The next operator for the caller's thread, which has all cores, if that is the better way now.
+    pub fn lead(&mut self) -> Option<usize> {
+        if self.leading || self.is_running() || self.spread() {
+            return None;
+        }
+        let Reverse(at) = self.ready.pop()?;
+        self.leading = true;
+        Some(at)
+    }
+
+    /// The next operator for a worker, if one should start beside what runs.
+    pub fn follow(&mut self) -> Option<usize> {
+        let Reverse(at) = *self.ready.peek()?;
+        let small_beside = self.is_running() && self.steps.work[at] <= LARGE;
+        if self.leading || self.running.len() >= self.cores || !(small_beside || self.spread()) {
+            return None;
+        }
+        self.ready.pop();
+        self.running.push((at, self.now + self.steps.work[at]));
+        Some(at)
+    }
+
+    /// Whether starting the large operators that are ready, one a core, ends sooner than running each on all cores
+    /// behind what runs now.
+    fn spread(&self) -> bool {
+        let idle = self.cores.saturating_sub(self.running.len());
+        let ready = self.ready.iter().map(|Reverse(at)| *at);
+        let large: Vec<usize> = ready.filter(|&at| self.steps.work[at] > LARGE).collect();
+        if self.cores < 2 || large.len() > idle && idle > 0 {
+            return self.cores > 1;
+        }
+        let until = self.running.iter().map(|&(_, end)| end.saturating_sub(self.now)).max().unwrap_or(0) as f64;
+        let longest = large.iter().map(|&at| self.steps.work[at]).max().unwrap_or(0) as f64;
+        let on_all_cores = |&at: &usize| {
+            let speedup = if self.steps.product[at] { self.cores as f64 * PRODUCT_EFFICIENCY } else { 1. };
+            self.steps.work[at] as f64 / speedup
+        };
+        let alone: f64 = large.iter().map(on_all_cores).sum();
+        !large.is_empty() && longest.max(until) < until + alone
+    }
+
+    /// Notes that an operator is done, and what that makes ready.
+    pub fn finish(&mut self, at: usize) {
+        match self.running.iter().position(|&(running, _)| running == at) {
+            Some(i) => self.now = self.now.max(self.running.swap_remove(i).1),
+            None => self.leading = false,
+        }
+        self.left -= 1;
+        for &successor in &self.steps.successors[at] {
+            self.waits[successor] -= 1;
+            if self.waits[successor] == 0 {
+                self.ready.push(Reverse(successor));
+            }
+        }
+    }
+
+    /// Starts nothing more.
+    pub fn cancel(&mut self) {
+        self.ready.clear();
+        self.left = self.running.len() + usize::from(self.leading);
+        self.waits.fill(usize::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MUCH: u64 = 10 * LARGE;
+
+    /// `work` of each step, and edges from the first to the second.
+    fn steps(work: &[u64], edges: &[(usize, usize)]) -> Arc<Steps> {
+        let n = work.len();
+        let mut steps =
+            Steps { work: work.to_vec(), product: vec![true; n], successors: vec![vec![]; n], waits: vec![0; n] };
+        for &(from, to) in edges {
+            steps.successors[from].push(to);
+            steps.waits[to] += 1;
+        }
+        Arc::new(steps)
+    }
+
+    #[test]
+    fn a_chain_is_the_callers() {
+        let steps = steps(&[MUCH, 1, MUCH], &[(0, 1), (1, 2)]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        for at in 0..3 {
+            assert_eq!(dispatch.follow(), None);
+            assert_eq!(dispatch.lead(), Some(at));
+            assert_eq!(dispatch.lead(), None, "one at a time");
+            dispatch.finish(at);
+        }
+        assert!(dispatch.is_finished());
+    }
+
+    #[test]
+    fn with_one_core_all_is_the_callers() {
+        let steps = steps(&[MUCH; 3], &[]);
+        let mut dispatch = Dispatch::new(steps, 1);
+        for at in 0..3 {
+            assert_eq!((dispatch.follow(), dispatch.lead()), (None, Some(at)));
+            dispatch.finish(at);
+        }
+    }
+
+    #[test]
+    fn two_large_branches_go_to_two_workers() {
+        let steps = steps(&[MUCH, MUCH, MUCH], &[(0, 2), (1, 2)]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        assert_eq!(dispatch.lead(), None);
+        assert_eq!((dispatch.follow(), dispatch.follow(), dispatch.follow()), (Some(0), Some(1), None));
+        dispatch.finish(1);
+        dispatch.finish(0);
+        assert_eq!((dispatch.follow(), dispatch.lead()), (None, Some(2)));
+    }
+
+    #[test]
+    fn the_third_of_three_equal_ones_gets_both_cores() {
+        let steps = steps(&[MUCH; 3], &[]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
+        dispatch.finish(0);
+        assert_eq!(dispatch.follow(), None, "the other worker is as good as done");
+        assert_eq!(dispatch.lead(), None);
+        dispatch.finish(1);
+        assert_eq!(dispatch.lead(), Some(2));
+    }
+
+    #[test]
+    fn short_ones_run_beside_a_long_one() {
+        let steps = steps(&[4 * MUCH, MUCH, MUCH, 1], &[]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
+        dispatch.finish(1);
+        assert_eq!(dispatch.follow(), Some(2));
+        dispatch.finish(2);
+        assert_eq!(dispatch.follow(), Some(3), "a small one finds room beside what runs");
+    }
+
+    #[test]
+    fn what_does_not_scale_runs_beside_others_while_there_are_any() {
+        let mut steps = Steps::clone(&steps(&[20 * MUCH, MUCH, MUCH], &[(1, 2)]));
+        steps.product = vec![false; 3];
+        let mut dispatch = Dispatch::new(Arc::new(steps), 2);
+        assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
+        dispatch.finish(1);
+        assert_eq!(dispatch.follow(), Some(2));
+    }
+
+    #[test]
+    fn one_of_two_that_is_much_longer_gets_all_cores() {
+        let steps = steps(&[20 * MUCH, MUCH], &[]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        assert_eq!((dispatch.follow(), dispatch.lead()), (None, Some(0)));
+    }
+
+    #[test]
+    fn a_cancelled_call_waits_for_what_runs_and_starts_nothing() {
+        let steps = steps(&[MUCH; 4], &[(0, 3)]);
+        let mut dispatch = Dispatch::new(steps, 2);
+        assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
+        dispatch.cancel();
+        dispatch.finish(0);
+        assert!(!dispatch.is_finished());
+        assert_eq!((dispatch.follow(), dispatch.lead()), (None, None));
+        dispatch.finish(1);
+        assert!(dispatch.is_finished());
+    }
+}
