@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as candle_bert;
@@ -47,6 +47,10 @@ struct Args {
     /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
     #[arg(long)]
     compare: bool,
+
+    /// Draw the schedule into this SVG file.
+    #[arg(long)]
+    svg: Option<std::path::PathBuf>,
 
     /// Sentences to compare with each other.
     sentences: Vec<String>,
@@ -113,6 +117,9 @@ fn main() -> Result<()> {
         eprintln!("candle-transformers' attention mask overflows in f16: --native takes a model whose mask does not");
     }
 
+    if let (Some(path), Some(picture)) = (&args.svg, fast.picture()) {
+        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     let sequential = args.compare.then(|| executor(Policy::Sequential, example)).transpose()?;
     let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
     let (eager, replay) = (|| model(example), || Ok(fast.call(example)?));

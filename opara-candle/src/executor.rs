@@ -12,7 +12,7 @@ use crate::error::panic_message;
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::schedule::Policy;
-use crate::{Error, Result};
+use crate::{picture, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -203,6 +203,12 @@ impl OparaExecutor {
             Some((_, plan)) => plan.report.clone(),
             None => unreachable!("an executor is built with its first plan"),
         }
+    }
+
+    /// The schedule of the shapes used last as a picture in SVG: one lane a stream. `None` in eager mode.
+    pub fn picture(&self) -> Option<String> {
+        let plan = self.plans.lock().last().map(|(_, plan)| plan.clone())?;
+        plan.scheduled.as_ref().map(|(trace, schedule)| picture::svg(trace, schedule))
     }
 
     fn check(&self, inputs: &[Tensor]) -> Result<()> {

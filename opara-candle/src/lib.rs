@@ -12,6 +12,7 @@ pub mod memory;
 pub mod nn;
 pub mod ops;
 pub mod optimize;
+mod picture;
 mod plan;
 pub mod profile;
 mod report;

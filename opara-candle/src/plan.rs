@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     /// `None` calls the module itself.
     pub replay: Option<Box<dyn Replay>>,
     pub report: Report,
+    /// What is replayed, and in which order.
+    pub scheduled: Option<(Trace, Schedule)>,
 }
 
 /// Milliseconds by stage.
@@ -44,19 +46,19 @@ impl Plan {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let built = stages.time("trace", || record(function, inputs, &device)).and_then(|recording| {
-            let (replay, report) = schedule(&recording, options, &mut stages)?;
-            Ok((Some(replay), report))
+            let (replay, report, scheduled) = schedule(&recording, options, &mut stages)?;
+            Ok((Some(replay), report, Some(scheduled)))
         });
-        let (replay, mut report) = match built {
+        let (replay, mut report, scheduled) = match built {
             Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
-                (None, Report { reason: Some(error.to_string()), ..blank(options.policy) })
+                (None, Report { reason: Some(error.to_string()), ..blank(options.policy) }, None)
             }
             built => built?,
         };
         report.device = if device.is_cuda() { cuda::device_name(&device) } else { "cpu".into() };
         report.build_ms = stages.0;
-        Ok(Plan { replay, report })
+        Ok(Plan { replay, report, scheduled })
     }
 }
 
@@ -73,7 +75,11 @@ fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Rec
 }
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
-fn schedule(recording: &Recording, options: &Options, stages: &mut Stages) -> Result<(Box<dyn Replay>, Report)> {
+fn schedule(
+    recording: &Recording,
+    options: &Options,
+    stages: &mut Stages,
+) -> Result<(Box<dyn Replay>, Report, (Trace, Schedule))> {
     let Recording { trace, examples, program } = recording;
     let fold = if options.fold_constants { Optimized::fold_constants } else { Optimized::unchanged };
     let optimized = stages.time("optimize", || fold(trace));
@@ -100,7 +106,7 @@ fn schedule(recording: &Recording, options: &Options, stages: &mut Stages) -> Re
                 report.verified = options.verify;
                 report.replay_us = replay_us;
                 report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
-                return Ok((replay, report));
+                return Ok((replay, report, (optimized.trace, schedule)));
             }
             Err(error @ Error::Mismatch { .. }) if policy != Policy::Sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
