@@ -1,4 +1,4 @@
-//! Layers over [`ops`](crate::ops), with candle-nn's names, shapes and constructors.
+//! Layers over [`ops`], with candle-nn's names, shapes and constructors.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::{Conv2dConfig, Init, VarBuilder};

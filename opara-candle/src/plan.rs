@@ -120,7 +120,7 @@ fn schedule(
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;
 /// long ones need none.
-const TRIAL_US: f64 = 50_000.;
+const TRIAL_US: f64 = 100_000.;
 
 /// Replays the examples, compares where asked to, and keeps the fastest variant. Returns its time in microseconds.
 ///
