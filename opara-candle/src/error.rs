@@ -1,6 +1,10 @@
 //! What can go wrong, in terms of what the caller can do about it.
 
+use std::path::PathBuf;
+
 use candle::{DType, DeviceLocation, Shape};
+
+use crate::trace::FileError;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -128,6 +132,15 @@ pub enum Error {
         name: String,
         /// What is wrong.
         reason: String,
+    },
+
+    /// A trace file could not be read or written.
+    #[error("trace file `{}`: {source}", path.display())]
+    TraceFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        source: FileError,
     },
 
     /// A schedule that does not respect its graph.

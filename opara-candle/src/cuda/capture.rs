@@ -240,13 +240,18 @@ fn launch(memory: &mut Memory, node: &Node, label: &str) -> (Op, Vec<Pointer>) {
         Node::Memcpy(memcpy) => {
             let mut pointers = Vec::new();
             let mut accesses = Vec::new();
-            for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, memcpy.target(), Mode::Write)] {
-                if let Some((buffer, delta)) = memory.find(address) {
+            for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, Some(memcpy.target()), Mode::Write)] {
+                if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
                     pointers.push(Pointer { word, buffer, delta });
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
                 }
             }
-            ("memcpy".into(), Work::Memcpy(memcpy.bytes()), accesses, pointers)
+            (
+                if memcpy.source().is_some() { "memcpy" } else { "upload" }.into(),
+                Work::Memcpy(memcpy.bytes()),
+                accesses,
+                pointers,
+            )
         }
         Node::Alloc { .. } | Node::Free { .. } | Node::Empty | Node::Unsupported(_) => {
             ("nothing".into(), Work::Memset(0), Vec::new(), Vec::new())

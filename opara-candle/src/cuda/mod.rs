@@ -52,10 +52,11 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
     let _tracking = stream.pause_event_tracking();
     // Weights and inputs may come from another thread's stream.
     stream.synchronize_device()?;
-    let cuda = device.as_cuda_device()?;
-    let _uploads = cuda.enable_cuda_graph_htod_cache();
-
-    // Eager forwards fill candle's caches and the libraries' own; their outputs are what replays are compared with.
+    if !driver::are_watched() {
+        let reason = "this program looks the CUDA driver up at run time: build cudarc with `dynamic-linking`".into();
+        return Err(Error::NotCapturable { reason });
+    }
+    // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
     let mut examples = Vec::new();
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
         let mut outputs = Vec::new();
@@ -63,7 +64,7 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
             outputs = function(&inputs)?;
             Ok(())
         })?;
-        // The pass that is captured copies these at its end: fill the caches for that, too.
+        // The pass that is captured copies these at its end: load the kernel for that, too.
         for output in outputs.iter().filter(|o| !o.is_contiguous()) {
             output.force_contiguous()?;
         }
@@ -95,8 +96,8 @@ fn agree(first: &capture::Capture, second: &capture::Capture) -> Result<()> {
 
 /// Runs `job` on the one thread that captures, and waits for it.
 ///
-/// candle keeps the tables that captured kernels point at, and cuDNN's handle, in thread-locals: this thread never ends.
-/// Captures of all executors take turns on it.
+/// candle keeps cuDNN's handle in a thread-local: this thread, and so the handle that captured kernels were chosen with,
+/// never ends. Captures of all executors take turns on it.
 fn on_capture_thread<T: Send + 'static>(job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     type Job = Box<dyn FnOnce() + Send>;
     static THREAD: OnceLock<Option<Mutex<mpsc::Sender<Job>>>> = OnceLock::new();

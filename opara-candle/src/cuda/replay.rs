@@ -84,7 +84,8 @@ impl CudaProgram {
         match (node, pointers.as_slice()) {
             (Node::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
             (Node::Memset(memset), [to]) => graph.memset(memset, *to, after),
-            (Node::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, *from, *to, after),
+            (Node::Memcpy(memcpy), [to]) => graph.memcpy(memcpy, None, *to, after),
+            (Node::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
             _ => {
                 let reason = format!("op {op} `{}` touches memory that is not known", self.capture.trace.ops[op].name);
                 Err(Error::NotCapturable { reason })

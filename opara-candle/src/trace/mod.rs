@@ -3,9 +3,11 @@
 //! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
 //! [`ops`](crate::ops); every later stage works on it without knowing which.
 
+mod file;
 mod region;
 pub mod scope;
 
+pub use file::FileError;
 pub use region::Region;
 
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! A captured graph, read back node by node.
 
 use std::ffi::{c_char, CStr};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
@@ -12,6 +13,8 @@ use crate::{Error, Result};
 pub(in crate::cuda) struct Captured {
     raw: sys::CUgraph,
     stream: Stream,
+    /// Bytes of the uploads that memcpy nodes refer to.
+    uploads: Vec<Arc<[u8]>>,
     /// A call that failed meanwhile where it could not return its error: in a destructor.
     failed: Option<Error>,
 }
@@ -26,7 +29,7 @@ pub(in crate::cuda) enum Node {
     Kernel(KernelNode),
     /// A memset.
     Memset(MemsetNode),
-    /// A copy from device to device.
+    /// A copy.
     Memcpy(MemcpyNode),
     /// An allocation of the stream-ordered allocator.
     Alloc {
@@ -75,15 +78,17 @@ impl MemsetNode {
     }
 }
 
-/// A copy from device to device.
+/// A copy from device to device, or of bytes that were on the host.
 pub(in crate::cuda) struct MemcpyNode {
     pub(super) params: sys::CUDA_MEMCPY3D,
+    /// The bytes, if they come from the host.
+    pub(super) upload: Option<Arc<[u8]>>,
 }
 
 impl MemcpyNode {
-    /// First byte read.
-    pub fn source(&self) -> u64 {
-        self.params.srcDevice + self.params.srcXInBytes as u64
+    /// First byte read, if it is on the device.
+    pub fn source(&self) -> Option<u64> {
+        self.upload.is_none().then_some(self.params.srcDevice + self.params.srcXInBytes as u64)
     }
 
     /// First byte written.
@@ -101,10 +106,11 @@ impl Captured {
     /// Takes over a graph.
     ///
     /// # Safety
-    /// `raw` must be null or a graph that nobody else destroys, captured on `stream`.
-    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream) -> Option<Self> {
+    /// `raw` must be null or a graph that nobody else destroys, captured on `stream`; host addresses in it are those of
+    /// `uploads`.
+    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, uploads: Vec<Arc<[u8]>>) -> Option<Self> {
         let failed = stream.take_error();
-        (!raw.is_null()).then_some(Self { raw, stream, failed })
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, failed })
     }
 
     /// The error of a destructor that ran during the capture: that of a tensor from before it, most likely.
@@ -134,7 +140,7 @@ impl Captured {
             return Err(Error::NotCapturable { reason: "the driver lists captured nodes out of order".into() });
         }
         // SAFETY: the handles are nodes of this graph, which outlives the calls.
-        raw.into_iter().map(|node| unsafe { read(node) }).collect()
+        raw.into_iter().map(|node| unsafe { self.read(node) }).collect()
     }
 
     /// Whether every edge leads forward in the given order, which the driver does not promise.
@@ -173,6 +179,58 @@ impl Captured {
             launched
         }
     }
+
+    /// Reads one node.
+    ///
+    /// # Safety
+    /// `node` must belong to this graph.
+    unsafe fn read(&self, node: sys::CUgraphNode) -> Result<Node> {
+        use sys::CUgraphNodeType::*;
+        // SAFETY: the caller vouches for the node, and each call writes a whole structure of the type that it is given.
+        unsafe {
+            Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
+                CU_GRAPH_NODE_TYPE_KERNEL => {
+                    let params = get("cuGraphKernelNodeGetParams", |p| sys::cuGraphKernelNodeGetParams_v2(node, p))?;
+                    Node::Kernel(kernel(node, params)?)
+                }
+                CU_GRAPH_NODE_TYPE_MEMSET => Node::Memset(MemsetNode {
+                    params: get("cuGraphMemsetNodeGetParams", |p| sys::cuGraphMemsetNodeGetParams(node, p))?,
+                }),
+                CU_GRAPH_NODE_TYPE_MEMCPY => {
+                    self.memcpy(get("cuGraphMemcpyNodeGetParams", |p| sys::cuGraphMemcpyNodeGetParams(node, p))?)
+                }
+                CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                    let params: sys::CUDA_MEM_ALLOC_NODE_PARAMS =
+                        get("cuGraphMemAllocNodeGetParams", |p| sys::cuGraphMemAllocNodeGetParams(node, p))?;
+                    Node::Alloc { address: params.dptr, bytes: params.bytesize as u64 }
+                }
+                CU_GRAPH_NODE_TYPE_MEM_FREE => Node::Free {
+                    address: get("cuGraphMemFreeNodeGetParams", |p| sys::cuGraphMemFreeNodeGetParams(node, p))?,
+                },
+                CU_GRAPH_NODE_TYPE_EMPTY => Node::Empty,
+                CU_GRAPH_NODE_TYPE_HOST => Node::Unsupported("it calls a function on the host"),
+                CU_GRAPH_NODE_TYPE_GRAPH => Node::Unsupported("it launches a graph of its own"),
+                _ => Node::Unsupported("it waits for or signals something outside itself"),
+            })
+        }
+    }
+
+    fn memcpy(&self, params: sys::CUDA_MEMCPY3D) -> Node {
+        use sys::CUmemorytype::*;
+        // The driver reports device pointers of linear copies as unified addresses, too.
+        let on_device = |kind| matches!(kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);
+        let offsets = [params.srcY, params.srcZ, params.dstY, params.dstZ];
+        if offsets != [0; 4] || params.Height > 1 || params.Depth > 1 {
+            return Node::Unsupported("it copies in more than one dimension");
+        }
+        let host = params.srcHost.cast::<u8>();
+        let upload = self.uploads.iter().find(|u| u.as_ptr() == host && u.len() == params.WidthInBytes).cloned();
+        let from_host = params.srcMemoryType == CU_MEMORYTYPE_HOST && params.srcXInBytes == 0;
+        if !on_device(params.dstMemoryType) || !(on_device(params.srcMemoryType) || from_host && upload.is_some()) {
+            return Node::Unsupported("it copies between host and device in a way that cannot be repeated");
+        }
+        Node::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })
+    }
 }
 
 impl Drop for Captured {
@@ -181,41 +239,6 @@ impl Drop for Captured {
             // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }
-    }
-}
-
-/// Reads one node.
-///
-/// # Safety
-/// `node` must belong to a graph that exists.
-unsafe fn read(node: sys::CUgraphNode) -> Result<Node> {
-    use sys::CUgraphNodeType::*;
-    // SAFETY: the caller vouches for the node, and each call writes a whole structure of the type that it is given.
-    unsafe {
-        Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
-            CU_GRAPH_NODE_TYPE_KERNEL => {
-                let params = get("cuGraphKernelNodeGetParams", |p| sys::cuGraphKernelNodeGetParams_v2(node, p))?;
-                Node::Kernel(kernel(node, params)?)
-            }
-            CU_GRAPH_NODE_TYPE_MEMSET => Node::Memset(MemsetNode {
-                params: get("cuGraphMemsetNodeGetParams", |p| sys::cuGraphMemsetNodeGetParams(node, p))?,
-            }),
-            CU_GRAPH_NODE_TYPE_MEMCPY => {
-                memcpy(get("cuGraphMemcpyNodeGetParams", |p| sys::cuGraphMemcpyNodeGetParams(node, p))?)
-            }
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                let params: sys::CUDA_MEM_ALLOC_NODE_PARAMS =
-                    get("cuGraphMemAllocNodeGetParams", |p| sys::cuGraphMemAllocNodeGetParams(node, p))?;
-                Node::Alloc { address: params.dptr, bytes: params.bytesize as u64 }
-            }
-            CU_GRAPH_NODE_TYPE_MEM_FREE => Node::Free {
-                address: get("cuGraphMemFreeNodeGetParams", |p| sys::cuGraphMemFreeNodeGetParams(node, p))?,
-            },
-            CU_GRAPH_NODE_TYPE_EMPTY => Node::Empty,
-            CU_GRAPH_NODE_TYPE_HOST => Node::Unsupported("it calls a function on the host"),
-            CU_GRAPH_NODE_TYPE_GRAPH => Node::Unsupported("it launches a graph of its own"),
-            _ => Node::Unsupported("it waits for or signals something outside itself"),
-        })
     }
 }
 
@@ -228,22 +251,6 @@ unsafe fn get<T>(call: &'static str, f: impl FnOnce(*mut T) -> sys::CUresult) ->
     check(call, f(value.as_mut_ptr()))?;
     // SAFETY: the call succeeded, so the value is whole.
     Ok(unsafe { value.assume_init() })
-}
-
-fn memcpy(params: sys::CUDA_MEMCPY3D) -> Node {
-    use sys::CUmemorytype::*;
-    // The driver reports device pointers of linear copies as unified addresses, too.
-    let on_device = |kind| matches!(kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);
-    if !on_device(params.srcMemoryType) || !on_device(params.dstMemoryType) {
-        return Node::Unsupported(
-            "it copies between host and device inside `forward`: make the tensor when the module is loaded",
-        );
-    }
-    let offsets = [params.srcY, params.srcZ, params.dstY, params.dstZ];
-    if offsets != [0; 4] || params.Height > 1 || params.Depth > 1 {
-        return Node::Unsupported("it copies in more than one dimension");
-    }
-    Node::Memcpy(MemcpyNode { params })
 }
 
 /// Name, attributes and arguments of a kernel node.

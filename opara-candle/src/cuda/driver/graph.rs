@@ -1,6 +1,7 @@
 //! A graph built node by node, and the executable made from it.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
@@ -24,6 +25,8 @@ pub(in crate::cuda) struct GraphBuilder {
     raw: sys::CUgraph,
     nodes: Vec<sys::CUgraphNode>,
     relocation: Relocation,
+    /// Bytes on the host that memcpy nodes read.
+    uploads: Vec<Arc<[u8]>>,
     stream: Stream,
 }
 
@@ -34,7 +37,7 @@ impl GraphBuilder {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
-        Ok(Self { raw, nodes: Vec::new(), relocation, stream: stream.clone() })
+        Ok(Self { raw, nodes: Vec::new(), relocation, uploads: Vec::new(), stream: stream.clone() })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
@@ -104,15 +107,18 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// Adds a copy from the first pointer to the second, behind the nodes `after`.
-    pub fn memcpy(&mut self, node: &MemcpyNode, from: Pointer, to: Pointer, after: &[usize]) -> Result<()> {
+    /// Adds a copy from `from`, or of the node's own bytes, to `to`, behind the nodes `after`.
+    pub fn memcpy(&mut self, node: &MemcpyNode, from: Option<Pointer>, to: Pointer, after: &[usize]) -> Result<()> {
         let mut params = node.params;
-        params.srcDevice = self.moved(from.buffer, from.delta, node.source());
+        if let (Some(from), Some(source)) = (from, node.source()) {
+            params.srcDevice = self.moved(from.buffer, from.delta, source);
+        }
         params.dstDevice = self.moved(to.buffer, to.delta, node.target());
         (params.srcXInBytes, params.dstXInBytes) = (0, 0);
+        self.uploads.extend(node.upload.clone());
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: as for a memset, for both ends of the copy.
+        // SAFETY: as for a memset, for both ends of the copy; bytes on the host are kept beside the graph.
         check("cuGraphAddMemcpyNode", unsafe {
             sys::cuGraphAddMemcpyNode(
                 &mut new,
@@ -128,11 +134,13 @@ impl GraphBuilder {
     }
 
     /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.
-    pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
+    pub fn instantiate(mut self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is whole and owned here; `raw` receives the executable.
         check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0) })?;
-        let executable = Executable { raw, stream: self.stream.clone(), _moved: self.relocation.clone(), _keep: keep };
+        let uploads = std::mem::take(&mut self.uploads);
+        let (stream, moved) = (self.stream.clone(), self.relocation.clone());
+        let executable = Executable { raw, stream, _moved: moved, _uploads: uploads, _keep: keep };
         // SAFETY: executable and stream exist.
         check("cuGraphUpload", unsafe { sys::cuGraphUpload(raw, executable.stream.raw()) })?;
         Ok(executable)
@@ -161,6 +169,7 @@ pub(in crate::cuda) struct Executable {
     stream: Stream,
     /// Owns the tensors that buffers moved into.
     _moved: Relocation,
+    _uploads: Vec<Arc<[u8]>>,
     _keep: Box<dyn Any + Send + Sync>,
 }
 

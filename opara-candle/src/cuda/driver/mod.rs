@@ -6,12 +6,14 @@
 mod arguments;
 mod capture;
 mod graph;
+mod host_copies;
 mod memory;
 mod stream;
 
 pub(super) use arguments::Arguments;
 pub(super) use capture::{Captured, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
+pub(super) use host_copies::are_watched;
 pub(super) use memory::{address_of, AllocationTable, Relocation};
 pub(super) use stream::{Event, Stream};
 

@@ -6,7 +6,7 @@ use candle::{CudaDevice, Device, Tensor};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use super::memory::address_of;
-use super::{check, wrap, Captured};
+use super::{check, host_copies, wrap, Captured};
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -105,12 +105,15 @@ impl Stream {
         // Thread-local mode: other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.0.begin_capture(mode).map_err(wrap("cuStreamBeginCapture"))?;
-        let result = f();
+        let (result, copies) = host_copies::watch(f);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
         let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.cu_stream(), &mut raw) });
         // SAFETY: the driver handed the graph over, or left null.
-        let captured = unsafe { Captured::from_raw(raw, self.clone()) };
+        let captured = unsafe { Captured::from_raw(raw, self.clone(), copies.uploads) };
+        if let Some(reason) = copies.read_back {
+            return Err(Error::NotCapturable { reason });
+        }
         match (result, ended, captured) {
             (Ok(result), Ok(()), Some(captured)) => Ok((result, captured)),
             (Err(error), ..) => Err(error),

@@ -1,0 +1,73 @@
+//! Models that make images from noise, at 256 by 256 pixels.
+
+use candle_transformers::models::*;
+
+use crate::entry::{Entry, Model};
+
+/// Height and width of a latent image.
+const LATENT: usize = 32;
+
+/// Tokens of a prompt.
+const PROMPT: usize = 77;
+
+/// The step of the diffusion.
+const STEP: f64 = 500.;
+
+/// The models.
+pub const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "sd-1.5-text",
+        build: |at| {
+            let config = stable_diffusion::clip::Config::v1_5();
+            let model = stable_diffusion::clip::ClipTextTransformer::new(at.weights(), &config)?;
+            Model::module(model, at.tokens(PROMPT, 49408)?)
+        },
+    },
+    Entry {
+        name: "sd-1.5-unet",
+        build: |at| {
+            // The default is version 1.5 but for this.
+            let config =
+                stable_diffusion::unet_2d::UNet2DConditionModelConfig { cross_attention_dim: 768, ..Default::default() };
+            let model = stable_diffusion::unet_2d::UNet2DConditionModel::new(at.weights(), 4, 4, false, config)?;
+            Model::new([at.noise((1, 4, LATENT, LATENT))?, at.noise((1, PROMPT, 768))?], move |x| {
+                Ok(vec![model.forward(&x[0], STEP, &x[1])?])
+            })
+        },
+    },
+    Entry {
+        name: "sd-1.5-vae-decoder",
+        build: |at| {
+            let config = stable_diffusion::vae::AutoEncoderKLConfig {
+                block_out_channels: vec![128, 256, 512, 512],
+                layers_per_block: 2,
+                ..Default::default()
+            };
+            let model = stable_diffusion::vae::AutoEncoderKL::new(at.weights(), 3, 3, config)?;
+            Model::new([at.noise((1, 4, LATENT, LATENT))?], move |x| Ok(vec![model.decode(&x[0])?]))
+        },
+    },
+    Entry {
+        name: "sd-3-mmdit",
+        build: |at| {
+            let model = mmdit::model::MMDiT::new(&mmdit::model::Config::sd3_medium(), false, at.weights())?;
+            let step = (at.noise(1)?.zeros_like()? + STEP)?;
+            let inputs = [at.noise((1, 16, LATENT, LATENT))?, step, at.noise((1, 2048))?, at.noise((1, 154, 4096))?];
+            Model::new(inputs, move |x| Ok(vec![model.forward(&x[0], &x[1], &x[2], &x[3], None)?]))
+        },
+    },
+    Entry {
+        name: "flux-vae-decoder",
+        build: |at| {
+            let model = flux::autoencoder::AutoEncoder::new(&flux::autoencoder::Config::schnell(), at.weights())?;
+            Model::new([at.noise((1, 16, LATENT, LATENT))?], move |x| Ok(vec![model.decode(&x[0])?]))
+        },
+    },
+    Entry {
+        name: "wuerstchen-vq-decoder",
+        build: |at| {
+            let model = wuerstchen::paella_vq::PaellaVQ::new(at.weights())?;
+            Model::new([at.noise((1, 4, 64, 64))?], move |x| Ok(vec![model.decode(&x[0])?]))
+        },
+    },
+];

@@ -1,0 +1,93 @@
+//! What an entry of the zoo is: a name, and how to make the model with an example of its inputs.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use candle::{DType, Device, Module, Shape, Tensor};
+use candle_nn::VarBuilder;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// A model of the zoo.
+pub struct Entry {
+    /// Its name on the command line and in tables.
+    pub name: &'static str,
+    /// Makes it, with an example of its inputs.
+    pub build: fn(&Target) -> Result<Model>,
+}
+
+/// A forward pass: several tensors to several tensors, the same outputs for the same inputs at every call.
+pub type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
+
+/// A forward pass and an example of its inputs.
+pub struct Model {
+    pub function: Function,
+    pub inputs: Vec<Tensor>,
+}
+
+impl Model {
+    /// A function of several tensors.
+    pub fn new(
+        inputs: impl Into<Vec<Tensor>>,
+        function: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Ok(Self { function: Arc::new(function), inputs: inputs.into() })
+    }
+
+    /// A module, and its input.
+    pub fn module(module: impl Module + Send + Sync + 'static, input: Tensor) -> Result<Self> {
+        Self::new([input], move |x| Ok(vec![module.forward(&x[0])?]))
+    }
+
+    /// A model that changes while it runs, because it keeps a cache: every call gets a fresh clone, which shares the
+    /// weights.
+    pub fn fresh<M: Clone + Send + Sync + 'static>(
+        model: M,
+        inputs: impl Into<Vec<Tensor>>,
+        forward: impl Fn(&mut M, &[Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::new(inputs, move |x| Ok(vec![forward(&mut model.clone(), x)?]))
+    }
+}
+
+/// Where a model is made, and in which type.
+pub struct Target {
+    pub device: Device,
+    pub dtype: DType,
+}
+
+impl Target {
+    /// Random weights, the same at every call.
+    pub fn weights(&self) -> VarBuilder<'static> {
+        opara_weights::seeded(0, self.dtype, &self.device)
+    }
+
+    /// Values with mean 0 and variance 1, the same at every call.
+    pub fn noise(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        // One column makes the seeded values of a matrix have variance 1.
+        Ok(self.weights().get((shape.elem_count(), 1), "noise")?.reshape(shape)?)
+    }
+
+    /// A batch of one image: three channels of `size` by `size`.
+    pub fn image(&self, size: usize) -> Result<Tensor> {
+        self.noise((1, 3, size, size))
+    }
+
+    /// A batch of one sentence: token ids from all over the vocabulary.
+    pub fn tokens(&self, length: usize, vocabulary: u32) -> Result<Tensor> {
+        self.ids((1, length), vocabulary)
+    }
+
+    /// Indices below `end`, spread over its range.
+    pub fn ids(&self, shape: impl Into<Shape>, end: u32) -> Result<Tensor> {
+        let shape = shape.into();
+        let ids = (0..shape.elem_count() as u32).map(|i| (i * 7919 + 101) % end).collect();
+        Ok(Tensor::from_vec(ids, shape, &self.device)?)
+    }
+}
+
+/// A configuration from the fields of its published `config.json`.
+pub fn config<T: DeserializeOwned>(json: Value) -> Result<T> {
+    Ok(serde_json::from_value(json)?)
+}

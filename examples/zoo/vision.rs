@@ -1,0 +1,193 @@
+//! Models of images, and of images with text.
+
+use std::sync::Arc;
+
+use candle::ModuleT;
+use candle_transformers::models::*;
+use serde_json::json;
+
+use crate::entry::{config, Entry, Model};
+
+/// Classes of ImageNet.
+const CLASSES: usize = 1000;
+
+/// The models.
+pub const ENTRIES: &[Entry] = &[
+    Entry { name: "resnet18", build: |at| Model::module(resnet::resnet18(CLASSES, at.weights())?, at.image(224)?) },
+    Entry { name: "resnet50", build: |at| Model::module(resnet::resnet50(CLASSES, at.weights())?, at.image(224)?) },
+    Entry {
+        name: "vgg16",
+        build: |at| {
+            let model = vgg::Vgg::new(at.weights(), vgg::Models::Vgg16)?;
+            Model::new([at.noise((3, 224, 224))?], move |x| Ok(vec![model.forward_t(&x[0], false)?]))
+        },
+    },
+    Entry {
+        name: "efficientnet-b0",
+        build: |at| {
+            let blocks = efficientnet::MBConvConfig::b0();
+            Model::module(efficientnet::EfficientNet::new(at.weights(), blocks, CLASSES)?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "efficientvit-m0",
+        build: |at| {
+            let config = efficientvit::Config::m0();
+            Model::module(efficientvit::efficientvit(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "repvgg-a0",
+        build: |at| {
+            let config = repvgg::Config::a0();
+            Model::module(repvgg::repvgg(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "mobileone-s0",
+        build: |at| {
+            let config = mobileone::Config::s0();
+            Model::module(mobileone::mobileone(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "mobilenetv4-small",
+        build: |at| {
+            let config = mobilenetv4::Config::small();
+            Model::module(mobilenetv4::mobilenetv4(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "convmixer-1024-20",
+        build: |at| Model::module(convmixer::c1024_20(CLASSES, at.weights())?, at.image(224)?),
+    },
+    Entry {
+        name: "convnext-atto",
+        build: |at| {
+            let config = convnext::Config::atto();
+            Model::module(convnext::convnext(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "convnext-tiny",
+        build: |at| {
+            let config = convnext::Config::tiny();
+            Model::module(convnext::convnext(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "fastvit-t8",
+        build: |at| {
+            let config = fastvit::Config::t8();
+            Model::module(fastvit::fastvit(&config, CLASSES, at.weights())?, at.image(256)?)
+        },
+    },
+    Entry {
+        name: "hiera-tiny",
+        build: |at| {
+            let config = hiera::Config::tiny();
+            Model::module(hiera::hiera(&config, CLASSES, at.weights())?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "vit-base",
+        build: |at| {
+            let config = vit::Config::vit_base_patch16_224();
+            let model = vit::Model::new(&config, CLASSES, at.weights())?;
+            Model::new([at.image(224)?], move |x| Ok(vec![model.forward(&x[0])?]))
+        },
+    },
+    Entry { name: "beit-base", build: |at| Model::module(beit::vit_base(at.weights())?, at.image(384)?) },
+    Entry { name: "eva2-base", build: |at| Model::module(eva2::vit_base(at.weights())?, at.image(448)?) },
+    Entry { name: "dinov2-small", build: |at| Model::module(dinov2::vit_small(at.weights())?, at.image(518)?) },
+    Entry { name: "dinov2-reg4-small", build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?) },
+    Entry {
+        name: "depth-anything-v2-small",
+        build: |at| {
+            let backbone = Arc::new(dinov2::vit_small(at.weights().pp("pretrained"))?);
+            let config = depth_anything_v2::DepthAnythingV2Config::vit_small();
+            let model = depth_anything_v2::DepthAnythingV2::new(backbone, config, at.weights())?;
+            Model::module(model, at.image(518)?)
+        },
+    },
+    Entry {
+        name: "segformer-b0",
+        build: |at| {
+            let config = config(json!({
+                "num_channels": 3, "num_encoder_blocks": 4, "depths": [2, 2, 2, 2], "sr_ratios": [8, 4, 2, 1],
+                "hidden_sizes": [32, 64, 160, 256], "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2],
+                "num_attention_heads": [1, 2, 5, 8], "mlp_ratios": [4, 4, 4, 4], "hidden_act": "gelu",
+                "layer_norm_eps": 1e-6, "decoder_hidden_size": 256
+            }))?;
+            let model = segformer::SemanticSegmentationModel::new(&config, 150, at.weights())?;
+            Model::module(model, at.image(512)?)
+        },
+    },
+    Entry {
+        name: "mobile-sam",
+        build: |at| {
+            let model = segment_anything::sam::Sam::new_tiny(at.weights())?;
+            let pixels = at.noise((3, 1024, 1024))?;
+            Model::new([pixels], move |x| {
+                let (mask, score) = model.forward(&x[0], &[(0.5, 0.5, true)], true)?;
+                Ok(vec![mask, score])
+            })
+        },
+    },
+    Entry {
+        name: "clip-vit-b32-vision",
+        build: |at| {
+            let config = clip::vision_model::ClipVisionConfig::vit_base_patch32();
+            Model::module(clip::vision_model::ClipVisionTransformer::new(at.weights(), &config)?, at.image(224)?)
+        },
+    },
+    Entry {
+        name: "clip-vit-b32",
+        build: |at| {
+            let model = clip::ClipModel::new(at.weights(), &clip::ClipConfig::vit_base_patch32())?;
+            Model::new([at.image(224)?, at.tokens(77, 49408)?], move |x| {
+                let (text, image) = model.forward(&x[0], &x[1])?;
+                Ok(vec![text, image])
+            })
+        },
+    },
+    Entry {
+        name: "mobileclip-s1",
+        build: |at| {
+            let model = mobileclip::MobileClipModel::new(at.weights(), &mobileclip::MobileClipConfig::s1())?;
+            Model::new([at.image(256)?, at.tokens(77, 49408)?], move |x| {
+                let (text, image) = model.forward(&x[0], &x[1])?;
+                Ok(vec![text, image])
+            })
+        },
+    },
+    Entry {
+        name: "siglip-base",
+        build: |at| {
+            let model = siglip::Model::new(&siglip::Config::base_patch16_224(), at.weights())?;
+            Model::new([at.image(224)?, at.tokens(64, 32000)?], move |x| {
+                let (text, image) = model.forward(&x[0], &x[1])?;
+                Ok(vec![text, image])
+            })
+        },
+    },
+    Entry {
+        name: "blip-large-vision",
+        build: |at| {
+            let config = blip::Config::image_captioning_large();
+            let model = blip::BlipForConditionalGeneration::new(&config, at.weights())?;
+            Model::module(model.vision_model().clone(), at.image(384)?)
+        },
+    },
+    Entry {
+        name: "trocr-base",
+        build: |at| {
+            let encoder = vit::Config::microsoft_trocr_base_handwritten();
+            let model = trocr::TrOCRModel::new(&encoder, &trocr::TrOCRConfig::default(), at.weights())?;
+            Model::fresh(model, [at.image(384)?, at.tokens(32, 50265)?], |model, x| {
+                let image = model.encoder().forward(&x[0])?;
+                model.decode(&x[1], &image, 0)
+            })
+        },
+    },
+];

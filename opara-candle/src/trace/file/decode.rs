@@ -1,0 +1,188 @@
+//! Bytes to trace.
+
+use std::io::{BufReader, Read};
+
+use serde::Deserialize;
+
+use super::super::{Access, Buffer, DeviceSpec, Op, Trace};
+use super::limits::{self, at_most};
+use super::record::{self, Rows};
+use super::section::{Source, Tag};
+use super::{FileError, MAGIC, VERSION};
+
+/// Reads a whole file.
+pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
+    let mut source = Source::new(BufReader::new(reader));
+    header(&mut source)?;
+    let contents = contents(&mut source)?;
+    let device = device(contents.get(Tag::DEVICE)?)?;
+    let strings = strings(contents.get(Tag::STRINGS)?)?;
+    let buffers = buffers(contents.get(Tag::BUFFERS)?)?;
+    let ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
+    let trace = Trace { device, ops, buffers };
+    limits::check(&trace)?;
+    Ok(trace)
+}
+
+fn header(source: &mut Source<impl Read>) -> Result<(), FileError> {
+    let magic = source.up_to(MAGIC.len())?;
+    if magic != MAGIC[..magic.len()] {
+        return Err(FileError::Foreign);
+    }
+    if magic.len() < MAGIC.len() {
+        return Err(FileError::Truncated { offset: source.offset() });
+    }
+    let offset = source.offset();
+    match u16::from_le_bytes(source.array()?) {
+        0 => Err(FileError::Damaged { offset, reason: "there is no version 0".into() }),
+        1..=VERSION => Ok(()),
+        found => Err(FileError::NewerVersion { found, supported: VERSION }),
+    }
+}
+
+/// Decompressed sections.
+struct Contents(Vec<(Tag, Vec<u8>)>);
+
+impl Contents {
+    fn get(&self, tag: Tag) -> Result<Cursor<'_>, FileError> {
+        match self.0.iter().find(|(t, _)| *t == tag) {
+            Some((_, content)) => Ok(Cursor { tag, length: content.len(), rest: content }),
+            None => Err(FileError::MissingSection { section: tag.to_string() }),
+        }
+    }
+}
+
+/// Every known section up to the end of the file.
+fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
+    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::END];
+    let mut contents = Contents(Vec::new());
+    for count in 1.. {
+        at_most("sections of the file", count, limits::SECTIONS)?;
+        let section = source.section()?;
+        let (tag, offset) = (section.tag, section.offset);
+        if !known.contains(&tag) {
+            if tag.is_optional() {
+                continue;
+            }
+            return Err(FileError::UnknownSection { section: tag.to_string(), offset });
+        }
+        if contents.get(tag).is_ok() {
+            return Err(FileError::Damaged { offset, reason: format!("there is a second section `{tag}`") });
+        }
+        contents.0.push((tag, section.content()?));
+        if tag == Tag::END {
+            break;
+        }
+    }
+    contents.get(Tag::END)?.finish(0)?;
+    let offset = source.offset();
+    if !source.up_to(1)?.is_empty() {
+        return Err(FileError::Damaged { offset, reason: "something follows the end of the trace".into() });
+    }
+    Ok(contents)
+}
+
+fn device(mut content: Cursor<'_>) -> Result<DeviceSpec, FileError> {
+    let record::Device(device) = content.read(0)?;
+    content.finish(1)?;
+    Ok(device)
+}
+
+fn strings(mut content: Cursor<'_>) -> Result<Vec<&str>, FileError> {
+    let count = content.count(0, "strings", 2 * limits::OPS)?;
+    let strings = (0..count).map(|id| content.read(id)).collect::<Result<_, _>>()?;
+    content.finish(count)?;
+    Ok(strings)
+}
+
+fn buffers(mut content: Cursor<'_>) -> Result<Vec<Buffer>, FileError> {
+    let count = content.count(0, "buffers", limits::BUFFERS)?;
+    let mut buffers = Vec::with_capacity(count);
+    for id in 0..count {
+        let record::Buffer { bytes, role } = content.read(id)?;
+        buffers.push(Buffer { bytes, role });
+    }
+    content.finish(count)?;
+    Ok(buffers)
+}
+
+fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<Vec<Op>, FileError> {
+    let count = content.count(0, "ops", limits::OPS)?;
+    let mut ops = Vec::with_capacity(count);
+    let (mut text, mut accesses_before) = (0, 0);
+    let mut buffer = 0i64;
+    for id in 0..count {
+        let record: record::Op = content.read(id)?;
+        let string = |index: u32| strings.get(index as usize).copied();
+        let (Some(name), Some(label)) = (string(record.name), string(record.label)) else {
+            return Err(content.error(id, format!("there are only {} strings", strings.len())));
+        };
+        text += (name.len() + label.len()) as u128;
+        at_most(format_args!("bytes of the names and labels up to op {id}"), text, limits::TEXT)?;
+        let (name, label) = (name.to_string(), label.to_string());
+
+        accesses_before += record.accesses as u128;
+        at_most(format_args!("accesses up to op {id}"), accesses_before, limits::ACCESSES)?;
+        let mut accesses = Vec::with_capacity(content.fitting(id, record.accesses as u64)?);
+        for _ in 0..record.accesses {
+            let record::Access { step, mode, part } = content.read::<record::Access<Rows>>(id)?;
+            let next = buffer.checked_add(step).and_then(|index| Some((index, usize::try_from(index).ok()?)));
+            let Some((index, Some(bytes))) = next.map(|(index, at)| (index, buffers.get(at).map(|b| b.bytes))) else {
+                return Err(content.error(id, "an access names a buffer that does not exist".into()));
+            };
+            buffer = index;
+            let Some(region) = part.region(bytes) else {
+                return Err(content.error(id, format!("an access is no part of buffer {buffer} of {bytes} bytes")));
+            };
+            accesses.push(Access { buffer: index as usize, region, mode });
+        }
+        ops.push(Op { name, label, work: record.work, accesses });
+    }
+    content.finish(count)?;
+    Ok(ops)
+}
+
+/// Walks the content of one section, so that an error knows where it is.
+struct Cursor<'a> {
+    tag: Tag,
+    length: usize,
+    rest: &'a [u8],
+}
+
+impl<'a> Cursor<'a> {
+    fn error(&self, entry: usize, reason: String) -> FileError {
+        FileError::Content { section: self.tag.to_string(), entry, offset: self.length - self.rest.len(), reason }
+    }
+
+    /// The next record.
+    fn read<T: Deserialize<'a>>(&mut self, entry: usize) -> Result<T, FileError> {
+        let (record, rest) =
+            postcard::take_from_bytes(self.rest).map_err(|error| self.error(entry, error.to_string()))?;
+        self.rest = rest;
+        Ok(record)
+    }
+
+    /// The number of records that follow. Each takes a byte or more, so there can be no more of them than bytes: what
+    /// is reserved for them stays in proportion to the file.
+    fn fitting(&self, entry: usize, count: u64) -> Result<usize, FileError> {
+        match usize::try_from(count) {
+            Ok(count) if count <= self.rest.len() => Ok(count),
+            _ => Err(self.error(entry, format!("{count} entries cannot fit in {} bytes", self.rest.len()))),
+        }
+    }
+
+    /// Reads how many records follow.
+    fn count(&mut self, entry: usize, what: &str, limit: u64) -> Result<usize, FileError> {
+        let count: u64 = self.read(entry)?;
+        at_most(format_args!("{what} of section `{}`", self.tag), count as u128, limit)?;
+        self.fitting(entry, count)
+    }
+
+    /// Fails if anything is left.
+    fn finish(self, entries: usize) -> Result<(), FileError> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        Err(self.error(entries, format!("{} bytes are left", self.rest.len())))
+    }
+}

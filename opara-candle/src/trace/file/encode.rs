@@ -1,0 +1,96 @@
+//! Trace to bytes.
+
+use hashbrown::HashMap;
+use serde::Serialize;
+
+use super::super::Trace;
+use super::record::{Access, Buffer, Device, Op, Part};
+use super::section::{self, Tag};
+use super::{limits, FileError, MAGIC, VERSION};
+
+/// The whole file.
+pub(super) fn encode(trace: &Trace) -> Result<Vec<u8>, FileError> {
+    let mut file = Vec::from(MAGIC);
+    file.extend_from_slice(&VERSION.to_le_bytes());
+    for (tag, content) in contents(trace)? {
+        section::write(&mut file, tag, &content)?;
+    }
+    Ok(file)
+}
+
+/// Every section's content.
+pub(super) fn contents(trace: &Trace) -> Result<[(Tag, Vec<u8>); 5], FileError> {
+    limits::check(trace)?;
+    let mut device = Content::new(Tag::DEVICE);
+    device.push(0, &Device(trace.device.clone()))?;
+
+    let mut buffers = Content::new(Tag::BUFFERS);
+    buffers.push(0, &trace.buffers.len())?;
+    for (id, buffer) in trace.buffers.iter().enumerate() {
+        buffers.push(id, &Buffer { bytes: buffer.bytes, role: buffer.role })?;
+    }
+
+    let mut table = Table::default();
+    let mut ops = Content::new(Tag::OPS);
+    ops.push(0, &trace.ops.len())?;
+    let mut before = 0;
+    for (id, op) in trace.ops.iter().enumerate() {
+        let (name, label) = (table.index(&op.name), table.index(&op.label));
+        ops.push(id, &Op { name, label, work: op.work.clone(), accesses: op.accesses.len() as u32 })?;
+        for access in &op.accesses {
+            let buffer = access.buffer as i64;
+            let part = Part::new(access.region, trace.buffers[access.buffer].bytes);
+            ops.push(id, &Access { step: buffer - before, mode: access.mode, part })?;
+            before = buffer;
+        }
+    }
+
+    let mut strings = Content::new(Tag::STRINGS);
+    strings.push(0, &table.strings.len())?;
+    for (id, string) in table.strings.iter().enumerate() {
+        strings.push(id, string)?;
+    }
+    let contents = [device, strings, buffers, ops, Content::new(Tag::END)];
+    Ok(contents.map(|content| (content.tag, content.bytes)))
+}
+
+/// Every string once, in the order of first use.
+#[derive(Default)]
+struct Table<'a> {
+    strings: Vec<&'a str>,
+    known: HashMap<&'a str, u32>,
+}
+
+impl<'a> Table<'a> {
+    fn index(&mut self, string: &'a str) -> u32 {
+        *self.known.entry(string).or_insert_with(|| {
+            self.strings.push(string);
+            // Two strings an op, and the number of ops is limited.
+            (self.strings.len() - 1) as u32
+        })
+    }
+}
+
+/// The content of a section, as it grows.
+struct Content {
+    tag: Tag,
+    bytes: Vec<u8>,
+}
+
+impl Content {
+    fn new(tag: Tag) -> Self {
+        Self { tag, bytes: Vec::new() }
+    }
+
+    fn push(&mut self, entry: usize, record: &impl Serialize) -> Result<(), FileError> {
+        let bytes = std::mem::take(&mut self.bytes);
+        let offset = bytes.len();
+        self.bytes = postcard::to_extend(record, bytes).map_err(|error| FileError::Content {
+            section: self.tag.to_string(),
+            entry,
+            offset,
+            reason: error.to_string(),
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,199 @@
+//! Traces to write: one of everything, random ones, and one as large as they come.
+
+use proptest::prelude::*;
+
+use crate::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+
+fn device() -> DeviceSpec {
+    DeviceSpec {
+        name: "NVIDIA H200".into(),
+        processors: 132,
+        threads_per_processor: 2048,
+        registers_per_processor: 65536,
+        shared_memory_per_processor: 233_472,
+    }
+}
+
+/// Every kind of work, buffer, mode and region once: the content of `tests/data/version-1.trace`.
+pub(super) fn golden() -> Trace {
+    let access = |buffer, region, mode| Access { buffer, region, mode };
+    let launch = Launch {
+        grid: [300, 2, 1],
+        block: [128, 1, 1],
+        registers: 168,
+        static_shared: 1024,
+        dynamic_shared: 65536,
+        resident_blocks: 2,
+    };
+    let op = |name: &str, label: &str, work, accesses| Op { name: name.into(), label: label.into(), work, accesses };
+    let buffers = [
+        (4096, Role::Input(0)),
+        (1024, Role::Output(1)),
+        (1 << 33, Role::External),
+        (4096, Role::Intermediate),
+        (0, Role::Constant),
+    ];
+    Trace {
+        device: device(),
+        ops: vec![
+            op("memset", "", Work::Memset(4096), vec![access(3, Region::contiguous(0, 4096), Mode::Write)]),
+            op("memcpy", "stem", Work::Memcpy(16), vec![access(0, Region::contiguous(16, 16), Mode::Read)]),
+            op(
+                "_Z4gemmPfS_é",
+                "stem/conv",
+                Work::Kernel(launch),
+                vec![
+                    access(2, Region::contiguous(1 << 32, 512), Mode::Read),
+                    access(3, Region::rows(8, 64, 128, 16), Mode::ReadWrite),
+                    access(1, Region::contiguous(0, 1024), Mode::Write),
+                ],
+            ),
+            op("add", "stem/conv", Work::Host { bytes: 2048, flops: 512 }, vec![]),
+        ],
+        buffers: buffers.map(|(bytes, role)| Buffer { bytes, role }).to_vec(),
+    }
+}
+
+/// Any trace that is within the limits.
+pub(super) fn traces() -> impl Strategy<Value = Trace> {
+    let buffers = prop::collection::vec(buffers(), 0..8);
+    buffers.prop_flat_map(|buffers| {
+        let ops = prop::collection::vec(ops(buffers.clone()), 0..12);
+        (devices(), ops, Just(buffers)).prop_map(|(device, ops, buffers)| Trace { device, ops, buffers })
+    })
+}
+
+fn devices() -> impl Strategy<Value = DeviceSpec> {
+    (".{0,12}", 0u32..65536, 0u32..1 << 28, 0u32..1 << 28, 0u32..1 << 28).prop_map(
+        |(name, p, threads, registers, shared)| DeviceSpec {
+            name,
+            processors: p,
+            threads_per_processor: threads,
+            registers_per_processor: registers,
+            shared_memory_per_processor: shared,
+        },
+    )
+}
+
+fn buffers() -> impl Strategy<Value = Buffer> {
+    let role = prop_oneof![
+        (0..1usize << 20).prop_map(Role::Input),
+        (0..1usize << 20).prop_map(Role::Output),
+        Just(Role::External),
+        Just(Role::Intermediate),
+        Just(Role::Constant),
+    ];
+    (prop_oneof![0..100u64, 0..1u64 << 56], role).prop_map(|(bytes, role)| Buffer { bytes, role })
+}
+
+fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
+    let most = if buffers.is_empty() { 0 } else { 6 };
+    let accesses = prop::collection::vec(accesses(buffers), 0..=most);
+    let label = prop_oneof!["(layer/[0-4]/)?(add|conv)?", ".{0,20}"];
+    (".{0,20}", label, works(), accesses).prop_map(|(name, label, work, accesses)| Op { name, label, work, accesses })
+}
+
+fn works() -> impl Strategy<Value = Work> {
+    let size = 0..1u64 << 56;
+    let launch = (any::<[u16; 3]>(), any::<[u8; 3]>(), [0u32..256, 0..1 << 28, 0..1 << 28, 0..65536]).prop_map(
+        |(grid, block, [registers, static_shared, dynamic_shared, resident_blocks])| Launch {
+            grid: [grid[0] as u32, grid[1] as u32, (grid[2] % 256) as u32],
+            block: [block[0] as u32 * 4, (block[1] % 8) as u32, (block[2] % 8) as u32],
+            registers,
+            static_shared,
+            dynamic_shared,
+            resident_blocks,
+        },
+    );
+    prop_oneof![
+        launch.prop_map(Work::Kernel),
+        size.clone().prop_map(Work::Memset),
+        size.clone().prop_map(Work::Memcpy),
+        (size.clone(), size).prop_map(|(bytes, flops)| Work::Host { bytes, flops }),
+    ]
+}
+
+fn accesses(buffers: Vec<Buffer>) -> impl Strategy<Value = Access> {
+    let mode = prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::ReadWrite)];
+    let parts = (any::<prop::sample::Index>(), any::<[u64; 4]>(), mode);
+    parts.prop_map(move |(buffer, [start, len, stride, rows], mode)| {
+        let buffer = buffer.index(buffers.len());
+        let bytes = buffers[buffer].bytes;
+        let region = if rows % 3 == 0 {
+            Region::contiguous(0, bytes)
+        } else {
+            let start = start % (bytes + 1);
+            let stride = 1 + stride % (bytes - start + 1);
+            // With `rows` strides inside the buffer, so are as many runs that are no longer than a stride.
+            let (rows, most) = match (bytes - start) / stride {
+                0 => (1, bytes - start),
+                room => (room.min(1 + rows % 9), stride),
+            };
+            Region::rows(start, len % (most + 1), stride, rows)
+        };
+        Access { buffer, region, mode }
+    })
+}
+
+/// A trace of many launches as separable convolutions make them: few kernels with long names, long labels, and chains
+/// that fan out.
+pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
+    // A fixed sequence, spread by a prime: the same trace at every run.
+    let spread = |i: usize, to: usize| (i * 7919 + i / 17) % to;
+    let kernels: Vec<String> = (0..40)
+        .map(|k| {
+            format!(
+                "_ZN7cutlass13device_kernelINS_4conv6kernel13ConvUniversalINS1_16ConvProblemShapeILNS1_8OperatorE{k}\
+                 ELi2EEENS1_10collective14CollectiveConvINS1_47MainloopSm90TmaGmmaWarpSpecializedImplicitGemmILS5_{k}\
+                 ELi{}ELi2EN4cute5tupleIJNS9_1CILi1EEESC_SC_EEENS1_36KernelImplicitTmaWarpSpecializedSm90ELi1EEE",
+                spread(k, 90)
+            )
+        })
+        .collect();
+    let op = |i: usize| {
+        let kernel = spread(i, kernels.len());
+        let label = format!(
+            "nasnet/cell_{}/{}/branch_{}/{}",
+            i / 240,
+            ["left", "right"][i / 40 % 2],
+            i / 8 % 5,
+            ["relu", "depthwise", "pointwise", "norm"][i / 2 % 4]
+        );
+        let launch = Launch {
+            grid: [1 + spread(i / 3, 1764) as u32, 1 + spread(i / 40, 42) as u32, 1],
+            block: [[64, 128, 256, 384][kernel % 4], 1, 1],
+            registers: 32 + kernel as u32 * 4,
+            static_shared: (kernel as u32 % 8) * 1024,
+            dynamic_shared: (kernel as u32 % 5) * 32768,
+            resident_blocks: 1 + kernel as u32 % 8,
+        };
+        let near = |back: usize| (i * buffers / ops).saturating_sub(back);
+        let access = |buffer, mode| Access { buffer, region: Region::contiguous(0, size(buffer)), mode };
+        let channels = Access {
+            buffer: near(2),
+            region: Region::rows(size(near(2)) / 8, size(near(2)) / 16, size(near(2)) / 4, 3),
+            mode: Mode::Read,
+        };
+        let (weight, output) = (access(spread(i, buffers), Mode::Read), access(near(0), Mode::Write));
+        Op {
+            name: kernels[kernel].clone(),
+            label,
+            work: Work::Kernel(launch),
+            accesses: vec![access(near(1 + spread(i, 30)), Mode::Read), weight, channels, output],
+        }
+    };
+    let buffer = |id| Buffer {
+        bytes: size(id),
+        role: match id {
+            0 => Role::Input(0),
+            _ if id + 1 == buffers => Role::Output(0),
+            _ if id % 3 == 0 => Role::External,
+            _ => Role::Intermediate,
+        },
+    };
+    Trace { device: device(), ops: (0..ops).map(op).collect(), buffers: (0..buffers).map(buffer).collect() }
+}
+
+fn size(buffer: usize) -> u64 {
+    4 * (1 + buffer as u64 * 613 % 4032) * [11 * 11, 21 * 21, 42 * 42, 1][buffer % 4]
+}
