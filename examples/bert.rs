@@ -52,6 +52,10 @@ struct Args {
     #[arg(long)]
     svg: Option<std::path::PathBuf>,
 
+    /// Save the recorded trace into this file.
+    #[arg(long)]
+    trace: Option<std::path::PathBuf>,
+
     /// Sentences to compare with each other.
     sentences: Vec<String>,
 }
@@ -119,6 +123,9 @@ fn main() -> Result<()> {
 
     if let (Some(path), Some(picture)) = (&args.svg, fast.picture()) {
         std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let (Some(path), Some(trace)) = (&args.trace, fast.trace()) {
+        trace.save(path)?;
     }
     let sequential = args.compare.then(|| executor(Policy::Sequential, example)).transpose()?;
     let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));

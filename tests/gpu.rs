@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use candle::{DType, Device, Module, Result, Tensor};
-use candle_transformers::models::bert;
-use opara_candle::{Mode, OnUncapturable, OparaExecutor, Policy};
+use candle_transformers::models::{bert, t5};
+use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
 
 /// The GPU, or a word on why there is none.
 fn gpu() -> Option<Device> {
@@ -154,6 +154,30 @@ fn per_thread_and_tracked_devices_work_too() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// candle-transformers' T5 uploads its table of relative positions in every forward: 64 KiB at 128 tokens.
+#[test]
+fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let config = t5::Config { d_model: 512, d_ff: 2048, num_layers: 6, num_heads: 8, ..Default::default() };
+    for (dtype, tokens) in [(DType::F32, 128), (DType::F32, 512), (DType::F16, 128)] {
+        let model = t5::T5EncoderModel::load(opara_weights::seeded(1, dtype, &device), &config)?;
+        let model = std::sync::Mutex::new(model);
+        let module = move |ids: &Tensor| model.lock().expect("no panic holds this lock").forward(ids);
+        let ids = |seed: u32| {
+            let ids: Vec<u32> = (0..tokens).map(|i| (i * 7919 + seed * 104_729) % 32_000 + 3).collect();
+            Tensor::from_vec(ids, (1, tokens as usize), &device)
+        };
+        let expected = [module(&ids(1)?)?, module(&ids(2)?)?];
+        let fast = OparaExecutor::new(module, &ids(0)?)?;
+        println!("{dtype:?}, {tokens} tokens\n{}", fast.report());
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None));
+        for (seed, expected) in [(1, &expected[0]), (2, &expected[1]), (1, &expected[0])] {
+            assert_eq!(differing(expected, &fast.forward(&ids(seed)?)?)?, 0);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -165,13 +189,31 @@ fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
     let fast = OparaExecutor::new(reads_back, &x)?;
     let report = fast.report();
     assert_eq!(report.mode, Mode::Eager);
-    assert!(report.reason.as_ref().is_some_and(|r| r.contains("capture")), "{report}");
+    assert!(report.reason.as_ref().is_some_and(|r| r.contains("reads 4 bytes back")), "{report}");
     assert_eq!(differing(&reads_back(&x)?, &fast.forward(&x)?)?, 0);
     let refused = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reads_back, &x);
     assert!(refused.is_err());
     // The stream is sound after a failed capture.
     let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    Ok(())
+}
+
+#[test]
+fn misuse_gets_an_error() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let x = Tensor::rand(0f32, 1., (4, 4), &device)?;
+    let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
+    let error = fast.call(&[x.to_device(&Device::Cpu)?]).unwrap_err();
+    assert!(matches!(error, Error::InputDevice { index: 0, .. }), "{error}");
+    let inputs = std::slice::from_ref(&x);
+    let inner = fast.lend(inputs, |_| fast.call(inputs).map(drop))?;
+    assert!(matches!(inner, Err(Error::Lent)), "no hang");
+    let panics = |x: &Tensor| if x.dim(0)? == 5 { panic!("boom") } else { x.relu() };
+    let fast = OparaExecutor::new(panics, &x)?;
+    let error = fast.forward(&Tensor::rand(0f32, 1., (5, 4), &device)?).unwrap_err();
+    assert!(error.to_string().contains("boom"), "{error}");
+    assert_eq!(differing(&x.relu()?, &fast.forward(&x)?)?, 0, "it still answers what it knows");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use opara_candle::check;
 use opara_candle::graph::OpGraph;
 use opara_candle::memory::{self, Layout};
+use opara_candle::optimize::Optimized;
 use opara_candle::profile::profile;
 use opara_candle::schedule::Schedule;
 use opara_candle::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
@@ -167,4 +168,27 @@ fn the_checker_finds_what_is_wrong() {
     assert!(check::layout(&trace, &good, &outside).unwrap_err().to_string().contains("outside"));
     let missing = Layout::new(BYTES, vec![Some(0), None, None, None]);
     assert!(check::layout(&trace, &good, &missing).unwrap_err().to_string().contains("no place"));
+}
+
+/// Traces recorded on an NVIDIA H200 by `examples/bert --trace`.
+#[test]
+fn recorded_traces_are_scheduled_soundly() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty());
+    for file in files {
+        let recorded = Trace::load(&file).unwrap();
+        let ops = Optimized::fold_constants(&recorded);
+        assert!(ops.kept.len() > 100, "{}", file.display());
+        for policy in Policy::ALL {
+            let schedule = scheduled(&ops.trace, policy);
+            check::schedule(&ops.trace, &schedule).unwrap();
+            check::layout(&ops.trace, &schedule, &memory::plan(&ops.trace, &schedule)).unwrap();
+        }
+        let graph = OpGraph::new(&ops.trace);
+        assert!(graph.width() >= 3 && graph.depth() < graph.len(), "{}: no parallelism", file.display());
+        let query = ops.trace.ops.iter().any(|op| op.label.contains("self-attn/linear"));
+        assert!(query, "{}: spans label the kernels", file.display());
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use candle::ModuleT;
+use candle::{Module, ModuleT};
 use candle_transformers::models::*;
 use serde_json::json;
 
-use crate::entry::{config, Entry, Model};
+use crate::entry::{config, Entry, Model, Undeclared};
 
 /// Classes of ImageNet.
 const CLASSES: usize = 1000;
@@ -100,14 +100,19 @@ pub const ENTRIES: &[Entry] = &[
     Entry { name: "beit-base", build: |at| Model::module(beit::vit_base(at.weights())?, at.image(384)?) },
     Entry { name: "eva2-base", build: |at| Model::module(eva2::vit_base(at.weights())?, at.image(448)?) },
     Entry { name: "dinov2-small", build: |at| Model::module(dinov2::vit_small(at.weights())?, at.image(518)?) },
-    Entry { name: "dinov2-reg4-small", build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?) },
+    Entry {
+        name: "dinov2-reg4-small",
+        build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?),
+    },
     Entry {
         name: "depth-anything-v2-small",
         build: |at| {
             let backbone = Arc::new(dinov2::vit_small(at.weights().pp("pretrained"))?);
             let config = depth_anything_v2::DepthAnythingV2Config::vit_small();
             let model = depth_anything_v2::DepthAnythingV2::new(backbone, config, at.weights())?;
-            Model::module(model, at.image(518)?)
+            // SAFETY: its boxes hold convolutions, activations and identities.
+            let model = unsafe { Undeclared::new(model) };
+            Model::new([at.image(518)?], move |x| Ok(vec![model.get().forward(&x[0])?]))
         },
     },
     Entry {

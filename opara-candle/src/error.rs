@@ -103,6 +103,10 @@ pub enum Error {
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
+    /// A closure that outputs are lent to calls the executor that lends them.
+    #[error("the executor was called by the closure that it lends its outputs to: copy them and call it afterwards")]
+    Lent,
+
     /// The module panicked while it was recorded or replayed.
     #[error("the module panicked: {message}")]
     Panicked {

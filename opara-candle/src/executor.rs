@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 
 use crate::backend::Function;
 use crate::error::panic_message;
-use crate::plan::Plan;
+use crate::plan::{Plan, Planned};
 use crate::report::Report;
 use crate::schedule::Policy;
+use crate::trace::Trace;
 use crate::{picture, Error, Result};
 
 /// What to do with a module that cannot be captured.
@@ -184,7 +185,7 @@ impl OparaExecutor {
     /// has to be copied there ([`Tensor::copy`]). Other calls of the same shape wait until `f` returns.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call).
+    /// Those of [`call`](Self::call), and [`Error::Lent`] if `f` calls this executor with inputs of the same shapes.
     pub fn lend<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.check(inputs)?;
         let plan = if is_nested() { None } else { Some(self.plan(inputs)?) };
@@ -207,8 +208,17 @@ impl OparaExecutor {
 
     /// The schedule of the shapes used last as a picture in SVG: one lane a stream. `None` in eager mode.
     pub fn picture(&self) -> Option<String> {
+        self.planned(|planned| picture::svg(&planned.ops.trace, &planned.schedule))
+    }
+
+    /// What was recorded for the shapes used last. `None` in eager mode.
+    pub fn trace(&self) -> Option<Trace> {
+        self.planned(|planned| planned.trace.clone())
+    }
+
+    fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {
         let plan = self.plans.lock().last().map(|(_, plan)| plan.clone())?;
-        plan.scheduled.as_ref().map(|(trace, schedule)| picture::svg(trace, schedule))
+        plan.planned.as_ref().map(f)
     }
 
     fn check(&self, inputs: &[Tensor]) -> Result<()> {

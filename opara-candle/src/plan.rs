@@ -12,7 +12,7 @@ use crate::optimize::Optimized;
 use crate::profile::profile;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule};
-use crate::timing::wall_us;
+use crate::timing::{self, wall_us};
 use crate::trace::{Role, Trace};
 use crate::{check, cpu, cuda, verify, Error, Result};
 
@@ -21,8 +21,17 @@ pub(crate) struct Plan {
     /// `None` calls the module itself.
     pub replay: Option<Box<dyn Replay>>,
     pub report: Report,
-    /// What is replayed, and in which order.
-    pub scheduled: Option<(Trace, Schedule)>,
+    pub planned: Option<Planned>,
+}
+
+/// What is replayed, and in which order.
+pub(crate) struct Planned {
+    /// As it was recorded.
+    pub trace: Trace,
+    /// What of it every call runs.
+    pub ops: Optimized,
+    /// In which order, over the ids of `ops`.
+    pub schedule: Schedule,
 }
 
 /// Milliseconds by stage.
@@ -46,10 +55,10 @@ impl Plan {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let built = stages.time("trace", || record(function, inputs, &device)).and_then(|recording| {
-            let (replay, report, scheduled) = schedule(&recording, options, &mut stages)?;
-            Ok((Some(replay), report, Some(scheduled)))
+            let (replay, report, planned) = schedule(recording, options, &device, &mut stages)?;
+            Ok((Some(replay), report, Some(planned)))
         });
-        let (replay, mut report, scheduled) = match built {
+        let (replay, mut report, planned) = match built {
             Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
                 (None, Report { reason: Some(error.to_string()), ..blank(options.policy) }, None)
@@ -58,7 +67,7 @@ impl Plan {
         };
         report.device = if device.is_cuda() { cuda::device_name(&device) } else { "cpu".into() };
         report.build_ms = stages.0;
-        Ok(Plan { replay, report, scheduled })
+        Ok(Plan { replay, report, planned })
     }
 }
 
@@ -74,15 +83,14 @@ fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Rec
     Ok(recording)
 }
 
+/// What the stages after the trace yield.
+type Built = (Box<dyn Replay>, Report, Planned);
+
 /// Everything after the trace; on a mismatch once more with the sequential policy.
-fn schedule(
-    recording: &Recording,
-    options: &Options,
-    stages: &mut Stages,
-) -> Result<(Box<dyn Replay>, Report, (Trace, Schedule))> {
-    let Recording { trace, examples, program } = recording;
+fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
+    let Recording { trace: recorded, examples, program } = recording;
     let fold = if options.fold_constants { Optimized::fold_constants } else { Optimized::unchanged };
-    let optimized = stages.time("optimize", || fold(trace));
+    let optimized = stages.time("optimize", || fold(&recorded));
     let trace = &optimized.trace;
     let graph = stages.time("graph", || OpGraph::new(trace));
     let costs = stages.time("profile", || profile(trace));
@@ -95,7 +103,7 @@ fn schedule(
             stages.time("check", || check::schedule(trace, &schedule).and(check::layout(trace, &schedule, &layout)))?;
         }
         let mut replay = stages.time("capture", || program.replay(&optimized, &schedule, &layout))?;
-        match stages.time("verify", || try_out(&mut *replay, examples, options.verify)) {
+        match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
             Ok(replay_us) => {
                 let mut report = describe(trace, &graph, &schedule, &layout);
                 report.ops += optimized.folded.len();
@@ -106,7 +114,7 @@ fn schedule(
                 report.verified = options.verify;
                 report.replay_us = replay_us;
                 report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
-                return Ok((replay, report, (optimized.trace, schedule)));
+                return Ok((replay, report, Planned { trace: recorded, ops: optimized, schedule }));
             }
             Err(error @ Error::Mismatch { .. }) if policy != Policy::Sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
@@ -125,13 +133,12 @@ const TRIAL_US: f64 = 100_000.;
 /// Replays the examples, compares where asked to, and keeps the fastest variant. Returns its time in microseconds.
 ///
 /// Variants take turns over the examples: building costs few forwards.
-fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool) -> Result<f64> {
+fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device: &Device) -> Result<f64> {
     let variants = replay.variants();
     let mut fastest = vec![f64::INFINITY; variants];
     for (i, example) in examples.iter().enumerate() {
         replay.choose(i % variants);
-        let (outputs, us) = wall_us(|| replay.call(&example.inputs));
-        let outputs = outputs?;
+        let (outputs, us) = timed(replay, example, device)?;
         fastest[i % variants] = us.min(fastest[i % variants]);
         if compare {
             verify::same_bits(replay.mode().name(), &example.outputs, &outputs)?;
@@ -144,13 +151,22 @@ fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool) -> Resu
             break;
         }
         replay.choose(i);
-        let (result, us) = wall_us(|| replay.call(&example.inputs));
-        result?;
+        let (_, us) = timed(replay, example, device)?;
         fastest[i] = us.min(fastest[i]);
     }
     let best = (0..variants).min_by(|&a, &b| fastest[a].total_cmp(&fastest[b])).unwrap_or(0);
     replay.choose(best);
     Ok(fastest[best])
+}
+
+/// Outputs of a call and the microseconds that it took.
+fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec<Tensor>, f64)> {
+    let mut outputs = Vec::new();
+    let us = timing::once(device, || {
+        outputs = replay.call(&example.inputs)?;
+        Ok(())
+    })?;
+    Ok((outputs, us))
 }
 
 fn describe(trace: &Trace, graph: &OpGraph, schedule: &Schedule, layout: &Layout) -> Report {

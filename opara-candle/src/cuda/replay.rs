@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle::{Device, Tensor};
-use parking_lot::Mutex;
+use parking_lot::ReentrantMutex;
 
 use super::capture::Capture;
 use super::driver::{Executable, GraphBuilder, Node, Relocation, Stream};
@@ -66,7 +66,7 @@ impl Program for CudaProgram {
             inputs,
             outputs,
             executable,
-            busy: Mutex::new(()),
+            busy: ReentrantMutex::new(()),
             done: done.map(Arc::new),
         }))
     }
@@ -115,13 +115,16 @@ struct GraphReplay {
     outputs: Vec<Tensor>,
     executable: Executable,
     /// One call at a time uses the static tensors. What they enqueue is then in order on the one stream.
-    busy: Mutex<()>,
+    busy: ReentrantMutex<()>,
     /// End of the last call's work, where every thread has a stream of its own.
     done: Option<Arc<super::driver::Event>>,
 }
 
 impl GraphReplay {
     fn run(&self, inputs: &[Tensor], then: &mut dyn FnMut(&[Tensor]) -> Result<()>) -> Result<()> {
+        if self.busy.is_owned_by_current_thread() {
+            return Err(Error::Lent);
+        }
         let _busy = self.busy.lock();
         {
             let _not_capturing = super::CAPTURING.read();

@@ -10,7 +10,7 @@ pub mod scope;
 pub use file::FileError;
 pub use region::Region;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
 pub type OpId = usize;
@@ -19,7 +19,7 @@ pub type OpId = usize;
 pub type BufferId = usize;
 
 /// One recorded forward pass.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Trace {
     /// The device that it was recorded on.
     pub device: DeviceSpec,
@@ -30,7 +30,7 @@ pub struct Trace {
 }
 
 /// The limits that decide how many thread blocks a device holds at a time.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceSpec {
     /// Name as the driver gives it, or `cpu`.
     pub name: String,
@@ -45,7 +45,7 @@ pub struct DeviceSpec {
 }
 
 /// One launch: a kernel, a memset, a copy, or an operator on the host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Op {
     /// Kernel or operator name.
     pub name: String,
@@ -58,7 +58,7 @@ pub struct Op {
 }
 
 /// What an [`Op`] launches.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Work {
     /// A CUDA kernel.
     Kernel(Launch),
@@ -76,7 +76,7 @@ pub enum Work {
 }
 
 /// Geometry and resources of a kernel launch, from the driver's function attributes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Launch {
     /// Blocks of the grid, x y z.
     pub grid: [u32; 3],
@@ -110,7 +110,7 @@ impl Launch {
 }
 
 /// One part of a buffer that an op touches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Access {
     /// The buffer.
     pub buffer: BufferId,
@@ -121,7 +121,7 @@ pub struct Access {
 }
 
 /// What an op does to the bytes of an [`Access`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Mode {
     /// Reads them.
     Read,
@@ -144,7 +144,7 @@ impl Mode {
 }
 
 /// One allocation, or memory that outlives the forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Buffer {
     /// Size in bytes.
     pub bytes: u64,
@@ -153,7 +153,7 @@ pub struct Buffer {
 }
 
 /// Who owns a [`Buffer`], and so whether the memory planner may move it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Role {
     /// Static copy of the n-th input.
     Input(usize),

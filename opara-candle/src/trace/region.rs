@@ -1,12 +1,12 @@
 //! Byte regions of a buffer: contiguous, or rows at a fixed stride.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// `rows` runs of `len` bytes, the first at `start`, each `stride` after the one before.
 ///
 /// Rows matter because the copies of one concatenation write interleaved rows of the same buffer: their bounding
 /// intervals overlap although no byte is shared, and they must not order each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Region {
     start: u64,
     len: u64,

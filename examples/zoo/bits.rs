@@ -1,0 +1,68 @@
+//! Comparing tensors where they lie, and inputs to compare on.
+
+use anyhow::{ensure, Result};
+use candle::{DType, Tensor};
+
+/// Inputs like these with other values: each turned round by `turn` elements, and floats made smaller. Token ids stay
+/// token ids.
+pub fn varied(inputs: &[Tensor], turn: usize) -> candle::Result<Vec<Tensor>> {
+    let varied = inputs.iter().map(|input| {
+        let rolled = input.flatten_all()?.roll(turn as i32, 0)?.reshape(input.shape())?;
+        if input.dtype().is_float() {
+            rolled * (1. - turn as f64 / 64.)
+        } else {
+            Ok(rolled)
+        }
+    });
+    varied.collect()
+}
+
+/// How many elements differ in their bits, NaN equal to NaN: a scalar on the device, so that nothing waits for it. It is
+/// exact where it is 0.
+pub fn differing(expected: &[Tensor], got: &[Tensor]) -> Result<Tensor> {
+    ensure!(expected.len() == got.len() && !got.is_empty(), "{} outputs, not {}", got.len(), expected.len());
+    let counts = expected.iter().zip(got).map(|(expected, got)| {
+        let same_kind = expected.shape() == got.shape() && expected.dtype() == got.dtype();
+        ensure!(
+            same_kind,
+            "{:?} of {:?}, not {:?} of {:?}",
+            got.shape(),
+            got.dtype(),
+            expected.shape(),
+            expected.dtype()
+        );
+        Ok(differences(expected, got)?.to_dtype(DType::F32)?.sum_all()?)
+    });
+    let counts = counts.collect::<Result<Vec<_>>>()?;
+    Ok(Tensor::stack(&counts, 0)?.sum_all()?)
+}
+
+/// 1 where elements differ.
+fn differences(a: &Tensor, b: &Tensor) -> candle::Result<Tensor> {
+    if !a.dtype().is_float() {
+        return a.ne(b);
+    }
+    // Exact for the shorter floats.
+    let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
+    // Zeros of different signs are equal, and their reciprocals are not.
+    let unequal = (a.ne(&b)? + a.recip()?.ne(&b.recip()?)?)?;
+    let nan = (a.ne(&a)? * b.ne(&b)?)?;
+    unequal * nan.eq(0u8)?
+}
+
+/// Whether no element is infinite or NaN.
+pub fn finite(tensors: &[Tensor]) -> candle::Result<bool> {
+    for tensor in tensors {
+        // 0 for a finite number and NaN for all others.
+        let zeros = (tensor.to_dtype(DType::F32)? * 0.)?;
+        if zeros.sum_all()?.to_scalar::<f32>()? != 0. {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Shapes, for people.
+pub fn shapes(tensors: &[Tensor]) -> String {
+    tensors.iter().map(|t| format!("{:?}", t.dims())).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,120 @@
+//! Every model that candle-transformers offers at a size worth a look, with random weights: what the executor makes of
+//! it, whether its bits are eager's, how long it takes, and how much memory.
+//!
+//!     cargo run --release --features cudnn --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
+//!
+//! Without a GPU each model runs one eager forward pass, which proves that its entry here is sound.
+//!
+//! An executor built late in a process may replay slower than one built early. Where a microsecond counts, run each
+//! entry in a process of its own (`--only`).
+
+mod audio;
+mod bits;
+mod diffusion;
+mod entry;
+mod measure;
+mod memory;
+mod text;
+mod vision;
+
+use std::fs::File;
+use std::io::Write;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{anyhow, Context, Result};
+use candle::{DType, Device};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::Parser;
+
+use crate::entry::{Entry, Model, Target};
+use crate::measure::{measure, Counts, Header, Outcome, Row};
+
+/// Every model of candle-transformers, eager and replayed.
+#[derive(Parser)]
+struct Args {
+    /// Run on the CPU even where there is a GPU: one eager pass a model, in f32.
+    #[arg(long)]
+    cpu: bool,
+
+    /// Models to run; all unless given.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(zoo().map(|entry| entry.name)))]
+    only: Vec<String>,
+
+    /// Types of weights and activations.
+    #[arg(long, value_delimiter = ',', default_value = "f32,f16",
+        value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"]).try_map(|name| name.parse::<DType>()))]
+    dtype: Vec<DType>,
+
+    /// Forward passes to measure of each kind.
+    #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    iters: usize,
+
+    /// Replays to compare with eager, bit for bit.
+    #[arg(long, default_value_t = 20)]
+    replays: usize,
+
+    /// File to write to, one line of JSON a row.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// All entries.
+fn zoo() -> impl Iterator<Item = &'static Entry> {
+    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES].into_iter().flatten()
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let chosen = || zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name));
+    let device = if args.cpu { Err(anyhow!("--cpu")) } else { opara_candle::cuda_device(0).map_err(Into::into) };
+    let device = match device {
+        Ok(device) => device,
+        Err(reason) => {
+            eprintln!("no GPU ({reason}): one eager pass a model");
+            chosen().for_each(prove);
+            return Ok(());
+        }
+    };
+
+    let mut json = args.json.as_ref().map(File::create).transpose().context("the file of --json")?;
+    let counts = Counts { iters: args.iters, replays: args.replays };
+    println!("{Header}");
+    for entry in chosen() {
+        for &dtype in &args.dtype {
+            let outcome = match caught(|| measure(entry, &device, dtype, counts)) {
+                Ok(measured) => Outcome::Measured(Box::new(measured)),
+                Err(error) => Outcome::Failed { error: format!("{error:#}") },
+            };
+            let row = Row { model: entry.name, dtype: dtype.as_str(), outcome };
+            println!("{row}");
+            if let Some(json) = &mut json {
+                writeln!(json, "{}", serde_json::to_string(&row)?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One eager pass on the CPU.
+fn prove(entry: &Entry) {
+    let start = Instant::now();
+    let outcome = caught(|| {
+        let Model { function, inputs } = (entry.build)(&Target { device: Device::Cpu, dtype: DType::F32 })?;
+        let outputs = function(&inputs)?;
+        let finite = if bits::finite(&outputs)? { "finite" } else { "not finite" };
+        Ok(format!("{} to {}, {finite}", bits::shapes(&inputs), bits::shapes(&outputs)))
+    });
+    let outcome = outcome.unwrap_or_else(|error| format!("failed: {error:#}"));
+    println!("{:<24}{outcome} ({:.1} s)", entry.name, start.elapsed().as_secs_f64());
+}
+
+/// The result of `f`, with a panic as an error: one model that fails does not stop the others.
+fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
+        let message = payload.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| payload.downcast_ref::<&str>().copied());
+        Err(anyhow!("it panicked: {}", message.unwrap_or("no message")))
+    })
+}

@@ -1,0 +1,209 @@
+//! What the zoo finds out about one entry in one dtype.
+
+use std::fmt;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use candle::{DType, Device, Tensor};
+use opara_candle::{Mode, OparaExecutor, Policy, Report};
+use opara_examples::{Latencies, Run};
+use serde::Serialize;
+
+use crate::bits::{differing, finite, varied};
+use crate::entry::{Entry, Model, Target};
+use crate::memory::{self, Memory, Usage};
+
+/// Different inputs to compare on: enough to see state that lags behind, few enough to keep eager's outputs for all.
+const INPUT_SETS: usize = 20;
+
+/// How often to measure and to compare.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    pub iters: usize,
+    pub replays: usize,
+}
+
+/// One entry in one dtype.
+#[derive(Serialize)]
+pub struct Row {
+    pub model: &'static str,
+    pub dtype: &'static str,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum Outcome {
+    Measured(Box<Measured>),
+    /// The model cannot be made or run, or an executor fails where it should fall back.
+    Failed {
+        error: String,
+    },
+}
+
+/// All that is known of a model that runs.
+#[derive(Serialize)]
+pub struct Measured {
+    /// Whether eager's outputs have no infinity and no NaN.
+    finite: bool,
+    /// Whether eager gives the same bits twice. Otherwise a replay cannot equal it.
+    eager_repeats: bool,
+    /// Replays compared with eager; none where calls run eagerly.
+    replays: usize,
+    /// How many of them differ from it.
+    differing: usize,
+    /// Scheduled time over that of the sequential graph.
+    ratio: Option<f64>,
+    /// Of the scheduled executor.
+    build_ms: f64,
+    latencies: Latencies,
+    memory: Memory,
+    report: Report,
+}
+
+/// Makes the model, and measures it.
+///
+/// # Errors
+/// Those of the model, of the executors and of the driver.
+pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> Result<Measured> {
+    let Model { function, inputs } =
+        (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
+
+    let outputs = function(&inputs).context("eager fails")?;
+    let finite = finite(&outputs)?;
+    let again = function(&inputs)?;
+    let eager_repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
+    drop((outputs, again));
+
+    let (_, eager) = memory::watch(device, || Ok(function(&inputs)?))?;
+    let build = |policy: Policy| {
+        let function = function.clone();
+        OparaExecutor::builder().policy(policy).build_fn(move |x| function(x), &inputs).context("the executor fails")
+    };
+    let start = Instant::now();
+    let (scheduled, kept, driver) = memory::watch_build(device, || build(Policy::default()))?;
+    let build_ms = start.elapsed().as_secs_f64() * 1e3;
+    let (_, replay) = memory::watch(device, || Ok(scheduled.lend(&inputs, |_| ())?))?;
+    let above = |usage: Option<Usage>, bytes: fn(Usage) -> u64, base: Option<Usage>| {
+        Some(bytes(usage?).saturating_sub(base?.before))
+    };
+    let memory = Memory {
+        eager_peak: above(eager, |u| u.peak, eager),
+        replay_peak: above(replay, |u| u.peak, kept),
+        executor: above(kept, |u| u.after, kept),
+        driver,
+    };
+
+    let report = scheduled.report();
+    let captured = report.mode != Mode::Eager;
+    let replays = if captured { counts.replays } else { 0 };
+    let sets = (0..INPUT_SETS.min(replays)).map(|turn| {
+        let inputs = varied(&inputs, turn)?;
+        let expected = function(&inputs)?;
+        Ok((inputs, expected))
+    });
+    let sets: Vec<(Vec<Tensor>, Vec<Tensor>)> = sets.collect::<Result<_>>()?;
+    // Only the last read-back waits for the device.
+    let compared = sets.iter().cycle().take(replays);
+    let compared = compared.map(|(inputs, expected)| scheduled.lend(inputs, |outputs| differing(expected, outputs))?);
+    let compared = compared.collect::<Result<Vec<_>>>()?;
+    let differing = match compared.as_slice() {
+        [] => 0,
+        compared => Tensor::stack(compared, 0)?.to_vec1::<f32>()?.into_iter().filter(|&n| n != 0.).count(),
+    };
+    drop((compared, sets));
+
+    let sequential = if captured { Some(build(Policy::Sequential)?) } else { None };
+    let eager = || function(&inputs);
+    let lend = |executor: &OparaExecutor| Ok(executor.lend(&inputs, |_| Vec::new())?);
+    let scheduled_run = || lend(&scheduled);
+    let sequential_run = sequential.as_ref().map(|executor| move || lend(executor));
+    let mut runs: Vec<Run> = vec![("eager", &eager)];
+    if let Some(sequential_run) = &sequential_run {
+        runs.extend([("sequential", sequential_run as _), ("scheduled", &scheduled_run as _)]);
+    }
+    let latencies = Latencies::measure(device, counts.iters, &runs)?;
+    let median = |name| latencies.get(name).map(|latency| latency.median_us);
+    let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
+
+    Ok(Measured { finite, eager_repeats, replays, differing, ratio, build_ms, latencies, memory, report })
+}
+
+/// Names of the columns.
+pub struct Header;
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:<24}{:<5}{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {:<9}{:>10}{:>11}{:>10}{:>7}{:>9}{:>11}{:>11}",
+            "model",
+            "type",
+            "mode",
+            "ops",
+            "folded",
+            "streams",
+            "waits",
+            "edges",
+            "depth",
+            "bits",
+            "eager us",
+            "sequen. us",
+            "sched. us",
+            "ratio",
+            "build ms",
+            "eager MiB",
+            "replay MiB"
+        )
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<24}{:<5}", self.model, self.dtype)?;
+        match &self.outcome {
+            Outcome::Failed { error } => write!(f, "failed: {error}"),
+            Outcome::Measured(measured) => measured.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { report, memory, .. } = self;
+        let bits = match (self.replays, self.differing) {
+            (0, _) => "-".into(),
+            (_, 0) => "equal".into(),
+            (replays, differing) => format!("{differing}/{replays}!"),
+        };
+        let us = |name| self.latencies.get(name).map_or("-".into(), |latency| format!("{:.0}", latency.median_us));
+        let mib =
+            |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
+        write!(
+            f,
+            "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>11}{:>11}",
+            report.mode.name(),
+            report.ops,
+            report.folded,
+            report.streams,
+            report.waits,
+            report.edges_reduced,
+            report.depth,
+            us("eager"),
+            us("sequential"),
+            us("scheduled"),
+            self.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
+            self.build_ms,
+            mib(memory.eager_peak),
+            mib(memory.replay_peak)
+        )?;
+        let remarks = [
+            report.reason.clone(),
+            (!self.finite).then(|| "eager gives numbers that are not finite".into()),
+            (!self.eager_repeats).then(|| "eager does not give the same bits twice".into()),
+        ];
+        remarks.into_iter().flatten().try_for_each(|remark| write!(f, "\n    {remark}"))
+    }
+}
