@@ -206,6 +206,32 @@ fn a_number_read_from_the_input_is_found_by_verification() -> anyhow::Result<()>
 }
 
 #[test]
+fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
+    let calls = Arc::new(AtomicUsize::new(0));
+    // Wrong at its third call only: right while it is recorded twice, wrong in the first replay.
+    let module = move |x: &Tensor| {
+        let calls = calls.clone();
+        ops::custom("flaky", &[x], move |t| {
+            let offset = if calls.fetch_add(1, Ordering::Relaxed) == 2 { 1. } else { 0. };
+            t[0].affine(1., offset)
+        })
+    };
+    let x = waves(0, (2, 2))?;
+    let fast = OparaExecutor::new(module, &x)?;
+    let report = fast.report();
+    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Lanes, "sequential", true), "{report}");
+    assert!(report.reason.is_some_and(|reason| reason.contains("differs") && reason.contains("fell back")));
+    assert!(same_bits(&fast.forward(&x)?, &x)?);
+    Ok(())
+}
+
+#[test]
+fn executors_can_be_shared_and_sent() {
+    fn check<T: Send + Sync>() {}
+    check::<OparaExecutor>();
+}
+
+#[test]
 fn wrong_inputs_are_named() -> anyhow::Result<()> {
     let weight = Tensor::rand(0f32, 1., (4, 4), CPU)?;
     let fast = OparaExecutor::new(move |x: &Tensor| ops::matmul(x, &weight), &Tensor::rand(0f32, 1., (2, 4), CPU)?)?;

@@ -48,7 +48,7 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
         let module = bert(&device, dtype)?;
         for policy in Policy::ALL {
             let example = sentence(&device, 0)?;
-            let fast = OparaExecutor::builder().policy(policy).build_fn(module.clone(), &example)?;
+            let fast = OparaExecutor::builder().policy(policy).stress(8).build_fn(module.clone(), &example)?;
             let report = fast.report();
             println!("{dtype:?} {policy}\n{report}");
             assert_eq!((report.mode, report.verified, report.reason), (Mode::Graph, true, None));

@@ -45,9 +45,9 @@ fn differences(a: &Tensor, b: &Tensor) -> candle::Result<Tensor> {
     // Exact for the shorter floats.
     let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
     // Zeros of different signs are equal, and their reciprocals are not.
-    let unequal = (a.ne(&b)? + a.recip()?.ne(&b.recip()?)?)?;
-    let nan = (a.ne(&a)? * b.ne(&b)?)?;
-    unequal * nan.eq(0u8)?
+    let unequal = a.ne(&b)?.maximum(&a.recip()?.ne(&b.recip()?)?)?;
+    let both_nan = a.ne(&a)?.minimum(&b.ne(&b)?)?;
+    unequal.gt(&both_nan)
 }
 
 /// Whether no element is infinite or NaN.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle::{DType, Device, Module, Shape, Tensor};
-use candle_nn::VarBuilder;
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -82,6 +83,13 @@ impl Target {
         opara_weights::seeded(0, self.dtype, &self.device)
     }
 
+    /// Random weights, but for those whose name and shape `absent` knows: some models ask for more than their checkpoint
+    /// has, and take what they find for their architecture.
+    pub fn weights_without(&self, absent: fn(&str, &[usize]) -> bool) -> VarBuilder<'static> {
+        let checkpoint = Checkpoint { all: self.weights(), absent };
+        VarBuilder::from_backend(Box::new(checkpoint), self.dtype, self.device.clone())
+    }
+
     /// Values with mean 0 and variance 1, the same at every call.
     pub fn noise(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
@@ -104,6 +112,29 @@ impl Target {
         let shape = shape.into();
         let ids = (0..shape.elem_count() as u32).map(|i| (i * 7919 + 101) % end).collect();
         Ok(Tensor::from_vec(ids, shape, &self.device)?)
+    }
+}
+
+/// Random weights, of which some are absent.
+struct Checkpoint {
+    all: VarBuilder<'static>,
+    absent: fn(&str, &[usize]) -> bool,
+}
+
+impl SimpleBackend for Checkpoint {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> candle::Result<Tensor> {
+        if (self.absent)(name, shape.dims()) {
+            return Err(candle::Error::CannotFindTensor { path: name.into() });
+        }
+        self.all.get_with_hints_dtype(shape, name, init, dtype)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle::Result<Tensor> {
+        self.all.get_unchecked_dtype(name, dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        !(self.absent)(name, &[])
     }
 }
 

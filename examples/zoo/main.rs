@@ -1,5 +1,5 @@
-//! Every model that candle-transformers offers at a size worth a look, with random weights: what the executor makes of
-//! it, whether its bits are eager's, how long it takes, and how much memory.
+//! Models of candle-transformers in their published sizes, with random weights: what the executor makes of each, whether
+//! its bits are eager's, how long it takes, and how much memory.
 //!
 //!     cargo run --release --features cudnn --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
 //!
@@ -23,7 +23,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, Context, Error, Result};
 use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::Parser;
@@ -31,10 +31,10 @@ use clap::Parser;
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
 
-/// Every model of candle-transformers, eager and replayed.
+/// Models of candle-transformers, eager and replayed.
 #[derive(Parser)]
 struct Args {
-    /// Run on the CPU even where there is a GPU: one eager pass a model, in f32.
+    /// Run on the CPU even where there is a GPU: one eager pass a model.
     #[arg(long)]
     cpu: bool,
 
@@ -42,8 +42,8 @@ struct Args {
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(zoo().map(|entry| entry.name)))]
     only: Vec<String>,
 
-    /// Types of weights and activations.
-    #[arg(long, value_delimiter = ',', default_value = "f32,f16",
+    /// Types of weights and activations; f32 unless given, and f16 too on a GPU.
+    #[arg(long, value_delimiter = ',',
         value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"]).try_map(|name| name.parse::<DType>()))]
     dtype: Vec<DType>,
 
@@ -60,6 +60,16 @@ struct Args {
     json: Option<PathBuf>,
 }
 
+impl Args {
+    fn dtypes<'a>(&'a self, default: &'a [DType]) -> &'a [DType] {
+        if self.dtype.is_empty() {
+            default
+        } else {
+            &self.dtype
+        }
+    }
+}
+
 /// All entries.
 fn zoo() -> impl Iterator<Item = &'static Entry> {
     [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES].into_iter().flatten()
@@ -73,7 +83,9 @@ fn main() -> Result<()> {
         Ok(device) => device,
         Err(reason) => {
             eprintln!("no GPU ({reason}): one eager pass a model");
-            chosen().for_each(prove);
+            for entry in chosen() {
+                args.dtypes(&[DType::F32]).iter().for_each(|&dtype| prove(entry, dtype));
+            }
             return Ok(());
         }
     };
@@ -82,10 +94,10 @@ fn main() -> Result<()> {
     let counts = Counts { iters: args.iters, replays: args.replays };
     println!("{Header}");
     for entry in chosen() {
-        for &dtype in &args.dtype {
+        for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
             let outcome = match caught(|| measure(entry, &device, dtype, counts)) {
                 Ok(measured) => Outcome::Measured(Box::new(measured)),
-                Err(error) => Outcome::Failed { error: format!("{error:#}") },
+                Err(error) => Outcome::Failed { error: message(&error) },
             };
             let row = Row { model: entry.name, dtype: dtype.as_str(), outcome };
             println!("{row}");
@@ -98,16 +110,22 @@ fn main() -> Result<()> {
 }
 
 /// One eager pass on the CPU.
-fn prove(entry: &Entry) {
+fn prove(entry: &Entry, dtype: DType) {
     let start = Instant::now();
     let outcome = caught(|| {
-        let Model { function, inputs } = (entry.build)(&Target { device: Device::Cpu, dtype: DType::F32 })?;
+        let Model { function, inputs } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
         let outputs = function(&inputs)?;
         let finite = if bits::finite(&outputs)? { "finite" } else { "not finite" };
         Ok(format!("{} to {}, {finite}", bits::shapes(&inputs), bits::shapes(&outputs)))
     });
-    let outcome = outcome.unwrap_or_else(|error| format!("failed: {error:#}"));
-    println!("{:<24}{outcome} ({:.1} s)", entry.name, start.elapsed().as_secs_f64());
+    let outcome = outcome.unwrap_or_else(|error| format!("failed: {}", message(&error)));
+    println!("{:<24}{:<5}{outcome} ({:.1} s)", entry.name, dtype.as_str(), start.elapsed().as_secs_f64());
+}
+
+/// An error in one line: candle's own may carry a backtrace.
+fn message(error: &Error) -> String {
+    let causes = error.chain().map(|cause| cause.to_string().lines().next().unwrap_or_default().to_owned());
+    causes.collect::<Vec<_>>().join(": ")
 }
 
 /// The result of `f`, with a panic as an error: one model that fails does not stop the others.

@@ -10,11 +10,15 @@ use opara_examples::{Latencies, Run};
 use serde::Serialize;
 
 use crate::bits::{differing, finite, varied};
-use crate::entry::{Entry, Model, Target};
-use crate::memory::{self, Memory, Usage};
+use crate::entry::{Entry, Function, Model, Target};
+use crate::memory::{self, Memory};
 
 /// Different inputs to compare on: enough to see state that lags behind, few enough to keep eager's outputs for all.
 const INPUT_SETS: usize = 20;
+
+/// Seconds that the eager passes of one measurement may take together. candle runs a grouped convolution as one for each
+/// group, which takes whole seconds for some models: those are measured less often.
+const EAGER_SECONDS: f64 = 10.;
 
 /// How often to measure and to compare.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +54,8 @@ pub struct Measured {
     finite: bool,
     /// Whether eager gives the same bits twice. Otherwise a replay cannot equal it.
     eager_repeats: bool,
+    /// Passes measured of each kind.
+    iters: usize,
     /// Replays compared with eager; none where calls run eagerly.
     replays: usize,
     /// How many of them differ from it.
@@ -73,49 +79,34 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> 
 
     let outputs = function(&inputs).context("eager fails")?;
     let finite = finite(&outputs)?;
+    let start = Instant::now();
     let again = function(&inputs)?;
     let eager_repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
+    let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
     drop((outputs, again));
 
-    let (_, eager) = memory::watch(device, || Ok(function(&inputs)?))?;
+    let (_, eager_usage) = memory::watch(device, || Ok(function(&inputs)?))?;
     let build = |policy: Policy| {
         let function = function.clone();
         OparaExecutor::builder().policy(policy).build_fn(move |x| function(x), &inputs).context("the executor fails")
     };
     let start = Instant::now();
-    let (scheduled, kept, driver) = memory::watch_build(device, || build(Policy::default()))?;
+    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default()))?;
     let build_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (_, replay) = memory::watch(device, || Ok(scheduled.lend(&inputs, |_| ())?))?;
-    let above = |usage: Option<Usage>, bytes: fn(Usage) -> u64, base: Option<Usage>| {
-        Some(bytes(usage?).saturating_sub(base?.before))
-    };
-    let memory = Memory {
-        eager_peak: above(eager, |u| u.peak, eager),
-        replay_peak: above(replay, |u| u.peak, kept),
-        executor: above(kept, |u| u.after, kept),
-        driver,
-    };
-
+    let (_, replay_usage) = memory::watch(device, || Ok(scheduled.lend(&inputs, |_| ())?))?;
     let report = scheduled.report();
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };
-    let sets = (0..INPUT_SETS.min(replays)).map(|turn| {
-        let inputs = varied(&inputs, turn)?;
-        let expected = function(&inputs)?;
-        Ok((inputs, expected))
-    });
-    let sets: Vec<(Vec<Tensor>, Vec<Tensor>)> = sets.collect::<Result<_>>()?;
-    // Only the last read-back waits for the device.
-    let compared = sets.iter().cycle().take(replays);
-    let compared = compared.map(|(inputs, expected)| scheduled.lend(inputs, |outputs| differing(expected, outputs))?);
-    let compared = compared.collect::<Result<Vec<_>>>()?;
-    let differing = match compared.as_slice() {
-        [] => 0,
-        compared => Tensor::stack(compared, 0)?.to_vec1::<f32>()?.into_iter().filter(|&n| n != 0.).count(),
-    };
-    drop((compared, sets));
+    let differing = differing_replays(&scheduled, &function, &inputs, INPUT_SETS.min(affordable), replays)?;
 
     let sequential = if captured { Some(build(Policy::Sequential)?) } else { None };
+    let memory = Memory {
+        eager_peak: eager_usage.map(|eager| eager.peak - eager.before),
+        replay_peak: replay_usage.zip(build_usage).map(|(replay, build)| replay.peak.saturating_sub(build.before)),
+        executor: build_usage.map(|build| build.after.saturating_sub(build.before)),
+        driver,
+        sequential_arena: sequential.as_ref().map(|executor| executor.report().arena_bytes),
+    };
     let eager = || function(&inputs);
     let lend = |executor: &OparaExecutor| Ok(executor.lend(&inputs, |_| Vec::new())?);
     let scheduled_run = || lend(&scheduled);
@@ -124,11 +115,37 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> 
     if let Some(sequential_run) = &sequential_run {
         runs.extend([("sequential", sequential_run as _), ("scheduled", &scheduled_run as _)]);
     }
-    let latencies = Latencies::measure(device, counts.iters, &runs)?;
+    let iters = counts.iters.min(affordable);
+    let latencies = Latencies::measure(device, iters, &runs)?;
     let median = |name| latencies.get(name).map(|latency| latency.median_us);
     let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
 
-    Ok(Measured { finite, eager_repeats, replays, differing, ratio, build_ms, latencies, memory, report })
+    Ok(Measured { finite, eager_repeats, iters, replays, differing, ratio, build_ms, latencies, memory, report })
+}
+
+/// How many of the executor's replays differ from eager on the same inputs, of which there are `sets`, taking turns.
+fn differing_replays(
+    executor: &OparaExecutor,
+    function: &Function,
+    inputs: &[Tensor],
+    sets: usize,
+    replays: usize,
+) -> Result<usize> {
+    let sets = (0..sets.min(replays)).map(|turn| {
+        let inputs = varied(inputs, turn)?;
+        let expected = function(&inputs)?;
+        Ok((inputs, expected))
+    });
+    let sets = sets.collect::<Result<Vec<_>>>()?;
+    let compared = sets.iter().cycle().take(replays);
+    let compared = compared.map(|(inputs, expected)| executor.lend(inputs, |outputs| differing(expected, outputs))?);
+    let compared = compared.collect::<Result<Vec<_>>>()?;
+    if compared.is_empty() {
+        return Ok(0);
+    }
+    // Only this waits for the device.
+    let counts = Tensor::stack(&compared, 0)?.to_vec1::<f32>()?;
+    Ok(counts.into_iter().filter(|&elements| elements != 0.).count())
 }
 
 /// Names of the columns.
@@ -178,6 +195,7 @@ impl fmt::Display for Measured {
             (_, 0) => "equal".into(),
             (replays, differing) => format!("{differing}/{replays}!"),
         };
+        let count = |n: usize| if report.mode == Mode::Eager { "-".into() } else { n.to_string() };
         let us = |name| self.latencies.get(name).map_or("-".into(), |latency| format!("{:.0}", latency.median_us));
         let mib =
             |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
@@ -185,12 +203,12 @@ impl fmt::Display for Measured {
             f,
             "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>11}{:>11}",
             report.mode.name(),
-            report.ops,
-            report.folded,
-            report.streams,
-            report.waits,
-            report.edges_reduced,
-            report.depth,
+            count(report.ops),
+            count(report.folded),
+            count(report.streams),
+            count(report.waits),
+            count(report.edges_reduced),
+            count(report.depth),
             us("eager"),
             us("sequential"),
             us("scheduled"),

@@ -1,8 +1,9 @@
 //! How much device memory a forward pass needs.
 //!
-//! candle allocates from the device's memory pool, in stream order. The pool counts the bytes that are in use and keeps
-//! the highest count since that was reset; both are exact, and neither depends on what the pool holds ready. So the peak
-//! of a pass is that high-water mark less the count before it, with weights and inputs, which are there anyway, in both.
+//! candle allocates from the device's memory pool, in stream order. The pool counts the bytes in use, without those that
+//! it holds ready, and keeps the highest count since that was reset. The peak of a pass is this high-water mark less the
+//! count before the pass, so that weights and inputs, which are there anyway, drop out. The arena of the sequential
+//! schedule stands next to it: eager cannot need less at its peak, but for the holes of that arena.
 //!
 //! [`free_memory`](opara_candle::timing::free_memory) cannot see such a peak: it waits for the device, and by then the
 //! pool has given back what the pass no longer used. It does see what the pool does not count: nodes of a CUDA graph,
@@ -25,6 +26,8 @@ pub struct Memory {
     pub executor: Option<u64>,
     /// What building the executor took outside the pool.
     pub driver: i64,
+    /// Arena of the sequential schedule.
+    pub sequential_arena: Option<u64>,
 }
 
 /// The pool's bytes in use before, at most during, and after some work.
@@ -43,7 +46,9 @@ pub fn watch<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Op
     let result = f()?;
     device.synchronize()?;
     let usage = before.zip(pool::peak()).zip(pool::in_use());
-    Ok((result, usage.map(|((before, peak), after)| Usage { before, peak, after })))
+    // Work that allocates nothing leaves the peak at 0.
+    let usage = usage.map(|((before, peak), after)| Usage { before, peak: peak.max(before).max(after), after });
+    Ok((result, usage))
 }
 
 /// As [`watch`], for building an executor; also the bytes that it took outside the pool.
@@ -68,7 +73,7 @@ mod pool {
         get(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
     }
 
-    /// Makes the peak what is in use now.
+    /// Starts looking for a new peak.
     pub fn reset_peak() {
         let mut zero = 0u64;
         if let Some(pool) = pool() {

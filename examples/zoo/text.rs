@@ -139,7 +139,8 @@ pub const ENTRIES: &[Entry] = &[
                 "sliding_window": 32768, "max_window_layers": 24, "tie_word_embeddings": true,
                 "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "use_sliding_window": false, "hidden_act": "silu"
             }))?;
-            let model = qwen2::ModelForCausalLM::new(&config, at.weights())?;
+            let weights = at.weights_without(|name, _| name == "lm_head.weight");
+            let model = qwen2::ModelForCausalLM::new(&config, weights)?;
             Model::fresh(model, [at.tokens(LENGTH, 151936)?], |model, x| model.forward(&x[0], 0))
         },
     },

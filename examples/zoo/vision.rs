@@ -46,15 +46,16 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "mobileone-s0",
         build: |at| {
-            let config = mobileone::Config::s0();
-            Model::module(mobileone::mobileone(&config, CLASSES, at.weights())?, at.image(224)?)
+            // Squeeze and excitation is for larger ones.
+            let weights = at.weights_without(|name, _| name.contains(".attn."));
+            Model::module(mobileone::mobileone(&mobileone::Config::s0(), CLASSES, weights)?, at.image(224)?)
         },
     },
     Entry {
         name: "mobilenetv4-small",
         build: |at| {
-            let config = mobilenetv4::Config::small();
-            Model::module(mobilenetv4::mobilenetv4(&config, CLASSES, at.weights())?, at.image(224)?)
+            let weights = at.weights_without(|name, shape| shape.contains(&0) || name.contains("layer_scale"));
+            Model::module(mobilenetv4::mobilenetv4(&mobilenetv4::Config::small(), CLASSES, weights)?, at.image(224)?)
         },
     },
     Entry {
@@ -62,31 +63,36 @@ pub const ENTRIES: &[Entry] = &[
         build: |at| Model::module(convmixer::c1024_20(CLASSES, at.weights())?, at.image(224)?),
     },
     Entry {
-        name: "convnext-atto",
+        name: "convnextv2-atto",
         build: |at| {
-            let config = convnext::Config::atto();
-            Model::module(convnext::convnext(&config, CLASSES, at.weights())?, at.image(224)?)
+            let weights = at.weights_without(|name, _| name.ends_with(".gamma"));
+            Model::module(convnext::convnext(&convnext::Config::atto(), CLASSES, weights)?, at.image(224)?)
         },
     },
     Entry {
         name: "convnext-tiny",
         build: |at| {
-            let config = convnext::Config::tiny();
-            Model::module(convnext::convnext(&config, CLASSES, at.weights())?, at.image(224)?)
+            let weights = at.weights_without(|name, _| name.contains(".grn."));
+            Model::module(convnext::convnext(&convnext::Config::tiny(), CLASSES, weights)?, at.image(224)?)
         },
     },
     Entry {
         name: "fastvit-t8",
         build: |at| {
-            let config = fastvit::Config::t8();
-            Model::module(fastvit::fastvit(&config, CLASSES, at.weights())?, at.image(256)?)
+            let weights = at.weights_without(|name, _| {
+                not_in_fastvit(name) || name.contains(".pos_emb.") || name.contains(".proj.0.se.")
+            });
+            Model::module(fastvit::fastvit(&fastvit::Config::t8(), CLASSES, weights)?, at.image(256)?)
         },
     },
     Entry {
         name: "hiera-tiny",
         build: |at| {
-            let config = hiera::Config::tiny();
-            Model::module(hiera::hiera(&config, CLASSES, at.weights())?, at.image(224)?)
+            // Blocks project where the width changes.
+            let weights = at.weights_without(|name, shape| {
+                name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
+            });
+            Model::module(hiera::hiera(&hiera::Config::tiny(), CLASSES, weights)?, at.image(224)?)
         },
     },
     Entry {
@@ -159,7 +165,13 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "mobileclip-s1",
         build: |at| {
-            let model = mobileclip::MobileClipModel::new(at.weights(), &mobileclip::MobileClipConfig::s1())?;
+            let weights = at.weights_without(|name, _| {
+                let late = name.contains("stages.2.") || name.contains("stages.3.");
+                not_in_fastvit(name)
+                    || name.contains(".pos_emb.") && !name.contains("stages.3.")
+                    || name.contains(".proj.0.se.") && !late
+            });
+            let model = mobileclip::MobileClipModel::new(weights, &mobileclip::MobileClipConfig::s1())?;
             Model::new([at.image(256)?, at.tokens(77, 49408)?], move |x| {
                 let (text, image) = model.forward(&x[0], &x[1])?;
                 Ok(vec![text, image])
@@ -189,10 +201,26 @@ pub const ENTRIES: &[Entry] = &[
         build: |at| {
             let encoder = vit::Config::microsoft_trocr_base_handwritten();
             let model = trocr::TrOCRModel::new(&encoder, &trocr::TrOCRConfig::default(), at.weights())?;
-            Model::fresh(model, [at.image(384)?, at.tokens(32, 50265)?], |model, x| {
+            // One mask serves both attentions of the decoder, so that only one token fits.
+            Model::fresh(model, [at.image(384)?, at.tokens(1, 50265)?], |model, x| {
                 let image = model.encoder().forward(&x[0])?;
                 model.decode(&x[1], &image, 0)
             })
         },
     },
 ];
+
+/// Whether no checkpoint of FastViT has this weight: its blocks differ in their branches.
+fn not_in_fastvit(name: &str) -> bool {
+    const NONE: [&str; 7] = [
+        "stages.0.downsample.",
+        ".norm.conv_",
+        "stem.2.conv_scale.",
+        ".proj.1.conv_scale.",
+        "stem.0.identity.",
+        "stem.1.identity.",
+        "final_conv.identity.",
+    ];
+    let excitation = name.contains(".se.") && !name.contains("final_conv.") && !name.contains(".proj.0.");
+    excitation || NONE.iter().any(|part| name.contains(part))
+}

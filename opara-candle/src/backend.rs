@@ -33,6 +33,11 @@ pub(crate) trait Program: Send {
     /// Something that runs the folded ops now and replays the others in the order of `schedule`, buffers placed by
     /// `layout`.
     fn replay(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>>;
+
+    /// The same with random launches held up and the arena poisoned before each call, where the device has a way to.
+    fn stressed(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, _seed: u64) -> Result<Box<dyn Replay>> {
+        self.replay(ops, schedule, layout)
+    }
 }
 
 /// A forward pass that can be replayed from any thread.

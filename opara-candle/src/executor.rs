@@ -13,7 +13,7 @@ use crate::plan::{Plan, Planned};
 use crate::report::Report;
 use crate::schedule::Policy;
 use crate::trace::Trace;
-use crate::{picture, Error, Result};
+use crate::{cuda, picture, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,6 +30,7 @@ pub(crate) struct Options {
     pub policy: Policy,
     pub verify: bool,
     pub fold_constants: bool,
+    pub stress: u64,
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
 }
@@ -55,6 +56,14 @@ impl Builder {
     /// place may not be seen by later calls. Default: yes.
     pub fn fold_constants(mut self, fold: bool) -> Self {
         self.0.fold_constants = fold;
+        self
+    }
+
+    /// How many times a GPU's schedule is put under stress while the executor is built: the arena is filled with NaN
+    /// before each replay and random launches are held up, so that an edge that is missing shows as other bits than
+    /// eager's. For tests. Default: 0.
+    pub fn stress(mut self, rounds: u64) -> Self {
+        self.0.stress = rounds;
         self
     }
 
@@ -162,7 +171,7 @@ impl OparaExecutor {
     /// Settings other than the defaults, and functions of several tensors.
     pub fn builder() -> Builder {
         let (policy, on_uncapturable) = Default::default();
-        Builder(Options { policy, verify: true, fold_constants: true, on_uncapturable, max_shapes: 8 })
+        Builder(Options { policy, verify: true, fold_constants: true, stress: 0, on_uncapturable, max_shapes: 8 })
     }
 
     /// Outputs of their own, which no later call overwrites.
@@ -177,8 +186,13 @@ impl OparaExecutor {
         }
         match &self.plan(inputs)?.replay {
             Some(replay) => replay.call(inputs),
-            None => Ok((self.function)(inputs)?),
+            None => self.eager(inputs),
         }
+    }
+
+    fn eager(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        // What another executor captures meanwhile on this device's stream must not hold our launches.
+        Ok(cuda::while_not_capturing(|| (self.function)(inputs))?)
     }
 
     /// Lends the outputs to `f` without copying them: the next call overwrites them, so a tensor that must outlive `f`
@@ -188,10 +202,11 @@ impl OparaExecutor {
     /// Those of [`call`](Self::call), and [`Error::Lent`] if `f` calls this executor with inputs of the same shapes.
     pub fn lend<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.check(inputs)?;
-        let plan = if is_nested() { None } else { Some(self.plan(inputs)?) };
-        let Some(replay) = plan.as_ref().and_then(|plan| plan.replay.as_ref()) else {
+        if is_nested() {
             return Ok(f(&(self.function)(inputs)?));
-        };
+        }
+        let plan = self.plan(inputs)?;
+        let Some(replay) = &plan.replay else { return Ok(f(&self.eager(inputs)?)) };
         let (mut f, mut result) = (Some(f), None);
         replay.lend(inputs, &mut |outputs| result = f.take().map(|f| f(outputs)))?;
         result.ok_or_else(|| Error::NotCapturable { reason: "the replay lent no outputs".into() })

@@ -105,6 +105,10 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         let mut replay = stages.time("capture", || program.replay(&optimized, &schedule, &layout))?;
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
             Ok(replay_us) => {
+                for seed in 0..options.stress {
+                    let stressed = program.stressed(&optimized, &schedule, &layout, seed)?;
+                    stages.time("stress", || compare(&*stressed, &examples, device))?;
+                }
                 let mut report = describe(trace, &graph, &schedule, &layout);
                 report.ops += optimized.folded.len();
                 report.folded = optimized.folded.len();
@@ -157,6 +161,14 @@ fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device:
     let best = (0..variants).min_by(|&a, &b| fastest[a].total_cmp(&fastest[b])).unwrap_or(0);
     replay.choose(best);
     Ok(fastest[best])
+}
+
+/// Replays the examples and compares with eager.
+fn compare(replay: &dyn Replay, examples: &[Example], device: &Device) -> Result<()> {
+    examples.iter().try_for_each(|example| {
+        let (outputs, _) = timed(replay, example, device)?;
+        verify::same_bits("replay under stress", &example.outputs, &outputs)
+    })
 }
 
 /// Outputs of a call and the microseconds that it took.

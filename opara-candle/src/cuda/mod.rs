@@ -19,11 +19,20 @@ use crate::{verify, Error, Result};
 /// Held for writing during a capture: a launch by another thread on the capturing stream would be captured, too.
 static CAPTURING: RwLock<()> = RwLock::new(());
 
+/// Runs `f` while no capture is under way.
+pub(crate) fn while_not_capturing<T>(f: impl FnOnce() -> T) -> T {
+    let _not_capturing = CAPTURING.read();
+    f()
+}
+
 /// A CUDA device on which modules can be captured: it has a stream of its own, and cudarc's event tracking, which one
 /// stream does not need and a capture does not bear, is off.
 ///
 /// `Device::new_cuda_with_stream` and `Device::new_cuda` work, too; of the latter, remember that every thread has
 /// another stream behind it.
+///
+/// While an executor is built, other threads should launch nothing on this device but calls of executors, which wait:
+/// what they launch would be captured. It is found then, since two captures must agree, and the module runs eagerly.
 ///
 /// # Errors
 /// No such device, or no driver.

@@ -26,6 +26,26 @@ pub(super) struct CudaProgram {
 
 impl Program for CudaProgram {
     fn replay(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>> {
+        Ok(Box::new(self.build(ops, schedule, layout, None)?))
+    }
+
+    fn stressed(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, seed: u64) -> Result<Box<dyn Replay>> {
+        Ok(Box::new(self.build(ops, schedule, layout, Some(seed))?))
+    }
+}
+
+/// Bytes of a fill that holds a launch up: some 15 microseconds, longer than most kernels.
+const DELAY_BYTES: usize = 64 << 20;
+
+/// Whether a launch is held up under this seed: one of eight.
+fn is_held_up(seed: u64, op: OpId) -> bool {
+    let mixed = (op as u64 ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed >> 61 == 0
+}
+
+impl CudaProgram {
+    /// The schedule's graph with static outputs, arena and constants; with a seed, under stress.
+    fn build(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, stress: Option<u64>) -> Result<GraphReplay> {
         let trace = &ops.trace;
         let outputs = self
             .capture
@@ -51,24 +71,26 @@ impl Program for CudaProgram {
         }
         self.run_once(&ops.folded, &relocation)?;
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
-        let mut position = vec![0; schedule.order.len()];
-        for (at, &op) in schedule.order.iter().enumerate() {
-            position[op] = at;
-            let after: Vec<usize> = schedule.predecessors[op].iter().map(|&p| position[p]).collect();
-            self.add(&mut graph, ops.kept[op], &after)?;
+        let poison = stress.filter(|_| layout.bytes > 0).map(|_| graph.fill(&arena, 0xff, &[])).transpose()?;
+        let delay = stress.map(|_| Tensor::zeros(DELAY_BYTES, candle::DType::U8, &self.device)).transpose()?;
+        let mut node = vec![0; schedule.order.len()];
+        for &op in &schedule.order {
+            let mut after: Vec<usize> = schedule.predecessors[op].iter().map(|&p| node[p]).collect();
+            if after.is_empty() {
+                after.extend(poison);
+            }
+            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
+                let held_up = graph.fill(delay, seed as u8, &after)?;
+                after = vec![held_up];
+            }
+            node[op] = self.add(&mut graph, ops.kept[op], &after)?;
         }
         let keep = Box::new((self.function.clone(), self.inputs.clone()));
         let executable = graph.instantiate(keep)?;
         let done = if self.stream.is_per_thread() { Some(self.stream.event(false)?) } else { None };
         let (stream, inputs) = (self.stream.clone(), self.inputs.clone());
-        Ok(Box::new(GraphReplay {
-            stream,
-            inputs,
-            outputs,
-            executable,
-            busy: ReentrantMutex::new(()),
-            done: done.map(Arc::new),
-        }))
+        let busy = ReentrantMutex::new(());
+        Ok(GraphReplay { stream, inputs, outputs, executable, busy, done: done.map(Arc::new) })
     }
 }
 
@@ -78,8 +100,8 @@ fn constant_bytes(trace: &Trace) -> u64 {
 }
 
 impl CudaProgram {
-    /// Adds a recorded launch behind the nodes `after`.
-    fn add(&self, graph: &mut GraphBuilder, op: OpId, after: &[usize]) -> Result<()> {
+    /// Adds a recorded launch behind the nodes `after`; returns its node.
+    fn add(&self, graph: &mut GraphBuilder, op: OpId, after: &[usize]) -> Result<usize> {
         let (node, pointers) = &self.capture.launches[op];
         match (node, pointers.as_slice()) {
             (Node::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),

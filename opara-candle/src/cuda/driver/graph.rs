@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use candle::Tensor;
 use cudarc::driver::sys;
 
 use super::capture::{KernelNode, MemcpyNode, MemsetNode};
-use super::{check, Relocation, Stream};
+use super::{address_of, check, Relocation, Stream};
 use crate::Result;
 
 /// A pointer in a node's arguments: which buffer it points into, and how far.
@@ -44,12 +45,17 @@ impl GraphBuilder {
         self.relocation.target(buffer).map_or(old, |start| start + delta)
     }
 
+    fn added(&mut self, node: sys::CUgraphNode) -> usize {
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+
     fn after(&self, after: &[usize]) -> Vec<sys::CUgraphNode> {
         after.iter().map(|&i| self.nodes[i]).collect()
     }
 
     /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move.
-    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<()> {
+    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<usize> {
         let mut arguments = node.arguments.clone();
         for p in pointers {
             if let Some(start) = self.relocation.target(p.buffer) {
@@ -81,34 +87,47 @@ impl GraphBuilder {
                 check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
             }
         })?;
-        self.nodes.push(new);
-        Ok(())
+        Ok(self.added(new))
     }
 
     /// Adds a memset of the bytes `delta` into `buffer`, behind the nodes `after`.
-    pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<()> {
+    pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
+        self.add_memset(&params, after)
+    }
+
+    /// Fills a contiguous tensor, which the graph keeps, with one byte value, behind the nodes `after`.
+    pub fn fill(&mut self, tensor: &Tensor, value: u8, after: &[usize]) -> Result<usize> {
+        let width = tensor.elem_count() * tensor.dtype().size_in_bytes();
+        self.relocation.keep(tensor);
+        let (dst, value) = (address_of(tensor)?, value.into());
+        self.add_memset(
+            &sys::CUDA_MEMSET_NODE_PARAMS { dst, pitch: width, value, elementSize: 1, width, height: 1 },
+            after,
+        )
+    }
+
+    fn add_memset(&mut self, params: &sys::CUDA_MEMSET_NODE_PARAMS, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: the target moved into a tensor that the relocation owns, or is memory that the module keeps; a null
-        // context stands for the current one.
+        // SAFETY: the target moved into a tensor that the relocation owns, or is memory that the module keeps; the
+        // context is the current one.
         check("cuGraphAddMemsetNode", unsafe {
             sys::cuGraphAddMemsetNode(
                 &mut new,
                 self.raw,
                 dependencies.as_ptr(),
                 dependencies.len(),
-                &params,
+                params,
                 current_context()?,
             )
         })?;
-        self.nodes.push(new);
-        Ok(())
+        Ok(self.added(new))
     }
 
     /// Adds a copy from `from`, or of the node's own bytes, to `to`, behind the nodes `after`.
-    pub fn memcpy(&mut self, node: &MemcpyNode, from: Option<Pointer>, to: Pointer, after: &[usize]) -> Result<()> {
+    pub fn memcpy(&mut self, node: &MemcpyNode, from: Option<Pointer>, to: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         if let (Some(from), Some(source)) = (from, node.source()) {
             params.srcDevice = self.moved(from.buffer, from.delta, source);
@@ -129,8 +148,7 @@ impl GraphBuilder {
                 current_context()?,
             )
         })?;
-        self.nodes.push(new);
-        Ok(())
+        Ok(self.added(new))
     }
 
     /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.

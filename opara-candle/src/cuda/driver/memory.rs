@@ -114,10 +114,15 @@ impl Relocation {
             return Err(Error::InvalidLayout(message));
         }
         self.targets.insert(buffer, address_of(owner)? + offset);
+        self.keep(owner);
+        Ok(())
+    }
+
+    /// Keeps a tensor alive, too.
+    pub(super) fn keep(&mut self, owner: &Tensor) {
         if !self.owners.iter().any(|t| t.id() == owner.id()) {
             self.owners.push(owner.clone());
         }
-        Ok(())
     }
 
     /// New address of a buffer's first byte.
