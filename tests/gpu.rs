@@ -129,11 +129,11 @@ fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
     for _ in 0..20 {
         build()?;
     }
-    let before = opara_candle::timing::free_memory(&device)?;
+    let before = opara_candle::device_memory::free_memory(&device)?;
     for _ in 0..200 {
         build()?;
     }
-    let after = opara_candle::timing::free_memory(&device)?;
+    let after = opara_candle::device_memory::free_memory(&device)?;
     assert!(before.saturating_sub(after) <= 4 << 20, "free device memory fell from {before} to {after} bytes");
     Ok(())
 }

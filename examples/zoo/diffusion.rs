@@ -1,9 +1,8 @@
 //! Models that make images from noise, at 256 by 256 pixels.
 
-use candle::Tensor;
 use candle_transformers::models::*;
 
-use crate::entry::{Entry, Model, Undeclared};
+use crate::entry::{Entry, Model};
 
 /// Height and width of a latent image.
 const LATENT: usize = 32;
@@ -48,19 +47,6 @@ pub const ENTRIES: &[Entry] = &[
             };
             let model = stable_diffusion::vae::AutoEncoderKL::new(at.weights(), 3, 3, config)?;
             Model::new([at.noise((1, 4, LATENT, LATENT))?], move |x| Ok(vec![model.decode(&x[0])?]))
-        },
-    },
-    Entry {
-        name: "sd-3-mmdit",
-        build: |at| {
-            // Versions after this one have a second attention and norms.
-            let weights = at.weights_without(|name, _| name.contains(".attn2.") || name.contains(".ln_"));
-            let model = mmdit::model::MMDiT::new(&mmdit::model::Config::sd3_medium(), false, weights)?;
-            // SAFETY: its boxes hold linear layers, activations, and blocks of such layers.
-            let model = unsafe { Undeclared::new(model) };
-            let step = Tensor::new(&[STEP as f32], &at.device)?;
-            let inputs = [at.noise((1, 16, LATENT, LATENT))?, step, at.noise((1, 2048))?, at.noise((1, 154, 4096))?];
-            Model::new(inputs, move |x| Ok(vec![model.get().forward(&x[0], &x[1], &x[2], &x[3], None)?]))
         },
     },
     Entry {

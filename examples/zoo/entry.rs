@@ -51,26 +51,6 @@ impl Model {
     }
 }
 
-/// A model that holds boxed traits which are not declared `Send` and `Sync`, as `candle_nn::Sequential` does.
-pub struct Undeclared<M>(M);
-
-// SAFETY: whoever made it with `new` vouches for what is in the boxes.
-unsafe impl<M> Send for Undeclared<M> {}
-// SAFETY: as above.
-unsafe impl<M> Sync for Undeclared<M> {}
-
-impl<M> Undeclared<M> {
-    /// # Safety
-    /// All that the model's boxes hold is `Send` and `Sync`.
-    pub unsafe fn new(model: M) -> Self {
-        Self(model)
-    }
-
-    pub fn get(&self) -> &M {
-        &self.0
-    }
-}
-
 /// Where a model is made, and in which type.
 pub struct Target {
     pub device: Device,

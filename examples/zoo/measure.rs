@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
+use opara_candle::device_memory;
 use opara_candle::{Mode, OparaExecutor, Policy, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
@@ -85,7 +86,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> 
     let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
     drop((outputs, again));
 
-    let (_, eager_usage) = memory::watch(device, || Ok(function(&inputs)?))?;
+    let (_, eager_usage) = device_memory::watch(device, || function(&inputs).map_err(anyhow::Error::from))?;
     let build = |policy: Policy| {
         let function = function.clone();
         OparaExecutor::builder().policy(policy).build_fn(move |x| function(x), &inputs).context("the executor fails")
@@ -93,7 +94,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> 
     let start = Instant::now();
     let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default()))?;
     let build_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (_, replay_usage) = memory::watch(device, || Ok(scheduled.lend(&inputs, |_| ())?))?;
+    let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(&inputs, |_| ()))?;
     let report = scheduled.report();
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };

@@ -1,12 +1,10 @@
 //! Models of images, and of images with text.
 
-use std::sync::Arc;
-
-use candle::{Module, ModuleT};
+use candle::ModuleT;
 use candle_transformers::models::*;
 use serde_json::json;
 
-use crate::entry::{config, Entry, Model, Undeclared};
+use crate::entry::{config, Entry, Model};
 
 /// Classes of ImageNet.
 const CLASSES: usize = 1000;
@@ -109,17 +107,6 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "dinov2-reg4-small",
         build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?),
-    },
-    Entry {
-        name: "depth-anything-v2-small",
-        build: |at| {
-            let backbone = Arc::new(dinov2::vit_small(at.weights().pp("pretrained"))?);
-            let config = depth_anything_v2::DepthAnythingV2Config::vit_small();
-            let model = depth_anything_v2::DepthAnythingV2::new(backbone, config, at.weights())?;
-            // SAFETY: its boxes hold convolutions, activations and identities.
-            let model = unsafe { Undeclared::new(model) };
-            Model::new([at.image(518)?], move |x| Ok(vec![model.get().forward(&x[0])?]))
-        },
     },
     Entry {
         name: "segformer-b0",

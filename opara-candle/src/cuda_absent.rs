@@ -33,3 +33,15 @@ pub(crate) fn device_name(_: &Device) -> String {
 pub(crate) fn free_memory(_: &Device) -> Result<usize> {
     absent()
 }
+
+pub(crate) fn pool_in_use(_: &Device) -> Result<u64> {
+    absent()
+}
+
+pub(crate) fn pool_peak(_: &Device) -> Result<u64> {
+    absent()
+}
+
+pub(crate) fn reset_pool_peak(_: &Device) -> Result<()> {
+    absent()
+}

@@ -5,6 +5,7 @@ pub mod check;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
+pub mod device_memory;
 mod error;
 mod executor;
 pub mod graph;

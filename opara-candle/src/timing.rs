@@ -43,14 +43,6 @@ pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f
     }
 }
 
-/// Free memory of a GPU in bytes, after all its work is done; memory that candle's pool holds ready counts as used.
-///
-/// # Errors
-/// A device that is no GPU, or a call of the driver that failed.
-pub fn free_memory(device: &Device) -> Result<usize> {
-    crate::cuda::free_memory(device)
-}
-
 /// Latency of `iters` calls of `f` after `warmup` more.
 ///
 /// # Errors

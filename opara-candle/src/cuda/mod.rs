@@ -145,3 +145,20 @@ pub(crate) fn free_memory(device: &Device) -> Result<usize> {
     stream.synchronize_device()?;
     stream.free_memory()
 }
+
+/// Bytes in use of the device's memory pool, after all its work is done.
+pub(crate) fn pool_in_use(device: &Device) -> Result<u64> {
+    let stream = Stream::of(device)?;
+    stream.synchronize_device()?;
+    stream.pool_in_use()
+}
+
+/// The most that were in use since the mark was reset.
+pub(crate) fn pool_peak(device: &Device) -> Result<u64> {
+    Stream::of(device)?.pool_peak()
+}
+
+/// Starts looking for a new peak.
+pub(crate) fn reset_pool_peak(device: &Device) -> Result<()> {
+    Stream::of(device)?.reset_pool_peak()
+}

@@ -53,6 +53,42 @@ impl Stream {
         self.context().mem_get_info().map(|(free, _)| free).map_err(wrap("cuMemGetInfo"))
     }
 
+    /// Bytes of the memory pool that are in use.
+    pub fn pool_in_use(&self) -> Result<u64> {
+        self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    }
+
+    /// The most bytes of the memory pool that were in use since the mark was reset.
+    pub fn pool_peak(&self) -> Result<u64> {
+        self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    }
+
+    /// Resets the mark.
+    pub fn reset_pool_peak(&self) -> Result<()> {
+        let mut zero = 0u64;
+        let mark = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        // SAFETY: the attribute is a u64, which `zero` is, and 0 is the one value that the driver takes for it.
+        check("cuMemPoolSetAttribute", unsafe {
+            sys::cuMemPoolSetAttribute(self.pool()?, mark, (&raw mut zero).cast())
+        })
+    }
+
+    fn pool_counter(&self, counter: sys::CUmemPool_attribute) -> Result<u64> {
+        let mut value = 0u64;
+        // SAFETY: the counters that the callers ask for are a u64, which `value` is.
+        check("cuMemPoolGetAttribute", unsafe {
+            sys::cuMemPoolGetAttribute(self.pool()?, counter, (&raw mut value).cast())
+        })?;
+        Ok(value)
+    }
+
+    fn pool(&self) -> Result<sys::CUmemoryPool> {
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the context belongs to this device; `pool` receives its current pool.
+        check("cuDeviceGetMemPool", unsafe { sys::cuDeviceGetMemPool(&mut pool, self.context().cu_device()) })?;
+        Ok(pool)
+    }
+
     /// An event at the end of the work launched so far.
     pub fn record(&self, event: &Event) -> Result<()> {
         event.0.record(&self.0).map_err(wrap("cuEventRecord"))
