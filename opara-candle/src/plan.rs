@@ -12,7 +12,7 @@ use crate::optimize::Optimized;
 use crate::profile::profile;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule};
-use crate::timing::{self, wall_us};
+use crate::timing::{self, wall_us, Latency};
 use crate::trace::{Role, Trace};
 use crate::{check, cpu, cuda, verify, Error, Result};
 
@@ -134,33 +134,34 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
 /// long ones need none.
 const TRIAL_US: f64 = 100_000.;
 
-/// Replays the examples, compares where asked to, and keeps the fastest variant. Returns its time in microseconds.
+/// Replays the examples, compares where asked to, and keeps the variant with the lower median. Returns the time of its
+/// fastest replay in microseconds.
 ///
 /// Variants take turns over the examples: building costs few forwards.
 fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device: &Device) -> Result<f64> {
     let variants = replay.variants();
-    let mut fastest = vec![f64::INFINITY; variants];
+    let mut samples = vec![Vec::new(); variants];
     for (i, example) in examples.iter().enumerate() {
         replay.choose(i % variants);
         let (outputs, us) = timed(replay, example, device)?;
-        fastest[i % variants] = us.min(fastest[i % variants]);
+        samples[i % variants].push(us);
         if compare {
             verify::same_bits(replay.mode().name(), &example.outputs, &outputs)?;
         }
     }
-    let mut left = TRIAL_US;
+    let mut left = if variants > 1 { TRIAL_US } else { 0. };
     for (i, example) in (0..variants).cycle().zip(examples.iter().cycle()) {
-        left -= fastest[i];
-        if variants == 1 || left < 0. {
+        left -= samples[i].last().copied().unwrap_or(0.);
+        if left <= 0. {
             break;
         }
         replay.choose(i);
-        let (_, us) = timed(replay, example, device)?;
-        fastest[i] = us.min(fastest[i]);
+        samples[i].push(timed(replay, example, device)?.1);
     }
-    let best = (0..variants).min_by(|&a, &b| fastest[a].total_cmp(&fastest[b])).unwrap_or(0);
+    let latencies: Vec<Latency> = samples.into_iter().map(Latency::of).collect();
+    let best = (0..variants).min_by(|&a, &b| latencies[a].median_us.total_cmp(&latencies[b].median_us)).unwrap_or(0);
     replay.choose(best);
-    Ok(fastest[best])
+    Ok(latencies[best].min_us)
 }
 
 /// Replays the examples and compares with eager.
