@@ -11,6 +11,9 @@ const LARGE: u64 = 1_000_000;
 /// How much of the cores' speed a matrix product reaches that has them all. (Of some milliseconds, on 2 cores.)
 const PRODUCT_EFFICIENCY: f64 = 0.85;
 
+/// Share of the time without workers that they must be estimated to need, at most, to be tried.
+const WORTH_TRYING: f64 = 0.95;
+
 /// What dispatching needs to know of a program, by position in launch order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Steps {
@@ -23,6 +26,42 @@ pub(super) struct Steps {
     pub successors: Vec<Vec<usize>>,
     /// How many each waits for.
     pub waits: Vec<usize>,
+}
+
+impl Steps {
+    /// Estimated time of an operator that has all cores.
+    fn on_all_cores(&self, at: usize, cores: usize) -> f64 {
+        let speedup = if self.product[at] { cores as f64 * PRODUCT_EFFICIENCY } else { 1. };
+        self.work[at] as f64 / speedup
+    }
+
+    /// Estimated time of a call on so many workers; what they do not take has all cores.
+    fn makespan(self: &Arc<Self>, workers: usize, cores: usize) -> f64 {
+        let mut dispatch = Dispatch::new(self.clone(), workers);
+        let mut running: Vec<(f64, usize)> = Vec::new();
+        let mut now = 0.;
+        while !dispatch.is_finished() {
+            if let Some(at) = dispatch.lead() {
+                now += self.on_all_cores(at, cores);
+                dispatch.finish(at);
+                continue;
+            }
+            while let Some(at) = dispatch.follow() {
+                running.push((now + self.work[at] as f64, at));
+            }
+            let next = (0..running.len()).min_by(|&a, &b| running[a].0.total_cmp(&running[b].0));
+            let Some((end, at)) = next.map(|i| running.swap_remove(i)) else { break };
+            now = end;
+            dispatch.finish(at);
+        }
+        now
+    }
+
+    /// Whether workers should end a call clearly sooner than one operator after the other on all cores, so that trying
+    /// them is worth its time.
+    pub fn parallelism_pays(self: &Arc<Self>, cores: usize) -> bool {
+        self.makespan(cores, cores) < WORTH_TRYING * self.makespan(1, cores)
+    }
 }
 
 /// State of one call: pure bookkeeping, under a lock of whoever drives it.
@@ -91,11 +130,7 @@ impl Dispatch {
         }
         let until = self.running.iter().map(|&(_, end)| end.saturating_sub(self.now)).max().unwrap_or(0) as f64;
         let longest = large.iter().map(|&at| self.steps.work[at]).max().unwrap_or(0) as f64;
-        let on_all_cores = |&at: &usize| {
-            let speedup = if self.steps.product[at] { self.cores as f64 * PRODUCT_EFFICIENCY } else { 1. };
-            self.steps.work[at] as f64 / speedup
-        };
-        let alone: f64 = large.iter().map(on_all_cores).sum();
+        let alone: f64 = large.iter().map(|&at| self.steps.on_all_cores(at, self.cores)).sum();
         !large.is_empty() && longest.max(until) < until + alone
     }
 
@@ -205,6 +240,15 @@ mod tests {
         assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
         dispatch.finish(1);
         assert_eq!(dispatch.follow(), Some(2));
+    }
+
+    #[test]
+    fn workers_are_tried_where_they_should_pay() {
+        let branches = Steps::clone(&steps(&[MUCH; 4], &[]));
+        assert!(Arc::new(Steps { product: vec![false; 4], ..branches }).parallelism_pays(2));
+        assert!(!steps(&[MUCH; 3], &[(0, 1), (1, 2)]).parallelism_pays(2), "a chain");
+        let attention = [MUCH, MUCH, MUCH, 9 * MUCH, 9 * MUCH];
+        assert!(!steps(&attention, &[(0, 3), (1, 3), (2, 3), (3, 4)]).parallelism_pays(2), "three short of five");
     }
 
     #[test]

@@ -64,17 +64,18 @@ impl Lanes {
                 uses[*i] += 1;
             }
         }
+        let steps = Arc::new(steps);
         Ok(Self {
             order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
-            steps: Arc::new(steps),
+            parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
+            steps,
             constants: fold(&program, &ops.folded)?,
             uses,
-            parallel: schedule.streams() > 1,
             program,
         })
     }
 
-    /// Whether more than one worker can have something to do.
+    /// Whether workers may be of use.
     pub fn is_parallel(&self) -> bool {
         self.parallel && pool().len() > 1
     }
