@@ -106,7 +106,7 @@ impl CudaProgram {
         match (node, pointers.as_slice()) {
             (Node::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
             (Node::Memset(memset), [to]) => graph.memset(memset, *to, after),
-            (Node::Memcpy(memcpy), [to]) => graph.memcpy(memcpy, None, *to, after),
+            (Node::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
             (Node::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
             _ => {
                 let reason = format!("op {op} `{}` touches memory that is not known", self.capture.trace.ops[op].name);
@@ -158,11 +158,12 @@ impl GraphReplay {
             }
             self.executable.launch()?;
         }
-        then(&self.outputs)?;
+        let result = then(&self.outputs);
+        // Also behind a failure: the next thread's stream must not overwrite what is still being read.
         if let Some(done) = &self.done {
             self.stream.record(done)?;
         }
-        Ok(())
+        result
     }
 }
 
