@@ -58,6 +58,10 @@ struct Args {
     /// File to write to, one line of JSON a row.
     #[arg(long)]
     json: Option<PathBuf>,
+
+    /// Folder to save traces in, one file `MODEL-DTYPE.trace` each.
+    #[arg(long)]
+    traces: Option<PathBuf>,
 }
 
 impl Args {
@@ -91,11 +95,15 @@ fn main() -> Result<()> {
     };
 
     let mut json = args.json.as_ref().map(File::create).transpose().context("the file of --json")?;
+    if let Some(folder) = &args.traces {
+        std::fs::create_dir_all(folder).context("the folder of --traces")?;
+    }
     let counts = Counts { iters: args.iters, replays: args.replays };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
-            let outcome = match caught(|| measure(entry, &device, dtype, counts)) {
+            let trace = args.traces.as_ref().map(|to| to.join(format!("{}-{}.trace", entry.name, dtype.as_str())));
+            let outcome = match caught(|| measure(entry, &device, dtype, counts, trace.as_deref())) {
                 Ok(measured) => Outcome::Measured(Box::new(measured)),
                 Err(error) => Outcome::Failed { error: message(&error) },
             };

@@ -1,6 +1,7 @@
 //! What the zoo finds out about one entry in one dtype.
 
 use std::fmt;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -70,11 +71,17 @@ pub struct Measured {
     report: Report,
 }
 
-/// Makes the model, and measures it.
+/// Makes the model, and measures it; saves its trace in the file `trace`, if it is captured.
 ///
 /// # Errors
 /// Those of the model, of the executors and of the driver.
-pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> Result<Measured> {
+pub fn measure(
+    entry: &Entry,
+    device: &Device,
+    dtype: DType,
+    counts: Counts,
+    trace: Option<&Path>,
+) -> Result<Measured> {
     let Model { function, inputs } =
         (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
 
@@ -96,6 +103,9 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts) -> 
     let build_ms = start.elapsed().as_secs_f64() * 1e3;
     let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(&inputs, |_| ()))?;
     let report = scheduled.report();
+    if let Some((file, trace)) = trace.zip(scheduled.trace()) {
+        trace.save(file)?;
+    }
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, &function, &inputs, INPUT_SETS.min(affordable), replays)?;
