@@ -64,26 +64,54 @@ fn traces() -> impl Strategy<Value = Trace> {
         (prop::collection::vec(op(buffers), ops), prop::collection::vec(roles, buffers)).prop_map(
             move |(ops, roles)| {
                 let buffers = roles.into_iter().map(|role| Buffer { bytes: BYTES, role }).collect();
-                Trace { device: device.clone(), ops, buffers }
+                Trace { device: device.clone(), ops, buffers, peak_bytes: 0 }
             },
         )
     })
 }
 
+/// A layout in at most `limit` bytes, if it can be had, and a schedule that holds to it.
+fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
+    let graph = OpGraph::new(trace);
+    let layout = memory::plan(trace, &graph, limit);
+    let schedule = policy.schedule(&graph.ordered(layout.waits()), &profile(trace));
+    (layout, schedule)
+}
+
 fn scheduled(trace: &Trace, policy: Policy) -> Schedule {
-    policy.schedule(&OpGraph::new(trace), &profile(trace))
+    planned(trace, policy, None).1
+}
+
+/// Bytes in use at a time in recorded order, at most: no arena can be smaller.
+fn most_alive(trace: &Trace) -> u64 {
+    let users = trace.users();
+    let alive = |op: usize| {
+        let buffers = trace.buffers.iter().zip(&users).filter(|(b, _)| b.role == Role::Intermediate);
+        let alive = buffers.filter(|(_, u)| u.first().is_some_and(|&f| f <= op) && u.last().is_some_and(|&l| op <= l));
+        alive.map(|(b, _)| b.bytes.next_multiple_of(memory::ALIGNMENT)).sum()
+    };
+    (0..trace.ops.len()).map(alive).max().unwrap_or(0)
 }
 
 proptest! {
     #[test]
-    fn every_policy_orders_every_conflict(trace in traces()) {
+    fn every_policy_orders_every_conflict_within_any_limit(trace in traces(), limit in 0..32 * BYTES) {
         trace.validate().unwrap();
         for policy in Policy::ALL {
-            let schedule = scheduled(&trace, policy);
-            check::schedule(&trace, &schedule).unwrap();
-            let layout = memory::plan(&trace, &schedule);
-            check::layout(&trace, &schedule, &layout).unwrap();
+            for limit in [None, Some(limit)] {
+                let (layout, schedule) = planned(&trace, policy, limit);
+                check::schedule(&trace, &schedule).unwrap();
+                check::layout(&trace, &schedule, &layout).unwrap();
+                // Buffers of one size leave no holes.
+                prop_assert!(limit.is_none_or(|limit| layout.bytes <= limit.max(most_alive(&trace))));
+            }
         }
+    }
+
+    #[test]
+    fn without_a_limit_memory_costs_no_parallelism(trace in traces()) {
+        let layout = memory::plan(&trace, &OpGraph::new(&trace), None);
+        prop_assert_eq!(layout.waits(), []);
     }
 
     #[test]
@@ -101,13 +129,6 @@ proptest! {
             schedule.predecessors[op].retain(|&p| p != wait);
             prop_assert!(check::schedule(&trace, &schedule).is_err(), "op {} need not wait for op {}", op, wait);
         }
-    }
-
-    #[test]
-    fn one_arena_for_a_chain_is_never_larger_than_all_buffers(trace in traces()) {
-        let sum: u64 = trace.buffers.iter().map(|b| b.bytes.next_multiple_of(memory::ALIGNMENT)).sum();
-        let layout = memory::plan(&trace, &scheduled(&trace, Policy::Sequential));
-        prop_assert!(layout.bytes <= sum);
     }
 }
 
@@ -130,13 +151,21 @@ fn small() -> Trace {
 #[test]
 fn a_chain_reuses_memory_and_a_branch_beside_it_does_not() {
     let trace = small();
-    let schedule = scheduled(&trace, Policy::Opara);
+    let (layout, schedule) = planned(&trace, Policy::Opara, None);
     assert_eq!(schedule.streams(), 2);
-    let layout = memory::plan(&trace, &schedule);
     assert_eq!(layout.offset(0), layout.offset(2), "the first buffer is dead when the third is written");
     assert_eq!(layout.bytes, 3 * BYTES, "the branch's buffer is alive beside any of the chain's");
-    let sequential = scheduled(&trace, Policy::Sequential);
-    assert_eq!(memory::plan(&trace, &sequential).bytes, 2 * BYTES);
+}
+
+#[test]
+fn under_a_limit_a_branch_waits_for_memory() {
+    let trace = small();
+    let (layout, schedule) = planned(&trace, Policy::Opara, Some(2 * BYTES));
+    assert_eq!((layout.bytes, layout.waits()), (2 * BYTES, &[(1, 3)][..]), "the first buffer's last user is op 1");
+    assert_eq!(schedule.predecessors[3], [1]);
+    check::layout(&trace, &schedule, &layout).unwrap();
+    let without = planned(&trace, Policy::Opara, None).1;
+    assert!(check::layout(&trace, &without, &layout).unwrap_err().to_string().contains("share bytes"));
 }
 
 #[test]
@@ -170,25 +199,28 @@ fn the_checker_finds_what_is_wrong() {
     assert!(check::layout(&trace, &good, &missing).unwrap_err().to_string().contains("no place"));
 }
 
-/// Traces recorded on an NVIDIA H200 by `examples/bert --trace`.
-#[test]
-fn recorded_traces_are_scheduled_soundly() {
+/// Traces of the zoo, recorded on an NVIDIA H200 by `examples/zoo --traces`, and of `examples/bert --trace`.
+fn recorded() -> Vec<(String, Trace)> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty());
-    for file in files {
-        let recorded = Trace::load(&file).unwrap();
-        let ops = Optimized::fold_constants(&recorded);
-        assert!(ops.kept.len() > 100, "{}", file.display());
+    files.into_iter().map(|file| (file.display().to_string(), Trace::load(&file).unwrap())).collect()
+}
+
+#[test]
+fn recorded_traces_are_scheduled_soundly_within_their_memory() {
+    for (name, recorded) in recorded() {
+        let limit = recorded.memory_limit(1.15).expect("the recorded peak");
+        let ops = Optimized::fold_within(&recorded, limit);
+        let left = limit.saturating_sub(ops.constant_bytes());
         for policy in Policy::ALL {
-            let schedule = scheduled(&ops.trace, policy);
+            let (layout, schedule) = planned(&ops.trace, policy, Some(left));
+            assert!(layout.bytes <= left, "{name}: an arena of {} bytes, where {left} are left", layout.bytes);
             check::schedule(&ops.trace, &schedule).unwrap();
-            check::layout(&ops.trace, &schedule, &memory::plan(&ops.trace, &schedule)).unwrap();
+            check::layout(&ops.trace, &schedule, &layout).unwrap();
         }
         let graph = OpGraph::new(&ops.trace);
-        assert!(graph.width() >= 3 && graph.depth() < graph.len(), "{}: no parallelism", file.display());
-        let query = ops.trace.ops.iter().any(|op| op.label.contains("self-attn/linear"));
-        assert!(query, "{}: spans label the kernels", file.display());
+        assert!(graph.width() >= 2 && graph.depth() < graph.len(), "{name}: no parallelism");
     }
 }

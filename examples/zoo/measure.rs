@@ -75,13 +75,7 @@ pub struct Measured {
 ///
 /// # Errors
 /// Those of the model, of the executors and of the driver.
-pub fn measure(
-    entry: &Entry,
-    device: &Device,
-    dtype: DType,
-    counts: Counts,
-    trace: Option<&Path>,
-) -> Result<Measured> {
+pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
     let Model { function, inputs } =
         (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
 

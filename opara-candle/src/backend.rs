@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use crate::memory::Layout;
-use crate::optimize::Optimized;
+use crate::plan::Planned;
 use crate::report::Mode;
-use crate::schedule::Schedule;
 use crate::trace::Trace;
 use crate::Result;
 
@@ -25,18 +23,17 @@ pub(crate) struct Example {
 pub(crate) struct Recording {
     pub trace: Trace,
     pub examples: Vec<Example>,
-    pub program: Box<dyn Program>,
+    pub program: Arc<dyn Program>,
 }
 
 /// What a device needs beside the trace to launch the ops again.
-pub(crate) trait Program: Send {
-    /// Something that runs the folded ops now and replays the others in the order of `schedule`, buffers placed by
-    /// `layout`.
-    fn replay(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>>;
+pub(crate) trait Program: Send + Sync {
+    /// Something that runs the folded ops now and replays the others as planned.
+    fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>>;
 
     /// The same with random launches held up and the arena poisoned before each call, where the device has a way to.
-    fn stressed(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, _seed: u64) -> Result<Box<dyn Replay>> {
-        self.replay(ops, schedule, layout)
+    fn stressed(self: Arc<Self>, plan: Arc<Planned>, _seed: u64) -> Result<Box<dyn Replay>> {
+        self.replay(plan)
     }
 }
 

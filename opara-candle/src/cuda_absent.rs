@@ -1,5 +1,7 @@
 //! Stands in for `cuda` in builds without the feature: the same functions, each an error.
 
+use std::sync::Arc;
+
 use candle::{Device, Tensor};
 
 use crate::backend::{Function, Recording};
@@ -14,7 +16,11 @@ pub fn cuda_device(_: usize) -> Result<Device> {
     absent()
 }
 
-pub(crate) fn record(_: &Function, _: &[Tensor]) -> Result<Recording> {
+/// See the CUDA build's type.
+#[derive(Default)]
+pub(crate) struct Arena;
+
+pub(crate) fn record(_: &Function, _: &[Tensor], _: &Arc<Arena>) -> Result<Recording> {
     absent()
 }
 

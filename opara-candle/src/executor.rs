@@ -33,6 +33,7 @@ pub(crate) struct Options {
     pub stress: u64,
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
+    pub memory_factor: f64,
 }
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
@@ -80,6 +81,14 @@ impl Builder {
         self
     }
 
+    /// How much device memory a plan may take beside weights, inputs and outputs, as a multiple of what the module's own
+    /// forward pass holds at its peak. More lets more branches run at the same time and keeps more constants; 1 or less
+    /// makes do with the least. Default: 1.15.
+    pub fn memory_factor(mut self, factor: f64) -> Self {
+        self.0.memory_factor = factor;
+        self
+    }
+
     /// Wraps a module of one tensor to one tensor.
     ///
     /// # Errors
@@ -102,6 +111,7 @@ impl Builder {
             options: self.0,
             plans: Mutex::default(),
             building: Mutex::new(()),
+            arena: Default::default(),
         };
         executor.check(inputs)?;
         executor.plan(inputs)?;
@@ -156,6 +166,8 @@ pub struct OparaExecutor {
     plans: Mutex<Vec<(Key, Arc<Plan>)>>,
     /// Held while a plan is built, so that one shape is built once.
     building: Mutex<()>,
+    /// Device memory that all plans share.
+    arena: Arc<cuda::Arena>,
 }
 
 impl OparaExecutor {
@@ -171,7 +183,15 @@ impl OparaExecutor {
     /// Settings other than the defaults, and functions of several tensors.
     pub fn builder() -> Builder {
         let (policy, on_uncapturable) = Default::default();
-        Builder(Options { policy, verify: true, fold_constants: true, stress: 0, on_uncapturable, max_shapes: 8 })
+        Builder(Options {
+            policy,
+            verify: true,
+            fold_constants: true,
+            stress: 0,
+            on_uncapturable,
+            max_shapes: 8,
+            memory_factor: 1.15,
+        })
     }
 
     /// Outputs of their own, which no later call overwrites.
@@ -233,7 +253,7 @@ impl OparaExecutor {
 
     fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {
         let plan = self.plans.lock().last().map(|(_, plan)| plan.clone())?;
-        plan.planned.as_ref().map(f)
+        plan.planned.as_deref().map(f)
     }
 
     fn check(&self, inputs: &[Tensor]) -> Result<()> {
@@ -259,7 +279,8 @@ impl OparaExecutor {
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
-        let plan = Plan::build(&self.function, inputs, &self.options).map_err(|error| self.blame_dtype(error, &key))?;
+        let plan = Plan::build(&self.function, inputs, &self.options, &self.arena)
+            .map_err(|error| self.blame_dtype(error, &key))?;
         let plan = Arc::new(plan);
         let mut plans = self.plans.lock();
         if plans.len() >= self.options.max_shapes {

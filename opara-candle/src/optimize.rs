@@ -1,69 +1,186 @@
 //! What can go: ops that give the same result at every call run once.
 
-use crate::trace::{Mode, OpId, Role, Trace};
+use std::collections::BinaryHeap;
 
-/// A trace without the ops that depend on no input.
+use crate::memory;
+use crate::trace::{BufferId, Mode, Op, OpId, Role, Trace};
+
+/// A trace in two parts: what runs once, and what every call runs.
+///
+/// Buffers keep their ids in both. Those that the first part fills for the second have [`Role::Constant`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Optimized {
-    /// The ops that every call runs. Buffers keep their ids; those that folded ops fill have [`Role::Constant`].
+    /// What every call runs.
     pub trace: Trace,
     /// For each op of `trace` its id in the original trace.
     pub kept: Vec<OpId>,
-    /// Ops of the original trace that run once, in recorded order.
+    /// What runs once, in recorded order.
+    pub once: Trace,
+    /// For each op of `once` its id in the original trace.
     pub folded: Vec<OpId>,
 }
 
 impl Optimized {
     /// The trace as it is, nothing folded.
     pub fn unchanged(trace: &Trace) -> Self {
-        Self { trace: trace.clone(), kept: (0..trace.ops.len()).collect(), folded: Vec::new() }
+        let once = Trace { ops: Vec::new(), ..trace.clone() };
+        Self { trace: trace.clone(), kept: (0..trace.ops.len()).collect(), once, folded: Vec::new() }
     }
 
     /// Folds constants: positions, masks of ones, casts and transpositions of weights.
     ///
-    /// An op is folded if nothing that it reads depends on an input and all that it writes are intermediate buffers
-    /// which no op that stays writes.
+    /// An op can be folded if nothing that it reads depends on an input and all that it writes are intermediate buffers
+    /// which no op that stays writes. What other ops read of the results is kept for good, in `room` bytes: where that
+    /// is not enough, every call makes the largest ones anew, from smaller ones.
     ///
     /// # Complexity
     /// Linear in accesses for each round; a round follows only where a buffer turned out to be shared.
-    pub fn fold_constants(trace: &Trace) -> Self {
-        let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
-        let foldable = |op: OpId, variable: &[bool]| {
-            trace.ops[op].accesses.iter().all(|a| {
-                let own = trace.buffers[a.buffer].role == Role::Intermediate;
-                !variable[a.buffer] && (a.mode == Mode::Read || own)
-            })
-        };
-        let mut stays = vec![false; trace.ops.len()];
-        loop {
-            let mut changed = false;
-            for (op, stays) in stays.iter_mut().enumerate() {
-                if !*stays && !foldable(op, &variable) {
-                    *stays = true;
-                    changed = true;
-                    for access in trace.ops[op].accesses.iter().filter(|a| a.mode.writes()) {
-                        variable[access.buffer] = true;
-                    }
-                }
-            }
-            if !changed {
-                break;
-            }
+    pub fn fold_constants(trace: &Trace, room: u64) -> Self {
+        let mut runs = stays(trace);
+        let foldable: Vec<bool> = runs.iter().map(|&stays| !stays).collect();
+        let constants = Constants::new(trace, &foldable).choose(&mut runs, room);
+
+        let mut optimized = Self::unchanged(trace);
+        for part in [&mut optimized.trace, &mut optimized.once] {
+            part.buffers.iter_mut().zip(&constants).filter(|(_, &is)| is).for_each(|(b, _)| b.role = Role::Constant);
         }
-        let mut optimized = Self { trace: Trace { ops: Vec::new(), ..trace.clone() }, ..Default::default() };
-        for (id, op) in trace.ops.iter().enumerate() {
-            if stays[id] {
-                optimized.kept.push(id);
-                optimized.trace.ops.push(op.clone());
-            } else {
-                optimized.folded.push(id);
-                for access in op.accesses.iter().filter(|a| a.mode.writes()) {
-                    optimized.trace.buffers[access.buffer].role = Role::Constant;
-                }
-            }
-        }
+        optimized.kept = (0..trace.ops.len()).filter(|&op| runs[op]).collect();
+        optimized.folded = needed(trace, &foldable, constants);
+        let ops = |ids: &[OpId]| ids.iter().map(|&op| trace.ops[op].clone()).collect();
+        optimized.trace.ops = ops(&optimized.kept);
+        optimized.once.ops = ops(&optimized.folded);
         optimized
     }
+
+    /// Folds as much as leaves room for the rest of `limit` bytes: constants for good beside an arena.
+    pub fn fold_within(trace: &Trace, limit: u64) -> Self {
+        /// Each attempt knows better what the rest needs.
+        const ATTEMPTS: usize = 3;
+        // Tables of shapes are worth their few bytes in any case.
+        let least = limit / 16;
+        let mut folded = Self::fold_constants(trace, limit);
+        for _ in 0..ATTEMPTS {
+            let arena = memory::packed(&folded.trace);
+            if folded.constant_bytes() <= limit.saturating_sub(arena).max(least) {
+                break;
+            }
+            folded = Self::fold_constants(trace, limit.saturating_sub(arena).max(least));
+        }
+        folded
+    }
+
+    /// Bytes that constants take for good.
+    pub fn constant_bytes(&self) -> u64 {
+        self.trace.buffers.iter().filter(|b| b.role == Role::Constant).map(|b| memory::constant_bytes(b.bytes)).sum()
+    }
+}
+
+fn read(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
+    op.accesses.iter().filter(|a| a.mode.reads()).map(|a| a.buffer)
+}
+
+fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
+    op.accesses.iter().filter(|a| a.mode.writes()).map(|a| a.buffer)
+}
+
+/// Which ops every call has to run.
+fn stays(trace: &Trace) -> Vec<bool> {
+    let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
+    let foldable = |op: &Op, variable: &[bool]| {
+        op.accesses.iter().all(|a| {
+            let own = trace.buffers[a.buffer].role == Role::Intermediate;
+            !variable[a.buffer] && (a.mode == Mode::Read || own)
+        })
+    };
+    let mut stays = vec![false; trace.ops.len()];
+    loop {
+        let mut changed = false;
+        for (op, stays) in trace.ops.iter().zip(&mut stays) {
+            if !*stays && !foldable(op, &variable) {
+                *stays = true;
+                changed = true;
+                written(op).for_each(|buffer| variable[buffer] = true);
+            }
+        }
+        if !changed {
+            return stays;
+        }
+    }
+}
+
+/// Which buffers are kept as constants.
+struct Constants<'a> {
+    trace: &'a Trace,
+    /// For each buffer the foldable ops that write it.
+    writers: Vec<Vec<OpId>>,
+    constant: Vec<bool>,
+    largest: BinaryHeap<(u64, BufferId)>,
+    bytes: u64,
+}
+
+impl<'a> Constants<'a> {
+    fn new(trace: &'a Trace, foldable: &[bool]) -> Self {
+        let mut writers: Vec<Vec<OpId>> = vec![Vec::new(); trace.buffers.len()];
+        for (id, op) in trace.ops.iter().enumerate().filter(|(id, _)| foldable[*id]) {
+            written(op).for_each(|buffer| writers[buffer].push(id));
+        }
+        Self { trace, writers, constant: vec![false; trace.buffers.len()], largest: BinaryHeap::new(), bytes: 0 }
+    }
+
+    /// Keeps what the ops that every call `runs` read of the others' results, if it fits in `room` bytes. Adds to `runs`
+    /// what every call then has to make anew.
+    fn choose(mut self, runs: &mut [bool], room: u64) -> Vec<bool> {
+        for op in (0..runs.len()).filter(|&op| runs[op]) {
+            self.keep(op, runs);
+        }
+        while self.bytes > room {
+            let Some((_, buffer)) = self.largest.pop() else { break };
+            self.make_anew(buffer, runs);
+        }
+        self.constant
+    }
+
+    /// Keeps what this op reads and folded ops made.
+    fn keep(&mut self, op: OpId, runs: &[bool]) {
+        for buffer in read(&self.trace.ops[op]) {
+            let made_once = self.writers[buffer].first().is_some_and(|&writer| !runs[writer]);
+            if made_once && !std::mem::replace(&mut self.constant[buffer], true) {
+                let bytes = self.trace.buffers[buffer].bytes;
+                self.bytes += memory::constant_bytes(bytes);
+                self.largest.push((bytes, buffer));
+            }
+        }
+    }
+
+    /// A buffer is made by all of its writers at every call, or once, so what they write beside it is made anew, too.
+    fn make_anew(&mut self, buffer: BufferId, runs: &mut [bool]) {
+        let (mut buffers, mut ops) = (vec![buffer], Vec::new());
+        while let Some(buffer) = buffers.pop() {
+            if std::mem::take(&mut self.constant[buffer]) {
+                self.bytes -= memory::constant_bytes(self.trace.buffers[buffer].bytes);
+            }
+            for &op in &self.writers[buffer] {
+                if !std::mem::replace(&mut runs[op], true) {
+                    buffers.extend(written(&self.trace.ops[op]));
+                    ops.push(op);
+                }
+            }
+        }
+        ops.into_iter().for_each(|op| self.keep(op, runs));
+    }
+}
+
+/// The foldable ops without which the constants cannot be made, in recorded order.
+fn needed(trace: &Trace, foldable: &[bool], mut wanted: Vec<bool>) -> Vec<OpId> {
+    let mut needed: Vec<OpId> = Vec::new();
+    for (id, op) in trace.ops.iter().enumerate().rev().filter(|(id, _)| foldable[*id]) {
+        if written(op).any(|buffer| wanted[buffer]) {
+            read(op).for_each(|buffer| wanted[buffer] = true);
+            needed.push(id);
+        }
+    }
+    needed.reverse();
+    needed
 }
 
 #[cfg(test)]
@@ -74,7 +191,7 @@ mod tests {
     const NONE: [OpId; 0] = [];
 
     /// Buffers: 0 input, 1 weight, 2 to 5 intermediate, 6 output. Each op reads the first list and writes the second.
-    fn folded(ops: &[(&[usize], &[usize])]) -> Vec<OpId> {
+    fn trace(ops: &[(&[usize], &[usize])]) -> Trace {
         use Role::*;
         let roles = [Input(0), External, Intermediate, Intermediate, Intermediate, Intermediate, Output(0)];
         let buffers = roles.map(|role| Buffer { bytes: 8, role }).to_vec();
@@ -85,11 +202,14 @@ mod tests {
             work: Work::Memset(0),
             accesses: reads.iter().map(access(Mode::Read)).chain(writes.iter().map(access(Mode::Write))).collect(),
         };
-        let trace = Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() };
-        let optimized = Optimized::fold_constants(&trace);
+        Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() }
+    }
+
+    fn folded(ops: &[(&[usize], &[usize])]) -> Vec<OpId> {
+        let optimized = Optimized::fold_constants(&trace(ops), u64::MAX);
         let mut all: Vec<OpId> = optimized.kept.iter().chain(&optimized.folded).copied().collect();
         all.sort();
-        assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op stays or is folded");
+        assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op that is needed stays or is folded");
         optimized.folded
     }
 
@@ -112,5 +232,43 @@ mod tests {
     #[test]
     fn weights_and_outputs_are_not_written_once_only() {
         assert_eq!(folded(&[(&[], &[1]), (&[1], &[6])]), NONE);
+    }
+
+    fn constants(optimized: &Optimized) -> Vec<BufferId> {
+        let buffers = optimized.trace.buffers.iter().enumerate();
+        buffers.filter(|(_, b)| b.role == Role::Constant).map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn only_what_calls_read_is_kept() {
+        let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[2], &[3]), (&[0, 3], &[6])]), u64::MAX);
+        assert_eq!((constants(&optimized), optimized.folded, optimized.kept), (vec![3], vec![0, 1], vec![2]));
+    }
+
+    #[test]
+    fn what_nobody_reads_is_not_made() {
+        let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[0], &[6])]), u64::MAX);
+        assert_eq!((optimized.folded, optimized.kept), (vec![], vec![1]));
+    }
+
+    #[test]
+    fn without_room_calls_make_the_largest_anew_from_what_there_is_room_for() {
+        let mut trace = trace(&[(&[1], &[2]), (&[2], &[3]), (&[1], &[4]), (&[0, 3, 4], &[6])]);
+        trace.buffers[3].bytes = 4096;
+        let optimized = Optimized::fold_constants(&trace, 64);
+        assert_eq!((constants(&optimized), &optimized.kept), (vec![2, 4], &vec![1, 3]));
+        assert_eq!(optimized.folded, [0, 2]);
+        let nothing = Optimized::fold_constants(&trace, 0);
+        assert_eq!((constants(&nothing), &nothing.kept), (vec![], &vec![0, 1, 2, 3]));
+        assert_eq!(nothing.folded, NONE);
+    }
+
+    #[test]
+    fn a_buffer_is_made_once_or_at_every_call_by_all_of_its_writers() {
+        // Op 0 makes 2 and 3 together, op 1 changes 3: anew means both.
+        let mut trace = trace(&[(&[1], &[2, 3]), (&[3], &[3]), (&[0, 2], &[6]), (&[0, 3], &[6])]);
+        trace.buffers[2].bytes = 4096;
+        let optimized = Optimized::fold_constants(&trace, 64);
+        assert_eq!((constants(&optimized), optimized.kept), (vec![], vec![0, 1, 2, 3]));
     }
 }

@@ -1,6 +1,7 @@
 //! The pipeline for one set of input shapes: record, analyse, schedule, place, replay, verify.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
@@ -13,7 +14,7 @@ use crate::profile::profile;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule};
 use crate::timing::{self, wall_us, Latency};
-use crate::trace::{Role, Trace};
+use crate::trace::Trace;
 use crate::{check, cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -21,10 +22,11 @@ pub(crate) struct Plan {
     /// `None` calls the module itself.
     pub replay: Option<Box<dyn Replay>>,
     pub report: Report,
-    pub planned: Option<Planned>,
+    pub planned: Option<Arc<Planned>>,
 }
 
 /// What is replayed, and in which order.
+#[derive(Clone)]
 pub(crate) struct Planned {
     /// As it was recorded.
     pub trace: Trace,
@@ -32,6 +34,8 @@ pub(crate) struct Planned {
     pub ops: Optimized,
     /// In which order, over the ids of `ops`.
     pub schedule: Schedule,
+    /// Where its buffers are.
+    pub layout: Layout,
 }
 
 /// Milliseconds by stage.
@@ -51,10 +55,10 @@ impl Plan {
     ///
     /// # Errors
     /// The module's own, and what made a capture impossible if the options ask for that.
-    pub fn build(function: &Function, inputs: &[Tensor], options: &Options) -> Result<Plan> {
+    pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
-        let built = stages.time("trace", || record(function, inputs, &device)).and_then(|recording| {
+        let built = stages.time("trace", || record(function, inputs, &device, arena)).and_then(|recording| {
             let (replay, report, planned) = schedule(recording, options, &device, &mut stages)?;
             Ok((Some(replay), report, Some(planned)))
         });
@@ -71,10 +75,10 @@ impl Plan {
     }
 }
 
-fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Recording> {
+fn record(function: &Function, inputs: &[Tensor], device: &Device, arena: &Arc<cuda::Arena>) -> Result<Recording> {
     let recording = match device {
         Device::Cpu => cpu::record(function, inputs)?,
-        Device::Cuda(_) => cuda::record(function, inputs)?,
+        Device::Cuda(_) => cuda::record(function, inputs, arena)?,
         Device::Metal(_) => {
             return Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
         }
@@ -84,46 +88,53 @@ fn record(function: &Function, inputs: &[Tensor], device: &Device) -> Result<Rec
 }
 
 /// What the stages after the trace yield.
-type Built = (Box<dyn Replay>, Report, Planned);
+type Built = (Box<dyn Replay>, Report, Arc<Planned>);
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
     let Recording { trace: recorded, examples, program } = recording;
-    let fold = if options.fold_constants { Optimized::fold_constants } else { Optimized::unchanged };
-    let optimized = stages.time("optimize", || fold(&recorded));
-    let trace = &optimized.trace;
-    let graph = stages.time("graph", || OpGraph::new(trace));
-    let costs = stages.time("profile", || profile(trace));
+    let limit = recorded.memory_limit(options.memory_factor);
+    let ops = stages.time("optimize", || match options.fold_constants {
+        true => Optimized::fold_within(&recorded, limit.unwrap_or(u64::MAX)),
+        false => Optimized::unchanged(&recorded),
+    });
+    let graph = stages.time("graph", || OpGraph::new(&ops.trace));
+    let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
+    let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, limit));
+    let graph = stages.time("graph", || graph.ordered(layout.waits()));
+    let costs = stages.time("profile", || profile(&ops.trace));
+    let schedule = stages.time("schedule", || options.policy.schedule(&graph, &costs));
+    let mut planned = Planned { trace: recorded, ops, schedule, layout };
     let mut reason = None;
     let mut policy = options.policy;
     loop {
-        let schedule = stages.time("schedule", || policy.schedule(&graph, &costs));
-        let layout = stages.time("memory", || memory::plan(trace, &schedule));
+        let plan = Arc::new(planned);
+        let Planned { ops, schedule, layout, .. } = &*plan;
         if cfg!(debug_assertions) {
-            stages.time("check", || check::schedule(trace, &schedule).and(check::layout(trace, &schedule, &layout)))?;
+            let proof = || check::schedule(&ops.trace, schedule).and(check::layout(&ops.trace, schedule, layout));
+            stages.time("check", proof)?;
         }
-        let mut replay = stages.time("capture", || program.replay(&optimized, &schedule, &layout))?;
+        let mut replay = stages.time("capture", || program.clone().replay(plan.clone()))?;
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
             Ok(replay_us) => {
                 for seed in 0..options.stress {
-                    let stressed = program.stressed(&optimized, &schedule, &layout, seed)?;
+                    let stressed = program.clone().stressed(plan.clone(), seed)?;
                     stages.time("stress", || compare(&*stressed, &examples, device))?;
                 }
-                let mut report = describe(trace, &graph, &schedule, &layout);
-                report.ops += optimized.folded.len();
-                report.folded = optimized.folded.len();
+                let mut report = describe(&plan, &graph);
                 report.mode = replay.mode();
                 report.policy = policy.to_string();
                 report.reason = reason;
                 report.verified = options.verify;
                 report.replay_us = replay_us;
                 report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
-                return Ok((replay, report, Planned { trace: recorded, ops: optimized, schedule }));
+                return Ok((replay, report, plan));
             }
             Err(error @ Error::Mismatch { .. }) if policy != Policy::Sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
                 reason = Some(format!("{error}; fell back to the sequential schedule"));
                 policy = Policy::Sequential;
+                planned = Planned { schedule: policy.schedule(&graph, &costs), ..(*plan).clone() };
             }
             Err(error) => return Err(error),
         }
@@ -182,10 +193,12 @@ fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec
     Ok((outputs, us))
 }
 
-fn describe(trace: &Trace, graph: &OpGraph, schedule: &Schedule, layout: &Layout) -> Report {
-    let placed = || trace.buffers.iter().enumerate().filter(|(id, _)| layout.offset(*id).is_some());
+fn describe(plan: &Planned, graph: &OpGraph) -> Report {
+    let Planned { ops, schedule, layout, .. } = plan;
+    let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| layout.offset(*id).is_some());
     Report {
-        ops: trace.ops.len(),
+        ops: plan.trace.ops.len(),
+        folded: plan.trace.ops.len() - ops.kept.len(),
         edges: graph.hazards(),
         edges_reduced: graph.edges(),
         width: graph.width(),
@@ -195,7 +208,7 @@ fn describe(trace: &Trace, graph: &OpGraph, schedule: &Schedule, layout: &Layout
         buffers: placed().count(),
         buffer_bytes: placed().map(|(_, b)| b.bytes).sum(),
         arena_bytes: layout.bytes,
-        constant_bytes: trace.buffers.iter().filter(|b| b.role == Role::Constant).map(|b| b.bytes).sum(),
+        constant_bytes: ops.constant_bytes(),
         ..blank(Policy::default())
     }
 }

@@ -110,7 +110,7 @@ mod tests {
         let op =
             |name: &str| Op { name: name.into(), label: String::new(), work: Work::Kernel(launch), accesses: vec![] };
         let ops = vec![op("ampere_sgemm_32x32"), op("badd_f32")];
-        let found = profile(&Trace { device, ops, buffers: vec![] });
+        let found = profile(&Trace { device, ops, ..Default::default() });
         // Half a multiprocessor's shared memory a block, eight blocks, four multiprocessors.
         assert_eq!(found[0], OpProfile { class: Class::Compute, demand: 1.0, waves: 1.0 });
         assert_eq!(found[1].class, Class::Memory);

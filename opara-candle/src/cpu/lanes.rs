@@ -65,11 +65,13 @@ impl Lanes {
             }
         }
         let steps = Arc::new(steps);
+        let mut constants = fold(&program, &ops.folded)?;
+        constants.retain(|&op, _| uses[op] > 0);
         Ok(Self {
             order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
             parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
             steps,
-            constants: fold(&program, &ops.folded)?,
+            constants,
             uses,
             program,
         })

@@ -9,10 +9,8 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::{Example, Function, Program, Recording, Replay};
-use crate::memory::Layout;
-use crate::optimize::Optimized;
+use crate::plan::Planned;
 use crate::report::Mode;
-use crate::schedule::Schedule;
 use crate::timing::wall_us;
 use crate::{verify, Result};
 
@@ -33,12 +31,12 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
     }
     programs[0].agrees_with(&programs[1])?;
     let program = Arc::new(programs.swap_remove(0));
-    Ok(Recording { trace: program.trace(), examples, program: Box::new(program) })
+    Ok(Recording { trace: program.trace(), examples, program })
 }
 
-impl Program for Arc<record::Program> {
-    fn replay(&self, ops: &Optimized, schedule: &Schedule, _: &Layout) -> Result<Box<dyn Replay>> {
-        let lanes = Arc::new(lanes::Lanes::new(self.clone(), ops, schedule)?);
+impl Program for record::Program {
+    fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
+        let lanes = Arc::new(lanes::Lanes::new(self, &plan.ops, &plan.schedule)?);
         let parallel = lanes.is_parallel();
         Ok(Box::new(CpuReplay { lanes, parallel }))
     }

@@ -4,21 +4,29 @@ use std::rc::Rc;
 
 use candle::{Device, Tensor};
 use hashbrown::HashMap;
+use parking_lot::Mutex;
 
-use super::driver::{address_of, AllocationTable, Captured, Node, Pointer, Stream};
+use super::driver::{address_of, AllocationTable, Captured, Launch, Node, Pointer, Stream};
 use super::kernels::{effects, written, Effects};
 use crate::backend::Function;
+use crate::memory::aligned;
 use crate::trace::{scope, Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
-/// A captured forward pass: the trace, and for each op its node with the pointers found in it.
+/// A captured forward pass.
 pub(super) struct Capture {
     pub trace: Trace,
-    pub launches: Vec<(Node, Vec<Pointer>)>,
-    /// Owns the nodes that attributes are copied from.
-    _graph: Captured,
+    pub launches: Mutex<Launches>,
     /// Shapes and dtypes of the outputs.
     pub outputs: Vec<OutputSpec>,
+}
+
+/// What ops launch.
+pub(super) struct Launches {
+    /// For each op its launch, with the pointers found in it.
+    pub of: Vec<(Launch, Vec<Pointer>)>,
+    /// Owns the nodes that attributes are copied from.
+    _graph: Captured,
 }
 
 /// One output of the captured pass.
@@ -87,25 +95,78 @@ fn run(
     Ok((specs, marks, graph))
 }
 
+/// A buffer of the pass, as far as libraries are concerned.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    /// Allocated by candle before the library call of this number, if not in it, and touched by no kernel of candle's.
+    Fresh(usize),
+    /// A tensor that holds something.
+    Tensor,
+    /// A library's own.
+    Library,
+}
+
 /// Buffers by address, as allocations come and go.
 struct Memory<'a> {
     stream: &'a Stream,
     buffers: Vec<Buffer>,
+    origins: Vec<Origin>,
     /// First byte to buffer, of those alive.
     live: std::collections::BTreeMap<u64, BufferId>,
     external: HashMap<u64, BufferId>,
     allocations: AllocationTable,
-    /// What library kernels may still write: touched by nothing else since it was allocated.
-    unsettled: Vec<bool>,
-    pooled: Vec<bool>,
+    /// Library calls that are surely over. candle cannot act in the middle of one, so what it does ends them.
+    calls: usize,
+    /// Whether a library has launched something since.
+    calling: bool,
+    /// Bytes of live allocations, and the most there were.
+    bytes: u64,
+    peak: u64,
 }
 
-impl Memory<'_> {
-    fn add(&mut self, bytes: u64, role: Role, pooled: bool) -> BufferId {
+impl<'a> Memory<'a> {
+    fn new(stream: &'a Stream) -> Self {
+        Self {
+            stream,
+            buffers: Vec::new(),
+            origins: Vec::new(),
+            live: Default::default(),
+            external: HashMap::new(),
+            allocations: AllocationTable::default(),
+            calls: 0,
+            calling: false,
+            bytes: 0,
+            peak: 0,
+        }
+    }
+
+    fn add(&mut self, bytes: u64, role: Role, origin: Origin) -> BufferId {
         self.buffers.push(Buffer { bytes, role });
-        self.unsettled.push(role == Role::Intermediate);
-        self.pooled.push(pooled);
+        self.origins.push(origin);
         self.buffers.len() - 1
+    }
+
+    fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
+        if !library {
+            self.end_call();
+        }
+        let origin = if library { Origin::Library } else { Origin::Fresh(self.calls) };
+        let id = self.add(bytes, Role::Intermediate, origin);
+        self.live.insert(address, id);
+        self.bytes += aligned(bytes);
+        self.peak = self.peak.max(self.bytes);
+        id
+    }
+
+    fn free(&mut self, address: u64) {
+        if let Some(id) = self.live.remove(&address) {
+            self.bytes = self.bytes.saturating_sub(aligned(self.buffers[id].bytes));
+        }
+    }
+
+    /// candle acts: whatever a library was called for is done.
+    fn end_call(&mut self) {
+        self.calls += usize::from(std::mem::take(&mut self.calling));
     }
 
     /// The buffer around an address, and how far it is from its start.
@@ -118,7 +179,8 @@ impl Memory<'_> {
         let id = match self.external.get(&allocation.start) {
             Some(&id) => id,
             None => {
-                let id = self.add(allocation.bytes, Role::External, allocation.pooled);
+                let origin = if allocation.pooled { Origin::Tensor } else { Origin::Library };
+                let id = self.add(allocation.bytes, Role::External, origin);
                 self.external.insert(allocation.start, id);
                 id
             }
@@ -139,18 +201,10 @@ fn read(
     marks: &Marks,
     graph: Captured,
 ) -> Result<Result<Capture, Vec<usize>>> {
-    let mut memory = Memory {
-        stream,
-        buffers: Vec::new(),
-        live: Default::default(),
-        external: HashMap::new(),
-        allocations: AllocationTable::default(),
-        unsettled: Vec::new(),
-        pooled: Vec::new(),
-    };
+    let mut memory = Memory::new(stream);
     for (i, input) in inputs.iter().enumerate() {
         let bytes = (input.elem_count() * input.dtype().size_in_bytes()) as u64;
-        let id = memory.add(bytes, Role::Input(i), true);
+        let id = memory.add(bytes, Role::Input(i), Origin::Tensor);
         if bytes > 0 {
             memory.live.insert(address_of(input)?, id);
         }
@@ -166,25 +220,24 @@ fn read(
             label = path;
         }
         match node {
-            Node::Alloc { address, bytes } => {
-                let id = memory.add(bytes, Role::Intermediate, true);
-                memory.live.insert(address, id);
+            Node::Alloc { address, bytes, library } => {
+                let id = memory.allocate(address, bytes, library);
                 unfreed.insert(address, id);
                 last_at.insert(address, id);
             }
             Node::Free { address } => {
-                memory.live.remove(&address);
+                memory.free(address);
                 unfreed.remove(&address);
             }
             Node::Empty => {}
-            Node::Unsupported(reason) => {
-                let place = if label.is_empty() { String::new() } else { format!(" (at `{label}`)") };
-                return Err(Error::NotCapturable { reason: format!("{reason}{place}") });
-            }
-            node => {
-                let (op, pointers) = launch(&mut memory, &node, label);
+            Node::Unsupported(reason) => return Err(refused(reason, label)),
+            Node::Launch(launch) => {
+                if draws_random_numbers(&launch) {
+                    return Err(refused("it draws random numbers, and a replay would draw them out of turn", label));
+                }
+                let (op, pointers) = recorded(&mut memory, &launch, label);
                 trace.ops.push(op);
-                launches.push((node, pointers));
+                launches.push((*launch, pointers));
             }
         }
     }
@@ -217,17 +270,29 @@ fn read(
         return Ok(Err(copy));
     }
     trace.buffers = memory.buffers;
-    Ok(Ok(Capture { trace, launches, _graph: graph, outputs }))
+    trace.peak_bytes = memory.peak;
+    let launches = Mutex::new(Launches { of: launches, _graph: graph });
+    Ok(Ok(Capture { trace, launches, outputs }))
+}
+
+fn refused(reason: &str, label: &str) -> Error {
+    let place = if label.is_empty() { String::new() } else { format!(" (at `{label}`)") };
+    Error::NotCapturable { reason: format!("{reason}{place}") }
+}
+
+/// Whether this is one of cuRAND's kernels, which candle draws random numbers with.
+fn draws_random_numbers(launch: &Launch) -> bool {
+    matches!(launch, Launch::Kernel(kernel) if kernel.name.contains("curand"))
 }
 
 /// One launch as an op, with the pointers to buffers that may move.
-fn launch(memory: &mut Memory, node: &Node, label: &str) -> (Op, Vec<Pointer>) {
-    let (name, work, accesses, pointers) = match node {
-        Node::Kernel(kernel) => {
+fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Pointer>) {
+    let (name, work, accesses, pointers) = match launch {
+        Launch::Kernel(kernel) => {
             let (accesses, pointers) = kernel_accesses(memory, &kernel.name, &kernel.arguments);
-            (kernel.name.clone(), Work::Kernel(kernel.launch), accesses, pointers)
+            (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
         }
-        Node::Memset(memset) => {
+        Launch::Memset(memset) => {
             let target = memory.find(memset.address());
             let pointers: Vec<Pointer> =
                 target.map(|(buffer, delta)| Pointer { word: 0, buffer, delta }).into_iter().collect();
@@ -237,7 +302,7 @@ fn launch(memory: &mut Memory, node: &Node, label: &str) -> (Op, Vec<Pointer>) {
             };
             ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
         }
-        Node::Memcpy(memcpy) => {
+        Launch::Memcpy(memcpy) => {
             let mut pointers = Vec::new();
             let mut accesses = Vec::new();
             for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, Some(memcpy.target()), Mode::Write)] {
@@ -246,15 +311,8 @@ fn launch(memory: &mut Memory, node: &Node, label: &str) -> (Op, Vec<Pointer>) {
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
                 }
             }
-            (
-                if memcpy.source().is_some() { "memcpy" } else { "upload" }.into(),
-                Work::Memcpy(memcpy.bytes()),
-                accesses,
-                pointers,
-            )
-        }
-        Node::Alloc { .. } | Node::Free { .. } | Node::Empty | Node::Unsupported(_) => {
-            ("nothing".into(), Work::Memset(0), Vec::new(), Vec::new())
+            let name = if memcpy.source().is_some() { "memcpy" } else { "upload" };
+            (name.into(), Work::Memcpy(memcpy.bytes()), accesses, pointers)
         }
     };
     (Op { name, label: label.to_string(), work, accesses }, pointers)
@@ -268,6 +326,11 @@ fn kernel_accesses(
     arguments: &super::driver::Arguments,
 ) -> (Vec<Access>, Vec<Pointer>) {
     let effects = effects(name, arguments);
+    if effects == Effects::Library {
+        memory.calling = true;
+    } else {
+        memory.end_call();
+    }
     let mut accesses: Vec<Access> = Vec::new();
     let mut pointers = Vec::new();
     for (word, value) in arguments.words() {
@@ -288,22 +351,32 @@ fn kernel_accesses(
         accesses.push(Access { buffer, region, mode });
     }
     if effects != Effects::Library {
-        accesses.iter().for_each(|a| memory.unsettled[a.buffer] = false);
+        for access in &accesses {
+            if let origin @ Origin::Fresh(_) = &mut memory.origins[access.buffer] {
+                *origin = Origin::Tensor;
+            }
+        }
     }
     (accesses, pointers)
 }
 
 /// What a library kernel does to a buffer.
 ///
-/// candle allocates what a library call writes (its output and workspace) for that call, and never lets a library
-/// accumulate into a tensor that another kernel has used. So a buffer that only library kernels, memsets and copies
-/// have touched since its allocation may still be under way (split-K partial sums, counters, a workspace) and is taken
-/// as read and written; one that a candle kernel has touched is an operand. Memory from before the pass is an operand
-/// where it comes from the pool that candle's tensors come from, and else the library's own workspace.
+/// candle allocates what a library call writes, its output and workspace, for that call, and never lets a library
+/// accumulate into a tensor that held something. So during a call all that was allocated since the call before, and
+/// that no kernel of candle's has touched, may still be under way (partial sums of split products, counters, results in
+/// parts) and is taken as read and written; so is every library's own memory. All other memory is an operand: it is
+/// read. A call of a library ends at the latest when candle allocates something or launches a kernel of its own, since
+/// candle cannot act within it; a library's own allocations do not end it. Two calls that nothing separates count as
+/// one, which is on the safe side. So the convolutions of a block's branches, each of which reads the block's input and
+/// writes an output of its own, are free of each other.
+///
+/// The rule rests on what candle does. For code of others that calls a library on a tensor in place, every executor is
+/// compared with eager execution when it is built.
 fn library_mode(memory: &Memory, buffer: BufferId) -> Mode {
-    match memory.buffers[buffer].role {
-        Role::External if !memory.pooled[buffer] => Mode::ReadWrite,
-        Role::Intermediate if memory.unsettled[buffer] => Mode::ReadWrite,
-        _ => Mode::Read,
+    match memory.origins[buffer] {
+        Origin::Library => Mode::ReadWrite,
+        Origin::Fresh(call) if call == memory.calls => Mode::ReadWrite,
+        Origin::Fresh(_) | Origin::Tensor => Mode::Read,
     }
 }

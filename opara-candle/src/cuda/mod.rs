@@ -1,15 +1,17 @@
 //! On a GPU: the trace is a captured CUDA graph, and a replay is a new graph with the schedule's edges.
 
+mod arena;
 mod capture;
 mod driver;
 mod kernels;
 mod replay;
 
-use std::sync::{mpsc, OnceLock};
+use std::sync::{mpsc, Arc, OnceLock};
 
 use candle::{Device, Tensor};
 use parking_lot::{Mutex, RwLock};
 
+pub(crate) use self::arena::Arena;
 use self::driver::Stream;
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Recording};
@@ -42,13 +44,13 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Captures `function` on copies of `inputs`.
-pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
-    let (function, inputs) = (function.clone(), inputs.to_vec());
-    on_capture_thread(move || nested(|| record_here(&function, &inputs)))
+/// Captures `function` on copies of `inputs`; replays share `arena`.
+pub(crate) fn record(function: &Function, inputs: &[Tensor], arena: &Arc<Arena>) -> Result<Recording> {
+    let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
+    on_capture_thread(move || nested(|| record_here(&function, &inputs, arena)))
 }
 
-fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
+fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Result<Recording> {
     let Some(device) = inputs.first().map(|t| t.device().clone()) else {
         return Err(Error::NotCapturable { reason: "it has no input".into() });
     };
@@ -86,8 +88,8 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
     agree(&first, &capture)?;
     drop(first);
     let trace = capture.trace.clone();
-    let program = CudaProgram { capture, stream, device, inputs, function: function.clone() };
-    Ok(Recording { trace, examples, program: Box::new(program) })
+    let program = CudaProgram { capture, stream, device, function: function.clone(), arena };
+    Ok(Recording { trace, examples, program: Arc::new(program) })
 }
 
 /// Two captures of one module launch the same work.

@@ -1,18 +1,21 @@
 //! Replay: a new graph with the schedule's edges, launched once a call.
 
+use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
-use candle::{Device, Tensor};
+use candle::{DType, Device, Tensor};
 use parking_lot::ReentrantMutex;
 
+use super::arena::{self, Arena};
 use super::capture::Capture;
-use super::driver::{Executable, GraphBuilder, Node, Relocation, Stream};
+use super::driver::{aligned_input, Event, Executable, GraphBuilder, Launch, Pointer, Relocation, Stream};
 use crate::backend::{Function, Program, Replay};
-use crate::memory::{Layout, ALIGNMENT};
-use crate::optimize::Optimized;
+use crate::graph::OpGraph;
+use crate::memory::{self, constant_bytes};
+use crate::plan::Planned;
 use crate::report::Mode;
-use crate::schedule::Schedule;
-use crate::trace::{OpId, Role, Trace};
+use crate::trace::{OpId, Role};
 use crate::{Error, Result};
 
 /// What is needed to build a graph from a capture.
@@ -20,17 +23,17 @@ pub(super) struct CudaProgram {
     pub capture: Capture,
     pub stream: Stream,
     pub device: Device,
-    pub inputs: Vec<Tensor>,
     pub function: Function,
+    pub arena: Arc<Arena>,
 }
 
 impl Program for CudaProgram {
-    fn replay(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout) -> Result<Box<dyn Replay>> {
-        Ok(Box::new(self.build(ops, schedule, layout, None)?))
+    fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
+        Ok(Box::new(GraphReplay::new(self, plan, None)?))
     }
 
-    fn stressed(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, seed: u64) -> Result<Box<dyn Replay>> {
-        Ok(Box::new(self.build(ops, schedule, layout, Some(seed))?))
+    fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {
+        Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?))
     }
 }
 
@@ -44,35 +47,68 @@ fn is_held_up(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
-    /// The schedule's graph with static outputs, arena and constants; with a seed, under stress.
-    fn build(&self, ops: &Optimized, schedule: &Schedule, layout: &Layout, stress: Option<u64>) -> Result<GraphReplay> {
-        let trace = &ops.trace;
-        let outputs = self
-            .capture
-            .outputs
-            .iter()
-            .map(|o| Tensor::zeros(&o.shape, o.dtype, &self.device))
-            .collect::<candle::Result<Vec<_>>>()?;
-        let arena = Tensor::zeros(layout.bytes as usize, candle::DType::U8, &self.device)?;
-        let constants = Tensor::zeros(constant_bytes(trace) as usize, candle::DType::U8, &self.device)?;
+    /// Where outputs and constants are.
+    fn relocation(&self, plan: &Planned, outputs: &[Tensor]) -> Result<Relocation> {
+        let buffers = &plan.ops.trace.buffers;
+        let constants = Tensor::zeros(plan.ops.constant_bytes() as usize, DType::U8, &self.device)?;
         let mut relocation = Relocation::default();
-        let mut constant = 0;
-        for (id, buffer) in trace.buffers.iter().enumerate() {
+        for (id, buffer) in buffers.iter().enumerate() {
+            if let Role::Output(i) = buffer.role {
+                relocation.place(id, buffer.bytes, &outputs[i], 0)?;
+            }
+        }
+        // The largest first: what is aligned less comes last.
+        let mut order: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].role == Role::Constant).collect();
+        order.sort_by_key(|&id| Reverse(buffers[id].bytes));
+        let mut offset = 0;
+        for id in order {
+            relocation.place(id, buffers[id].bytes, &constants, offset)?;
+            offset += constant_bytes(buffers[id].bytes);
+        }
+        Ok(relocation)
+    }
+
+    /// Fills the constants: runs the folded launches, one after the other, in memory that is given back then.
+    fn run_once(&self, plan: &Planned, relocation: &Relocation) -> Result<()> {
+        let once = &plan.ops.once;
+        if once.ops.is_empty() {
+            return Ok(());
+        }
+        let chain =
+            OpGraph::from_predecessors((0..once.ops.len()).map(|op| op.checked_sub(1).into_iter().collect()).collect());
+        let layout = memory::plan(once, &chain, None);
+        let scratch = Tensor::zeros(layout.bytes.max(1) as usize, DType::U8, &self.device)?;
+        let mut relocation = relocation.clone();
+        for (id, buffer) in once.buffers.iter().enumerate() {
+            if let Some(offset) = layout.offset(id) {
+                relocation.place_in_arena(id, buffer.bytes, &scratch, offset)?;
+            }
+        }
+        let launches = self.capture.launches.lock();
+        let mut graph = GraphBuilder::new(&self.stream, relocation)?;
+        for (at, &op) in plan.ops.folded.iter().enumerate() {
+            let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
+            add(&mut graph, &launches.of[op], &after)?;
+        }
+        let _not_capturing = super::CAPTURING.read();
+        graph.instantiate(Box::new(self.function.clone()))?.launch(&[], &scratch)
+    }
+
+    /// The schedule's graph for this arena; with a seed, under stress.
+    fn build(&self, plan: &Planned, fixed: &Relocation, arena: &Tensor, stress: Option<u64>) -> Result<Executable> {
+        let Planned { ops, schedule, layout, .. } = plan;
+        let mut relocation = fixed.clone();
+        for (id, buffer) in ops.trace.buffers.iter().enumerate() {
             match (buffer.role, layout.offset(id)) {
-                (Role::Output(i), _) => relocation.place(id, buffer.bytes, &outputs[i], 0)?,
-                (Role::Constant, _) => {
-                    relocation.place(id, buffer.bytes, &constants, constant)?;
-                    constant += buffer.bytes.next_multiple_of(ALIGNMENT);
-                }
-                (_, Some(offset)) => relocation.place(id, buffer.bytes, &arena, offset)?,
-                // Inputs were captured at their static address; external memory stays where it is.
+                (Role::Input(i), _) => relocation.place_input(id, i, buffer.bytes),
+                (_, Some(offset)) => relocation.place_in_arena(id, buffer.bytes, arena, offset)?,
                 _ => {}
             }
         }
-        self.run_once(&ops.folded, &relocation)?;
+        let launches = self.capture.launches.lock();
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
-        let poison = stress.filter(|_| layout.bytes > 0).map(|_| graph.fill(&arena, 0xff, &[])).transpose()?;
-        let delay = stress.map(|_| Tensor::zeros(DELAY_BYTES, candle::DType::U8, &self.device)).transpose()?;
+        let poison = stress.filter(|_| layout.bytes > 0).map(|_| graph.fill(arena, 0xff, &[])).transpose()?;
+        let delay = stress.map(|_| Tensor::zeros(DELAY_BYTES, DType::U8, &self.device)).transpose()?;
         let mut node = vec![0; schedule.order.len()];
         for &op in &schedule.order {
             let mut after: Vec<usize> = schedule.predecessors[op].iter().map(|&p| node[p]).collect();
@@ -83,87 +119,103 @@ impl CudaProgram {
                 let held_up = graph.fill(delay, seed as u8, &after)?;
                 after = vec![held_up];
             }
-            node[op] = self.add(&mut graph, ops.kept[op], &after)?;
+            node[op] = add(&mut graph, &launches.of[ops.kept[op]], &after)?;
         }
-        let keep = Box::new((self.function.clone(), self.inputs.clone()));
-        let executable = graph.instantiate(keep)?;
-        let done = if self.stream.is_per_thread() { Some(self.stream.event(false)?) } else { None };
-        let (stream, inputs) = (self.stream.clone(), self.inputs.clone());
-        let busy = ReentrantMutex::new(());
-        Ok(GraphReplay { stream, inputs, outputs, executable, busy, done: done.map(Arc::new) })
+        graph.instantiate(Box::new(self.function.clone()))
     }
 }
 
-fn constant_bytes(trace: &Trace) -> u64 {
-    let constants = trace.buffers.iter().filter(|b| b.role == Role::Constant);
-    constants.map(|b| b.bytes.next_multiple_of(ALIGNMENT)).sum()
-}
-
-impl CudaProgram {
-    /// Adds a recorded launch behind the nodes `after`; returns its node.
-    fn add(&self, graph: &mut GraphBuilder, op: OpId, after: &[usize]) -> Result<usize> {
-        let (node, pointers) = &self.capture.launches[op];
-        match (node, pointers.as_slice()) {
-            (Node::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
-            (Node::Memset(memset), [to]) => graph.memset(memset, *to, after),
-            (Node::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
-            (Node::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
-            _ => {
-                let reason = format!("op {op} `{}` touches memory that is not known", self.capture.trace.ops[op].name);
-                Err(Error::NotCapturable { reason })
-            }
-        }
-    }
-
-    /// Runs the folded launches, one after the other.
-    fn run_once(&self, folded: &[OpId], relocation: &Relocation) -> Result<()> {
-        if folded.is_empty() {
-            return Ok(());
-        }
-        let mut graph = GraphBuilder::new(&self.stream, relocation.clone())?;
-        for (at, &op) in folded.iter().enumerate() {
-            let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
-            self.add(&mut graph, op, &after)?;
-        }
-        let _not_capturing = super::CAPTURING.read();
-        graph.instantiate(Box::new(self.function.clone()))?.launch()
+/// Adds a recorded launch behind the nodes `after`; returns its node.
+fn add(graph: &mut GraphBuilder, (launch, pointers): &(Launch, Vec<Pointer>), after: &[usize]) -> Result<usize> {
+    match (launch, pointers.as_slice()) {
+        (Launch::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
+        (Launch::Memset(memset), [to]) => graph.memset(memset, *to, after),
+        (Launch::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
+        (Launch::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
+        _ => Err(Error::NotCapturable { reason: "a memset or a copy touches memory that is not known".into() }),
     }
 }
 
-/// A graph with its static inputs and outputs.
+/// A graph with its static outputs.
 struct GraphReplay {
-    stream: Stream,
-    inputs: Vec<Tensor>,
+    program: Arc<CudaProgram>,
+    plan: Arc<Planned>,
     outputs: Vec<Tensor>,
-    executable: Executable,
-    /// One call at a time uses the static tensors. What they enqueue is then in order on the one stream.
-    busy: ReentrantMutex<()>,
+    fixed: Relocation,
+    stress: Option<u64>,
+    /// One call at a time uses the static outputs. What they enqueue is then in order on the one stream.
+    built: ReentrantMutex<RefCell<Option<Built>>>,
     /// End of the last call's work, where every thread has a stream of its own.
-    done: Option<Arc<super::driver::Event>>,
+    done: Option<Event>,
+}
+
+/// A graph for the arena as it was.
+struct Built {
+    generation: u64,
+    executable: Executable,
 }
 
 impl GraphReplay {
+    fn new(program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
+        let zeros = |o: &super::capture::OutputSpec| Tensor::zeros(&o.shape, o.dtype, &program.device);
+        let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
+        let fixed = program.relocation(&plan, &outputs)?;
+        program.run_once(&plan, &fixed)?;
+        let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
+        let replay = Self { program, plan, outputs, fixed, stress, built: Default::default(), done };
+        replay.prepare(&mut replay.program.arena.lock(), &mut replay.built.lock().borrow_mut())?;
+        Ok(replay)
+    }
+
+    /// Builds the graph, unless there is one for the arena as it is. Returns the arena's memory.
+    fn prepare(&self, arena: &mut arena::State, built: &mut Option<Built>) -> Result<Tensor> {
+        let memory = arena.of(self.plan.layout.bytes, &self.program.device)?;
+        if built.as_ref().is_none_or(|b| b.generation != arena.generation) {
+            *built = None;
+            let executable = self.program.build(&self.plan, &self.fixed, &memory, self.stress)?;
+            *built = Some(Built { generation: arena.generation, executable });
+        }
+        Ok(memory)
+    }
+
     fn run(&self, inputs: &[Tensor], then: &mut dyn FnMut(&[Tensor]) -> Result<()>) -> Result<()> {
-        if self.busy.is_owned_by_current_thread() {
+        if self.built.is_owned_by_current_thread() {
             return Err(Error::Lent);
         }
-        let _busy = self.busy.lock();
-        {
-            let _not_capturing = super::CAPTURING.read();
-            if let Some(done) = &self.done {
-                self.stream.wait(done)?;
-            }
-            for (input, fixed) in inputs.iter().zip(&self.inputs) {
-                self.stream.copy(&input.contiguous()?, fixed)?;
-            }
-            self.executable.launch()?;
-        }
+        let built = self.built.lock();
+        self.launch(inputs, &mut built.borrow_mut())?;
         let result = then(&self.outputs);
         // Also behind a failure: the next thread's stream must not overwrite what is still being read.
         if let Some(done) = &self.done {
-            self.stream.record(done)?;
+            self.program.stream.record(done)?;
         }
         result
+    }
+
+    fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
+        let stream = &self.program.stream;
+        let _not_capturing = super::CAPTURING.read();
+        let inputs = inputs.iter().map(aligned_input).collect::<Result<Vec<_>>>()?;
+        if let Some(done) = &self.done {
+            stream.wait(done)?;
+        }
+        let mut arena = self.program.arena.lock();
+        let memory = self.prepare(&mut arena, built)?;
+        let Some(built) = built else { return Ok(()) };
+        if !stream.is_per_thread() {
+            return built.executable.launch(&inputs, &memory);
+        }
+        if let Some(free) = &arena.free {
+            stream.wait(free)?;
+        }
+        built.executable.launch(&inputs, &memory)?;
+        let free = match arena.free.take() {
+            Some(free) => free,
+            None => stream.event(false)?,
+        };
+        stream.record(&free)?;
+        arena.free = Some(free);
+        Ok(())
     }
 }
 

@@ -1,8 +1,10 @@
 //! What depends: the DAG of a trace's ops.
 
+mod ancestors;
 mod hazards;
 pub(crate) mod reduce;
 
+pub(crate) use ancestors::Ancestors;
 pub use hazards::hazards;
 
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -45,6 +47,14 @@ impl OpGraph {
             }
         }
         Self { dag, hazards, level }
+    }
+
+    /// The same graph with more dependencies: pairs of ops of which the first, a lower one, has to finish before the
+    /// second starts.
+    pub fn ordered(&self, pairs: &[(OpId, OpId)]) -> Self {
+        let mut predecessors: Vec<Vec<OpId>> = (0..self.len()).map(|op| self.predecessors(op).collect()).collect();
+        pairs.iter().for_each(|&(first, second)| predecessors[second].push(first));
+        Self { hazards: self.hazards, ..Self::from_predecessors(predecessors) }
     }
 
     /// Number of ops.

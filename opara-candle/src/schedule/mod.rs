@@ -1,10 +1,8 @@
 //! Which stream, when: policies assign a stream to every op and choose a launch order; the waits follow from both.
 
-mod clocks;
 mod opara;
 mod sequential;
 
-pub(crate) use clocks::Clocks;
 pub use opara::{launch_order, stream_allocation};
 
 use serde::{Deserialize, Serialize};

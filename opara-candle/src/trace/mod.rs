@@ -27,6 +27,8 @@ pub struct Trace {
     pub ops: Vec<Op>,
     /// Every allocation that the launches touch. An address that comes back after a free is a new buffer.
     pub buffers: Vec<Buffer>,
+    /// The most bytes that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
+    pub peak_bytes: u64,
 }
 
 /// The limits that decide how many thread blocks a device holds at a time.
@@ -168,6 +170,11 @@ pub enum Role {
 }
 
 impl Trace {
+    /// The bytes that stand for this multiple of the pass's own peak, if that was recorded.
+    pub fn memory_limit(&self, factor: f64) -> Option<u64> {
+        (self.peak_bytes > 0).then_some((self.peak_bytes as f64 * factor) as u64)
+    }
+
     /// Checks that every access points at a buffer that exists and stays inside it.
     ///
     /// # Errors

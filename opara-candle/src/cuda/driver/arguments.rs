@@ -1,6 +1,7 @@
 //! A kernel's arguments as bytes.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
@@ -13,7 +14,7 @@ pub(in crate::cuda) struct Arguments {
     /// Padded to whole words.
     bytes: Vec<u8>,
     /// Offset and size of each argument.
-    places: Vec<(usize, usize)>,
+    places: Arc<[(usize, usize)]>,
     /// Whether the launch handed over one packed buffer (`extra`) instead of a pointer for each argument. Hopper's
     /// `nvjet` products do.
     packed: bool,
@@ -23,19 +24,8 @@ impl Arguments {
     /// Copies the arguments of a kernel node.
     ///
     /// # Safety
-    /// `params` must be what the driver returned for a node that still exists, and `function` its kernel.
-    pub(super) unsafe fn read(function: sys::CUfunction, params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<Self> {
-        let mut places = Vec::new();
-        loop {
-            let (mut offset, mut size) = (0, 0);
-            // SAFETY: out-pointers are valid; an index past the last argument is refused, which ends the loop.
-            let status = unsafe { sys::cuFuncGetParamInfo(function, places.len(), &mut offset, &mut size) };
-            if status == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
-                break;
-            }
-            check("cuFuncGetParamInfo", status)?;
-            places.push((offset, size));
-        }
+    /// `params` must be what the driver returned for a node that still exists, and `places` those of its kernel.
+    pub(super) unsafe fn read(places: Arc<[(usize, usize)]>, params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<Self> {
         let end = places.iter().map(|(offset, size)| offset + size).max().unwrap_or(0);
         let packed = params.kernelParams.is_null() && !params.extra.is_null();
         let mut bytes = vec![0u8; end.next_multiple_of(8)];
@@ -115,6 +105,24 @@ fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[..8]);
     u64::from_ne_bytes(word)
+}
+
+/// Offset and size of each argument of a kernel.
+///
+/// # Safety
+/// `function` must exist.
+pub(super) unsafe fn places(function: sys::CUfunction) -> Result<Vec<(usize, usize)>> {
+    let mut places = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: out-pointers are valid; an index past the last argument is refused, which ends the loop.
+        let status = unsafe { sys::cuFuncGetParamInfo(function, places.len(), &mut offset, &mut size) };
+        if status == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
+            return Ok(places);
+        }
+        check("cuFuncGetParamInfo", status)?;
+        places.push((offset, size));
+    }
 }
 
 /// Address and size in a launch's `extra` list.

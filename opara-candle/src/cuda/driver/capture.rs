@@ -1,20 +1,23 @@
 //! A captured graph, read back node by node.
 
-use std::ffi::{c_char, CStr};
 use std::sync::Arc;
 
 use cudarc::driver::sys;
+use hashbrown::HashMap;
 
-use super::{check, Arguments, Stream};
-use crate::trace::Launch;
+use super::calls::Calls;
+use super::kernel::{Functions, KernelNode};
+use super::{check, get, Stream};
 use crate::{Error, Result};
 
 /// The graph that a capture recorded. Its nodes are templates for the graph that is built from them.
 pub(in crate::cuda) struct Captured {
     raw: sys::CUgraph,
     stream: Stream,
-    /// Bytes of the uploads that memcpy nodes refer to.
-    uploads: Vec<Arc<[u8]>>,
+    /// Bytes of the uploads that memcpy nodes refer to, by their address.
+    uploads: HashMap<usize, Arc<[u8]>>,
+    /// First byte of each allocation that Rust asked for, in order.
+    allocations: Vec<u64>,
     /// A call that failed meanwhile where it could not return its error: in a destructor.
     failed: Option<Error>,
 }
@@ -25,18 +28,16 @@ unsafe impl Send for Captured {}
 
 /// One node of a captured graph.
 pub(in crate::cuda) enum Node {
-    /// A kernel launch.
-    Kernel(KernelNode),
-    /// A memset.
-    Memset(MemsetNode),
-    /// A copy.
-    Memcpy(MemcpyNode),
+    /// Work.
+    Launch(Box<Launch>),
     /// An allocation of the stream-ordered allocator.
     Alloc {
         /// First byte.
         address: u64,
         /// Size.
         bytes: u64,
+        /// Whether a library asked for it, or may have done so, and not Rust.
+        library: bool,
     },
     /// The end of an allocation's life.
     Free {
@@ -49,15 +50,14 @@ pub(in crate::cuda) enum Node {
     Unsupported(&'static str),
 }
 
-/// A kernel launch with its arguments.
-pub(in crate::cuda) struct KernelNode {
-    pub name: String,
-    pub launch: Launch,
-    pub arguments: Arguments,
-    /// Geometry and function; its argument pointers are null.
-    pub(super) params: sys::CUDA_KERNEL_NODE_PARAMS,
-    /// The node that attributes are copied from.
-    pub(super) template: sys::CUgraphNode,
+/// A node that does something on the device.
+pub(in crate::cuda) enum Launch {
+    /// A kernel.
+    Kernel(KernelNode),
+    /// A memset.
+    Memset(MemsetNode),
+    /// A copy.
+    Memcpy(MemcpyNode),
 }
 
 /// A memset.
@@ -106,11 +106,11 @@ impl Captured {
     /// Takes over a graph.
     ///
     /// # Safety
-    /// `raw` must be null or a graph that nobody else destroys, captured on `stream`; host addresses in it are those of
-    /// `uploads`.
-    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, uploads: Vec<Arc<[u8]>>) -> Option<Self> {
+    /// `raw` must be null or a graph that nobody else destroys, captured on `stream` while `calls` were noted.
+    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: &Calls) -> Option<Self> {
         let failed = stream.take_error();
-        (!raw.is_null()).then_some(Self { raw, stream, uploads, failed })
+        let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations: calls.allocations.clone(), failed })
     }
 
     /// The error of a destructor that ran during the capture: that of a tensor from before it, most likely.
@@ -139,8 +139,22 @@ impl Captured {
         if !self.in_order(&raw)? {
             return Err(Error::NotCapturable { reason: "the driver lists captured nodes out of order".into() });
         }
+        let mut functions = Functions::default();
         // SAFETY: the handles are nodes of this graph, which outlives the calls.
-        raw.into_iter().map(|node| unsafe { self.read(node) }).collect()
+        let nodes = raw.into_iter().map(|node| unsafe { self.read(node, &mut functions) });
+        let mut nodes: Vec<Node> = nodes.collect::<Result<_>>()?;
+        let mut addresses = Vec::new();
+        let mut flags = Vec::new();
+        for node in &mut nodes {
+            if let Node::Alloc { address, library, .. } = node {
+                addresses.push(*address);
+                flags.push(library);
+            }
+        }
+        for (library, rust) in flags.into_iter().zip(asked_for(&addresses, &self.allocations)) {
+            *library = !rust;
+        }
+        Ok(nodes)
     }
 
     /// Whether every edge leads forward in the given order, which the driver does not promise.
@@ -184,25 +198,25 @@ impl Captured {
     ///
     /// # Safety
     /// `node` must belong to this graph.
-    unsafe fn read(&self, node: sys::CUgraphNode) -> Result<Node> {
+    unsafe fn read(&self, node: sys::CUgraphNode, functions: &mut Functions) -> Result<Node> {
         use sys::CUgraphNodeType::*;
         // SAFETY: the caller vouches for the node, and each call writes a whole structure of the type that it is given.
         unsafe {
             Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
                 CU_GRAPH_NODE_TYPE_KERNEL => {
                     let params = get("cuGraphKernelNodeGetParams", |p| sys::cuGraphKernelNodeGetParams_v2(node, p))?;
-                    Node::Kernel(kernel(node, params)?)
+                    Node::Launch(Box::new(Launch::Kernel(functions.kernel(node, params)?)))
                 }
-                CU_GRAPH_NODE_TYPE_MEMSET => Node::Memset(MemsetNode {
+                CU_GRAPH_NODE_TYPE_MEMSET => Node::Launch(Box::new(Launch::Memset(MemsetNode {
                     params: get("cuGraphMemsetNodeGetParams", |p| sys::cuGraphMemsetNodeGetParams(node, p))?,
-                }),
+                }))),
                 CU_GRAPH_NODE_TYPE_MEMCPY => {
                     self.memcpy(get("cuGraphMemcpyNodeGetParams", |p| sys::cuGraphMemcpyNodeGetParams(node, p))?)
                 }
                 CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
                     let params: sys::CUDA_MEM_ALLOC_NODE_PARAMS =
                         get("cuGraphMemAllocNodeGetParams", |p| sys::cuGraphMemAllocNodeGetParams(node, p))?;
-                    Node::Alloc { address: params.dptr, bytes: params.bytesize as u64 }
+                    Node::Alloc { address: params.dptr, bytes: params.bytesize as u64, library: true }
                 }
                 CU_GRAPH_NODE_TYPE_MEM_FREE => Node::Free {
                     address: get("cuGraphMemFreeNodeGetParams", |p| sys::cuGraphMemFreeNodeGetParams(node, p))?,
@@ -223,13 +237,13 @@ impl Captured {
         if offsets != [0; 4] || params.Height > 1 || params.Depth > 1 {
             return Node::Unsupported("it copies in more than one dimension");
         }
-        let host = params.srcHost.cast::<u8>();
-        let upload = self.uploads.iter().find(|u| u.as_ptr() == host && u.len() == params.WidthInBytes).cloned();
+        let upload = self.uploads.get(&(params.srcHost as usize));
+        let upload = upload.filter(|bytes| bytes.len() == params.WidthInBytes).cloned();
         let from_host = params.srcMemoryType == CU_MEMORYTYPE_HOST && params.srcXInBytes == 0;
         if !on_device(params.dstMemoryType) || !(on_device(params.srcMemoryType) || from_host && upload.is_some()) {
             return Node::Unsupported("it copies between host and device in a way that cannot be repeated");
         }
-        Node::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })
+        Node::Launch(Box::new(Launch::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })))
     }
 }
 
@@ -242,54 +256,38 @@ impl Drop for Captured {
     }
 }
 
-/// What a call of the driver writes through its out-parameter.
-///
-/// # Safety
-/// `f` must initialise its argument whenever it succeeds.
-unsafe fn get<T>(call: &'static str, f: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
-    let mut value = std::mem::MaybeUninit::zeroed();
-    check(call, f(value.as_mut_ptr()))?;
-    // SAFETY: the call succeeded, so the value is whole.
-    Ok(unsafe { value.assume_init() })
-}
-
-/// Name, attributes and arguments of a kernel node.
-///
-/// # Safety
-/// `params` must be what the driver returned for `node`, which exists.
-unsafe fn kernel(node: sys::CUgraphNode, mut params: sys::CUDA_KERNEL_NODE_PARAMS) -> Result<KernelNode> {
-    use sys::CUfunction_attribute::*;
-    // SAFETY: the caller vouches for the node, and so for its function; names are the driver's own strings.
-    unsafe {
-        if params.func.is_null() {
-            check("cuKernelGetFunction", sys::cuKernelGetFunction(&mut params.func, params.kern))?;
-        }
-        let function = params.func;
-        let name: *const c_char = get("cuFuncGetName", |name| sys::cuFuncGetName(name, function))?;
-        let name = if name.is_null() { "unknown".into() } else { CStr::from_ptr(name).to_string_lossy().into_owned() };
-        let attribute = |which| {
-            get("cuFuncGetAttribute", |value| sys::cuFuncGetAttribute(value, which, function)).map(|v: i32| v as u32)
-        };
-        let block = [params.blockDimX, params.blockDimY, params.blockDimZ];
-        let threads = block.iter().product::<u32>() as i32;
-        let resident: i32 = get("cuOccupancyMaxActiveBlocksPerMultiprocessor", |blocks| {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, params.sharedMemBytes as usize)
-        })?;
-        let launch = Launch {
-            grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
-            block,
-            registers: attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            static_shared: attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-            dynamic_shared: params.sharedMemBytes,
-            resident_blocks: resident as u32,
-        };
-        let arguments = Arguments::read(function, &params)?;
-        params.kernelParams = std::ptr::null_mut();
-        params.extra = std::ptr::null_mut();
-        params.kern = std::ptr::null_mut();
-        Ok(KernelNode { name, launch, arguments, params, template: node })
-    }
-}
-
 // SAFETY: a node is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
 unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Send for Launch {}
+
+/// For each captured allocation whether it is surely one of those that were `asked` for, in order. Where a freed address
+/// comes back there may be two ways to tell; then it is not sure.
+fn asked_for(captured: &[u64], asked: &[u64]) -> Vec<bool> {
+    let matched = |captured: &mut dyn Iterator<Item = &u64>, asked: &mut dyn Iterator<Item = &u64>| {
+        let mut next = asked.next();
+        let hits = captured.map(|address| {
+            let hit = next == Some(address);
+            if hit {
+                next = asked.next();
+            }
+            hit
+        });
+        hits.collect::<Vec<bool>>()
+    };
+    let forward = matched(&mut captured.iter(), &mut asked.iter());
+    let backward = matched(&mut captured.iter().rev(), &mut asked.iter().rev());
+    forward.into_iter().zip(backward.into_iter().rev()).map(|(a, b)| a && b).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asked_for;
+
+    #[test]
+    fn allocations_of_a_library_stand_between_those_of_rust() {
+        assert_eq!(asked_for(&[10, 99, 20, 98, 30], &[10, 20, 30]), [true, false, true, false, true]);
+        assert_eq!(asked_for(&[10, 20, 20], &[10, 20]), [true, false, false], "either of the two may be the library's");
+        assert_eq!(asked_for(&[10, 20], &[]), [false, false]);
+    }
+}

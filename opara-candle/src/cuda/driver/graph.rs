@@ -6,8 +6,9 @@ use std::sync::Arc;
 use candle::Tensor;
 use cudarc::driver::sys;
 
-use super::capture::{KernelNode, MemcpyNode, MemsetNode};
-use super::{address_of, check, Relocation, Stream};
+use super::capture::{MemcpyNode, MemsetNode};
+use super::kernel::KernelNode;
+use super::{address_of, check, Arguments, Relocation, Stream};
 use crate::Result;
 
 /// A pointer in a node's arguments: which buffer it points into, and how far.
@@ -21,14 +22,50 @@ pub(in crate::cuda) struct Pointer {
     pub delta: u64,
 }
 
+/// A graph, destroyed with this value.
+struct Graph {
+    raw: sys::CUgraph,
+    stream: Stream,
+}
+
+// SAFETY: handles may be used from any thread whose context is current; every use sees to that and has the graph to
+// itself, since it goes through an exclusive reference to its owner.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.stream.bind().is_ok() {
+            // SAFETY: this value owns the graph.
+            unsafe { sys::cuGraphDestroy(self.raw) };
+        }
+    }
+}
+
+/// A node that reads inputs: what it launches, and where in it the inputs' addresses stand.
+struct Reader {
+    node: sys::CUgraphNode,
+    launch: ReaderLaunch,
+    /// Place of the address, number of the input, and bytes from its start.
+    inputs: Vec<(usize, usize, u64)>,
+}
+
+// SAFETY: a handle of the graph beside it, with copied parameters.
+unsafe impl Send for Reader {}
+
+enum ReaderLaunch {
+    Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
+    /// Its source is the input.
+    Memcpy(Box<sys::CUDA_MEMCPY3D>),
+}
+
 /// A graph under construction.
 pub(in crate::cuda) struct GraphBuilder {
-    raw: sys::CUgraph,
+    graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
+    readers: Vec<Reader>,
     relocation: Relocation,
     /// Bytes on the host that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
-    stream: Stream,
 }
 
 impl GraphBuilder {
@@ -38,7 +75,8 @@ impl GraphBuilder {
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
-        Ok(Self { raw, nodes: Vec::new(), relocation, uploads: Vec::new(), stream: stream.clone() })
+        let graph = Graph { raw, stream: stream.clone() };
+        Ok(Self { graph, nodes: Vec::new(), readers: Vec::new(), relocation, uploads: Vec::new() })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
@@ -78,7 +116,7 @@ impl GraphBuilder {
                     "cuGraphAddKernelNode",
                     sys::cuGraphAddKernelNode_v2(
                         &mut new,
-                        self.raw,
+                        self.graph.raw,
                         dependencies.as_ptr(),
                         dependencies.len(),
                         &params,
@@ -87,6 +125,12 @@ impl GraphBuilder {
                 check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
             }
         })?;
+        let input = |p: &Pointer| Some((p.word, self.relocation.input(p.buffer)?, p.delta));
+        let inputs: Vec<_> = pointers.iter().filter_map(input).collect();
+        if !inputs.is_empty() {
+            let launch = ReaderLaunch::Kernel(Box::new(node.params), arguments);
+            self.readers.push(Reader { node: new, launch, inputs });
+        }
         Ok(self.added(new))
     }
 
@@ -116,7 +160,7 @@ impl GraphBuilder {
         check("cuGraphAddMemsetNode", unsafe {
             sys::cuGraphAddMemsetNode(
                 &mut new,
-                self.raw,
+                self.graph.raw,
                 dependencies.as_ptr(),
                 dependencies.len(),
                 params,
@@ -141,36 +185,37 @@ impl GraphBuilder {
         check("cuGraphAddMemcpyNode", unsafe {
             sys::cuGraphAddMemcpyNode(
                 &mut new,
-                self.raw,
+                self.graph.raw,
                 dependencies.as_ptr(),
                 dependencies.len(),
                 &params,
                 current_context()?,
             )
         })?;
+        if let Some((from, input)) = from.and_then(|from| Some((from, self.relocation.input(from.buffer)?))) {
+            let launch = ReaderLaunch::Memcpy(Box::new(params));
+            self.readers.push(Reader { node: new, launch, inputs: vec![(0, input, from.delta)] });
+        }
         Ok(self.added(new))
     }
 
     /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.
-    pub fn instantiate(mut self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
+    pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is whole and owned here; `raw` receives the executable.
-        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0) })?;
-        let uploads = std::mem::take(&mut self.uploads);
-        let (stream, moved) = (self.stream.clone(), self.relocation.clone());
-        let executable = Executable { raw, stream, _moved: moved, _uploads: uploads, _keep: keep };
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.graph.raw, 0) })?;
+        let executable = Executable {
+            raw,
+            graph: self.graph,
+            inputs: Vec::new(),
+            readers: self.readers,
+            moved: self.relocation,
+            _uploads: self.uploads,
+            _keep: keep,
+        };
         // SAFETY: executable and stream exist.
-        check("cuGraphUpload", unsafe { sys::cuGraphUpload(raw, executable.stream.raw()) })?;
+        check("cuGraphUpload", unsafe { sys::cuGraphUpload(raw, executable.graph.stream.raw()) })?;
         Ok(executable)
-    }
-}
-
-impl Drop for GraphBuilder {
-    fn drop(&mut self) {
-        if self.stream.bind().is_ok() {
-            // SAFETY: this value owns the graph; an executable made from it holds a copy.
-            unsafe { sys::cuGraphDestroy(self.raw) };
-        }
     }
 }
 
@@ -181,36 +226,90 @@ fn current_context() -> Result<sys::CUcontext> {
     Ok(context)
 }
 
-/// A graph that can be launched. It owns all that its nodes point at.
+/// A graph that can be launched. It owns all that its nodes point at, but for the inputs and the arena, which every
+/// launch brings along.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
-    stream: Stream,
+    /// The nodes of `readers` are its own.
+    graph: Graph,
+    /// Where the inputs were at the last launch.
+    inputs: Vec<u64>,
+    readers: Vec<Reader>,
     /// Owns the tensors that buffers moved into.
-    _moved: Relocation,
+    moved: Relocation,
     _uploads: Vec<Arc<[u8]>>,
     _keep: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: handles may be used from any thread whose context is current, which `launch` and `drop` see to.
+// SAFETY: handles may be used from any thread whose context is current, which `launch` and `drop` see to; both have the
+// executable to themselves.
 unsafe impl Send for Executable {}
-// SAFETY: the driver wants calls on one executable not to overlap; `launch` is the only one by shared reference, and
-// `GraphReplay` calls it under its lock.
-unsafe impl Sync for Executable {}
 
 impl Executable {
     /// Launches the graph on the device's stream.
-    pub fn launch(&self) -> Result<()> {
-        self.stream.bind()?;
-        // SAFETY: executable and stream exist, and what the nodes point at is owned by this value or by the module that
-        // it keeps.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.stream.raw()) })
+    ///
+    /// # Errors
+    /// Inputs of other sizes than the captured ones, another arena than that of the relocation, or a call of the driver
+    /// that failed.
+    pub fn launch(&mut self, inputs: &[Tensor], arena: &Tensor) -> Result<()> {
+        let inputs = self.moved.launched_with(inputs, arena)?;
+        self.graph.stream.bind()?;
+        if self.inputs != inputs {
+            // What is not known to be set is set again, should one of these fail.
+            self.inputs.clear();
+            for reader in &mut self.readers {
+                // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
+                // function, geometry and size are those of the node; launches in flight keep what they were given.
+                unsafe { reader.read_from(self.raw, &inputs)? };
+            }
+            self.inputs = inputs;
+        }
+        // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
+        // keeps, or it is an input or the arena: those were found to be like the captured ones, and are tensors of the
+        // caller, whose memory is freed in the order of this stream.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
+    }
+}
+
+impl Reader {
+    /// Lets the node read inputs at these addresses from the next launch on.
+    ///
+    /// # Safety
+    /// `executable` must have been made from the node's graph, and the inputs must be like the captured ones.
+    unsafe fn read_from(&mut self, executable: sys::CUgraphExec, inputs: &[u64]) -> Result<()> {
+        let node = self.node;
+        match &mut self.launch {
+            ReaderLaunch::Kernel(params, arguments) => {
+                for &(word, input, delta) in &self.inputs {
+                    arguments.set_word(word, inputs[input] + delta);
+                }
+                let mut params = **params;
+                arguments.with_raw(|kernel_params, extra| {
+                    params.kernelParams = kernel_params;
+                    params.extra = extra;
+                    // SAFETY: the caller vouches for node and executable; the arguments are copied by the call.
+                    check("cuGraphExecKernelNodeSetParams", unsafe {
+                        sys::cuGraphExecKernelNodeSetParams_v2(executable, node, &params)
+                    })
+                })
+            }
+            ReaderLaunch::Memcpy(params) => {
+                for &(_, input, delta) in &self.inputs {
+                    params.srcDevice = inputs[input] + delta;
+                }
+                // SAFETY: the caller vouches for node and executable.
+                check("cuGraphExecMemcpyNodeSetParams", unsafe {
+                    sys::cuGraphExecMemcpyNodeSetParams(executable, node, &**params, current_context()?)
+                })
+            }
+        }
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
         // A launch may still run; its memory is freed by stream order, but the executable itself must wait.
-        if self.stream.bind().is_ok() && self.stream.synchronize_device().is_ok() {
+        if self.graph.stream.bind().is_ok() && self.graph.stream.synchronize_device().is_ok() {
             // SAFETY: this value owns the executable, and no launch of it is in flight.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }

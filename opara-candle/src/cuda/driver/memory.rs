@@ -38,6 +38,19 @@ pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
+/// The tensor, or a copy of it, contiguous and aligned as the driver aligns allocations: kernels were chosen for that.
+///
+/// # Errors
+/// A tensor that is not on a CUDA device, or no memory for the copy.
+pub(in crate::cuda) fn aligned_input(tensor: &Tensor) -> Result<Tensor> {
+    const ALIGNMENT: u64 = 256;
+    let tensor = tensor.contiguous()?;
+    if address_of(&tensor)? % ALIGNMENT == 0 {
+        return Ok(tensor);
+    }
+    Ok(tensor.force_contiguous()?)
+}
+
 /// An allocation that was there before a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Allocation {
@@ -95,10 +108,15 @@ fn query(address: u64) -> Option<Allocation> {
     found.then_some(Allocation { start, bytes: bytes as u64, pooled: !pool.is_null() })
 }
 
-/// Where captured buffers move: into tensors that this relocation, and so the graph built with it, keeps alive.
+/// Where captured buffers move: into tensors that this relocation, and so the graph built with it, keeps alive; into an
+/// arena that whoever launches the graph holds; or, as inputs do, elsewhere at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
+    /// Number and size of each input's buffer.
+    inputs: hashbrown::HashMap<usize, (usize, u64)>,
+    /// Where the arena begins.
+    arena: Option<u64>,
     owners: Vec<Tensor>,
 }
 
@@ -108,14 +126,46 @@ impl Relocation {
     /// # Errors
     /// A tensor that is too small.
     pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Tensor, offset: u64) -> Result<()> {
-        let room = (owner.elem_count() * owner.dtype().size_in_bytes()) as u64;
-        if offset + bytes > room || !owner.is_contiguous() {
-            let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {room}");
-            return Err(Error::InvalidLayout(message));
-        }
-        self.targets.insert(buffer, address_of(owner)? + offset);
+        self.targets.insert(buffer, part_of(owner, buffer, offset, bytes)?);
         self.keep(owner);
         Ok(())
+    }
+
+    /// Moves a buffer of `bytes` bytes to `offset` of the arena, which every launch brings along.
+    ///
+    /// # Errors
+    /// An arena that is too small.
+    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &Tensor, offset: u64) -> Result<()> {
+        self.arena = Some(address_of(arena)?);
+        self.targets.insert(buffer, part_of(arena, buffer, offset, bytes)?);
+        Ok(())
+    }
+
+    /// Every launch says where this buffer is: it is the input of this number.
+    pub fn place_input(&mut self, buffer: usize, input: usize, bytes: u64) {
+        self.inputs.insert(buffer, (input, bytes));
+    }
+
+    /// Which input this buffer is.
+    pub(super) fn input(&self, buffer: usize) -> Option<usize> {
+        self.inputs.get(&buffer).map(|&(input, _)| input)
+    }
+
+    /// Addresses of a launch's inputs.
+    ///
+    /// # Errors
+    /// Inputs that are not like the captured ones, or another arena than that of this relocation.
+    pub(super) fn launched_with(&self, inputs: &[Tensor], arena: &Tensor) -> Result<Vec<u64>> {
+        let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
+        let contiguous = inputs.iter().all(Tensor::is_contiguous);
+        let same_arena = match self.arena {
+            Some(start) => start == address_of(arena)?,
+            None => true,
+        };
+        if !contiguous || !same_arena || !self.inputs.values().all(fit) {
+            return Err(Error::InvalidLayout("a launch brings other memory than its graph was built for".into()));
+        }
+        inputs.iter().map(address_of).collect()
     }
 
     /// Keeps a tensor alive, too.
@@ -129,4 +179,18 @@ impl Relocation {
     pub fn target(&self, buffer: usize) -> Option<u64> {
         self.targets.get(&buffer).copied()
     }
+}
+
+fn bytes_of(tensor: &Tensor) -> u64 {
+    (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
+}
+
+/// Address of a part of a contiguous tensor, for a buffer.
+fn part_of(tensor: &Tensor, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
+    let room = bytes_of(tensor);
+    if offset + bytes > room || !tensor.is_contiguous() {
+        let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {room}");
+        return Err(Error::InvalidLayout(message));
+    }
+    Ok(address_of(tensor)? + offset)
 }

@@ -4,17 +4,18 @@
 //! types here own and drop. Nothing above this module sees a raw handle.
 
 mod arguments;
+mod calls;
 mod capture;
 mod graph;
-mod host_copies;
+mod kernel;
 mod memory;
 mod stream;
 
 pub(super) use arguments::Arguments;
-pub(super) use capture::{Captured, Node};
+pub(super) use calls::are_watched;
+pub(super) use capture::{Captured, Launch, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
-pub(super) use host_copies::are_watched;
-pub(super) use memory::{address_of, AllocationTable, Relocation};
+pub(super) use memory::{address_of, aligned_input, AllocationTable, Relocation};
 pub(super) use stream::{Event, Stream};
 
 use std::ffi::{c_char, CStr};
@@ -44,4 +45,15 @@ fn check(call: &'static str, status: CUresult) -> Result<()> {
 /// cudarc's errors as this crate's.
 fn wrap(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
     move |error| check(call, error.0).err().unwrap_or(Error::Driver { call, message: "unknown".into() })
+}
+
+/// What a call of the driver writes through its out-parameter.
+///
+/// # Safety
+/// `f` must initialise its argument whenever it succeeds.
+unsafe fn get<T>(call: &'static str, f: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
+    let mut value = std::mem::MaybeUninit::zeroed();
+    check(call, f(value.as_mut_ptr()))?;
+    // SAFETY: the call succeeded, so the value is whole.
+    Ok(unsafe { value.assume_init() })
 }

@@ -1,12 +1,11 @@
-//! The stream of a candle device: capture, copies between tensors, timing.
+//! The stream of a candle device: capture, counters of memory, timing.
 
 use std::sync::Arc;
 
-use candle::{CudaDevice, Device, Tensor};
+use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use super::memory::address_of;
-use super::{check, host_copies, wrap, Captured};
+use super::{calls, check, wrap, Captured};
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -141,13 +140,13 @@ impl Stream {
         // Thread-local mode: other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.0.begin_capture(mode).map_err(wrap("cuStreamBeginCapture"))?;
-        let (result, copies) = host_copies::watch(f);
+        let (result, calls) = calls::watch(f);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
         let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.cu_stream(), &mut raw) });
         // SAFETY: the driver handed the graph over, or left null.
-        let captured = unsafe { Captured::from_raw(raw, self.clone(), copies.uploads) };
-        if let Some(reason) = copies.read_back {
+        let captured = unsafe { Captured::from_raw(raw, self.clone(), &calls) };
+        if let Some(reason) = calls.read_back {
             return Err(Error::NotCapturable { reason });
         }
         match (result, ended, captured) {
@@ -180,24 +179,6 @@ impl Stream {
             }
         }
         nodes
-    }
-
-    /// Copies the bytes of `from` over those of `to`, on this stream. Both are contiguous, of one shape and dtype.
-    pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
-        let (source, target) = (address_of(from)?, address_of(to)?);
-        let bytes = from.elem_count() * from.dtype().size_in_bytes();
-        let fit =
-            from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && from.shape() == to.shape();
-        if !fit {
-            return Err(Error::Driver { call: "cuMemcpyDtoDAsync", message: "the tensors do not fit".into() });
-        }
-        if bytes == 0 {
-            return Ok(());
-        }
-        self.bind()?;
-        // SAFETY: both ranges hold `bytes` bytes, since shape and dtype agree and both are contiguous, and belong to
-        // tensors that the caller holds; freeing them later is ordered behind the copy on the same stream.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes, self.0.cu_stream()) })
     }
 
     /// The error that cudarc kept because the call that failed could not return it, if any.

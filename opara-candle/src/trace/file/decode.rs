@@ -19,7 +19,8 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
     let strings = strings(contents.get(Tag::STRINGS)?)?;
     let buffers = buffers(contents.get(Tag::BUFFERS)?)?;
     let ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
-    let trace = Trace { device, ops, buffers };
+    let peak_bytes = contents.get(Tag::PEAK).map_or(Ok(0), peak)?;
+    let trace = Trace { device, ops, buffers, peak_bytes };
     limits::check(&trace)?;
     Ok(trace)
 }
@@ -54,7 +55,7 @@ impl Contents {
 
 /// Every known section up to the end of the file.
 fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
-    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::END];
+    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::PEAK, Tag::END];
     let mut contents = Contents(Vec::new());
     for count in 1.. {
         at_most("sections of the file", count, limits::SECTIONS)?;
@@ -86,6 +87,12 @@ fn device(mut content: Cursor<'_>) -> Result<DeviceSpec, FileError> {
     let record::Device(device) = content.read(0)?;
     content.finish(1)?;
     Ok(device)
+}
+
+fn peak(mut content: Cursor<'_>) -> Result<u64, FileError> {
+    let bytes = content.read(0)?;
+    content.finish(1)?;
+    Ok(bytes)
 }
 
 fn strings(mut content: Cursor<'_>) -> Result<Vec<&str>, FileError> {

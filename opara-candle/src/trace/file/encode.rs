@@ -19,7 +19,7 @@ pub(super) fn encode(trace: &Trace) -> Result<Vec<u8>, FileError> {
 }
 
 /// Every section's content.
-pub(super) fn contents(trace: &Trace) -> Result<[(Tag, Vec<u8>); 5], FileError> {
+pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> {
     limits::check(trace)?;
     let mut device = Content::new(Tag::DEVICE);
     device.push(0, &Device(trace.device.clone()))?;
@@ -50,8 +50,14 @@ pub(super) fn contents(trace: &Trace) -> Result<[(Tag, Vec<u8>); 5], FileError> 
     for (id, string) in table.strings.iter().enumerate() {
         strings.push(id, string)?;
     }
-    let contents = [device, strings, buffers, ops, Content::new(Tag::END)];
-    Ok(contents.map(|content| (content.tag, content.bytes)))
+    let mut contents = vec![device, strings, buffers, ops];
+    if trace.peak_bytes > 0 {
+        let mut peak = Content::new(Tag::PEAK);
+        peak.push(0, &trace.peak_bytes)?;
+        contents.push(peak);
+    }
+    contents.push(Content::new(Tag::END));
+    Ok(contents.into_iter().map(|content| (content.tag, content.bytes)).collect())
 }
 
 /// Every string once, in the order of first use.

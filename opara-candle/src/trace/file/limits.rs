@@ -49,6 +49,7 @@ pub(super) fn check(trace: &Trace) -> Result<(), FileError> {
     at_most("bytes moved by all ops", sum(|op| moved(&op.work)), TOTAL)?;
     at_most("operations of all ops", sum(|op| operations(&op.work)), TOTAL)?;
     at_most("bytes of all buffers", trace.buffers.iter().map(|b| b.bytes as u128).sum(), TOTAL)?;
+    at_most("bytes held at a time", trace.peak_bytes as u128, TOTAL)?;
     device(&trace.device)?;
     for (id, buffer) in trace.buffers.iter().enumerate() {
         if let Role::Input(index) | Role::Output(index) = buffer.role {

@@ -23,6 +23,8 @@ impl Tag {
     pub(super) const STRINGS: Tag = Tag(*b"TEXT");
     pub(super) const BUFFERS: Tag = Tag(*b"BUFS");
     pub(super) const OPS: Tag = Tag(*b"OPER");
+    /// Most bytes held at a time; absent where that is not known.
+    pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Ends the file; empty.
     pub(super) const END: Tag = Tag(*b"DONE");
 

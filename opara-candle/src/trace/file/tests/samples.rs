@@ -51,6 +51,7 @@ pub(super) fn golden() -> Trace {
             op("add", "stem/conv", Work::Host { bytes: 2048, flops: 512 }, vec![]),
         ],
         buffers: buffers.map(|(bytes, role)| Buffer { bytes, role }).to_vec(),
+        peak_bytes: 0,
     }
 }
 
@@ -59,7 +60,13 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
     let buffers = prop::collection::vec(buffers(), 0..8);
     buffers.prop_flat_map(|buffers| {
         let ops = prop::collection::vec(ops(buffers.clone()), 0..12);
-        (devices(), ops, Just(buffers)).prop_map(|(device, ops, buffers)| Trace { device, ops, buffers })
+        let peak = prop_oneof![Just(0), 0u64..1 << 50];
+        (devices(), ops, Just(buffers), peak).prop_map(|(device, ops, buffers, peak_bytes)| Trace {
+            device,
+            ops,
+            buffers,
+            peak_bytes,
+        })
     })
 }
 
@@ -191,7 +198,8 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
             _ => Role::Intermediate,
         },
     };
-    Trace { device: device(), ops: (0..ops).map(op).collect(), buffers: (0..buffers).map(buffer).collect() }
+    let (ops, buffers) = ((0..ops).map(op).collect(), (0..buffers).map(buffer).collect());
+    Trace { device: device(), ops, buffers, peak_bytes: 1 << 30 }
 }
 
 fn size(buffer: usize) -> u64 {

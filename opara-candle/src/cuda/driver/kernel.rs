@@ -1,0 +1,117 @@
+//! Kernel nodes: what is launched, with which arguments.
+
+use std::ffi::{c_char, CStr};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use hashbrown::HashMap;
+
+use super::arguments::{places, Arguments};
+use super::{check, get};
+use crate::trace::Launch;
+use crate::Result;
+
+/// A kernel launch with its arguments.
+pub(in crate::cuda) struct KernelNode {
+    pub name: Arc<str>,
+    pub launch: Launch,
+    pub arguments: Arguments,
+    /// Geometry and function; its argument pointers are null.
+    pub(super) params: sys::CUDA_KERNEL_NODE_PARAMS,
+    /// The node that attributes are copied from.
+    pub(super) template: sys::CUgraphNode,
+}
+
+/// What the driver says about a kernel, whatever its launch.
+struct Function {
+    name: Arc<str>,
+    registers: u32,
+    static_shared: u32,
+    places: Arc<[(usize, usize)]>,
+}
+
+/// Kernels seen so far: graphs of thousands of nodes launch a handful of them.
+#[derive(Default)]
+pub(super) struct Functions {
+    known: HashMap<sys::CUfunction, Function>,
+    /// Resident blocks by kernel, threads of a block, and dynamic shared memory.
+    resident: HashMap<(sys::CUfunction, u32, u32), u32>,
+}
+
+impl Functions {
+    /// Name, attributes and arguments of a kernel node.
+    ///
+    /// # Safety
+    /// `params` must be what the driver returned for `node`, which exists.
+    pub unsafe fn kernel(
+        &mut self,
+        node: sys::CUgraphNode,
+        mut params: sys::CUDA_KERNEL_NODE_PARAMS,
+    ) -> Result<KernelNode> {
+        // SAFETY: the caller vouches for the node, and so for its kernel and that kernel's function.
+        unsafe {
+            if params.func.is_null() {
+                check("cuKernelGetFunction", sys::cuKernelGetFunction(&mut params.func, params.kern))?;
+            }
+            let resident_blocks = self.resident_blocks(&params)?;
+            let function = self.function(params.func)?;
+            let launch = Launch {
+                grid: [params.gridDimX, params.gridDimY, params.gridDimZ],
+                block: [params.blockDimX, params.blockDimY, params.blockDimZ],
+                registers: function.registers,
+                static_shared: function.static_shared,
+                dynamic_shared: params.sharedMemBytes,
+                resident_blocks,
+            };
+            let arguments = Arguments::read(function.places.clone(), &params)?;
+            params.kernelParams = std::ptr::null_mut();
+            params.extra = std::ptr::null_mut();
+            params.kern = std::ptr::null_mut();
+            Ok(KernelNode { name: function.name.clone(), launch, arguments, params, template: node })
+        }
+    }
+
+    /// # Safety
+    /// `function` must exist.
+    unsafe fn function(&mut self, function: sys::CUfunction) -> Result<&Function> {
+        use sys::CUfunction_attribute::*;
+        if !self.known.contains_key(&function) {
+            // SAFETY: the caller vouches for the function; names are the driver's own strings.
+            let described = unsafe {
+                let name: *const c_char = get("cuFuncGetName", |name| sys::cuFuncGetName(name, function))?;
+                let name = if name.is_null() { "unknown".into() } else { CStr::from_ptr(name).to_string_lossy() };
+                let attribute = |which| {
+                    get("cuFuncGetAttribute", |value| sys::cuFuncGetAttribute(value, which, function))
+                        .map(|v: i32| v as u32)
+                };
+                Function {
+                    name: name.into(),
+                    registers: attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+                    static_shared: attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+                    places: places(function)?.into(),
+                }
+            };
+            self.known.insert(function, described);
+        }
+        Ok(&self.known[&function])
+    }
+
+    /// # Safety
+    /// The function in `params` must exist.
+    unsafe fn resident_blocks(&mut self, params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<u32> {
+        let threads = params.blockDimX * params.blockDimY * params.blockDimZ;
+        let key = (params.func, threads, params.sharedMemBytes);
+        if let Some(&blocks) = self.resident.get(&key) {
+            return Ok(blocks);
+        }
+        // SAFETY: the caller vouches for the function.
+        let blocks: i32 = unsafe {
+            get("cuOccupancyMaxActiveBlocksPerMultiprocessor", |blocks| {
+                let shared = params.sharedMemBytes as usize;
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, params.func, threads as i32, shared)
+            })?
+        };
+        self.resident.insert(key, blocks as u32);
+        Ok(blocks as u32)
+    }
+}

@@ -1,0 +1,134 @@
+//! The arena while it is being divided: what lives where, and what lay there before.
+
+use std::rc::Rc;
+
+use crate::trace::OpId;
+
+/// Who holds a part of the arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nobody so far.
+    Fresh,
+    /// A buffer that is still in use.
+    Live,
+    /// Nobody any more, once these ops have finished.
+    Dead(Rc<[OpId]>),
+}
+
+#[derive(Debug, Clone)]
+struct Segment {
+    start: u64,
+    bytes: u64,
+    state: State,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.start + self.bytes
+    }
+}
+
+/// Where a buffer could go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// The highest cost of the states found there.
+    pub cost: u32,
+    /// Free bytes beside the buffer.
+    waste: u64,
+    pub start: u64,
+}
+
+/// Segments by address, without gaps.
+#[derive(Debug)]
+pub(super) struct Arena {
+    segments: Vec<Segment>,
+}
+
+impl Arena {
+    pub fn new(bytes: u64) -> Self {
+        let all = Segment { start: 0, bytes, state: State::Fresh };
+        Self { segments: (bytes > 0).then_some(all).into_iter().collect() }
+    }
+
+    /// One past the last byte that a buffer had.
+    pub fn used(&self) -> u64 {
+        self.segments.iter().rfind(|s| s.state != State::Fresh).map_or(0, Segment::end)
+    }
+
+    /// The free place of the lowest cost, and of those the tightest.
+    pub fn best(&self, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Place> {
+        let mut best: Option<Place> = None;
+        // Costs of the free segments up to this one.
+        let mut costs: Vec<u32> = Vec::new();
+        for (last, segment) in self.segments.iter().enumerate() {
+            if segment.state == State::Live {
+                costs.clear();
+                continue;
+            }
+            costs.push(cost(&segment.state));
+            let (mut room, mut worst) = (0, 0);
+            for (before, &cost) in costs.iter().rev().enumerate() {
+                let first = &self.segments[last - before];
+                room += first.bytes;
+                worst = worst.max(cost);
+                if best.is_some_and(|best| worst > best.cost) {
+                    break;
+                }
+                if room >= bytes {
+                    let place = Place { cost: worst, waste: room - bytes, start: first.start };
+                    best = Some(best.map_or(place, |best| best.min(place)));
+                    break;
+                }
+            }
+        }
+        best
+    }
+
+    /// A place at the end, beyond which the arena grows.
+    pub fn end(&self) -> u64 {
+        let free = self.segments.iter().rev().take_while(|s| s.state != State::Live).last();
+        free.map_or(self.segments.last().map_or(0, Segment::end), |s| s.start)
+    }
+
+    /// What the bytes from `start` on cost, if none of them is in use.
+    pub fn at(&self, start: u64, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Place> {
+        let first = self.segments.partition_point(|s| s.end() <= start);
+        let mut worst = 0;
+        for segment in self.segments[first..].iter().take_while(|s| s.start < start + bytes) {
+            if segment.state == State::Live {
+                return None;
+            }
+            worst = worst.max(cost(&segment.state));
+        }
+        Some(Place { cost: worst, waste: 0, start })
+    }
+
+    /// Takes free bytes for a buffer. Returns the ops that it has to wait for; some may come twice.
+    pub fn take(&mut self, start: u64, bytes: u64) -> Vec<OpId> {
+        let (end, known) = (start + bytes, self.segments.last().map_or(0, Segment::end));
+        if end > known {
+            self.segments.push(Segment { start: known, bytes: end - known, state: State::Fresh });
+        }
+        let first = self.segments.partition_point(|s| s.end() <= start);
+        let last = self.segments.partition_point(|s| s.start < end);
+        let (head, tail) = (self.segments[first].clone(), self.segments[last - 1].clone());
+        let waits = self.segments[first..last].iter().filter_map(|s| match &s.state {
+            State::Dead(last) => Some(last.iter().copied()),
+            _ => None,
+        });
+        let waits = waits.flatten().collect();
+        let parts = [
+            Segment { bytes: start - head.start, ..head },
+            Segment { start, bytes, state: State::Live },
+            Segment { start: end, bytes: tail.end() - end, ..tail },
+        ];
+        self.segments.splice(first..last, parts.into_iter().filter(|s| s.bytes > 0));
+        waits
+    }
+
+    /// Gives back what a buffer took; the next one there waits for `last`.
+    pub fn release(&mut self, start: u64, last: Rc<[OpId]>) {
+        let at = self.segments.partition_point(|s| s.start < start);
+        self.segments[at].state = State::Dead(last);
+    }
+}

@@ -1,0 +1,229 @@
+//! Where buffers live: offsets in one arena, and what has to wait so that they can share it.
+
+mod arena;
+mod packing;
+
+use serde::{Deserialize, Serialize};
+
+use self::arena::{Arena, State};
+use self::packing::pack;
+use crate::graph::{Ancestors, OpGraph};
+use crate::trace::{Buffer, BufferId, OpId, Role, Trace};
+
+/// Bytes to which every buffer is aligned, as the driver's own allocations are: kernels were chosen for that.
+pub const ALIGNMENT: u64 = 512;
+
+/// Bytes that a buffer takes of the arena.
+pub(crate) fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes that a constant takes. Those of shapes are many and short, and no thread reads more than 16 bytes at a time.
+pub(crate) fn constant_bytes(bytes: u64) -> u64 {
+    const SHORT: u64 = 16;
+    bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
+}
+
+/// Bytes of the smallest arena that this crate finds for a trace, launched one op after the other.
+pub(crate) fn packed(trace: &Trace) -> u64 {
+    pack(trace, &trace.users()).1
+}
+
+/// Offsets of the intermediate buffers in one arena.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Size of the arena.
+    pub bytes: u64,
+    offsets: Vec<Option<u64>>,
+    waits: Vec<(OpId, OpId)>,
+}
+
+impl Layout {
+    /// A layout from offsets, one entry a buffer, for a schedule that needs no waits beside its own.
+    pub fn new(bytes: u64, offsets: Vec<Option<u64>>) -> Self {
+        Self { bytes, offsets, waits: Vec::new() }
+    }
+
+    /// Where a buffer begins, if the arena holds it.
+    pub fn offset(&self, buffer: BufferId) -> Option<u64> {
+        self.offsets.get(buffer).copied().flatten()
+    }
+
+    /// Pairs of ops of which the first has to finish before the second starts, because memory passes from one to the
+    /// other. Some of them depend on each other anyway.
+    pub fn waits(&self) -> &[(OpId, OpId)] {
+        &self.waits
+    }
+}
+
+/// Whether the planner places this buffer.
+pub(crate) fn is_planned(buffer: &Buffer) -> bool {
+    buffer.role == Role::Intermediate && buffer.bytes > 0
+}
+
+/// Places every intermediate buffer in an arena of at most `limit` bytes, if it can.
+///
+/// Walks the ops in recorded order. A buffer gets its place at the first op that touches it and gives it back after the
+/// last one. Of the places that are free then, the planner takes
+/// 1. one whose last users the op depends on anyway,
+/// 2. else one that nobody had so far,
+/// 3. else one that costs the least delay: the op has to wait for the users of what lay there before
+///    ([`Layout::waits`]), and every op has some time until it is on the longest path.
+///
+/// So without a limit no parallelism is lost, and under a limit as little as it takes. Where fragmentation leads that
+/// beyond the limit, the tightest packing of the recorded order is the base, and only what the limit leaves above it is
+/// given out as above. Where even that packing is larger than the limit, it is what the layout needs.
+///
+/// # Arguments
+/// `graph`, the dependencies of the trace's ops.
+///
+/// # Complexity
+/// For each buffer linear in the parts that the arena has then, which are about as many as buffers live at a time.
+pub fn plan(trace: &Trace, graph: &OpGraph, limit: Option<u64>) -> Layout {
+    /// More than any device has.
+    const ENDLESS: u64 = 1 << 60;
+    let bytes = limit.unwrap_or(ENDLESS) / ALIGNMENT * ALIGNMENT;
+    let users = trace.users();
+    let free = Planner::new(trace, graph, &users, Arena::new(bytes), None).run(trace, graph);
+    if free.bytes <= bytes {
+        return free;
+    }
+    let (offsets, packed) = pack(trace, &users);
+    let packing = Packing { arena: Arena::new(packed), bytes: packed, offsets };
+    Planner::new(trace, graph, &users, Arena::new(bytes.saturating_sub(packed)), Some(packing)).run(trace, graph)
+}
+
+/// A packing that always has the place of a buffer free when recorded order reaches it.
+struct Packing {
+    arena: Arena,
+    bytes: u64,
+    offsets: Vec<Option<u64>>,
+}
+
+struct Planner<'a> {
+    users: &'a [Vec<OpId>],
+    /// Where any place will do.
+    arena: Arena,
+    /// Below it in memory.
+    packing: Option<Packing>,
+    offsets: Vec<Option<u64>>,
+    ancestors: Ancestors,
+    /// Ops on the longest way to and including this op, with the waits.
+    level: Vec<u32>,
+    /// Latest level at which the op lengthens nothing.
+    latest: Vec<u32>,
+    /// For each buffer in use what every user has to wait for.
+    inherited: Vec<Vec<OpId>>,
+    waits: Vec<(OpId, OpId)>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(trace: &Trace, graph: &OpGraph, users: &'a [Vec<OpId>], arena: Arena, packing: Option<Packing>) -> Self {
+        let mut height = vec![0u32; graph.len()];
+        for op in (0..graph.len()).rev() {
+            height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
+        }
+        let depth = graph.depth() as u32;
+        Self {
+            users,
+            arena,
+            packing,
+            offsets: vec![None; trace.buffers.len()],
+            ancestors: Ancestors::default(),
+            level: Vec::with_capacity(graph.len()),
+            latest: height.into_iter().map(|h| depth - h).collect(),
+            inherited: vec![Vec::new(); trace.buffers.len()],
+            waits: Vec::new(),
+        }
+    }
+
+    fn run(mut self, trace: &Trace, graph: &OpGraph) -> Layout {
+        for op in 0..graph.len() {
+            let mut touched: Vec<BufferId> = trace.ops[op].accesses.iter().map(|a| a.buffer).collect();
+            touched.sort_unstable();
+            touched.dedup();
+            touched.retain(|&id| is_planned(&trace.buffers[id]));
+
+            let own: Vec<OpId> = graph.predecessors(op).collect();
+            self.ancestors.push(&own);
+            let mut waits = Vec::new();
+            for &id in &touched {
+                if self.users[id][0] == op {
+                    waits.extend(self.place(id, aligned(trace.buffers[id].bytes), op));
+                } else if !self.ancestors.ordered(self.users[id][0], op) {
+                    waits.extend_from_slice(&self.inherited[id]);
+                }
+            }
+            waits.sort_unstable();
+            waits.dedup();
+            waits.retain(|&before| !self.ancestors.ordered(before, op));
+            if !waits.is_empty() {
+                self.waits.extend(waits.iter().map(|&before| (before, op)));
+                self.ancestors.replace_last(&[own.as_slice(), &waits].concat());
+            }
+            self.level.push(own.iter().chain(&waits).map(|&p| self.level[p]).max().unwrap_or(0) + 1);
+            for &id in &touched {
+                if self.users[id].last() == Some(&op) {
+                    self.release(id);
+                }
+            }
+        }
+        let packed = self.packing.as_ref().map_or(0, |p| p.bytes);
+        Layout { bytes: packed + self.arena.used(), offsets: self.offsets, waits: self.waits }
+    }
+
+    /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.
+    fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
+        let (ancestors, level, latest) = (&self.ancestors, &self.level, self.latest[op]);
+        let cost = |state: &State| match state {
+            State::Dead(last) if last.iter().rev().all(|&u| ancestors.ordered(u, op)) => 0,
+            State::Dead(last) => {
+                let finished = last.iter().map(|&u| level[u]).max().unwrap_or(0);
+                2 + (finished + 1).saturating_sub(latest)
+            }
+            State::Fresh | State::Live => 1,
+        };
+        let anywhere = self.arena.best(bytes, cost);
+        let (offset, waits) = match &mut self.packing {
+            None => {
+                let start = anywhere.map_or(self.arena.end(), |place| place.start);
+                (start, self.arena.take(start, bytes))
+            }
+            Some(packing) => {
+                let packed = packing.offsets[id].and_then(|start| packing.arena.at(start, bytes, cost));
+                match (packed, anywhere) {
+                    (Some(packed), anywhere) if anywhere.is_none_or(|place| packed.cost <= place.cost) => {
+                        (packed.start, packing.arena.take(packed.start, bytes))
+                    }
+                    (_, anywhere) => {
+                        let start = anywhere.map_or(self.arena.end(), |place| place.start);
+                        (packing.bytes + start, self.arena.take(start, bytes))
+                    }
+                }
+            }
+        };
+        self.offsets[id] = Some(offset);
+        self.inherited[id] = waits.clone();
+        waits
+    }
+
+    fn release(&mut self, id: BufferId) {
+        /// Newer users that an older one is compared with. One that is kept although it is implied costs nothing but
+        /// time here.
+        const COMPARED: usize = 4;
+        let mut last: Vec<OpId> = Vec::new();
+        for &user in self.users[id].iter().rev() {
+            if !last.iter().take(COMPARED).any(|&later| self.ancestors.ordered(user, later)) {
+                last.push(user);
+            }
+        }
+        last.reverse();
+        if let Some(offset) = self.offsets[id] {
+            match &mut self.packing {
+                Some(packing) if offset < packing.bytes => packing.arena.release(offset, last.into()),
+                packing => self.arena.release(offset - packing.as_ref().map_or(0, |p| p.bytes), last.into()),
+            }
+        }
+        self.inherited[id] = Vec::new();
+    }
+}
