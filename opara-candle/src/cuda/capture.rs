@@ -6,9 +6,9 @@ use candle::{Device, Tensor};
 use hashbrown::HashMap;
 
 use super::driver::{address_of, AllocationTable, Captured, Node, Pointer, Stream};
-use super::kernels::{effects, written, Effects};
+use super::kernels::{effects, Effects};
 use crate::backend::Function;
-use crate::trace::{scope, Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{scope, Access, Buffer, BufferId, Launch, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
 /// A captured forward pass: the trace, and for each op its node with the pointers found in it.
@@ -224,7 +224,7 @@ fn read(
 fn launch(memory: &mut Memory, node: &Node, label: &str) -> (Op, Vec<Pointer>) {
     let (name, work, accesses, pointers) = match node {
         Node::Kernel(kernel) => {
-            let (accesses, pointers) = kernel_accesses(memory, &kernel.name, &kernel.arguments);
+            let (accesses, pointers) = kernel_accesses(memory, &kernel.name, &kernel.arguments, &kernel.launch);
             (kernel.name.clone(), Work::Kernel(kernel.launch), accesses, pointers)
         }
         Node::Memset(memset) => {
@@ -266,8 +266,9 @@ fn kernel_accesses(
     memory: &mut Memory,
     name: &str,
     arguments: &super::driver::Arguments,
+    launch: &Launch,
 ) -> (Vec<Access>, Vec<Pointer>) {
-    let effects = effects(name, arguments);
+    let effects = effects(name, arguments, launch);
     let mut accesses: Vec<Access> = Vec::new();
     let mut pointers = Vec::new();
     for (word, value) in arguments.words() {
@@ -276,18 +277,14 @@ fn kernel_accesses(
         if !external {
             pointers.push(Pointer { word, buffer, delta });
         }
-        let rest = memory.whole(buffer, delta);
-        let (region, mode) = match effects {
-            Effects::Candle { output, mode } if arguments.argument_at(word) == Some(output) => {
-                (written(name, arguments, delta, memory.buffers[buffer].bytes), mode)
-            }
-            Effects::Candle { .. } => (rest, Mode::Read),
+        let (region, mode) = match &effects {
+            Effects::Candle(call) => call.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
             Effects::Library => (memory.whole(buffer, 0), library_mode(memory, buffer)),
             Effects::Unknown => (memory.whole(buffer, 0), Mode::ReadWrite),
         };
         accesses.push(Access { buffer, region, mode });
     }
-    if effects != Effects::Library {
+    if !matches!(effects, Effects::Library) {
         accesses.iter().for_each(|a| memory.unsettled[a.buffer] = false);
     }
     (accesses, pointers)
