@@ -1,5 +1,7 @@
 //! What each kernel reads and writes.
 
+#[cfg(test)]
+mod proof;
 mod ptx;
 mod table;
 
