@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepares CUDA's compiler and link libraries on a machine that has neither a GPU nor NVIDIA's toolkit, so that the
-# `cuda` and `cudnn` features build there (they do not run there). Real GPU machines use their own toolkit.
+# `cuda` and `cudnn` features build there; what calls the driver does not run there. Real GPU machines use their own
+# toolkit.
 #
 #     eval "$(scripts/cuda-toolkit.sh [DIR])"     # DIR: ~/.cache/opara-candle/cuda-13.0 unless given
 #
@@ -49,6 +50,8 @@ prepare() {
 }
 
 [ -e "$root/.ready" ] || prepare
+# Programs ask for the driver by its soname: with `lib` on LD_LIBRARY_PATH they start, as far as they never call it.
+ln -sfn libcuda.so "$root/lib/libcuda.so.1"
 cat <<ENV
 export CUDA_HOME="$root" CUDA_PATH="$root" CUDA_ROOT="$root" CUDA_TOOLKIT_ROOT_DIR="$root"
 export PATH="$root/bin:\$PATH"

@@ -161,8 +161,8 @@ fn a_chain_reuses_memory_and_a_branch_beside_it_does_not() {
 fn under_a_limit_a_branch_waits_for_memory() {
     let trace = small();
     let (layout, schedule) = planned(&trace, Policy::Opara, Some(2 * BYTES));
-    assert_eq!((layout.bytes, layout.waits()), (2 * BYTES, &[(1, 3)][..]), "the first buffer's last user is op 1");
-    assert_eq!(schedule.predecessors[3], [1]);
+    assert_eq!((layout.bytes, layout.waits()), (2 * BYTES, &[(2, 3)][..]), "op 3 takes the place of op 1's buffer");
+    assert_eq!(schedule.predecessors[3], [2]);
     check::layout(&trace, &schedule, &layout).unwrap();
     let without = planned(&trace, Policy::Opara, None).1;
     assert!(check::layout(&trace, &without, &layout).unwrap_err().to_string().contains("share bytes"));

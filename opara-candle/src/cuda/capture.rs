@@ -6,8 +6,8 @@ use candle::{Device, Tensor};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::driver::{address_of, AllocationTable, Captured, Launch, Node, Pointer, Stream};
-use super::kernels::{effects, written, Effects};
+use super::driver::{address_of, AllocationTable, Captured, KernelNode, Launch, Node, Pointer, Stream};
+use super::kernels::{effects, Effects};
 use crate::backend::Function;
 use crate::memory::aligned;
 use crate::trace::{scope, Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
@@ -289,7 +289,7 @@ fn draws_random_numbers(launch: &Launch) -> bool {
 fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Pointer>) {
     let (name, work, accesses, pointers) = match launch {
         Launch::Kernel(kernel) => {
-            let (accesses, pointers) = kernel_accesses(memory, &kernel.name, &kernel.arguments);
+            let (accesses, pointers) = kernel_accesses(memory, kernel);
             (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
         }
         Launch::Memset(memset) => {
@@ -320,13 +320,10 @@ fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Point
 
 /// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends
 /// on who wrote it.
-fn kernel_accesses(
-    memory: &mut Memory,
-    name: &str,
-    arguments: &super::driver::Arguments,
-) -> (Vec<Access>, Vec<Pointer>) {
-    let effects = effects(name, arguments);
-    if effects == Effects::Library {
+fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode) -> (Vec<Access>, Vec<Pointer>) {
+    let arguments = &kernel.arguments;
+    let effects = effects(&kernel.name, arguments, &kernel.launch);
+    if matches!(effects, Effects::Library) {
         memory.calling = true;
     } else {
         memory.end_call();
@@ -339,18 +336,14 @@ fn kernel_accesses(
         if !external {
             pointers.push(Pointer { word, buffer, delta });
         }
-        let rest = memory.whole(buffer, delta);
-        let (region, mode) = match effects {
-            Effects::Candle { output, mode } if arguments.argument_at(word) == Some(output) => {
-                (written(name, arguments, delta, memory.buffers[buffer].bytes), mode)
-            }
-            Effects::Candle { .. } => (rest, Mode::Read),
+        let (region, mode) = match &effects {
+            Effects::Candle(call) => call.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
             Effects::Library => (memory.whole(buffer, 0), library_mode(memory, buffer)),
             Effects::Unknown => (memory.whole(buffer, 0), Mode::ReadWrite),
         };
         accesses.push(Access { buffer, region, mode });
     }
-    if effects != Effects::Library {
+    if !matches!(effects, Effects::Library) {
         for access in &accesses {
             if let origin @ Origin::Fresh(_) = &mut memory.origins[access.buffer] {
                 *origin = Origin::Tensor;

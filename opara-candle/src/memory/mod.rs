@@ -93,6 +93,10 @@ pub fn plan(trace: &Trace, graph: &OpGraph, limit: Option<u64>) -> Layout {
     Planner::new(trace, graph, &users, Arena::new(bytes.saturating_sub(packed)), Some(packing)).run(trace, graph)
 }
 
+/// Users of a buffer that another one is compared with, to see whether it is first or last among them. One that is taken
+/// for first or last although another implies it costs nothing but time.
+const COMPARED: usize = 4;
+
 /// A packing that always has the place of a buffer free when recorded order reaches it.
 struct Packing {
     arena: Arena,
@@ -112,6 +116,8 @@ struct Planner<'a> {
     level: Vec<u32>,
     /// Latest level at which the op lengthens nothing.
     latest: Vec<u32>,
+    /// What the ops depend on without waits for memory.
+    given: Ancestors,
     /// For each buffer in use what every user has to wait for.
     inherited: Vec<Vec<OpId>>,
     waits: Vec<(OpId, OpId)>,
@@ -124,12 +130,15 @@ impl<'a> Planner<'a> {
             height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
         }
         let depth = graph.depth() as u32;
+        let mut given = Ancestors::default();
+        (0..graph.len()).for_each(|op| given.push(&graph.predecessors(op).collect::<Vec<_>>()));
         Self {
             users,
             arena,
             packing,
             offsets: vec![None; trace.buffers.len()],
             ancestors: Ancestors::default(),
+            given,
             level: Vec::with_capacity(graph.len()),
             latest: height.into_iter().map(|h| depth - h).collect(),
             inherited: vec![Vec::new(); trace.buffers.len()],
@@ -174,9 +183,11 @@ impl<'a> Planner<'a> {
 
     /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.
     fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
+        let others = self.other_openers(id);
         let (ancestors, level, latest) = (&self.ancestors, &self.level, self.latest[op]);
+        let ordered = |u: OpId| ancestors.ordered(u, op) && others.iter().all(|&o| self.given.ordered(u, o));
         let cost = |state: &State| match state {
-            State::Dead(last) if last.iter().rev().all(|&u| ancestors.ordered(u, op)) => 0,
+            State::Dead(last) if last.iter().rev().all(|&u| ordered(u)) => 0,
             State::Dead(last) => {
                 let finished = last.iter().map(|&u| level[u]).max().unwrap_or(0);
                 2 + (finished + 1).saturating_sub(latest)
@@ -207,10 +218,18 @@ impl<'a> Planner<'a> {
         waits
     }
 
+    /// Users of a buffer beside the first one that wait for no user of it: the parts of a concatenation.
+    fn other_openers(&self, id: BufferId) -> Vec<OpId> {
+        let mut openers: Vec<OpId> = Vec::new();
+        for &user in &self.users[id] {
+            if !openers.iter().take(COMPARED).any(|&opener| self.given.ordered(opener, user)) {
+                openers.push(user);
+            }
+        }
+        openers.split_off(1)
+    }
+
     fn release(&mut self, id: BufferId) {
-        /// Newer users that an older one is compared with. One that is kept although it is implied costs nothing but
-        /// time here.
-        const COMPARED: usize = 4;
         let mut last: Vec<OpId> = Vec::new();
         for &user in self.users[id].iter().rev() {
             if !last.iter().take(COMPARED).any(|&later| self.ancestors.ordered(user, later)) {

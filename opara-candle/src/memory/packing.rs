@@ -1,5 +1,7 @@
 //! Offsets for one launch after the other: the fewest bytes, with no thought for parallelism.
 
+use std::cmp::Reverse;
+
 use super::{aligned, is_planned};
 use crate::trace::{BufferId, OpId, Trace};
 
@@ -17,7 +19,7 @@ pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>]) -> (Vec<Option<u64>>, u64
     let bytes = |id: BufferId| aligned(trace.buffers[id].bytes);
     let mut order: Vec<BufferId> =
         (0..users.len()).filter(|&id| is_planned(&trace.buffers[id]) && !users[id].is_empty()).collect();
-    order.sort_by_key(|&id| (std::cmp::Reverse(bytes(id)), id));
+    order.sort_by_key(|&id| (Reverse(bytes(id)), users[id][0]));
 
     let lifetime = |id: BufferId| users[id][0]..=users[id][users[id].len() - 1];
     // Placed buffers by the stretch of ops in which they live.

@@ -60,6 +60,11 @@ impl Arguments {
         self.bytes.chunks_exact(8).enumerate().map(|(i, w)| (i * 8, word(w)))
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.places.len()
+    }
+
     /// The argument as an unsigned integer of 4 or 8 bytes.
     pub fn integer(&self, index: usize) -> Option<u64> {
         let &(offset, size) = self.places.get(index)?;

@@ -1,0 +1,237 @@
+//! What each kernel reads and writes.
+
+#[cfg(test)]
+mod proof;
+mod ptx;
+mod table;
+
+use std::sync::OnceLock;
+
+use hashbrown::HashMap;
+
+use self::table::{Before, Extent, Factor, Family};
+use super::driver::Arguments;
+use crate::trace::{Launch, Mode, Region};
+
+/// Parts of the names of cuBLAS's, cuBLASLt's and cuDNN's kernels.
+const LIBRARY: &[&str] = &[
+    "gemm",
+    "gemv",
+    "nvjet",
+    "cutlass",
+    "cublas",
+    "cudnn",
+    "xmma",
+    "splitK",
+    "splitk",
+    "convolve",
+    "winograd",
+    "dot_kernel",
+    "reduce_1Block",
+    "nchwToNhwc",
+    "nhwcToNchw",
+    "implicit_",
+    "computeOffsets",
+    "fft",
+    "sm80_",
+    "sm90_",
+    "sm100_",
+];
+
+/// Part of the names of the kernels in candle's static library that look like a library's. They write the rows that
+/// indices in device memory name, so no more is known about them than about a stranger's.
+const MIXTURE_OF_EXPERTS: &str = "moe_gemm_";
+
+/// Who wrote a kernel, and so what is known about it.
+pub(super) enum Effects<'a> {
+    /// Where it reads and writes.
+    Candle(Call<'a>),
+    /// A library's product or convolution: it reads its operands, and what it writes was allocated for it.
+    Library,
+    /// Nothing: it may read and write all that it points to.
+    Unknown,
+}
+
+/// What is known about a kernel by its name and arguments.
+pub(super) fn effects<'a>(name: &'a str, arguments: &'a Arguments, launch: &'a Launch) -> Effects<'a> {
+    if let Some(family) = family(name, arguments.count()) {
+        Effects::Candle(Call { family, name, arguments, launch })
+    } else if LIBRARY.iter().any(|part| name.contains(part)) && !name.contains(MIXTURE_OF_EXPERTS) {
+        Effects::Library
+    } else {
+        Effects::Unknown
+    }
+}
+
+/// The family of a kernel of candle's: one that candle ships under this name, with so many arguments.
+fn family(name: &str, arguments: usize) -> Option<&'static Family> {
+    static SHIPPED: OnceLock<HashMap<&str, usize>> = OnceLock::new();
+    let shipped = SHIPPED.get_or_init(|| ptx::entries().map(|(name, parameters, _)| (name, parameters)).collect());
+    Family::of(name).filter(|_| shipped.get(name) == Some(&arguments))
+}
+
+/// A launch of a kernel of candle's.
+pub(super) struct Call<'a> {
+    family: &'static Family,
+    name: &'a str,
+    arguments: &'a Arguments,
+    launch: &'a Launch,
+}
+
+impl Call<'_> {
+    /// What happens through the pointer `argument`, which points to byte `delta` of a buffer of `bytes` bytes.
+    ///
+    /// Where a region is not known for sure it is the rest of the buffer: all views reach forward.
+    pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, Mode) {
+        let (region, mode) = match argument {
+            Some(argument) if argument == self.family.output => (self.written(delta), self.mode()),
+            Some(argument) => (self.read(argument, delta), Mode::Read),
+            None => (None, Mode::Read),
+        };
+        let rest = Region::contiguous(delta, bytes.saturating_sub(delta));
+        (region.filter(|r| r.end() <= bytes).unwrap_or(rest), mode)
+    }
+
+    fn mode(&self) -> Mode {
+        match self.family.before {
+            Before::Overwritten | Before::ReadBack => Mode::Write,
+            Before::InPlaceOf(input) if !self.is_null(input) => Mode::Write,
+            Before::KeptBetween(strides) if self.is_null(strides) => Mode::Write,
+            Before::InPlaceOf(_) | Before::KeptBetween(_) | Before::PartlyKept | Before::AddedTo => Mode::ReadWrite,
+        }
+    }
+
+    fn written(&self, delta: u64) -> Option<Region> {
+        let scattered = matches!(self.family.before, Before::KeptBetween(strides) if !self.is_null(strides));
+        let size = self.family.written_element(self.name)?;
+        match self.family.extent {
+            Extent::Elements(factors) if !scattered => self.contiguous(delta, factors, size),
+            Extent::Rows => self.rows(delta, size),
+            Extent::Elements(_) | Extent::Rest => None,
+        }
+    }
+
+    fn read(&self, argument: usize, delta: u64) -> Option<Region> {
+        let strided = self.family.strides.is_some_and(|strides| !self.is_null(strides));
+        match self.family.extent {
+            Extent::Elements(factors) if !strided && self.family.inputs.contains(&argument) => {
+                self.contiguous(delta, factors, self.family.read_element(self.name)?)
+            }
+            _ => None,
+        }
+    }
+
+    fn contiguous(&self, delta: u64, factors: &[Factor], size: u64) -> Option<Region> {
+        let bytes = factors.iter().try_fold(size, |product, factor| match *factor {
+            Factor::Argument(i) => product.checked_mul(self.arguments.integer(i)?),
+            Factor::Grid(axis) => product.checked_mul(self.launch.grid[axis].into()),
+            Factor::Block(axis) => product.checked_mul(self.launch.block[axis].into()),
+            Factor::Times(n) => product.checked_mul(n),
+            Factor::Over(n) => Some(product.div_ceil(n)),
+        })?;
+        Some(Region::contiguous(delta, bytes))
+    }
+
+    /// `copy2d`: source, target, rows, columns, source stride, target stride, in elements.
+    fn rows(&self, delta: u64, size: u64) -> Option<Region> {
+        let [rows, columns, stride] = [2, 3, 5].map(|i| self.arguments.integer(i));
+        Some(Region::rows(delta, columns? * size, stride? * size, rows?))
+    }
+
+    fn is_null(&self, argument: usize) -> bool {
+        self.arguments.integer(argument) == Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: u64 = 1 << 20;
+
+    fn launch(grid: [u32; 3], block: [u32; 3]) -> Launch {
+        Launch { grid, block, ..Default::default() }
+    }
+
+    /// What a kernel of candle's with these arguments does through one of them, at byte 64 of a large buffer.
+    fn access(name: &str, words: &[u64], argument: usize) -> (Region, Mode) {
+        match effects(name, &Arguments::from_words(words), &launch([3, 5, 7], [1, 2, 1])) {
+            Effects::Candle(call) => call.access(Some(argument), 64, ROOM),
+            Effects::Library | Effects::Unknown => panic!("{name} is in the table"),
+        }
+    }
+
+    fn bytes(n: u64) -> Region {
+        Region::contiguous(64, n)
+    }
+
+    fn rest() -> Region {
+        Region::contiguous(64, ROOM - 64)
+    }
+
+    #[test]
+    fn a_null_input_means_in_place() {
+        assert_eq!(access("urelu_f32", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(32), Mode::Write));
+        assert_eq!(access("urelu_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), Mode::ReadWrite));
+        assert_eq!(access("upowf_f64", &[8, 1, 0, 0, 0xa000, 0xb000], 5), (bytes(64), Mode::Write));
+        assert_eq!(access("badd_f32", &[8, 1, 0, 0, 0, 0xb000], 5), (bytes(32), Mode::Write));
+    }
+
+    #[test]
+    fn inputs_are_read_in_a_row_unless_there_are_strides() {
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 3), (bytes(16), Mode::Read));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(64), Mode::Write));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 3), (rest(), Mode::Read));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 2), (rest(), Mode::Read));
+    }
+
+    #[test]
+    fn extents_count_what_each_thread_or_block_writes() {
+        let written = |name, words: &[u64], output| access(name, words, output).0;
+        assert_eq!(written("gt_f32", &[16, 1, 0, 1, 2, 3], 5), bytes(16), "booleans take one byte");
+        assert_eq!(written("im2col1d_f32", &[10, 0, 4, 0, 0, 0, 1, 2, 3], 8), bytes(4 * 10 * 4));
+        assert_eq!(written("softmax_bf16", &[1, 2, 9], 1), bytes(2 * 3 * 9));
+        assert_eq!(written("layernorm_f32", &[1, 2, 3, 4, 9, 32, 0], 1), bytes(4 * 3 * 2 * 9));
+        assert_eq!(written("fast_argmax_i64", &[27, 9, 2, 1, 2, 3], 5), bytes(4 * 3));
+        assert_eq!(written("fast_sum_small_f64", &[27, 9, 2, 1, 2, 3], 5), bytes(8 * 27));
+        assert_eq!(written("asort_desc_u8", &[1, 2, 9, 16], 1), bytes(4 * 3 * 9));
+        assert_eq!(written("rope_thd_f32", &[1, 2, 3, 4, 2, 3, 4, 5, 0], 3), bytes(4 * 2 * 3 * 4 * 5));
+        assert_eq!(written("quantize_q8_1", &[1, 2, 500, 512], 1), bytes(5 * 2 * 512 / 32 * 36));
+        assert_eq!(written("conv2d_f32", &[1; 10], 9), rest());
+    }
+
+    #[test]
+    fn what_stays_between_written_elements_counts_as_read() {
+        assert_eq!(access("sa_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), Mode::ReadWrite));
+        assert_eq!(access("s_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), Mode::ReadWrite));
+        assert_eq!(access("const_set_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), Mode::Write));
+        assert_eq!(access("const_set_f32", &[8, 1, 0xc000, 0, 0xb000], 4), (rest(), Mode::ReadWrite));
+    }
+
+    #[test]
+    fn parts_of_a_concatenation_are_exact() {
+        let arguments = Arguments::from_words(&[0xa000, 0xb000, 2, 3, 3, 8]);
+        let launch = Launch::default();
+        let Effects::Candle(call) = effects("copy2d_f32", &arguments, &launch) else { panic!("it is in the table") };
+        let copy = |delta| call.access(Some(1), delta, 64).0;
+        assert_eq!(copy(0), Region::rows(0, 12, 32, 2));
+        assert!(!copy(0).overlaps(&copy(12)));
+        assert_eq!(copy(32), Region::contiguous(32, 32), "a region that leaves the buffer is not believed");
+    }
+
+    #[test]
+    fn libraries_and_strangers() {
+        let kind = |name: &str, words: &[u64]| match effects(name, &Arguments::from_words(words), &Launch::default()) {
+            Effects::Candle(_) => "candle",
+            Effects::Library => "library",
+            Effects::Unknown => "unknown",
+        };
+        assert_eq!(kind("nvjet_hsh_64x8_64x16_4x1_v_bz_TNN", &[]), "library");
+        assert_eq!(kind("_ZN8cublasLt19splitKreduce_kernelILi32EEEvv", &[]), "library");
+        assert_eq!(kind("_Z28moe_gemm_gguf_prefill_kernelI6__halfEvPKT_", &[]), "unknown");
+        assert_eq!(kind("my_kernel", &[]), "unknown");
+        assert_eq!(kind("urelu_f32", &[1; 5]), "candle");
+        assert_eq!(kind("urelu_f32", &[1; 4]), "unknown", "the same name with another signature");
+        assert_eq!(kind("update_f32", &[1; 5]), "unknown", "a stranger whose name begins like a unary kernel's");
+    }
+}

@@ -1,0 +1,204 @@
+//! Holds the table against the machine code of every kernel that candle ships.
+//!
+//! An address in PTX is a pointer parameter plus offsets. Following the parameters through sums and moves tells which
+//! of them each load and store goes through; the table must say the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ptx;
+use super::table::{Before, Extent, Factor, Family, FAMILIES};
+
+/// What a register's value is made of: the index of a parameter, or none for a table of constants.
+type Origins = BTreeSet<Option<usize>>;
+
+/// `@%p1 st.global.f32 [%rd1+4], %f1`: the operation's parts and the operands.
+struct Instruction<'a> {
+    operation: Vec<&'a str>,
+    operands: Vec<&'a str>,
+}
+
+impl<'a> Instruction<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let text = text.trim_matches(|c: char| c.is_whitespace() || "{}".contains(c));
+        let text = if text.starts_with('@') { text.split_once(char::is_whitespace)?.1.trim() } else { text };
+        let (operation, operands) = text.split_once(char::is_whitespace)?;
+        let is_directive = operation.starts_with('.');
+        (!is_directive).then(|| Self {
+            operation: operation.split('.').collect(),
+            operands: operands.split([',', '|', '{', '}']).map(str::trim).filter(|o| !o.is_empty()).collect(),
+        })
+    }
+
+    /// Where an access of global memory goes: the register of its address. A load or store that names no space may
+    /// go anywhere.
+    fn address(&self) -> Option<&'a str> {
+        let elsewhere = ["param", "shared", "local"].iter().any(|space| self.operation.contains(space));
+        let accesses = ["ld", "st", "atom", "red"].contains(&self.operation[0]);
+        let bracket = self.operands.iter().find_map(|operand| operand.strip_prefix('['));
+        bracket.filter(|_| accesses && !elsewhere)?.split(['+', ']']).next()
+    }
+
+    /// The sources: those that are merely looked at, and those that make the target an address if they are one. Factors
+    /// and shifts make offsets.
+    fn sources(&self) -> (&[&'a str], &[&'a str]) {
+        let sources = self.operands.get(1..).unwrap_or_default();
+        sources.split_at(match self.operation.as_slice() {
+            ["ld", "param", "u64"] | ["add" | "sub" | "and" | "or" | "mov" | "selp" | "cvta", ..] => 0,
+            ["mad", ..] => 2,
+            _ => sources.len(),
+        })
+    }
+
+    /// Bytes of one element, whose type ends the operation.
+    fn element(&self) -> u64 {
+        let bits = self.operation.last().map(|element| element.trim_start_matches(char::is_alphabetic).parse::<u64>());
+        bits.and_then(Result::ok).expect("the operation has a type") / 8
+    }
+}
+
+fn instructions(code: &str) -> Vec<Instruction<'_>> {
+    // Functions that kernels call may stand between two kernels.
+    let code = code.split(".func").next().unwrap_or_default();
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.flat_map(|line| line.split(';')).filter_map(Instruction::parse).collect()
+}
+
+/// Where the values of registers come from: a fixed point over the code in any order, since one register may be set in
+/// several places.
+fn origins<'a>(code: &[Instruction<'a>]) -> BTreeMap<&'a str, Origins> {
+    let mut origins: BTreeMap<&str, Origins> = BTreeMap::new();
+    loop {
+        let before: usize = origins.values().map(BTreeSet::len).sum();
+        for instruction in code {
+            let found: Origins = instruction.sources().1.iter().flat_map(|source| origin(source, &origins)).collect();
+            if !found.is_empty() {
+                origins.entry(instruction.operands[0]).or_default().extend(found);
+            }
+        }
+        if before == origins.values().map(BTreeSet::len).sum::<usize>() {
+            return origins;
+        }
+    }
+}
+
+/// Where one operand comes from.
+fn origin(operand: &str, registers: &BTreeMap<&str, Origins>) -> Origins {
+    let parameter = || operand.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("_param_")?.1.parse().ok();
+    match operand {
+        _ if registers.contains_key(operand) => registers[operand].clone(),
+        _ if operand.starts_with('[') => parameter().map(Some).into_iter().collect(),
+        _ if operand.starts_with("__cudart_") => [None].into(),
+        _ => Origins::new(),
+    }
+}
+
+/// What a kernel does through its parameters.
+#[derive(Default)]
+struct Uses {
+    /// Parameters that are stored to, with the bytes of the smallest element.
+    stored: BTreeMap<usize, u64>,
+    /// Those that are loaded from, likewise.
+    loaded: BTreeMap<usize, u64>,
+    /// Those that are compared with null.
+    tested: BTreeSet<usize>,
+}
+
+/// Notes an access of elements of so many bytes.
+fn note(uses: &mut BTreeMap<usize, u64>, parameters: impl IntoIterator<Item = usize>, element: u64) {
+    for parameter in parameters {
+        let smallest = uses.entry(parameter).or_insert(element);
+        *smallest = element.min(*smallest);
+    }
+}
+
+fn uses(name: &str, code: &str) -> Uses {
+    let code = instructions(code);
+    let registers = origins(&code);
+    let parameters = |operand: &str| origin(operand, &registers).into_iter().flatten().collect::<Vec<usize>>();
+    let mut uses = Uses::default();
+    let mut lost = BTreeSet::new();
+    for instruction in &code {
+        let values = instruction.sources().0.iter().filter(|source| !source.starts_with('['));
+        let values = values.flat_map(|value| parameters(value));
+        match instruction.operation.as_slice() {
+            ["setp", ..] if instruction.operands.last() == Some(&"0") => uses.tested.extend(values),
+            ["setp", ..] => {}
+            // A function may write to what it is given.
+            ["st", "param", ..] => note(&mut uses.stored, values, 1),
+            _ => lost.extend(values),
+        }
+        let Some(address) = instruction.address() else { continue };
+        assert!(!origin(address, &registers).is_empty(), "{name}: `{address}` comes from nowhere");
+        if instruction.operation[0] != "ld" {
+            note(&mut uses.stored, parameters(address), instruction.element());
+        }
+        if instruction.operation[0] != "st" {
+            note(&mut uses.loaded, parameters(address), instruction.element());
+        }
+    }
+    let pointers = || uses.stored.keys().chain(uses.loaded.keys());
+    assert!(pointers().all(|pointer| !lost.contains(pointer)), "{name}: an address is lost from sight");
+    uses
+}
+
+#[test]
+fn the_table_agrees_with_the_code_of_every_kernel() {
+    let mut unused: BTreeSet<&str> = FAMILIES.iter().map(|family| family.prefix).collect();
+    for (name, parameters, code) in ptx::entries() {
+        let family = Family::of(name).unwrap_or_else(|| panic!("{name} is in no family"));
+        unused.remove(family.prefix);
+        let uses = uses(name, code);
+
+        let element = family.written_element(name).unwrap_or_else(|| panic!("{name} names no type"));
+        assert_eq!(uses.stored, [(family.output, element)].into(), "{name}: what it writes, in elements of what size");
+        for input in family.inputs {
+            assert_eq!(uses.loaded.get(input).copied(), family.read_element(name), "{name}: elements of input {input}");
+        }
+
+        let loads = uses.loaded.contains_key(&family.output);
+        match family.before {
+            Before::ReadBack | Before::AddedTo => assert!(loads, "{name}: its output is not read"),
+            Before::Overwritten | Before::PartlyKept | Before::KeptBetween(_) => {
+                assert!(!loads, "{name}: its output is read");
+            }
+            Before::InPlaceOf(_) => {}
+        }
+        let nullable = match family.before {
+            Before::InPlaceOf(argument) | Before::KeptBetween(argument) => Some(argument),
+            _ => None,
+        };
+        for argument in nullable.into_iter().chain(family.strides) {
+            assert!(uses.tested.contains(&argument), "{name}: argument {argument} is not tested for null");
+        }
+
+        let Extent::Elements(factors) = family.extent else { continue };
+        for factor in factors {
+            let Factor::Argument(count) = *factor else { continue };
+            assert!(count < parameters && !uses.loaded.contains_key(&count), "{name}: argument {count} is no number");
+        }
+    }
+    assert!(unused.is_empty(), "families without a kernel: {unused:?}");
+}
+
+/// The analysis itself, on a kernel with an address of each kind.
+#[test]
+fn addresses_are_followed_through_arithmetic() {
+    let code = "{
+        ld.param.u64 %rd1, [k_param_0];
+        ld.param.u64 %rd2, [k_param_1];
+        ld.param.u64 %rd3, [k_param_2];
+        ld.param.u64 %rd4, [k_param_3];
+        cvta.to.global.u64 %rd5, %rd1;   // of %rd2: nothing
+        setp.eq.s64 %p1, %rd1, 0;
+        selp.b64 %rd6, %rd2, %rd5, %p1;
+        mul.wide.u32 %rd7, %r1, 4;
+        add.s64 %rd8, %rd6, %rd7;
+        @%p1 ld.global.nc.v2.u64 {%rd9, %rd10}, [%rd8+16];
+        mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
+        { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
+    }";
+    let uses = uses("k", code);
+    assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2)].into());
+    assert_eq!(uses.stored, [(2, 2)].into());
+    assert_eq!(uses.tested, [0].into());
+}

@@ -1,0 +1,224 @@
+//! The table: where each kernel of candle 0.11 writes, and what it does with what was there before.
+//!
+//! From the sources (`candle-kernels/src/*.cu`) and the launches in candle-core and candle-nn; candle-transformers has
+//! no kernels of its own. `proof` holds which argument is written, as what type, and whether it is read, against the
+//! kernels' machine code.
+
+use self::{Before::*, Extent::*, Factor::*};
+
+/// A family of kernels: all whose name begins with `prefix`. In all of them exactly one argument is written.
+pub(super) struct Family {
+    pub prefix: &'static str,
+    /// The argument that is written.
+    pub output: usize,
+    /// Bytes of an element written, if the name does not end in its type.
+    pub element: Option<u64>,
+    pub extent: Extent,
+    pub before: Before,
+    /// Arguments of which as many elements are read as are written, in a row unless there are `strides`.
+    pub inputs: &'static [usize],
+    /// The argument that points to dimensions and strides; null if all is contiguous.
+    pub strides: Option<usize>,
+}
+
+/// Which bytes are written, from the output pointer on.
+pub(super) enum Extent {
+    /// The product of these in contiguous elements.
+    Elements(&'static [Factor]),
+    /// The rows of a `copy2d`.
+    Rows,
+    /// All up to the end of the buffer, which candle allocates for the launch: how many there are stands in device
+    /// memory, or nowhere.
+    Rest,
+}
+
+/// One factor of a number of elements.
+pub(super) enum Factor {
+    /// The argument of this index.
+    Argument(usize),
+    /// Blocks of the grid along an axis.
+    Grid(usize),
+    /// Threads of a block along an axis.
+    Block(usize),
+    /// A constant.
+    Times(u64),
+    /// The reciprocal of a constant.
+    Over(u64),
+}
+
+/// What becomes of the extent's former bytes.
+pub(super) enum Before {
+    /// All are overwritten, none is read.
+    Overwritten,
+    /// All are overwritten, and the kernel reads them only after that.
+    ReadBack,
+    /// All are overwritten; they are read in place of this argument if it is null.
+    InPlaceOf(usize),
+    /// None is read, and some stay.
+    PartlyKept,
+    /// None is read; those between strides stay, if this argument, which points to them, is not null.
+    KeptBetween(usize),
+    /// The kernel adds to them.
+    AddedTo,
+}
+
+const X: usize = 0;
+const Y: usize = 1;
+const Z: usize = 2;
+
+const fn writes(prefix: &'static str, output: usize, extent: Extent) -> Family {
+    Family { prefix, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
+}
+
+/// Kernels over `numel, num_dims, info, ...`: each element of the output from one of each input.
+const fn maps(prefix: &'static str, inputs: &'static [usize], output: usize) -> Family {
+    writes(prefix, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
+}
+
+impl Family {
+    const fn of_bytes(mut self, element: u64) -> Self {
+        self.element = Some(element);
+        self
+    }
+
+    const fn before(mut self, before: Before) -> Self {
+        self.before = before;
+        self
+    }
+
+    const fn reads(mut self, inputs: &'static [usize]) -> Self {
+        self.inputs = inputs;
+        self
+    }
+
+    const fn strides(mut self, argument: usize) -> Self {
+        self.strides = Some(argument);
+        self
+    }
+}
+
+/// Longer prefixes come first where one begins with another.
+pub(super) const FAMILIES: &[Family] = &[
+    // affine.cu: numel, num_dims, info, in, out, mul, add
+    maps("affine_", &[3], 4).before(InPlaceOf(3)),
+    // cast.cu: numel, num_dims, info, in, out
+    maps("cast_", &[3], 4),
+    // fill.cu: buffer, value, numel
+    writes("fill_", 0, Elements(&[Argument(2)])),
+    // fill.cu: source, target, rows, columns, source stride, target stride
+    writes("copy2d_", 1, Rows),
+    // fill.cu: numel, num_dims, info, value, out; the strides are those of `out`
+    writes("const_set_", 4, Elements(&[Argument(0)])).before(KeptBetween(2)),
+    // ternary.cu: numel, num_dims, info, condition, true, false, out
+    writes("where_", 6, Elements(&[Argument(0)])),
+    // indexing.cu, index_select: numel, num_dims, info, ids, in, out, left, in's dim, ids' dim, right
+    writes("is_", 5, Elements(&[Argument(0)])),
+    // indexing.cu: numel, ids, in, out, left, in's dim, ids' dim, right
+    writes("gather_", 3, Elements(&[Argument(0)])),
+    // indexing.cu, index_add: ids, ids' dim, in, out, left, in's dim, out's dim, right
+    writes("ia_", 3, Elements(&[Argument(4), Argument(6), Argument(7)])).before(AddedTo),
+    // indexing.cu, scatter_add and scatter: ids, in, out, left, in's dim, out's dim, right
+    writes("sa_", 2, Elements(&[Argument(3), Argument(5), Argument(6)])).before(AddedTo),
+    writes("s_", 2, Elements(&[Argument(3), Argument(5), Argument(6)])).before(PartlyKept),
+    // reduce.cu, a row for each of the grid's x and the block's x or y: in, out, [alpha, [beta,]] columns, ...
+    writes("softmax_", 1, Elements(&[Grid(X), Block(X), Argument(2)])).reads(&[0]).before(ReadBack),
+    writes("rmsnorm_", 1, Elements(&[Grid(X), Block(Y), Argument(3)])).reads(&[0]),
+    writes("layernorm_", 1, Elements(&[Grid(X), Block(Y), Argument(4)])).reads(&[0]),
+    // reduce.cu: in, cos, sin, out, then b·h, t·d or each of the four
+    writes("rope_thd_", 3, Elements(&[Argument(4), Argument(5), Argument(6), Argument(7)])).reads(&[0]),
+    writes("rope_", 3, Elements(&[Argument(4), Argument(5)])).reads(&[0]),
+    // reduce.cu: numel (`small`: of the output), elements in each sum, num_dims, info, in, out; one sum a block
+    writes("fast_sum_small_", 5, Elements(&[Argument(0)])),
+    writes("fast_argmin_", 5, Elements(&[Grid(X)])).of_bytes(4),
+    writes("fast_argmax_", 5, Elements(&[Grid(X)])).of_bytes(4),
+    writes("fast_", 5, Elements(&[Grid(X)])),
+    // reduce.cu, atomically: numel, num_dims, num_sum_dims, info, in, out
+    writes("sum_", 5, Rest).before(AddedTo),
+    // sort.cu, a row a block, indices: in, out, columns, padded columns
+    writes("asort_", 1, Elements(&[Grid(X), Argument(2)])).of_bytes(4).reads(&[0]),
+    // conv.cu: ..., info, in, [kernel,] out; sizes are in `info`
+    writes("conv_transpose1d_", 9, Rest),
+    writes("conv_transpose2d_", 10, Rest),
+    writes("conv1d_", 8, Rest),
+    writes("conv2d_", 9, Rest),
+    writes("avg_pool2d_", 7, Rest),
+    writes("max_pool2d_", 7, Rest),
+    writes("upsample_nearest2d_", 6, Rest),
+    writes("upsample_bilinear2d_", 9, Rest),
+    // conv.cu: threads, l_out, l_k, stride, padding, dilation, info, in, out; a thread writes l_k elements
+    writes("im2col1d_", 8, Elements(&[Argument(0), Argument(2)])),
+    // conv.cu: numel of the output, ..., out
+    writes("im2col_", 10, Elements(&[Argument(0)])),
+    writes("col2im1d_", 7, Elements(&[Argument(0)])),
+    // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
+    writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
+    writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),
+    writes("dequantize_block_q8_0_", 1, Elements(&[Argument(2), Times(32)])),
+    writes("dequantize_block_q5_0_", 1, Elements(&[Argument(2)])),
+    writes("dequantize_block_q5_1_", 1, Elements(&[Argument(2)])),
+    writes("dequantize_block_", 1, Elements(&[Grid(X), Times(256)])),
+    // quantized.cu, f32 of any type: in, ids, out, columns, bytes of a row
+    writes("get_rows_", 2, Elements(&[Grid(X), Argument(3)])).of_bytes(4),
+    // quantized.cu, f32: matrix, vector, out, columns[, rows]
+    writes("dequantize_mul_mat_vec_", 2, Elements(&[Grid(X), Block(Y)])).of_bytes(4),
+    // quantized.cu, f32: matrix, vectors, out, ...; where blocks take two rows each, the last may go one too far
+    writes("mul_mat_vec_", 2, Rest).of_bytes(4),
+    // quantized.cu, f32: x, y, out, x's columns, x's rows, y's columns, y's rows, out's rows
+    writes("mul_mat_q", 2, Elements(&[Argument(5), Argument(7)])).of_bytes(4),
+    // quantized.cu, blocks of 32 in 36 bytes: in, out, columns, padded columns
+    writes("quantize_q8_1", 1, Elements(&[Grid(Y), Block(Y), Argument(3), Over(32), Times(36)])).of_bytes(1),
+    // quantized.cu, f32: weights, in, ids, out, n, k, batch, topk, ...
+    writes("indexed_moe_forward_", 3, Elements(&[Grid(Y), Grid(Z), Argument(4)])).of_bytes(4),
+    // binary.cu: numel, num_dims, info, lhs, rhs, out
+    maps("badd_", &[3, 4], 5),
+    maps("bsub_", &[3, 4], 5),
+    maps("bmul_", &[3, 4], 5),
+    maps("bdiv_", &[3, 4], 5),
+    maps("bminimum_", &[3, 4], 5),
+    maps("bmaximum_", &[3, 4], 5),
+    // binary.cu: booleans
+    maps("eq_", &[3, 4], 5).of_bytes(1),
+    maps("ne_", &[3, 4], 5).of_bytes(1),
+    maps("lt_", &[3, 4], 5).of_bytes(1),
+    maps("le_", &[3, 4], 5).of_bytes(1),
+    maps("gt_", &[3, 4], 5).of_bytes(1),
+    maps("ge_", &[3, 4], 5).of_bytes(1),
+    // unary.cu: numel, num_dims, info, parameter, in, out
+    maps("uelu_", &[4], 5).before(InPlaceOf(4)),
+    maps("upowf_", &[4], 5).before(InPlaceOf(4)),
+    // unary.cu: numel, num_dims, info, in, out
+    maps("u", &[3], 4).before(InPlaceOf(3)),
+];
+
+/// Element types in the names of kernels, with their sizes.
+const TYPES: &[(&str, u64)] = &[
+    ("_fp8_e4m3", 1),
+    ("_f8_e4m3", 1),
+    ("_bf16", 2),
+    ("_f16", 2),
+    ("_f32", 4),
+    ("_f64", 8),
+    ("_u8", 1),
+    ("_i16", 2),
+    ("_i32", 4),
+    ("_u32", 4),
+    ("_i64", 8),
+];
+
+impl Family {
+    /// The family of a kernel that is surely candle's.
+    pub fn of(name: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|f| name.starts_with(f.prefix))
+    }
+
+    /// Bytes of an element that the kernel of this name writes.
+    pub fn written_element(&self, name: &str) -> Option<u64> {
+        let last = || TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
+        self.element.or_else(last)
+    }
+
+    /// Bytes of an element of the `inputs`: names give their type first.
+    pub fn read_element(&self, name: &str) -> Option<u64> {
+        TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
+    }
+}
