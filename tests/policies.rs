@@ -73,7 +73,7 @@ fn traces() -> impl Strategy<Value = Trace> {
 /// A layout in at most `limit` bytes, if it can be had, and a schedule that holds to it.
 fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
-    let layout = memory::plan(trace, &graph, limit);
+    let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
     let schedule = policy.schedule(&graph.ordered(layout.waits()), &profile(trace));
     (layout, schedule)
 }
@@ -110,7 +110,7 @@ proptest! {
 
     #[test]
     fn without_a_limit_memory_costs_no_parallelism(trace in traces()) {
-        let layout = memory::plan(&trace, &OpGraph::new(&trace), None);
+        let layout = memory::plan(&trace, &OpGraph::new(&trace), Role::Intermediate, None);
         prop_assert_eq!(layout.waits(), []);
     }
 

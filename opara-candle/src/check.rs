@@ -86,7 +86,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every intermediate buffer has a place inside the arena, and that no two which share bytes can be alive
+/// Checks that every buffer of the layout's role has a place inside the arena, and that no two which share bytes can be alive
 /// at the same time under the schedule.
 ///
 /// # Errors
@@ -105,7 +105,7 @@ pub fn layout(trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<()>
                 return invalid(format!("buffer {id} ends outside the arena of {} bytes", layout.bytes));
             }
             Some(offset) => placed.push((id, offset, offset + buffer.bytes)),
-            None if crate::memory::is_planned(buffer) && !users[id].is_empty() => {
+            None if crate::memory::is_planned(buffer, layout.role) && !users[id].is_empty() => {
                 return invalid(format!("buffer {id} has no place"));
             }
             None => {}

@@ -44,6 +44,9 @@ impl Optimized {
         for part in [&mut optimized.trace, &mut optimized.once] {
             part.buffers.iter_mut().zip(&constants).filter(|(_, &is)| is).for_each(|(b, _)| b.role = Role::Constant);
         }
+        // What runs once has all its memory to itself.
+        let workspaces = optimized.once.buffers.iter_mut().filter(|b| b.role == Role::Workspace);
+        workspaces.for_each(|b| b.role = Role::Intermediate);
         optimized.kept = (0..trace.ops.len()).filter(|&op| runs[op]).collect();
         optimized.folded = needed(trace, &foldable, constants);
         let ops = |ids: &[OpId]| ids.iter().map(|&op| trace.ops[op].clone()).collect();
@@ -88,7 +91,7 @@ fn stays(trace: &Trace) -> Vec<bool> {
     let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
     let foldable = |op: &Op, variable: &[bool]| {
         op.accesses.iter().all(|a| {
-            let own = trace.buffers[a.buffer].role == Role::Intermediate;
+            let own = matches!(trace.buffers[a.buffer].role, Role::Intermediate | Role::Workspace);
             !variable[a.buffer] && (a.mode == Mode::Read || own)
         })
     };

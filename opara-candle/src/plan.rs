@@ -14,7 +14,7 @@ use crate::profile::profile;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule};
 use crate::timing::{self, wall_us, Latency};
-use crate::trace::Trace;
+use crate::trace::{Role, Trace};
 use crate::{check, cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -34,8 +34,17 @@ pub(crate) struct Planned {
     pub ops: Optimized,
     /// In which order, over the ids of `ops`.
     pub schedule: Schedule,
-    /// Where its buffers are.
-    pub layout: Layout,
+    /// Where its tensors and library workspaces are.
+    pub layouts: [Layout; 2],
+}
+
+impl Planned {
+    /// Proves schedule and layouts against the trace.
+    fn check(&self) -> Result<()> {
+        let trace = &self.ops.trace;
+        check::schedule(trace, &self.schedule)?;
+        self.layouts.iter().try_for_each(|layout| check::layout(trace, &self.schedule, layout))
+    }
 }
 
 /// Milliseconds by stage.
@@ -98,21 +107,23 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         true => Optimized::fold_within(&recorded, limit.unwrap_or(u64::MAX)),
         false => Optimized::unchanged(&recorded),
     });
-    let graph = stages.time("graph", || OpGraph::new(&ops.trace));
+    let mut graph = stages.time("graph", || OpGraph::new(&ops.trace));
     let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
-    let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, limit));
-    let graph = stages.time("graph", || graph.ordered(layout.waits()));
+    let places = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
+    let layouts = places.map(|(role, limit)| {
+        let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
+        graph = stages.time("graph", || graph.ordered(layout.waits()));
+        layout
+    });
     let costs = stages.time("profile", || profile(&ops.trace));
     let schedule = stages.time("schedule", || options.policy.schedule(&graph, &costs));
-    let mut planned = Planned { trace: recorded, ops, schedule, layout };
+    let mut planned = Planned { trace: recorded, ops, schedule, layouts };
     let mut reason = None;
     let mut policy = options.policy;
     loop {
         let plan = Arc::new(planned);
-        let Planned { ops, schedule, layout, .. } = &*plan;
         if cfg!(debug_assertions) {
-            let proof = || check::schedule(&ops.trace, schedule).and(check::layout(&ops.trace, schedule, layout));
-            stages.time("check", proof)?;
+            stages.time("check", || plan.check())?;
         }
         let mut replay = stages.time("capture", || program.clone().replay(plan.clone()))?;
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
@@ -194,8 +205,8 @@ fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec
 }
 
 fn describe(plan: &Planned, graph: &OpGraph) -> Report {
-    let Planned { ops, schedule, layout, .. } = plan;
-    let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| layout.offset(*id).is_some());
+    let Planned { ops, schedule, layouts: [tensors, workspaces], .. } = plan;
+    let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     Report {
         ops: plan.trace.ops.len(),
         folded: plan.trace.ops.len() - ops.kept.len(),
@@ -207,7 +218,8 @@ fn describe(plan: &Planned, graph: &OpGraph) -> Report {
         waits: schedule.wait_count(),
         buffers: placed().count(),
         buffer_bytes: placed().map(|(_, b)| b.bytes).sum(),
-        arena_bytes: layout.bytes,
+        arena_bytes: tensors.bytes,
+        workspace_bytes: workspaces.bytes,
         constant_bytes: ops.constant_bytes(),
         ..blank(Policy::default())
     }
@@ -230,6 +242,7 @@ fn blank(policy: Policy) -> Report {
         buffers: 0,
         buffer_bytes: 0,
         arena_bytes: 0,
+        workspace_bytes: 0,
         constant_bytes: 0,
         verified: false,
         build_ms: BTreeMap::new(),

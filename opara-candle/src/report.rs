@@ -67,6 +67,8 @@ pub struct Report {
     pub buffer_bytes: u64,
     /// Bytes of the arena.
     pub arena_bytes: u64,
+    /// Size of the arena that library workspaces share among all executors of the device, as far as this one uses it.
+    pub workspace_bytes: u64,
     /// Bytes that folded launches filled once and that stay.
     pub constant_bytes: u64,
     /// Whether replay and eager gave the same bits on the example and on a second input.

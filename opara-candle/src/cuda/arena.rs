@@ -1,47 +1,104 @@
-//! One arena for all shapes of an executor.
+//! Memory that graphs share.
+
+use std::sync::{Arc, Weak};
 
 use candle::{DType, Device, Tensor};
+use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::driver::{Event, Stream};
+use super::driver::{Block, Event, Stream, StreamId};
+use crate::memory::WORKSPACE_LIMIT;
 use crate::Result;
 
-/// Memory that the graphs of an executor share: one call at a time uses it. It grows to what the largest plan needs; then
-/// graphs that were built for the old one are built again.
-#[derive(Default)]
-pub(crate) struct Arena(Mutex<State>);
+/// Memory that graphs share: one call at a time uses it. It grows to what the largest of them needs; then graphs that
+/// were built for the old one are built again.
+pub(crate) struct Arena {
+    state: Mutex<State>,
+    kind: Kind,
+}
+
+/// What an arena holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Tensors of all shapes of one executor.
+    Tensors,
+    /// Workspaces of libraries, for all executors of one stream: what cuBLAS has for itself outside a capture.
+    Workspaces,
+}
 
 /// The arena, for one call.
 #[derive(Default)]
 pub(super) struct State {
-    memory: Option<Tensor>,
+    memory: Option<Block>,
     /// How often it has grown.
     pub generation: u64,
     /// End of the last launch's work, where every thread has a stream of its own.
     pub free: Option<Event>,
 }
 
+impl Default for Arena {
+    /// For tensors.
+    fn default() -> Self {
+        Self { state: Default::default(), kind: Kind::Tensors }
+    }
+}
+
 impl Arena {
+    /// The one for library workspaces on a stream.
+    pub(super) fn of_workspaces(stream: &Stream) -> Arc<Arena> {
+        static ALL: Mutex<Option<HashMap<StreamId, Weak<Arena>>>> = Mutex::new(None);
+        let mut all = ALL.lock();
+        let all = all.get_or_insert_default();
+        all.retain(|_, arena| arena.strong_count() > 0);
+        if let Some(arena) = all.get(&stream.id()).and_then(Weak::upgrade) {
+            return arena;
+        }
+        let arena = Arc::new(Arena { state: Default::default(), kind: Kind::Workspaces });
+        all.insert(stream.id(), Arc::downgrade(&arena));
+        arena
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+        self.state.lock()
+    }
+
+    /// Its memory, of so many bytes or more.
+    pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<Block> {
+        if let Some(memory) = state.memory.as_ref().filter(|memory| memory.bytes() >= bytes) {
+            return Ok(memory.clone());
+        }
+        let stream = Stream::of(device)?;
+        if state.memory.take().is_some() {
+            // Calls of threads with streams of their own may still be using it.
+            stream.synchronize_device()?;
+        }
+        state.generation += 1;
+        let memory = match self.kind {
+            Kind::Tensors => Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, device)?)?,
+            Kind::Workspaces if bytes == 0 => Block::outside_pool(&stream, 1)?,
+            // As much as it usually may need, so that it need not grow.
+            Kind::Workspaces => Block::outside_pool(&stream, bytes.max(WORKSPACE_LIMIT))?,
+        };
+        Ok(state.memory.insert(memory).clone())
     }
 }
 
 impl State {
-    /// The arena, of so many bytes or more.
-    pub fn of(&mut self, bytes: u64, device: &Device) -> Result<Tensor> {
-        match &self.memory {
-            Some(memory) if memory.elem_count() as u64 >= bytes => Ok(memory.clone()),
-            old => {
-                if old.is_some() {
-                    // Calls of threads with streams of their own may still be using the old one.
-                    Stream::of(device)?.synchronize_device()?;
-                }
-                self.memory = None;
-                self.generation += 1;
-                let memory = Tensor::zeros(bytes.max(1) as usize, DType::U8, device)?;
-                Ok(self.memory.insert(memory).clone())
-            }
+    /// Lets the next launch on this thread's stream wait for the last one of another thread's.
+    pub fn acquire(&self, stream: &Stream) -> Result<()> {
+        self.free.as_ref().map_or(Ok(()), |free| stream.wait(free))
+    }
+
+    /// The last launch on this thread's stream used the arena.
+    pub fn release(&mut self, stream: &Stream) -> Result<()> {
+        if stream.is_per_thread() {
+            let free = match self.free.take() {
+                Some(free) => free,
+                None => stream.event(false)?,
+            };
+            stream.record(&free)?;
+            self.free = Some(free);
         }
+        Ok(())
     }
 }

@@ -21,6 +21,34 @@ pub(super) struct Capture {
     pub outputs: Vec<OutputSpec>,
 }
 
+impl Capture {
+    /// Holds this capture against an earlier one of the same module, which is still there: so every buffer is elsewhere
+    /// now.
+    ///
+    /// # Errors
+    /// [`Error::Unstable`] if they do not launch the same.
+    pub fn confirm(&mut self, earlier: Capture) -> Result<()> {
+        let (a, b) = (&earlier.trace.ops, &self.trace.ops);
+        for at in 0..a.len().max(b.len()) {
+            let same = matches!((a.get(at), b.get(at)), (Some(a), Some(b)) if a.name == b.name && a.work == b.work);
+            if !same {
+                let name = |ops: &[Op]| ops.get(at).map_or("nothing".into(), |op| op.name.clone());
+                return Err(Error::Unstable { at, first: name(a), second: name(b) });
+            }
+        }
+        let earlier_launches = earlier.launches.into_inner();
+        for ((_, pointers), (_, before)) in self.launches.get_mut().of.iter_mut().zip(&earlier_launches.of) {
+            let buffers = (&self.trace.buffers, &earlier.trace.buffers);
+            let same = |p: &Pointer, q: &Pointer| {
+                (p.word, p.delta, buffers.0[p.buffer]) == (q.word, q.delta, buffers.1[q.buffer])
+            };
+            // A number that looked like a pointer once does not look like one into the same buffer again.
+            pointers.retain(|p| before.iter().any(|q| same(p, q)));
+        }
+        Ok(())
+    }
+}
+
 /// What ops launch.
 pub(super) struct Launches {
     /// For each op its launch, with the pointers found in it.
@@ -119,7 +147,7 @@ struct Memory<'a> {
     calls: usize,
     /// Whether a library has launched something since.
     calling: bool,
-    /// Bytes of live allocations, and the most there were.
+    /// Bytes of candle's live allocations, and the most there were.
     bytes: u64,
     peak: u64,
 }
@@ -151,16 +179,17 @@ impl<'a> Memory<'a> {
             self.end_call();
         }
         let origin = if library { Origin::Library } else { Origin::Fresh(self.calls) };
-        let id = self.add(bytes, Role::Intermediate, origin);
+        let id = self.add(bytes, if library { Role::Workspace } else { Role::Intermediate }, origin);
         self.live.insert(address, id);
-        self.bytes += aligned(bytes);
+        self.bytes += if library { 0 } else { aligned(bytes) };
         self.peak = self.peak.max(self.bytes);
         id
     }
 
     fn free(&mut self, address: u64) {
         if let Some(id) = self.live.remove(&address) {
-            self.bytes = self.bytes.saturating_sub(aligned(self.buffers[id].bytes));
+            let library = matches!(self.origins[id], Origin::Library);
+            self.bytes -= if library { 0 } else { aligned(self.buffers[id].bytes) };
         }
     }
 

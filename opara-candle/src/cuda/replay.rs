@@ -5,11 +5,11 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
-use parking_lot::ReentrantMutex;
+use parking_lot::{MutexGuard, ReentrantMutex};
 
-use super::arena::{self, Arena};
+use super::arena::{Arena, State};
 use super::capture::Capture;
-use super::driver::{aligned_input, Event, Executable, GraphBuilder, Launch, Pointer, Relocation, Stream};
+use super::driver::{aligned_input, Block, Event, Executable, GraphBuilder, Launch, Pointer, Relocation, Stream};
 use crate::backend::{Function, Program, Replay};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes};
@@ -25,6 +25,7 @@ pub(super) struct CudaProgram {
     pub device: Device,
     pub function: Function,
     pub arena: Arc<Arena>,
+    pub workspaces: Arc<Arena>,
 }
 
 impl Program for CudaProgram {
@@ -38,7 +39,7 @@ impl Program for CudaProgram {
 }
 
 /// Bytes of a fill that holds a launch up: some 15 microseconds, longer than most kernels.
-const DELAY_BYTES: usize = 64 << 20;
+const DELAY_BYTES: u64 = 64 << 20;
 
 /// Whether a launch is held up under this seed: one of eight.
 fn is_held_up(seed: u64, op: OpId) -> bool {
@@ -47,14 +48,18 @@ fn is_held_up(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
+    fn block(&self, bytes: u64) -> Result<Block> {
+        Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
+    }
+
     /// Where outputs and constants are.
     fn relocation(&self, plan: &Planned, outputs: &[Tensor]) -> Result<Relocation> {
         let buffers = &plan.ops.trace.buffers;
-        let constants = Tensor::zeros(plan.ops.constant_bytes() as usize, DType::U8, &self.device)?;
+        let constants = self.block(plan.ops.constant_bytes())?;
         let mut relocation = Relocation::default();
         for (id, buffer) in buffers.iter().enumerate() {
             if let Role::Output(i) = buffer.role {
-                relocation.place(id, buffer.bytes, &outputs[i], 0)?;
+                relocation.place(id, buffer.bytes, &Block::of(&outputs[i])?, 0)?;
             }
         }
         // The largest first: what is aligned less comes last.
@@ -76,8 +81,8 @@ impl CudaProgram {
         }
         let chain =
             OpGraph::from_predecessors((0..once.ops.len()).map(|op| op.checked_sub(1).into_iter().collect()).collect());
-        let layout = memory::plan(once, &chain, None);
-        let scratch = Tensor::zeros(layout.bytes.max(1) as usize, DType::U8, &self.device)?;
+        let layout = memory::plan(once, &chain, Role::Intermediate, None);
+        let scratch = self.block(layout.bytes)?;
         let mut relocation = relocation.clone();
         for (id, buffer) in once.buffers.iter().enumerate() {
             if let Some(offset) = layout.offset(id) {
@@ -91,29 +96,43 @@ impl CudaProgram {
             add(&mut graph, &launches.of[op], &after)?;
         }
         let _not_capturing = super::CAPTURING.read();
-        graph.instantiate(Box::new(self.function.clone()))?.launch(&[], &scratch)
+        graph.instantiate(Box::new(self.function.clone()))?.launch(&[], &[&scratch])
     }
 
-    /// The schedule's graph for this arena; with a seed, under stress.
-    fn build(&self, plan: &Planned, fixed: &Relocation, arena: &Tensor, stress: Option<u64>) -> Result<Executable> {
-        let Planned { ops, schedule, layout, .. } = plan;
+    /// The schedule's graph for these arenas; with a seed, under stress.
+    fn build(
+        &self,
+        plan: &Planned,
+        fixed: &Relocation,
+        memory: &[Block; 2],
+        stress: Option<u64>,
+    ) -> Result<Executable> {
+        let Planned { ops, schedule, layouts, .. } = plan;
         let mut relocation = fixed.clone();
         for (id, buffer) in ops.trace.buffers.iter().enumerate() {
-            match (buffer.role, layout.offset(id)) {
-                (Role::Input(i), _) => relocation.place_input(id, i, buffer.bytes),
-                (_, Some(offset)) => relocation.place_in_arena(id, buffer.bytes, arena, offset)?,
-                _ => {}
+            if let Role::Input(i) = buffer.role {
+                relocation.place_input(id, i, buffer.bytes);
+            }
+            for (layout, block) in layouts.iter().zip(memory) {
+                if let Some(offset) = layout.offset(id) {
+                    relocation.place_in_arena(id, buffer.bytes, block, offset)?;
+                }
             }
         }
         let launches = self.capture.launches.lock();
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
-        let poison = stress.filter(|_| layout.bytes > 0).map(|_| graph.fill(arena, 0xff, &[])).transpose()?;
-        let delay = stress.map(|_| Tensor::zeros(DELAY_BYTES, DType::U8, &self.device)).transpose()?;
+        let mut poison = Vec::new();
+        if stress.is_some() {
+            for block in memory {
+                poison.push(graph.fill(block, 0xff, &[])?);
+            }
+        }
+        let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
         let mut node = vec![0; schedule.order.len()];
         for &op in &schedule.order {
             let mut after: Vec<usize> = schedule.predecessors[op].iter().map(|&p| node[p]).collect();
             if after.is_empty() {
-                after.extend(poison);
+                after.extend(&poison);
             }
             if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
                 let held_up = graph.fill(delay, seed as u8, &after)?;
@@ -149,9 +168,9 @@ struct GraphReplay {
     done: Option<Event>,
 }
 
-/// A graph for the arena as it was.
+/// A graph for the arenas as they were.
 struct Built {
-    generation: u64,
+    generations: [u64; 2],
     executable: Executable,
 }
 
@@ -163,17 +182,28 @@ impl GraphReplay {
         program.run_once(&plan, &fixed)?;
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
         let replay = Self { program, plan, outputs, fixed, stress, built: Default::default(), done };
-        replay.prepare(&mut replay.program.arena.lock(), &mut replay.built.lock().borrow_mut())?;
+        replay.prepare(&mut replay.arenas(), &mut replay.built.lock().borrow_mut())?;
         Ok(replay)
     }
 
-    /// Builds the graph, unless there is one for the arena as it is. Returns the arena's memory.
-    fn prepare(&self, arena: &mut arena::State, built: &mut Option<Built>) -> Result<Tensor> {
-        let memory = arena.of(self.plan.layout.bytes, &self.program.device)?;
-        if built.as_ref().is_none_or(|b| b.generation != arena.generation) {
+    /// Arena and workspaces, for one call.
+    fn arenas(&self) -> [MutexGuard<'_, State>; 2] {
+        [self.program.arena.lock(), self.program.workspaces.lock()]
+    }
+
+    /// Builds the graph, unless there is one for the arenas as they are. Returns their memory.
+    fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[Block; 2]> {
+        let CudaProgram { arena, workspaces, device, .. } = &*self.program;
+        let [tensors, scratch] = &self.plan.layouts;
+        let memory = [
+            arena.memory(&mut arenas[0], tensors.bytes, device)?,
+            workspaces.memory(&mut arenas[1], scratch.bytes, device)?,
+        ];
+        let generations = [arenas[0].generation, arenas[1].generation];
+        if built.as_ref().is_none_or(|b| b.generations != generations) {
             *built = None;
             let executable = self.program.build(&self.plan, &self.fixed, &memory, self.stress)?;
-            *built = Some(Built { generation: arena.generation, executable });
+            *built = Some(Built { generations, executable });
         }
         Ok(memory)
     }
@@ -199,23 +229,12 @@ impl GraphReplay {
         if let Some(done) = &self.done {
             stream.wait(done)?;
         }
-        let mut arena = self.program.arena.lock();
-        let memory = self.prepare(&mut arena, built)?;
+        let mut arenas = self.arenas();
+        let [memory, workspaces] = self.prepare(&mut arenas, built)?;
         let Some(built) = built else { return Ok(()) };
-        if !stream.is_per_thread() {
-            return built.executable.launch(&inputs, &memory);
-        }
-        if let Some(free) = &arena.free {
-            stream.wait(free)?;
-        }
-        built.executable.launch(&inputs, &memory)?;
-        let free = match arena.free.take() {
-            Some(free) => free,
-            None => stream.event(false)?,
-        };
-        stream.record(&free)?;
-        arena.free = Some(free);
-        Ok(())
+        arenas.iter().try_for_each(|arena| arena.acquire(stream))?;
+        built.executable.launch(&inputs, &[&memory, &workspaces])?;
+        arenas.iter_mut().try_for_each(|arena| arena.release(stream))
     }
 }
 

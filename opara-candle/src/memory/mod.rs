@@ -24,14 +24,16 @@ pub(crate) fn constant_bytes(bytes: u64) -> u64 {
     bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
 }
 
-/// Bytes of the smallest arena that this crate finds for a trace, launched one op after the other.
+/// Bytes of the smallest arena that this crate finds for a trace's tensors, launched one op after the other.
 pub(crate) fn packed(trace: &Trace) -> u64 {
-    pack(trace, &trace.users()).1
+    pack(trace, &trace.users(), Role::Intermediate).1
 }
 
-/// Offsets of the intermediate buffers in one arena.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Offsets of the buffers of one role in one arena.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
+    /// Which buffers it places.
+    pub role: Role,
     /// Size of the arena.
     pub bytes: u64,
     offsets: Vec<Option<u64>>,
@@ -39,9 +41,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout from offsets, one entry a buffer, for a schedule that needs no waits beside its own.
+    /// A layout of intermediate buffers from offsets, one entry a buffer, for a schedule that needs no waits beside its
+    /// own.
     pub fn new(bytes: u64, offsets: Vec<Option<u64>>) -> Self {
-        Self { bytes, offsets, waits: Vec::new() }
+        Self { role: Role::Intermediate, bytes, offsets, waits: Vec::new() }
     }
 
     /// Where a buffer begins, if the arena holds it.
@@ -56,12 +59,16 @@ impl Layout {
     }
 }
 
-/// Whether the planner places this buffer.
-pub(crate) fn is_planned(buffer: &Buffer) -> bool {
-    buffer.role == Role::Intermediate && buffer.bytes > 0
+/// Bytes of the arena for library workspaces, unless one launch needs more: what cuBLAS keeps for itself on a Hopper GPU
+/// outside a capture.
+pub const WORKSPACE_LIMIT: u64 = 32 << 20;
+
+/// Whether a layout for buffers of this role places this one.
+pub(crate) fn is_planned(buffer: &Buffer, role: Role) -> bool {
+    buffer.role == role && buffer.bytes > 0
 }
 
-/// Places every intermediate buffer in an arena of at most `limit` bytes, if it can.
+/// Places every buffer of a role in an arena of at most `limit` bytes, if it can.
 ///
 /// Walks the ops in recorded order. A buffer gets its place at the first op that touches it and gives it back after the
 /// last one. Of the places that are free then, the planner takes
@@ -79,18 +86,18 @@ pub(crate) fn is_planned(buffer: &Buffer) -> bool {
 ///
 /// # Complexity
 /// For each buffer linear in the parts that the arena has then, which are about as many as buffers live at a time.
-pub fn plan(trace: &Trace, graph: &OpGraph, limit: Option<u64>) -> Layout {
+pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> Layout {
     /// More than any device has.
     const ENDLESS: u64 = 1 << 60;
     let bytes = limit.unwrap_or(ENDLESS) / ALIGNMENT * ALIGNMENT;
     let users = trace.users();
-    let free = Planner::new(trace, graph, &users, Arena::new(bytes), None).run(trace, graph);
+    let free = Planner::new(trace, graph, role, &users, Arena::new(bytes), None).run(trace, graph);
     if free.bytes <= bytes {
         return free;
     }
-    let (offsets, packed) = pack(trace, &users);
+    let (offsets, packed) = pack(trace, &users, role);
     let packing = Packing { arena: Arena::new(packed), bytes: packed, offsets };
-    Planner::new(trace, graph, &users, Arena::new(bytes.saturating_sub(packed)), Some(packing)).run(trace, graph)
+    Planner::new(trace, graph, role, &users, Arena::new(bytes.saturating_sub(packed)), Some(packing)).run(trace, graph)
 }
 
 /// Users of a buffer that another one is compared with, to see whether it is first or last among them. One that is taken
@@ -105,6 +112,7 @@ struct Packing {
 }
 
 struct Planner<'a> {
+    role: Role,
     users: &'a [Vec<OpId>],
     /// Where any place will do.
     arena: Arena,
@@ -124,7 +132,14 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(trace: &Trace, graph: &OpGraph, users: &'a [Vec<OpId>], arena: Arena, packing: Option<Packing>) -> Self {
+    fn new(
+        trace: &Trace,
+        graph: &OpGraph,
+        role: Role,
+        users: &'a [Vec<OpId>],
+        arena: Arena,
+        packing: Option<Packing>,
+    ) -> Self {
         let mut height = vec![0u32; graph.len()];
         for op in (0..graph.len()).rev() {
             height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
@@ -133,6 +148,7 @@ impl<'a> Planner<'a> {
         let mut given = Ancestors::default();
         (0..graph.len()).for_each(|op| given.push(&graph.predecessors(op).collect::<Vec<_>>()));
         Self {
+            role,
             users,
             arena,
             packing,
@@ -151,7 +167,7 @@ impl<'a> Planner<'a> {
             let mut touched: Vec<BufferId> = trace.ops[op].accesses.iter().map(|a| a.buffer).collect();
             touched.sort_unstable();
             touched.dedup();
-            touched.retain(|&id| is_planned(&trace.buffers[id]));
+            touched.retain(|&id| is_planned(&trace.buffers[id], self.role));
 
             let own: Vec<OpId> = graph.predecessors(op).collect();
             self.ancestors.push(&own);
@@ -178,7 +194,7 @@ impl<'a> Planner<'a> {
             }
         }
         let packed = self.packing.as_ref().map_or(0, |p| p.bytes);
-        Layout { bytes: packed + self.arena.used(), offsets: self.offsets, waits: self.waits }
+        Layout { role: self.role, bytes: packed + self.arena.used(), offsets: self.offsets, waits: self.waits }
     }
 
     /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.

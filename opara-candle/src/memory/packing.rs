@@ -3,22 +3,22 @@
 use std::cmp::Reverse;
 
 use super::{aligned, is_planned};
-use crate::trace::{BufferId, OpId, Trace};
+use crate::trace::{BufferId, OpId, Role, Trace};
 
 /// Ops that share an entry of the index below.
 const STRIDE: usize = 64;
 
-/// Places the buffers as recorded order needs them, the largest first, each at the lowest offset at which it shares no
+/// Places the buffers of a role as recorded order needs them, the largest first, each at the lowest offset at which it shares no
 /// byte with one that is in use at the same time. Returns the offsets, one entry a buffer, and the bytes in all.
 ///
 /// (Greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020.)
 ///
 /// # Complexity
 /// For each buffer linear in those that are in use within its own lifetime.
-pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>]) -> (Vec<Option<u64>>, u64) {
+pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Option<u64>>, u64) {
     let bytes = |id: BufferId| aligned(trace.buffers[id].bytes);
     let mut order: Vec<BufferId> =
-        (0..users.len()).filter(|&id| is_planned(&trace.buffers[id]) && !users[id].is_empty()).collect();
+        (0..users.len()).filter(|&id| is_planned(&trace.buffers[id], role) && !users[id].is_empty()).collect();
     order.sort_by_key(|&id| (Reverse(bytes(id)), users[id][0]));
 
     let lifetime = |id: BufferId| users[id][0]..=users[id][users[id].len() - 1];

@@ -10,7 +10,7 @@ pub mod scope;
 pub use file::FileError;
 pub use region::Region;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
 pub type OpId = usize;
@@ -27,7 +27,7 @@ pub struct Trace {
     pub ops: Vec<Op>,
     /// Every allocation that the launches touch. An address that comes back after a free is a new buffer.
     pub buffers: Vec<Buffer>,
-    /// The most bytes that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
+    /// The most bytes of tensors that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
     pub peak_bytes: u64,
 }
 
@@ -155,7 +155,7 @@ pub struct Buffer {
 }
 
 /// Who owns a [`Buffer`], and so whether the memory planner may move it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Static copy of the n-th input.
     Input(usize),
@@ -165,6 +165,9 @@ pub enum Role {
     External,
     /// Made and freed inside the forward pass; the planner places it in the arena.
     Intermediate,
+    /// Made and freed inside the forward pass by a library for itself, where eager execution takes memory that the
+    /// library keeps; the planner places it in an arena that all executors share.
+    Workspace,
     /// Filled once, while the executor is built, by ops that were folded.
     Constant,
 }

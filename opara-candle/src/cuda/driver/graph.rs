@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::capture::{MemcpyNode, MemsetNode};
 use super::kernel::KernelNode;
-use super::{address_of, check, Arguments, Relocation, Stream};
+use super::{check, Arguments, Block, Relocation, Stream};
 use crate::Result;
 
 /// A pointer in a node's arguments: which buffer it points into, and how far.
@@ -141,11 +141,10 @@ impl GraphBuilder {
         self.add_memset(&params, after)
     }
 
-    /// Fills a contiguous tensor, which the graph keeps, with one byte value, behind the nodes `after`.
-    pub fn fill(&mut self, tensor: &Tensor, value: u8, after: &[usize]) -> Result<usize> {
-        let width = tensor.elem_count() * tensor.dtype().size_in_bytes();
-        self.relocation.keep(tensor);
-        let (dst, value) = (address_of(tensor)?, value.into());
+    /// Fills a block, which the graph keeps, with one byte value, behind the nodes `after`.
+    pub fn fill(&mut self, block: &Block, value: u8, after: &[usize]) -> Result<usize> {
+        let (dst, width, value) = (block.address(), block.bytes() as usize, value.into());
+        self.relocation.keep(block);
         self.add_memset(
             &sys::CUDA_MEMSET_NODE_PARAMS { dst, pitch: width, value, elementSize: 1, width, height: 1 },
             after,
@@ -226,7 +225,7 @@ fn current_context() -> Result<sys::CUcontext> {
     Ok(context)
 }
 
-/// A graph that can be launched. It owns all that its nodes point at, but for the inputs and the arena, which every
+/// A graph that can be launched. It owns all that its nodes point at, but for the inputs and the arenas, which every
 /// launch brings along.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
@@ -249,10 +248,10 @@ impl Executable {
     /// Launches the graph on the device's stream.
     ///
     /// # Errors
-    /// Inputs of other sizes than the captured ones, another arena than that of the relocation, or a call of the driver
+    /// Inputs of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
     /// that failed.
-    pub fn launch(&mut self, inputs: &[Tensor], arena: &Tensor) -> Result<()> {
-        let inputs = self.moved.launched_with(inputs, arena)?;
+    pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&Block]) -> Result<()> {
+        let inputs = self.moved.launched_with(inputs, arenas)?;
         self.graph.stream.bind()?;
         if self.inputs != inputs {
             // What is not known to be set is set again, should one of these fail.
@@ -265,8 +264,8 @@ impl Executable {
             self.inputs = inputs;
         }
         // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
-        // keeps, or it is an input or the arena: those were found to be like the captured ones, and are tensors of the
-        // caller, whose memory is freed in the order of this stream.
+        // keeps, or it is an input or an arena: those were found to be like the captured ones, and the caller's memory is
+        // freed in the order of this stream, or after it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
     }
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use candle::{CudaStorage, Storage, Tensor};
-use cudarc::driver::{sys, DevicePtr};
+use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::DevicePtr;
 
-use super::Stream;
+use super::{check, Stream};
 use crate::{Error, Result};
 
 /// First byte of a tensor's elements on the device.
@@ -108,36 +110,109 @@ fn query(address: u64) -> Option<Allocation> {
     found.then_some(Allocation { start, bytes: bytes as u64, pooled: !pool.is_null() })
 }
 
-/// Where captured buffers move: into tensors that this relocation, and so the graph built with it, keeps alive; into an
-/// arena that whoever launches the graph holds; or, as inputs do, elsewhere at every launch.
+/// A stretch of device memory.
+#[derive(Clone)]
+pub(in crate::cuda) struct Block {
+    address: u64,
+    bytes: u64,
+    owner: Arc<Owner>,
+}
+
+/// Who frees a block.
+enum Owner {
+    Tensor(#[allow(dead_code, reason = "only held")] Tensor),
+    Allocation(CUdeviceptr, Stream),
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if let Owner::Allocation(address, stream) = self {
+            if stream.bind().is_ok() {
+                // SAFETY: this value owns the allocation. The call waits for all work of the device.
+                unsafe { sys::cuMemFree_v2(*address) };
+            }
+        }
+    }
+}
+
+impl Block {
+    /// The elements of a contiguous tensor.
+    ///
+    /// # Errors
+    /// A tensor that is not contiguous or not on a CUDA device.
+    pub fn of(tensor: &Tensor) -> Result<Self> {
+        if !tensor.is_contiguous() {
+            return Err(Error::InvalidLayout("a static tensor is not contiguous".into()));
+        }
+        Ok(Self {
+            address: address_of(tensor)?,
+            bytes: bytes_of(tensor),
+            owner: Arc::new(Owner::Tensor(tensor.clone())),
+        })
+    }
+
+    /// Memory outside the pool that tensors come from: where libraries have theirs.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn outside_pool(stream: &Stream, bytes: u64) -> Result<Self> {
+        stream.bind()?;
+        let mut address = 0;
+        // SAFETY: `address` receives the allocation, which `Owner` frees.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
+        Ok(Self { address, bytes, owner: Arc::new(Owner::Allocation(address, stream.clone())) })
+    }
+
+    /// First byte.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Address of a part of it, for a buffer.
+    fn part(&self, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
+        if offset + bytes > self.bytes {
+            let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {}", self.bytes);
+            return Err(Error::InvalidLayout(message));
+        }
+        Ok(self.address + offset)
+    }
+}
+
+/// Where captured buffers move: into blocks that this relocation, and so the graph built with it, keeps alive; into
+/// arenas, which every launch brings along; or, as inputs do, elsewhere at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
     /// Number and size of each input's buffer.
     inputs: hashbrown::HashMap<usize, (usize, u64)>,
-    /// Where the arena begins.
-    arena: Option<u64>,
-    owners: Vec<Tensor>,
+    /// Where arenas begin.
+    arenas: hashbrown::HashSet<u64>,
+    owners: Vec<Block>,
 }
 
 impl Relocation {
-    /// Moves a buffer of `bytes` bytes to `offset` of a contiguous tensor.
+    /// Moves a buffer of `bytes` bytes to `offset` of a block, and keeps that.
     ///
     /// # Errors
-    /// A tensor that is too small.
-    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Tensor, offset: u64) -> Result<()> {
-        self.targets.insert(buffer, part_of(owner, buffer, offset, bytes)?);
+    /// A block that is too small.
+    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Block, offset: u64) -> Result<()> {
+        self.targets.insert(buffer, owner.part(buffer, offset, bytes)?);
         self.keep(owner);
         Ok(())
     }
 
-    /// Moves a buffer of `bytes` bytes to `offset` of the arena, which every launch brings along.
+    /// Moves a buffer of `bytes` bytes to `offset` of an arena.
     ///
     /// # Errors
     /// An arena that is too small.
-    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &Tensor, offset: u64) -> Result<()> {
-        self.arena = Some(address_of(arena)?);
-        self.targets.insert(buffer, part_of(arena, buffer, offset, bytes)?);
+    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &Block, offset: u64) -> Result<()> {
+        self.targets.insert(buffer, arena.part(buffer, offset, bytes)?);
+        self.arenas.insert(arena.address);
         Ok(())
     }
 
@@ -154,23 +229,20 @@ impl Relocation {
     /// Addresses of a launch's inputs.
     ///
     /// # Errors
-    /// Inputs that are not like the captured ones, or another arena than that of this relocation.
-    pub(super) fn launched_with(&self, inputs: &[Tensor], arena: &Tensor) -> Result<Vec<u64>> {
+    /// Inputs that are not like the captured ones, or other arenas than those of this relocation.
+    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&Block]) -> Result<Vec<u64>> {
         let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = inputs.iter().all(Tensor::is_contiguous);
-        let same_arena = match self.arena {
-            Some(start) => start == address_of(arena)?,
-            None => true,
-        };
-        if !contiguous || !same_arena || !self.inputs.values().all(fit) {
+        let same_arenas = self.arenas.iter().all(|&start| arenas.iter().any(|arena| arena.address == start));
+        if !contiguous || !same_arenas || !self.inputs.values().all(fit) {
             return Err(Error::InvalidLayout("a launch brings other memory than its graph was built for".into()));
         }
         inputs.iter().map(address_of).collect()
     }
 
-    /// Keeps a tensor alive, too.
-    pub(super) fn keep(&mut self, owner: &Tensor) {
-        if !self.owners.iter().any(|t| t.id() == owner.id()) {
+    /// Keeps a block alive, too.
+    pub(super) fn keep(&mut self, owner: &Block) {
+        if !self.owners.iter().any(|block| Arc::ptr_eq(&block.owner, &owner.owner)) {
             self.owners.push(owner.clone());
         }
     }
@@ -183,14 +255,4 @@ impl Relocation {
 
 fn bytes_of(tensor: &Tensor) -> u64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
-}
-
-/// Address of a part of a contiguous tensor, for a buffer.
-fn part_of(tensor: &Tensor, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
-    let room = bytes_of(tensor);
-    if offset + bytes > room || !tensor.is_contiguous() {
-        let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {room}");
-        return Err(Error::InvalidLayout(message));
-    }
-    Ok(address_of(tensor)? + offset)
 }

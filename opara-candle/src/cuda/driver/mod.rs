@@ -16,8 +16,8 @@ pub(super) use calls::are_watched;
 pub(super) use capture::{Captured, Launch, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
-pub(super) use memory::{address_of, aligned_input, AllocationTable, Relocation};
-pub(super) use stream::{Event, Stream};
+pub(super) use memory::{address_of, aligned_input, AllocationTable, Block, Relocation};
+pub(super) use stream::{Event, Stream, StreamId};
 
 use std::ffi::{c_char, CStr};
 

@@ -12,6 +12,10 @@ use crate::{Error, Result};
 /// The driver's handle of the per-thread default stream.
 const PER_THREAD: usize = 2;
 
+/// A stream of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::cuda) struct StreamId(usize, usize);
+
 /// The stream that a candle device launches on.
 #[derive(Clone)]
 pub(in crate::cuda) struct Stream(Arc<CudaStream>);
@@ -30,6 +34,11 @@ impl Stream {
     /// Makes the device's context current on this thread.
     pub fn bind(&self) -> Result<()> {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
+    }
+
+    /// What tells this stream from others.
+    pub fn id(&self) -> StreamId {
+        StreamId(self.context().ordinal(), self.0.cu_stream() as usize)
     }
 
     /// Whether each host thread has a stream of its own behind this handle.

@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 
 use serde::Deserialize;
 
-use super::super::{Access, Buffer, DeviceSpec, Op, Trace};
+use super::super::{Access, Buffer, DeviceSpec, Op, Role, Trace};
 use super::limits::{self, at_most};
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
@@ -17,8 +17,11 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
     let contents = contents(&mut source)?;
     let device = device(contents.get(Tag::DEVICE)?)?;
     let strings = strings(contents.get(Tag::STRINGS)?)?;
-    let buffers = buffers(contents.get(Tag::BUFFERS)?)?;
+    let mut buffers = buffers(contents.get(Tag::BUFFERS)?)?;
     let ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
+    if let Ok(content) = contents.get(Tag::WORKSPACES) {
+        workspaces(content, &mut buffers)?;
+    }
     let peak_bytes = contents.get(Tag::PEAK).map_or(Ok(0), peak)?;
     let trace = Trace { device, ops, buffers, peak_bytes };
     limits::check(&trace)?;
@@ -55,7 +58,7 @@ impl Contents {
 
 /// Every known section up to the end of the file.
 fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
-    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::PEAK, Tag::END];
+    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::WORKSPACES, Tag::PEAK, Tag::END];
     let mut contents = Contents(Vec::new());
     for count in 1.. {
         at_most("sections of the file", count, limits::SECTIONS)?;
@@ -87,6 +90,23 @@ fn device(mut content: Cursor<'_>) -> Result<DeviceSpec, FileError> {
     let record::Device(device) = content.read(0)?;
     content.finish(1)?;
     Ok(device)
+}
+
+fn workspaces(mut content: Cursor<'_>, buffers: &mut [Buffer]) -> Result<(), FileError> {
+    let count = content.count(0, "workspaces", limits::BUFFERS)?;
+    let mut id = 0usize;
+    for entry in 0..count {
+        let step: u64 = content.read(entry)?;
+        let next = usize::try_from(step).ok().and_then(|step| id.checked_add(step));
+        match next.and_then(|id| Some((id, buffers.get_mut(id)?))) {
+            Some((found, buffer)) if buffer.role == Role::Intermediate => {
+                buffer.role = Role::Workspace;
+                id = found;
+            }
+            _ => return Err(content.error(entry, "it names no intermediate buffer".into())),
+        }
+    }
+    content.finish(count)
 }
 
 fn peak(mut content: Cursor<'_>) -> Result<u64, FileError> {

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use super::super::Trace;
+use super::super::{Role, Trace};
 use super::record::{Access, Buffer, Device, Op, Part};
 use super::section::{self, Tag};
 use super::{limits, FileError, MAGIC, VERSION};
@@ -27,7 +27,8 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
     let mut buffers = Content::new(Tag::BUFFERS);
     buffers.push(0, &trace.buffers.len())?;
     for (id, buffer) in trace.buffers.iter().enumerate() {
-        buffers.push(id, &Buffer { bytes: buffer.bytes, role: buffer.role })?;
+        let role = if buffer.role == Role::Workspace { Role::Intermediate } else { buffer.role };
+        buffers.push(id, &Buffer { bytes: buffer.bytes, role })?;
     }
 
     let mut table = Table::default();
@@ -51,6 +52,18 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
         strings.push(id, string)?;
     }
     let mut contents = vec![device, strings, buffers, ops];
+    let is_workspace = |id: &usize| trace.buffers[*id].role == Role::Workspace;
+    let ids: Vec<usize> = (0..trace.buffers.len()).filter(is_workspace).collect();
+    if !ids.is_empty() {
+        let mut workspaces = Content::new(Tag::WORKSPACES);
+        workspaces.push(0, &ids.len())?;
+        let mut before = 0;
+        for (entry, id) in ids.into_iter().enumerate() {
+            workspaces.push(entry, &(id - before))?;
+            before = id;
+        }
+        contents.push(workspaces);
+    }
     if trace.peak_bytes > 0 {
         let mut peak = Content::new(Tag::PEAK);
         peak.push(0, &trace.peak_bytes)?;

@@ -38,6 +38,8 @@ enum RoleVariants {
     External,
     Intermediate,
     Constant,
+    /// Never written here: a reader of the first release takes it for an intermediate buffer, and `work` tells others.
+    Workspace,
 }
 
 /// An op; its accesses follow.

@@ -23,6 +23,8 @@ impl Tag {
     pub(super) const STRINGS: Tag = Tag(*b"TEXT");
     pub(super) const BUFFERS: Tag = Tag(*b"BUFS");
     pub(super) const OPS: Tag = Tag(*b"OPER");
+    /// Which buffers are workspaces of a library; absent where none is.
+    pub(super) const WORKSPACES: Tag = Tag(*b"work");
     /// Most bytes held at a time; absent where that is not known.
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Ends the file; empty.

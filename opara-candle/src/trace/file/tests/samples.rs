@@ -89,6 +89,7 @@ fn buffers() -> impl Strategy<Value = Buffer> {
         Just(Role::External),
         Just(Role::Intermediate),
         Just(Role::Constant),
+        Just(Role::Workspace),
     ];
     (prop_oneof![0..100u64, 0..1u64 << 56], role).prop_map(|(bytes, role)| Buffer { bytes, role })
 }
