@@ -125,8 +125,7 @@ impl CudaProgram {
             let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
             self.add(&mut graph, op, &after)?;
         }
-        let _not_capturing = super::CAPTURING.read();
-        graph.instantiate(Box::new(self.function.clone()))?.launch()
+        super::while_not_capturing(|| graph.instantiate(Box::new(self.function.clone()))?.launch())
     }
 }
 
@@ -147,17 +146,16 @@ impl GraphReplay {
         if self.busy.is_owned_by_current_thread() {
             return Err(Error::Lent);
         }
-        let _busy = self.busy.lock();
-        {
-            let _not_capturing = super::CAPTURING.read();
+        let _busy = super::while_waiting(|| self.busy.lock());
+        super::while_not_capturing(|| {
             if let Some(done) = &self.done {
                 self.stream.wait(done)?;
             }
             for (input, fixed) in inputs.iter().zip(&self.inputs) {
                 self.stream.copy(&input.contiguous()?, fixed)?;
             }
-            self.executable.launch()?;
-        }
+            self.executable.launch()
+        })?;
         let result = then(&self.outputs);
         // Also behind a failure: the next thread's stream must not overwrite what is still being read.
         if let Some(done) = &self.done {
