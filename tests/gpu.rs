@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle::{DType, Device, Module, Result, Tensor};
+use candle_nn::{linear, seq, VarBuilder};
 use candle_transformers::models::{bert, t5};
 use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
 
@@ -196,6 +197,51 @@ fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
     // The stream is sound after a failed capture.
     let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    Ok(())
+}
+
+#[test]
+fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let layers = |vb: VarBuilder| Ok(seq().add(linear(64, 64, vb.pp("up"))?).add(|x: &Tensor| x.relu()));
+    let vb = opara_weights::seeded(3, DType::F32, &device);
+    let eager = layers(vb.clone())?;
+    let rows = |n: usize| Tensor::rand(-1f32, 1., (n, 64), &device);
+    let inputs = (1..8).map(rows).collect::<Result<Vec<_>>>()?;
+    let expected = inputs.iter().map(|x| eager.forward(x)).collect::<Result<Vec<_>>>()?;
+
+    let weights = vb.clone();
+    let captured = OparaExecutor::load(move || layers(weights), &inputs[0])?;
+    assert_eq!(captured.report().mode, Mode::Graph, "{}", captured.report());
+    let make = move || {
+        let layers = layers(vb)?;
+        Ok(move |x: &Tensor| {
+            x.flatten_all()?.get(0)?.to_scalar::<f32>()?;
+            layers.forward(x)
+        })
+    };
+    let reads_back = OparaExecutor::load(make, &inputs[0])?;
+    assert_eq!(reads_back.report().mode, Mode::Eager);
+    // Each call of either has a new shape, which is captured, or cannot be, while the other waits for its turn.
+    let calls = |executor: &OparaExecutor| inputs.iter().map(|x| executor.forward(x)).collect::<Result<Vec<_>>>();
+    let outputs = std::thread::scope(|scope| {
+        let other = scope.spawn(|| calls(&reads_back));
+        [calls(&captured), other.join().expect("the caller panicked")]
+    });
+    for outputs in outputs {
+        for (output, expected) in outputs?.iter().zip(&expected) {
+            assert_eq!(differing(expected, output)?, 0);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_executor_built_during_a_capture_is_refused() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let x = Tensor::rand(-1f32, 1., (4, 4), &device)?;
+    let fast = OparaExecutor::new(|x: &Tensor| OparaExecutor::new(|x: &Tensor| x.relu(), x)?.forward(x), &x)?;
+    assert_eq!(differing(&x.relu()?, &fast.forward(&x)?)?, 0, "no hang, {}", fast.report());
     Ok(())
 }
 

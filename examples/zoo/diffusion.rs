@@ -1,5 +1,6 @@
 //! Models that make images from noise, at 256 by 256 pixels.
 
+use candle::Tensor;
 use candle_transformers::models::*;
 
 use crate::entry::{Entry, Model};
@@ -47,6 +48,21 @@ pub const ENTRIES: &[Entry] = &[
             };
             let model = stable_diffusion::vae::AutoEncoderKL::new(at.weights(), 3, 3, config)?;
             Model::new([at.noise((1, 4, LATENT, LATENT))?], move |x| Ok(vec![model.decode(&x[0])?]))
+        },
+    },
+    Entry {
+        // It makes the embedding of its step in f16, whatever its weights are.
+        name: "sd3-medium-mmdit",
+        build: |at| {
+            let step = Tensor::full(STEP as f32, 1, &at.device)?;
+            let prompt = at.noise((1, 2 * PROMPT, 4096))?;
+            let inputs = [at.noise((1, 16, LATENT, LATENT))?, step, at.noise((1, 2048))?, prompt];
+            // Version 3.5 has a second attention.
+            let weights = at.weights_without(|name, _| name.contains(".attn2."));
+            Model::local(inputs, weights, |weights| {
+                let model = mmdit::model::MMDiT::new(&mmdit::model::Config::sd3_medium(), false, weights)?;
+                Ok(move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], &x[2], &x[3], None)?]))
+            })
         },
     },
     Entry {

@@ -1,11 +1,14 @@
 //! What an entry of the zoo is: a name, and how to make the model with an example of its inputs.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
 use candle::{DType, Device, Module, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use opara_candle::{Builder, OparaExecutor};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -18,13 +21,17 @@ pub struct Entry {
 }
 
 /// A forward pass: several tensors to several tensors, the same outputs for the same inputs at every call.
-pub type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
+pub type Function = Rc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>>>;
 
 /// A forward pass and an example of its inputs.
 pub struct Model {
     pub function: Function,
     pub inputs: Vec<Tensor>,
+    wrap: Box<Wrap>,
 }
+
+/// Builds an executor for inputs like these.
+type Wrap = dyn Fn(Builder, &[Tensor]) -> opara_candle::Result<OparaExecutor>;
 
 impl Model {
     /// A function of several tensors.
@@ -32,7 +39,42 @@ impl Model {
         inputs: impl Into<Vec<Tensor>>,
         function: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     ) -> Result<Self> {
-        Ok(Self { function: Arc::new(function), inputs: inputs.into() })
+        let function = Arc::new(function);
+        let shared = function.clone();
+        let wrap = move |builder: Builder, inputs: &[Tensor]| {
+            let function = shared.clone();
+            builder.build_fn(move |x| function(x), inputs)
+        };
+        Ok(Self { function: Rc::new(move |x| function(x)), inputs: inputs.into(), wrap: Box::new(wrap) })
+    }
+
+    /// A function that is not `Send`: `make` makes one here, and one for each executor where that runs it. They share the
+    /// weights.
+    pub fn local<F>(
+        inputs: impl Into<Vec<Tensor>>,
+        weights: VarBuilder<'static>,
+        make: fn(VarBuilder<'static>) -> candle::Result<F>,
+    ) -> Result<Self>
+    where
+        F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
+    {
+        let (dtype, device) = (weights.dtype(), weights.device().clone());
+        let weights =
+            VarBuilder::from_backend(Box::new(Shared { all: weights, drawn: Mutex::default() }), dtype, device);
+        let function = Rc::new(make(weights.clone())?);
+        let wrap = move |builder: Builder, inputs: &[Tensor]| {
+            let weights = weights.clone();
+            builder.load_fn(move || make(weights), inputs)
+        };
+        Ok(Self { function, inputs: inputs.into(), wrap: Box::new(wrap) })
+    }
+
+    /// Builds an executor.
+    ///
+    /// # Errors
+    /// Those of the builder.
+    pub fn executor(&self, builder: Builder) -> opara_candle::Result<OparaExecutor> {
+        (self.wrap)(builder, &self.inputs)
     }
 
     /// A module, and its input.
@@ -115,6 +157,32 @@ impl SimpleBackend for Checkpoint {
 
     fn contains_tensor(&self, name: &str) -> bool {
         !(self.absent)(name, &[])
+    }
+}
+
+/// Weights that are the same tensors for all who ask.
+struct Shared {
+    all: VarBuilder<'static>,
+    drawn: Mutex<HashMap<String, Tensor>>,
+}
+
+impl SimpleBackend for Shared {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> candle::Result<Tensor> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tensor) = drawn.get(name).filter(|t| *t.shape() == shape && t.dtype() == dtype) {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.all.get_with_hints_dtype(shape, name, init, dtype)?;
+        drawn.insert(name.into(), tensor.clone());
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle::Result<Tensor> {
+        self.all.get_unchecked_dtype(name, dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.all.contains_tensor(name)
     }
 }
 

@@ -121,7 +121,7 @@ fn main() -> Result<()> {
 fn prove(entry: &Entry, dtype: DType) {
     let start = Instant::now();
     let outcome = caught(|| {
-        let Model { function, inputs } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
+        let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
         let outputs = function(&inputs)?;
         let finite = if bits::finite(&outputs)? { "finite" } else { "not finite" };
         Ok(format!("{} to {}, {finite}", bits::shapes(&inputs), bits::shapes(&outputs)))

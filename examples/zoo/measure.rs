@@ -76,33 +76,30 @@ pub struct Measured {
 /// # Errors
 /// Those of the model, of the executors and of the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let Model { function, inputs } =
-        (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
+    let model = (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
+    let Model { function, inputs, .. } = &model;
 
-    let outputs = function(&inputs).context("eager fails")?;
+    let outputs = function(inputs).context("eager fails")?;
     let finite = finite(&outputs)?;
     let start = Instant::now();
-    let again = function(&inputs)?;
+    let again = function(inputs)?;
     let eager_repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
     let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
     drop((outputs, again));
 
-    let (_, eager_usage) = device_memory::watch(device, || function(&inputs).map_err(anyhow::Error::from))?;
-    let build = |policy: Policy| {
-        let function = function.clone();
-        OparaExecutor::builder().policy(policy).build_fn(move |x| function(x), &inputs).context("the executor fails")
-    };
+    let (_, eager_usage) = device_memory::watch(device, || function(inputs).map_err(anyhow::Error::from))?;
+    let build = |policy: Policy| model.executor(OparaExecutor::builder().policy(policy)).context("the executor fails");
     let start = Instant::now();
     let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default()))?;
     let build_ms = start.elapsed().as_secs_f64() * 1e3;
-    let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(&inputs, |_| ()))?;
+    let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
     let report = scheduled.report();
     if let Some((file, trace)) = trace.zip(scheduled.trace()) {
         trace.save(file)?;
     }
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };
-    let differing = differing_replays(&scheduled, &function, &inputs, INPUT_SETS.min(affordable), replays)?;
+    let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
     let sequential = if captured { Some(build(Policy::Sequential)?) } else { None };
     let memory = Memory {
@@ -112,8 +109,8 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
         driver,
         sequential_arena: sequential.as_ref().map(|executor| executor.report().arena_bytes),
     };
-    let eager = || function(&inputs);
-    let lend = |executor: &OparaExecutor| Ok(executor.lend(&inputs, |_| Vec::new())?);
+    let eager = || function(inputs);
+    let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
     let scheduled_run = || lend(&scheduled);
     let sequential_run = sequential.as_ref().map(|executor| move || lend(executor));
     let mut runs: Vec<Run> = vec![("eager", &eager)];

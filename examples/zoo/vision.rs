@@ -1,6 +1,8 @@
 //! Models of images, and of images with text.
 
-use candle::ModuleT;
+use std::sync::Arc;
+
+use candle::{Module, ModuleT, Tensor};
 use candle_transformers::models::*;
 use serde_json::json;
 
@@ -107,6 +109,17 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "dinov2-reg4-small",
         build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?),
+    },
+    Entry {
+        name: "depth-anything-v2-small",
+        build: |at| {
+            Model::local([at.image(518)?], at.weights(), |weights| {
+                let encoder = Arc::new(dinov2::vit_small(weights.pp("pretrained"))?);
+                let config = depth_anything_v2::DepthAnythingV2Config::vit_small();
+                let model = depth_anything_v2::DepthAnythingV2::new(encoder, config, weights)?;
+                Ok(move |x: &[Tensor]| Ok(vec![model.forward(&x[0])?]))
+            })
+        },
     },
     Entry {
         name: "segformer-b0",

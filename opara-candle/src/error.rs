@@ -1,5 +1,6 @@
 //! What can go wrong, in terms of what the caller can do about it.
 
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
@@ -107,7 +108,7 @@ pub enum Error {
     #[error("the executor was called by the closure that it lends its outputs to: copy them and call it afterwards")]
     Lent,
 
-    /// The module panicked while it was recorded or replayed.
+    /// The module panicked while it was made, recorded or replayed.
     #[error("the module panicked: {message}")]
     Panicked {
         /// The panic's message.
@@ -185,8 +186,14 @@ impl From<Error> for candle::Error {
     }
 }
 
+/// The result of `f`, with a panic as an error.
+pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(f))
+        .unwrap_or_else(|payload| Err(Error::Panicked { message: panic_message(&*payload) }))
+}
+
 /// The message of a caught panic.
-pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     payload
         .downcast_ref::<&str>()
         .map(|s| s.to_string())

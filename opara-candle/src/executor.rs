@@ -1,19 +1,18 @@
 //! `OparaExecutor`: wraps a module, keeps its type, answers faster.
 
 use std::cell::Cell;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::Function;
-use crate::error::panic_message;
+use crate::error::caught;
 use crate::plan::{Plan, Planned};
 use crate::report::Report;
 use crate::schedule::Policy;
 use crate::trace::Trace;
-use crate::{cuda, picture, Error, Result};
+use crate::{cuda, home, picture, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -105,8 +104,44 @@ impl Builder {
     where
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
+        self.wrap(guarded(function), inputs)
+    }
+
+    /// Wraps a module that is made where it then lives.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::load`].
+    pub fn load<M: Module + 'static>(
+        self,
+        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
+        input: &Tensor,
+    ) -> Result<OparaExecutor> {
+        let make = move || {
+            let module = make()?;
+            Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
+        };
+        self.load_fn(make, std::slice::from_ref(input))
+    }
+
+    /// Wraps a function of several tensors to several tensors that is made where it then lives. `inputs` are an
+    /// example, all on one device.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::load`].
+    pub fn load_fn<F>(
+        self,
+        make: impl FnOnce() -> candle::Result<F> + Send + 'static,
+        inputs: &[Tensor],
+    ) -> Result<OparaExecutor>
+    where
+        F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
+    {
+        self.wrap(home::load(make, inputs)?, inputs)
+    }
+
+    fn wrap(self, function: Function, inputs: &[Tensor]) -> Result<OparaExecutor> {
         let executor = OparaExecutor {
-            function: guarded(function),
+            function,
             example: inputs.iter().map(|t| (t.device().location(), t.dtype())).collect(),
             options: self.0,
             plans: Mutex::default(),
@@ -124,10 +159,7 @@ fn guarded<F>(function: F) -> Function
 where
     F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
 {
-    Arc::new(move |inputs| {
-        catch_unwind(AssertUnwindSafe(|| function(inputs)))
-            .unwrap_or_else(|payload| Err(Error::Panicked { message: panic_message(&*payload) }.into()))
-    })
+    Arc::new(move |inputs| Ok(caught(|| Ok(function(inputs)?))?))
 }
 
 /// Shapes and dtypes of a call.
@@ -171,13 +203,47 @@ pub struct OparaExecutor {
 }
 
 impl OparaExecutor {
-    /// Wraps `module` and builds for inputs like `input`.
+    /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
     ///
     /// # Errors
     /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
     /// that it should not. A module that cannot be captured is none: it runs eagerly.
     pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
         Self::builder().build(module, input)
+    }
+
+    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that holds a [`candle_nn::Sequential`]: `make`
+    /// makes it on a thread of this library, where it lives, and is dropped some time after the executor.
+    ///
+    /// The executor itself may go to any thread, and replays run on the caller's. Calls that run the module (of a new
+    /// shape, or in eager mode) take turns on that one thread with all other modules that live there, and with captures.
+    /// So `make` and the module must not wait for a thread that uses an executor; an executor that they call themselves
+    /// runs its own module as it is.
+    ///
+    /// ```
+    /// use candle::{DType, Device, Module, Tensor};
+    /// use candle_nn::VarBuilder;
+    /// use opara_candle::{nn, ops, OparaExecutor};
+    ///
+    /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    /// let make = move || {
+    ///     let up = nn::linear(4, 16, vb.pp("up"))?;
+    ///     let down = nn::linear(16, 4, vb.pp("down"))?;
+    ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
+    /// };
+    /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
+    /// let fast = OparaExecutor::load(make, &x)?;
+    /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
+    pub fn load<M: Module + 'static>(
+        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
+        input: &Tensor,
+    ) -> Result<Self> {
+        Self::builder().load(make, input)
     }
 
     /// Settings other than the defaults, and functions of several tensors.
@@ -275,7 +341,7 @@ impl OparaExecutor {
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
-        let _building = self.building.lock();
+        let _building = cuda::while_waiting(|| self.building.lock());
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
@@ -326,8 +392,9 @@ thread_local! {
     static NESTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this call is part of another executor's recording or replay. The wrapped module then runs as it is: in a
-/// recording the outer executor sees its operators, and in a replay nobody waits for workers that wait for him.
+/// Whether this call is part of another executor's recording or replay, or runs on the home thread. The wrapped module
+/// then runs as it is: in a recording the outer executor sees its operators, and in a replay nobody waits for workers
+/// that wait for him, nor on the home thread for locks of whoever waits for it.
 fn is_nested() -> bool {
     NESTED.get()
 }

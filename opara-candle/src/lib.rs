@@ -9,6 +9,7 @@ pub mod device_memory;
 mod error;
 mod executor;
 pub mod graph;
+mod home;
 pub mod memory;
 pub mod nn;
 pub mod ops;

@@ -4,7 +4,6 @@
 //! is left runs on the caller's thread, where rayon has all cores: just what eager execution does. So a chain costs
 //! nothing more than eager, and branches do not fight for cores.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, OnceLock};
 
 use candle::Tensor;
@@ -13,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
 use super::record::{Program, Source};
-use crate::error::panic_message;
+use crate::error::caught;
 use crate::executor::nested;
 use crate::optimize::Optimized;
 use crate::schedule::Schedule;
@@ -186,8 +185,7 @@ impl Run {
         let op = &self.lanes.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
-        let result = catch_unwind(AssertUnwindSafe(|| nested(|| (op.kernel)(&references))));
-        let result = result.map_err(|payload| Error::Panicked { message: panic_message(&*payload) })??;
+        let result = caught(|| Ok(nested(|| (op.kernel)(&references))?))?;
         self.values[id].lock().0 = Some(result);
         Ok(())
     }

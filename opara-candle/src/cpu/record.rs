@@ -87,6 +87,38 @@ where
     result
 }
 
+/// A thread's recording on its way to another thread: the operators that run there are part of it, too.
+pub(crate) struct Suspended {
+    recorder: Option<Recorder>,
+    path: String,
+}
+
+impl Suspended {
+    /// Takes this thread's recording away, if there is one.
+    pub fn take() -> Self {
+        Self { recorder: RECORDER.take(), path: scope::path() }
+    }
+
+    /// Goes on with it on this thread while `f` runs.
+    pub fn resume<T>(mut self, f: impl FnOnce() -> T) -> (T, Self) {
+        if self.recorder.is_none() {
+            return (f(), self);
+        }
+        RECORDER.set(self.recorder.take());
+        let (result, _) = scope::record(None, || {
+            let _path = (!self.path.is_empty()).then(|| scope::scope(&self.path));
+            f()
+        });
+        self.recorder = RECORDER.take();
+        (result, self)
+    }
+
+    /// Gives it back to the thread that it was taken from.
+    pub fn restore(self) {
+        RECORDER.set(self.recorder);
+    }
+}
+
 fn size(t: &Tensor) -> u64 {
     (t.elem_count() * t.dtype().size_in_bytes()) as u64
 }

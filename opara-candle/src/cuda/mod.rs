@@ -2,30 +2,21 @@
 
 mod arena;
 mod capture;
+mod capturing;
 mod driver;
 mod kernels;
 mod replay;
 
-use std::sync::{mpsc, Arc, OnceLock};
+use std::sync::Arc;
 
 use candle::{Device, Tensor};
-use parking_lot::{Mutex, RwLock};
 
 pub(crate) use self::arena::Arena;
+pub(crate) use self::capturing::{while_not_capturing, while_waiting};
 use self::driver::Stream;
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Recording};
-use crate::executor::nested;
-use crate::{verify, Error, Result};
-
-/// Held for writing during a capture: a launch by another thread on the capturing stream would be captured, too.
-static CAPTURING: RwLock<()> = RwLock::new(());
-
-/// Runs `f` while no capture is under way.
-pub(crate) fn while_not_capturing<T>(f: impl FnOnce() -> T) -> T {
-    let _not_capturing = CAPTURING.read();
-    f()
-}
+use crate::{home, verify, Error, Result};
 
 /// A CUDA device on which modules can be captured: it has a stream of its own, and cudarc's event tracking, which one
 /// stream does not need and a capture does not bear, is off.
@@ -47,7 +38,7 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
 /// Captures `function` on copies of `inputs`; replays share `arena`.
 pub(crate) fn record(function: &Function, inputs: &[Tensor], arena: &Arc<Arena>) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
-    on_capture_thread(move || nested(|| record_here(&function, &inputs, arena)))
+    home::run(move || capturing::exclusively(|| record_here(&function, &inputs, arena)))
 }
 
 fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Result<Recording> {
@@ -59,7 +50,6 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
         let reason = "its device uses the legacy default stream: make it with `opara_candle::cuda_device`".into();
         return Err(Error::NotCapturable { reason });
     }
-    let _capturing = CAPTURING.write();
     let _tracking = stream.pause_event_tracking();
     // Weights and inputs may come from another thread's stream.
     stream.synchronize_device()?;
@@ -94,25 +84,15 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
     Ok(Recording { trace, examples, program: Arc::new(program) })
 }
 
-/// Runs `job` on the one thread that captures, and waits for it.
-///
-/// candle keeps cuDNN's handle in a thread-local: this thread, and so the handle that captured kernels were chosen with,
-/// never ends. Captures of all executors take turns on it.
-fn on_capture_thread<T: Send + 'static>(job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    type Job = Box<dyn FnOnce() + Send>;
-    static THREAD: OnceLock<Option<Mutex<mpsc::Sender<Job>>>> = OnceLock::new();
-    let thread = THREAD.get_or_init(|| {
-        let (sender, jobs) = mpsc::channel::<Job>();
-        let run = move || jobs.into_iter().for_each(|job| job());
-        std::thread::Builder::new().name("opara-capture".into()).spawn(run).ok().map(|_| Mutex::new(sender))
-    });
-    let lost = || Error::NotCapturable { reason: "the capture thread could not be started or has ended".into() };
-    let (sender, result) = mpsc::channel();
-    // Warnings and spans go where the caller's go.
-    let dispatch = tracing::dispatcher::get_default(Clone::clone);
-    let job: Job = Box::new(move || drop(sender.send(tracing::dispatcher::with_default(&dispatch, job))));
-    thread.as_ref().ok_or_else(lost)?.lock().send(job).map_err(|_| lost())?;
-    result.recv().map_err(|_| lost())?
+/// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's
+/// has to do.
+pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
+    match tensors.first().map(Tensor::device) {
+        Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() => {
+            Ok(while_not_capturing(|| device.synchronize())?)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Microseconds between an event before and one after what `f` launches.

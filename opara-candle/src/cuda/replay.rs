@@ -30,11 +30,11 @@ pub(super) struct CudaProgram {
 
 impl Program for CudaProgram {
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
-        Ok(Box::new(GraphReplay::new(self, plan, None)?))
+        super::while_not_capturing(|| Ok(Box::new(GraphReplay::new(self, plan, None)?) as _))
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {
-        Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?))
+        super::while_not_capturing(|| Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?) as _))
     }
 }
 
@@ -95,7 +95,6 @@ impl CudaProgram {
             let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
             add(&mut graph, &launches.of[op], &after)?;
         }
-        let _not_capturing = super::CAPTURING.read();
         graph.instantiate(Box::new(self.function.clone()))?.launch(&[], &[&scratch])
     }
 
@@ -208,13 +207,24 @@ impl GraphReplay {
         Ok(memory)
     }
 
-    fn run(&self, inputs: &[Tensor], then: &mut dyn FnMut(&[Tensor]) -> Result<()>) -> Result<()> {
+    /// Replays; lends the outputs first to `copy`, before anybody can capture what that launches, and then to `f`.
+    fn run(
+        &self,
+        inputs: &[Tensor],
+        copy: &mut dyn FnMut(&[Tensor]) -> Result<()>,
+        f: &mut dyn FnMut(&[Tensor]),
+    ) -> Result<()> {
         if self.built.is_owned_by_current_thread() {
             return Err(Error::Lent);
         }
-        let built = self.built.lock();
-        self.launch(inputs, &mut built.borrow_mut())?;
-        let result = then(&self.outputs);
+        let built = super::while_waiting(|| self.built.lock());
+        let result = super::while_not_capturing(|| {
+            self.launch(inputs, &mut built.borrow_mut())?;
+            copy(&self.outputs)
+        });
+        if result.is_ok() {
+            f(&self.outputs);
+        }
         // Also behind a failure: the next thread's stream must not overwrite what is still being read.
         if let Some(done) = &self.done {
             self.program.stream.record(done)?;
@@ -224,7 +234,6 @@ impl GraphReplay {
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
         let stream = &self.program.stream;
-        let _not_capturing = super::CAPTURING.read();
         let inputs = inputs.iter().map(aligned_input).collect::<Result<Vec<_>>>()?;
         if let Some(done) = &self.done {
             stream.wait(done)?;
@@ -245,17 +254,15 @@ impl Replay for GraphReplay {
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut copies = Vec::new();
-        self.run(inputs, &mut |outputs| {
+        let copy = &mut |outputs: &[Tensor]| {
             copies = outputs.iter().map(Tensor::copy).collect::<candle::Result<_>>()?;
             Ok(())
-        })?;
+        };
+        self.run(inputs, copy, &mut |_| ())?;
         Ok(copies)
     }
 
     fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
-        self.run(inputs, &mut |outputs| {
-            f(outputs);
-            Ok(())
-        })
+        self.run(inputs, &mut |_| Ok(()), f)
     }
 }
