@@ -54,7 +54,9 @@ impl Replay for CpuReplay {
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.lanes.run(inputs, self.parallel)
+        // As they were recorded: a module that makes them contiguous itself left no operator that would.
+        let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
+        self.lanes.run(&inputs, self.parallel)
     }
 
     /// Branches on cores of their own, or one operator after the other with all cores in each.
