@@ -33,7 +33,7 @@ pub(crate) struct HostOp {
     flops: u64,
     bytes: u64,
     /// Address and bytes of the result's storage: a view shares its argument's.
-    storage: (usize, u64),
+    pub storage: (usize, u64),
 }
 
 /// A forward pass as a list of operators.
