@@ -116,13 +116,14 @@ pub(crate) fn record(
     forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
     inputs: &[Tensor],
 ) -> Result<(Program, Vec<Tensor>)> {
-    struct Stop;
-    impl Drop for Stop {
+    /// Gives an outer recording back: an executor may be built inside a module that is being recorded.
+    struct Restore(Option<Recorder>);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            RECORDER.set(None);
+            RECORDER.set(self.0.take());
         }
     }
-    let _stop = Stop;
+    let _restore = Restore(RECORDER.take());
     // Tensors of its own: the caller's may also be one of the module's weights.
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
