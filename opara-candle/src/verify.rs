@@ -32,6 +32,11 @@ pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 /// # Errors
 /// [`Error::Mismatch`] for the first output that differs.
 pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor]) -> crate::Result<()> {
+    if expected.len() != got.len() {
+        let output = expected.len().min(got.len());
+        let elements = expected.get(output).or(got.get(output)).map_or(1, |t| t.elem_count().max(1));
+        return Err(Error::Mismatch { mode, output, differing: elements, elements });
+    }
     for (output, (expected, got)) in expected.iter().zip(got).enumerate() {
         let elements = expected.elem_count();
         let differing = if expected.shape() == got.shape() && expected.dtype() == got.dtype() {
@@ -76,6 +81,8 @@ mod tests {
         let error = same_bits("test", &[t(&[0., 1.])?], &[t(&[-0., 1.])?]).unwrap_err();
         assert!(matches!(error, Error::Mismatch { output: 0, differing: 1, elements: 2, .. }));
         assert!(same_bits("test", &[t(&[0., 1.])?], &[t(&[0.])?]).is_err());
+        let error = same_bits("test", &[t(&[0.])?], &[t(&[0.])?, t(&[0., 1.])?]).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { output: 1, .. }), "one more output than expected");
         Ok(())
     }
 
