@@ -25,7 +25,8 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
     let mut programs = Vec::new();
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
         let (result, eager_us) = wall_us(|| record::record(|inputs| function(inputs), &inputs));
-        let (program, outputs) = result?;
+        let on_example = examples.is_empty();
+        let (program, outputs) = result.map_err(|e| if on_example { e } else { verify::fails_on_other_values(e) })?;
         programs.push(program);
         examples.push(Example { inputs, outputs, eager_us });
     }
