@@ -1,27 +1,15 @@
 //! The executor on the CPU: real modules, bit-equal to eager, and what it says to misuse.
 
+mod common;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use candle::{DType, Device, Module, Result, Tensor};
+use candle::{DType, Module, Result, Tensor};
 use candle_nn::{Conv2dConfig, VarBuilder};
+use common::{same_bits, waves, CPU};
 use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
 use opara_models::bert::{BertModel, Config};
-
-const CPU: &Device = &Device::Cpu;
-
-fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
-    let bits = |t: &Tensor| -> Result<Vec<u32>> {
-        Ok(t.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-    };
-    Ok(a.dims() == b.dims() && bits(a)? == bits(b)?)
-}
-
-/// The same values at every call for one `i`.
-fn waves(i: usize, shape: impl Into<candle::Shape>) -> Result<Tensor> {
-    let shape = shape.into();
-    (Tensor::arange(0f32, shape.elem_count() as f32, CPU)? * (i + 1) as f64)?.sin()?.reshape(shape)
-}
 
 /// Replays a module on several inputs under every policy and compares with eager.
 fn check_module<M>(module: M, inputs: impl Fn(usize) -> Result<Tensor>) -> anyhow::Result<Vec<opara_candle::Report>>

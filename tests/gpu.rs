@@ -1,22 +1,14 @@
 //! The executor on a GPU. Without one, or without the `cuda` feature, each test says that it skips.
 
+mod common;
+
 use std::sync::Arc;
 
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{linear, seq, VarBuilder};
 use candle_transformers::models::{bert, t5};
+use common::{differing, gpu};
 use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
-
-/// The GPU, or a word on why there is none.
-fn gpu() -> Option<Device> {
-    match opara_candle::cuda_device(0) {
-        Ok(device) => Some(device),
-        Err(reason) => {
-            eprintln!("skipped, no GPU: {reason}");
-            None
-        }
-    }
-}
 
 const SEQ: usize = 128;
 
@@ -31,15 +23,6 @@ fn sentence(device: &Device, seed: u32) -> Result<Vec<Tensor>> {
     let ids: Vec<u32> = (0..SEQ as u32).map(|i| (i * 7919 + seed * 104_729) % 30_000 + 100).collect();
     let ids = Tensor::from_vec(ids, (1, SEQ), device)?;
     Ok(vec![ids.clone(), ids.zeros_like()?, ids.ones_like()?])
-}
-
-/// Elements whose bits differ, NaN equal to NaN.
-fn differing(a: &Tensor, b: &Tensor) -> Result<usize> {
-    let bits = |t: &Tensor| -> Result<Vec<u32>> {
-        let values = t.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        Ok(values.into_iter().map(|v| if v.is_nan() { u32::MAX } else { v.to_bits() }).collect())
-    };
-    Ok(bits(a)?.iter().zip(bits(b)?).filter(|(a, b)| **a != *b).count())
 }
 
 #[test]

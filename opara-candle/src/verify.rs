@@ -8,14 +8,19 @@ use crate::Error;
 const SCALE: f64 = 0.75;
 
 /// Inputs of the same shapes and dtypes with other values, in the example's range: each reversed, and floats scaled too.
-/// Token ids stay token ids.
+/// Token ids stay token ids, and a single number, say a position, comes nearer to 0.
 pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs
         .iter()
         .map(|input| {
             let flat = input.flatten_all()?;
-            if flat.elem_count() < 2 {
-                return if input.dtype().is_float() { input * SCALE } else { Ok(input.clone()) };
+            let halved = || input / (input.ones_like()? + input.ones_like()?);
+            match flat.elem_count() {
+                0 => return Ok(input.clone()),
+                1 if input.dtype().is_float() => return input * SCALE,
+                // Of a dtype that cannot be divided it stays.
+                1 => return halved().or_else(|_| Ok(input.clone())),
+                _ => {}
             }
             let reversed = flat.flip(&[0])?.reshape(input.shape())?;
             if input.dtype().is_float() {
@@ -27,11 +32,28 @@ pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         .collect()
 }
 
+/// What the module's error on [other values](other_values) means, where it takes the example: that it is sound, but that
+/// a recording cannot be proven to hold for other values.
+pub(crate) fn fails_on_other_values(error: Error) -> Error {
+    match error {
+        Error::Candle(error) => {
+            let reason = format!("it fails on other values in inputs of the same shapes: {error}");
+            Error::NotCapturable { reason }
+        }
+        error => error,
+    }
+}
+
 /// Compares outputs bit for bit; NaN equals NaN.
 ///
 /// # Errors
 /// [`Error::Mismatch`] for the first output that differs.
 pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor]) -> crate::Result<()> {
+    if expected.len() != got.len() {
+        let output = expected.len().min(got.len());
+        let elements = expected.get(output).or(got.get(output)).map_or(1, |t| t.elem_count().max(1));
+        return Err(Error::Mismatch { mode, output, differing: elements, elements });
+    }
     for (output, (expected, got)) in expected.iter().zip(got).enumerate() {
         let elements = expected.elem_count();
         let differing = if expected.shape() == got.shape() && expected.dtype() == got.dtype() {
@@ -76,6 +98,8 @@ mod tests {
         let error = same_bits("test", &[t(&[0., 1.])?], &[t(&[-0., 1.])?]).unwrap_err();
         assert!(matches!(error, Error::Mismatch { output: 0, differing: 1, elements: 2, .. }));
         assert!(same_bits("test", &[t(&[0., 1.])?], &[t(&[0.])?]).is_err());
+        let error = same_bits("test", &[t(&[0.])?], &[t(&[0.])?, t(&[0., 1.])?]).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { output: 1, .. }), "one more output than expected");
         Ok(())
     }
 
@@ -86,6 +110,10 @@ mod tests {
         let other = other_values(&[ids, x])?;
         assert_eq!(other[0].to_vec2::<u32>()?, [[9, 7, 3]]);
         assert_eq!(other[1].to_vec1::<f32>()?, [1.5, 0.75]);
+        let position = |dtype| Tensor::new(7u32, &Device::Cpu)?.to_dtype(dtype);
+        for dtype in [DType::U8, DType::U32, DType::I64] {
+            assert_eq!(other_values(&[position(dtype)?])?[0].to_dtype(DType::U32)?.to_scalar::<u32>()?, 3);
+        }
         Ok(())
     }
 }

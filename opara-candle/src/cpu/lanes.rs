@@ -29,6 +29,8 @@ pub(crate) struct Lanes {
     constants: HashMap<OpId, Tensor>,
     /// Readers of each operator's result; outputs count one more, so that they stay.
     uses: Vec<usize>,
+    /// For each output whether it is a view of what a folded operator made.
+    shared: Vec<bool>,
     parallel: bool,
 }
 
@@ -66,7 +68,10 @@ impl Lanes {
         let steps = Arc::new(steps);
         let mut constants = fold(&program, &ops.folded)?;
         constants.retain(|&op, _| uses[op] > 0);
+        let folded: Vec<usize> = ops.folded.iter().map(|&op| program.ops[op].storage.0).collect();
+        let views = |output: &Source| matches!(output, Source::Op(i) if folded.contains(&program.ops[*i].storage.0));
         Ok(Self {
+            shared: program.outputs.iter().map(views).collect(),
             order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
             parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
             steps,
@@ -95,7 +100,12 @@ impl Lanes {
         if let Some(error) = run.state.lock().error.take() {
             return Err(error);
         }
-        self.program.outputs.iter().map(|source| run.take(source).map_err(Error::from)).collect()
+        let own = |(source, shared): (&Source, &bool)| {
+            let output = run.take(source)?;
+            // The caller may write to it, and the next call must not see that.
+            Ok(if *shared { output.copy()? } else { output })
+        };
+        self.program.outputs.iter().zip(&self.shared).map(own).collect()
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct HostOp {
     flops: u64,
     bytes: u64,
     /// Address and bytes of the result's storage: a view shares its argument's.
-    storage: (usize, u64),
+    pub storage: (usize, u64),
 }
 
 /// A forward pass as a list of operators.
@@ -148,13 +148,14 @@ pub(crate) fn record(
     forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
     inputs: &[Tensor],
 ) -> Result<(Program, Vec<Tensor>)> {
-    struct Stop;
-    impl Drop for Stop {
+    /// Gives an outer recording back: an executor may be built inside a module that is being recorded.
+    struct Restore(Option<Recorder>);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            RECORDER.set(None);
+            RECORDER.set(self.0.take());
         }
     }
-    let _stop = Stop;
+    let _restore = Restore(RECORDER.take());
     // Tensors of its own: the caller's may also be one of the module's weights.
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
@@ -181,20 +182,24 @@ impl Program {
     /// [`Error::Unstable`] where the operators differ, [`Error::UntracedTensor`] for a tensor made by an operator that
     /// is not recorded.
     pub fn agrees_with(&self, other: &Program) -> Result<()> {
+        let same = |pair: &(&Source, &Source)| match pair {
+            (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
+            (Source::Constant(a), Source::Constant(b)) => a.id() == b.id(),
+            _ => false,
+        };
         let names = |p: &Program, i: usize| p.ops.get(i).map_or("nothing", |op| op.name);
         for at in 0..self.ops.len().max(other.ops.len()) {
             if names(self, at) != names(other, at) {
                 let (first, second) = (names(self, at).into(), names(other, at).into());
                 return Err(Error::Unstable { at, first, second });
             }
-            let op = &self.ops[at];
-            for (argument, pair) in op.inputs.iter().zip(&other.ops[at].inputs).enumerate() {
-                let same = match pair {
-                    (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
-                    (Source::Constant(a), Source::Constant(b)) => a.id() == b.id(),
-                    _ => false,
-                };
-                if !same {
+            let (op, again) = (&self.ops[at], &other.ops[at]);
+            if op.inputs.len() != again.inputs.len() {
+                let of = |op: &HostOp| format!("{} of {} tensors", op.name, op.inputs.len());
+                return Err(Error::Unstable { at, first: of(op), second: of(again) });
+            }
+            for (argument, pair) in op.inputs.iter().zip(&again.inputs).enumerate() {
+                if !same(&pair) {
                     let shape = match pair {
                         (Source::Constant(t), _) | (_, Source::Constant(t)) => t.shape().clone(),
                         _ => ().into(),
@@ -204,7 +209,23 @@ impl Program {
                 }
             }
         }
+        let outputs = || self.outputs.iter().zip(&other.outputs);
+        if self.outputs.len() != other.outputs.len() || !outputs().all(|pair| same(&pair)) {
+            let list = |p: &Program| {
+                let names: Vec<&str> = p.outputs.iter().map(|output| p.name(output)).collect();
+                format!("outputs of {names:?}")
+            };
+            return Err(Error::Unstable { at: self.ops.len(), first: list(self), second: list(other) });
+        }
         Ok(())
+    }
+
+    fn name(&self, source: &Source) -> &'static str {
+        match source {
+            Source::Input(_) => "input",
+            Source::Op(i) => self.ops[*i].name,
+            Source::Constant(_) => "weight",
+        }
     }
 
     /// The recording as a [`Trace`]: one buffer for each storage. A view writes only its handle, and whoever reads the

@@ -61,10 +61,12 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
     let mut examples = Vec::new();
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
         let mut outputs = Vec::new();
+        let on_example = examples.is_empty();
         let eager_us = time_us(&device, || {
             outputs = function(&inputs)?;
             Ok(())
-        })?;
+        })
+        .map_err(|e| if on_example { e } else { verify::fails_on_other_values(e) })?;
         // The pass that is captured copies these at its end: load the kernel for that, too.
         for output in outputs.iter().filter(|o| !o.is_contiguous()) {
             output.force_contiguous()?;

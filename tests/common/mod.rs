@@ -1,0 +1,173 @@
+//! What the tests of executors share.
+#![allow(dead_code)] // Each test program uses a part of it.
+
+use candle::{DType, Device, Result, Shape, Tensor};
+use opara_candle::graph::OpGraph;
+use opara_candle::{Mode, OparaExecutor, SpanLabels};
+use tracing_subscriber::prelude::*;
+
+/// The host.
+pub const CPU: &Device = &Device::Cpu;
+
+/// Every dtype that both of candle's backends compute with.
+pub const DTYPES: [DType; 7] = [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
+
+/// The GPU, or a word on why there is none.
+pub fn gpu() -> Option<Device> {
+    match opara_candle::cuda_device(0) {
+        Ok(device) => Some(device),
+        Err(reason) => {
+            eprintln!("skipped, no GPU: {reason}");
+            None
+        }
+    }
+}
+
+/// Floats that differ from each other, the same at every call for one `i`.
+pub fn waves(i: usize, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    (Tensor::arange(0f32, shape.elem_count() as f32, CPU)? * (i + 1) as f64)?.sin()?.reshape(shape)
+}
+
+/// Numbers from 0 to 12, the same at every call for one `i`: sums and products of some of them are exact in every
+/// dtype, so that they do not depend on their order.
+pub fn counts(i: usize, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+    let shape = shape.into();
+    let numbers: Vec<u32> = (0..shape.elem_count()).map(|j| ((j * 7 + i * 11) % 13) as u32).collect();
+    Tensor::from_vec(numbers, shape, CPU)?.to_dtype(dtype)
+}
+
+/// The bits of every element, every NaN the same.
+fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
+    let flat = tensor.to_device(CPU)?.flatten_all()?;
+    if flat.dtype() == DType::I64 {
+        return Ok(flat.to_vec1::<i64>()?.into_iter().map(|v| v as u64).collect());
+    }
+    // A double holds every value of the other dtypes exactly, the sign of a zero too.
+    let values = flat.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    Ok(values.into_iter().map(|v| if v.is_nan() { u64::MAX } else { v.to_bits() }).collect())
+}
+
+/// Elements whose bits differ, NaN equal to NaN.
+pub fn differing(a: &Tensor, b: &Tensor) -> Result<usize> {
+    assert_eq!((a.dims(), a.dtype()), (b.dims(), b.dtype()));
+    Ok(bits(a)?.iter().zip(bits(b)?).filter(|(a, b)| **a != *b).count())
+}
+
+/// Whether shape, dtype and bits are the same.
+pub fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.dims() == b.dims() && a.dtype() == b.dtype() && bits(a)? == bits(b)?)
+}
+
+/// Fails unless both are the same number of tensors of the same bits.
+#[track_caller]
+pub fn assert_same(got: &[Tensor], expected: &[Tensor], of: impl std::fmt::Display) {
+    assert_eq!(got.len(), expected.len(), "outputs of {of}");
+    for (output, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let same = same_bits(got, expected).expect("tensors can be read back");
+        assert!(same, "output {output} of {of}:\n{got}\nis not\n{expected}");
+    }
+}
+
+/// The values of a matrix laid out in memory in several ways, and last a matrix of other values whose rows are one.
+pub fn layouts(x: &Tensor) -> Result<Vec<(&'static str, Tensor)>> {
+    let (rows, columns) = x.dims2()?;
+    let flat = x.flatten_all()?;
+    let behind_one = Tensor::cat(&[&flat.narrow(0, 0, 1)?, &flat], 0)?;
+    let wider = Tensor::cat(&[&x.narrow(1, 0, 1)?, x], 1)?;
+    Ok(vec![
+        ("contiguous", x.clone()),
+        ("transposed", x.t()?.contiguous()?.t()?),
+        ("at an odd offset", behind_one.narrow(0, 1, rows * columns)?.reshape((rows, columns))?),
+        ("columns of a wider matrix", wider.narrow(1, 1, columns)?),
+        ("one row, broadcast", x.narrow(0, 1, 1)?.broadcast_as((rows, columns))?),
+    ])
+}
+
+/// Calls an executor with `inputs(1)`, `inputs(0)` and others, copying outputs and borrowing them, compares each answer
+/// with eager, and looks at the end whether a later call has changed an earlier answer.
+#[track_caller]
+pub fn answers_like<F>(fast: &OparaExecutor, function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>)
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+{
+    let mut answers = Vec::new();
+    for i in [1, 0, 2, 3] {
+        let inputs = inputs(i).expect("inputs can be made");
+        let expected = function(&inputs).expect("the function takes these inputs");
+        let got = fast.call(&inputs).expect("the executor takes what the function takes");
+        assert_same(&got, &expected, format_args!("input {i}"));
+        fast.lend(&inputs, |lent| assert_same(lent, &expected, format_args!("input {i}, lent")))
+            .expect("outputs are lent");
+        answers.push((i, got, expected));
+    }
+    for (i, got, expected) in answers {
+        assert_same(&got, &expected, format_args!("input {i}, after other calls"));
+    }
+}
+
+/// Builds an executor for `inputs(0)`, which must be replayed in this mode by Opara's schedule, and compares it with
+/// eager.
+#[track_caller]
+pub fn replayed<F>(mode: Mode, function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>) -> OparaExecutor
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
+{
+    let example = inputs(0).expect("inputs can be made");
+    let fast = OparaExecutor::builder().stress(4).build_fn(function.clone(), &example).expect("it can be built");
+    let report = fast.report();
+    assert_eq!((report.mode, report.verified, &report.reason), (mode, true, &None), "{report}");
+    answers_like(&fast, function, inputs);
+    fast
+}
+
+/// Builds an executor that must run eagerly, with a reason that holds all of `parts`. Spans are labels.
+#[track_caller]
+pub fn refused<F>(function: F, inputs: &[Tensor], parts: &[&str]) -> OparaExecutor
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    let labels = tracing_subscriber::registry().with(SpanLabels);
+    let fast = tracing::subscriber::with_default(labels, || OparaExecutor::builder().build_fn(function, inputs))
+        .expect("what cannot be captured runs eagerly");
+    let report = fast.report();
+    let reason = report.reason.clone().unwrap_or_default();
+    assert!(report.mode == Mode::Eager && !reason.is_empty(), "{report}");
+    for part in parts {
+        assert!(reason.contains(part), "the reason does not speak of `{part}`: {reason}");
+    }
+    fast
+}
+
+/// Asserts that no launch of one of the scopes `branch-0`, `branch-1`, ... depends on one of another.
+#[track_caller]
+pub fn assert_branches_are_free(fast: &OparaExecutor, branches: usize) {
+    let trace = fast.trace().expect("it was recorded");
+    let graph = OpGraph::new(&trace);
+    let branch = |op: usize| (0..branches).find(|b| trace.ops[op].label.split('/').any(|p| p == format!("branch-{b}")));
+    let bit = |op: usize| branch(op).map_or(0, |b| 1u64 << b);
+    // For each launch the branches that it comes after.
+    let mut after: Vec<u64> = Vec::new();
+    for op in 0..trace.ops.len() {
+        let before = graph.predecessors(op).fold(0, |found, p| found | after[p] | bit(p));
+        let name = &trace.ops[op].name;
+        assert!(bit(op) == 0 || before & !bit(op) == 0, "{:?}: `{name}` waits for branches {before:b}", branch(op));
+        after.push(before);
+    }
+    let found = (0..trace.ops.len()).fold(0, |found, op| found | bit(op));
+    assert_eq!(found, (1 << branches) - 1, "every branch launches something");
+}
+
+/// Runs the test `name` in a process of its own: should it leave the GPU unusable, no other test fails for that.
+pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    const RUNNING: &str = "OPARA_ISOLATED_TEST";
+    if std::env::var(RUNNING).is_ok_and(|running| running == name) {
+        return test();
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe()?);
+    let output = alone.args([name, "--exact", "--nocapture"]).env(RUNNING, name).output()?;
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    eprintln!("{}", String::from_utf8_lossy(&output.stderr));
+    anyhow::ensure!(output.status.success(), "in a process of its own: {}", output.status);
+    Ok(())
+}

@@ -1,0 +1,545 @@
+//! Shapes of use on the CPU: dtypes, layouts, outputs that alias, state, nesting, threads, sizes.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use candle::{DType, Module, Result, Tensor, D};
+use common::{
+    answers_like, assert_branches_are_free, assert_same, counts, layouts, refused, replayed, same_bits, waves, CPU,
+    DTYPES,
+};
+use opara_candle::{ops, Mode, OparaExecutor};
+
+/// One input, different at every `i`.
+fn one(i: usize) -> Result<Vec<Tensor>> {
+    Ok(vec![waves(i, (4, 6))?])
+}
+
+#[test]
+fn every_dtype_goes_in_and_comes_out() {
+    for dtype in DTYPES {
+        let function = |t: &[Tensor]| {
+            let sum = ops::add(&t[0], &t[1])?;
+            let larger = ops::custom("gt", &[&t[0], &t[1]], |t| t[0].gt(t[1]))?;
+            let order = ops::custom("argsort", &[&sum], |t| t[0].arg_sort_last_dim(true))?;
+            Ok(vec![
+                ops::custom("where", &[&larger, &t[0], &sum], |t| t[0].where_cond(t[1], t[2]))?,
+                ops::custom("index_select", &[&sum, &t[2]], |t| t[0].index_select(t[1], 0))?,
+                ops::custom("argmax", &[&sum], |t| t[0].argmax(D::Minus1))?,
+                ops::custom("gather", &[&sum, &order], |t| t[0].gather(t[1], 1))?,
+                ops::cat(&[&t[0], &sum], 1)?,
+                larger,
+                order,
+            ])
+        };
+        replayed(Mode::Lanes, function, |i| {
+            let ids = Tensor::new(&[i as u32 % 4, 3, 0, 3], CPU)?;
+            Ok(vec![counts(i, (4, 6), dtype)?, counts(i + 5, (4, 6), dtype)?, ids])
+        });
+    }
+}
+
+#[test]
+fn every_dtype_is_converted_to_every_other() {
+    for from in DTYPES {
+        let function = |t: &[Tensor]| DTYPES.iter().map(|&to| ops::to_dtype(&t[0], to)).collect();
+        replayed(Mode::Lanes, function, |i| Ok(vec![counts(i, (3, 5), from)?]));
+    }
+}
+
+#[test]
+fn four_inputs_and_five_outputs_of_mixed_dtypes() {
+    let function = |t: &[Tensor]| {
+        let (x, ids, mask, step) = (&t[0], &t[1], &t[2], &t[3]);
+        let rows = ops::embedding(x, ids)?;
+        Ok(vec![
+            ops::custom("where", &[mask, x], |t| t[0].where_cond(t[1], &t[1].zeros_like()?))?,
+            ops::to_dtype(&rows, DType::F16)?,
+            ops::add(&ops::to_dtype(mask, DType::I64)?, step)?,
+            ops::to_dtype(&ops::to_dtype(x, DType::BF16)?, DType::F64)?,
+            ops::custom("sum_all", &[ids], |t| t[0].sum_all())?,
+        ])
+    };
+    replayed(Mode::Lanes, function, |i| {
+        let ids = Tensor::new(&[3u32, i as u32, 1], CPU)?;
+        let mask = (counts(i, (4, 6), DType::U8)?.gt(6f64))?;
+        Ok(vec![waves(i, (4, 6))?, ids, mask, Tensor::new(i as i64, CPU)?])
+    });
+}
+
+#[test]
+fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| {
+        let twice = ops::add(&t[0], &t[0])?;
+        let sum = ops::sum_keepdim(&t[0], 1)?;
+        Ok(vec![ops::cat(&[&t[0], &twice], 0)?, sum, ops::transpose(&t[0], 0, 1)?, ops::narrow(&t[0], 1, 1, 3)?])
+    };
+    for dtype in [DType::U8, DType::F16, DType::F32] {
+        let ways = layouts(&counts(0, (4, 6), dtype)?)?;
+        for (way, example) in &ways {
+            let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(example))?;
+            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None), "{way}");
+            for i in 1..4 {
+                for (later, input) in layouts(&counts(i, (4, 6), dtype)?)? {
+                    let inputs = [input];
+                    assert_same(&fast.call(&inputs)?, &function(&inputs)?, format_args!("{way}, then {later}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// candle's `contiguous` hands a contiguous tensor back as it is, so nothing is recorded of it.
+#[test]
+fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| {
+        let rows = t[0].contiguous()?;
+        let order = Tensor::new(&[2u32, 0, 1], CPU)?;
+        Ok(vec![ops::custom("index_select", &[&rows], move |t| t[0].index_select(&order, 0))?])
+    };
+    let fast = OparaExecutor::builder().build_fn(function, &one(0)?)?;
+    assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    for i in 1..4 {
+        for (way, input) in layouts(&waves(i, (4, 6))?)? {
+            let inputs = [input];
+            assert_same(&fast.call(&inputs)?, &function(&inputs)?, way);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn products_take_inputs_in_any_layout() -> anyhow::Result<()> {
+    let weight = waves(9, (64, 32))?;
+    let function = move |t: &[Tensor]| Ok(vec![ops::matmul(&t[0], &weight)?]);
+    for (way, example) in &layouts(&waves(0, (48, 64))?)?[..3] {
+        let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None), "{way}");
+        for (later, input) in &layouts(&waves(1, (48, 64))?)?[..3] {
+            let expected = function(&[input.contiguous()?])?;
+            assert_same(&fast.call(std::slice::from_ref(input))?, &expected, format_args!("{way}, then {later}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
+    let weight = waves(5, (4, 6))?;
+    let function = {
+        let weight = weight.clone();
+        move |t: &[Tensor]| Ok(vec![ops::sub(&ops::add(&t[0], &t[0])?, &ops::mul(&t[1], &weight)?)?])
+    };
+    let twins = |x: &Tensor| vec![x.clone(), x.clone()];
+    for example in [twins(&waves(0, (4, 6))?), twins(&weight), vec![waves(0, (4, 6))?, weight.clone()]] {
+        let fast = OparaExecutor::builder().build_fn(function.clone(), &example)?;
+        assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+        answers_like(&fast, &function, |i| Ok(vec![waves(i, (4, 6))?, waves(i + 4, (4, 6))?]));
+        answers_like(&fast, &function, |i| Ok(twins(&waves(i, (4, 6))?)));
+        answers_like(&fast, &function, |_| Ok(twins(&weight)));
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
+    let step = |t: &[Tensor]| Ok(vec![ops::tanh(&ops::add(&t[0], &t[1])?)?, ops::affine(&t[0], 0.5, 0.1)?]);
+    let mut expected = vec![waves(0, (4, 6))?, waves(1, (4, 6))?];
+    let fast = OparaExecutor::builder().build_fn(step, &expected)?;
+    let mut called = expected.clone();
+    let mut lent = expected.clone();
+    for i in 0..20 {
+        expected = step(&expected)?;
+        called = fast.call(&called)?;
+        lent = fast.lend(&lent, <[Tensor]>::to_vec)?;
+        assert_same(&called, &expected, format_args!("call {i}"));
+        assert_same(&lent, &expected, format_args!("lent, call {i}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_that_are_inputs_views_or_each_other() {
+    let function = |t: &[Tensor]| {
+        let x = &t[0];
+        let y = ops::tanh(x)?;
+        let row = ops::narrow(&y, 0, 1, 1)?;
+        Ok(vec![
+            x.clone(),
+            x.clone(),
+            ops::reshape(x, (6, 4))?,
+            ops::narrow(x, 1, 1, 3)?,
+            ops::transpose(x, 0, 1)?,
+            y.clone(),
+            row.clone(),
+            ops::transpose(&y, 0, 1)?,
+            ops::narrow(&row, 1, 3, 2)?,
+            y,
+            row,
+        ])
+    };
+    replayed(Mode::Lanes, function, one);
+}
+
+#[test]
+fn an_output_that_no_input_reaches_is_the_callers_own() -> anyhow::Result<()> {
+    let weight = waves(3, (2, 2))?;
+    let function = move |_: &[Tensor]| {
+        let ones = ops::constant("ones", || Tensor::ones((2, 3), DType::F32, CPU))?;
+        let zeros = ops::constant("zeros", || Tensor::zeros((2, 3), DType::F32, CPU))?;
+        Ok(vec![ops::narrow(&ones, 0, 1, 1)?, ops::reshape(&ones, (3, 2))?, zeros, ops::relu(&weight)?])
+    };
+    let fast = replayed(Mode::Lanes, function.clone(), one);
+    for output in fast.call(&one(1)?)? {
+        output.const_set(candle::scalar::Scalar::F32(5.))?;
+    }
+    assert_same(&fast.call(&one(2)?)?, &function(&[])?, "a call after one whose outputs were overwritten");
+    Ok(())
+}
+
+#[test]
+fn an_output_that_is_a_weight_runs_eagerly() -> anyhow::Result<()> {
+    let weight = waves(3, (2, 2))?;
+    let function = move |t: &[Tensor]| Ok(vec![ops::relu(&t[0])?, weight.clone()]);
+    let fast = refused(function.clone(), &one(0)?, &["output 1"]);
+    answers_like(&fast, function, one);
+    Ok(())
+}
+
+#[test]
+fn functions_without_an_operator_or_without_a_use_for_an_input() -> anyhow::Result<()> {
+    let two = |i: usize| Ok(vec![waves(i, (4, 6))?, waves(i + 9, 3)?]);
+    replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
+    replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![ops::relu(&t[1])?]), two);
+    let fast = replayed(Mode::Lanes, |_: &[Tensor]| Ok(vec![]), two);
+    assert!(fast.call(&two(1)?)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn scalars_go_in_and_come_out() {
+    let function = |t: &[Tensor]| {
+        let sum = ops::custom("sum_all", &[&t[1]], |t| t[0].sum_all())?;
+        Ok(vec![ops::add(&t[0], &sum)?, ops::mul(&t[1], &t[0])?, sum, t[0].clone()])
+    };
+    replayed(Mode::Lanes, function, |i| Ok(vec![Tensor::new(i as f32 + 0.5, CPU)?, waves(i, (4, 6))?]));
+}
+
+#[test]
+fn empty_tensors_go_in_come_out_and_lie_between() {
+    let function = |t: &[Tensor]| {
+        let (none, some) = (&t[0], &t[1]);
+        let nothing = ops::tanh(&ops::narrow(some, 0, 2, 0)?)?;
+        let flat = ops::transpose(none, 0, 1)?;
+        Ok(vec![
+            ops::relu(none)?,
+            ops::cat(&[none, some, &nothing], 0)?,
+            ops::cat(&[none, &nothing], 0)?,
+            ops::matmul(some, &flat)?,
+            ops::matmul(&flat, none)?,
+            none.clone(),
+            nothing,
+        ])
+    };
+    replayed(Mode::Lanes, function, |i| Ok(vec![Tensor::zeros((0, 6), DType::F32, CPU)?, waves(i, (4, 6))?]));
+}
+
+#[test]
+fn an_operator_may_write_to_what_it_made() {
+    let function = |t: &[Tensor]| {
+        let padded = ops::custom("pad", &[&t[0]], |t| {
+            let padded = Tensor::zeros((6, 6), DType::F32, CPU)?;
+            padded.slice_set(t[0], 0, 1)?;
+            Ok(padded)
+        })?;
+        let set = ops::custom("scatter", &[&t[0], &t[1]], |t| {
+            let zeros = Tensor::zeros((4, 8), DType::F32, CPU)?;
+            zeros.scatter_set(t[1], t[0], 1)?;
+            zeros.scatter_add_set(t[1], t[0], 1)?;
+            Ok(zeros)
+        })?;
+        let rows = ops::custom("index_add", &[&padded, &t[0]], |t| {
+            t[0].index_add(&Tensor::new(&[0u32, 5, 0, 2], CPU)?, t[1], 0)
+        })?;
+        Ok(vec![padded, set, rows])
+    };
+    replayed(Mode::Lanes, function, |i| Ok(vec![waves(i, (4, 6))?, counts(i, (4, 6), DType::U32)?.clamp(0u32, 7u32)?]));
+}
+
+#[test]
+fn many_parts_are_joined_and_parted() {
+    let function = |t: &[Tensor]| {
+        let parts = (0..40).map(|i| ops::affine(&ops::narrow(&t[0], 1, i % 5, 1 + i % 2)?, i as f64, 1.));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let parts: Vec<&Tensor> = parts.iter().collect();
+        let columns = ops::cat(&parts, 1)?;
+        let thirds = (0..3).map(|i| ops::narrow(&columns, 1, 20 * i, 20)).collect::<Result<Vec<_>>>()?;
+        Ok([thirds, vec![ops::cat(&parts[2..4], 1)?, ops::cat(&[&columns, &columns], 0)?]].concat())
+    };
+    replayed(Mode::Lanes, function, one);
+}
+
+#[test]
+fn convolutions_that_read_one_result_are_free_of_each_other() {
+    let weights: Vec<Tensor> = (0..5).map(|i| waves(i, (8, 8, 3, 3))).collect::<Result<_>>().expect("weights");
+    let same = candle_nn::Conv2dConfig { padding: 1, ..Default::default() };
+    let function = move |t: &[Tensor]| {
+        let stem = ops::conv2d(&t[0], &weights[4], None, &same)?;
+        let branch = |i: usize| {
+            let _scope = opara_candle::scope(&format!("branch-{i}"));
+            ops::conv2d(&stem, &weights[i], None, &same)
+        };
+        let branches = (0..4).map(branch).collect::<Result<Vec<_>>>()?;
+        Ok(vec![ops::cat(&branches.iter().collect::<Vec<_>>(), 1)?])
+    };
+    let fast = replayed(Mode::Lanes, function, |i| Ok(vec![waves(i, (1, 8, 12, 12))?]));
+    assert_eq!((fast.report().width, fast.report().streams), (4, 4));
+    assert_branches_are_free(&fast, 4);
+}
+
+#[test]
+fn grouped_and_transposed_convolutions() {
+    let weight = |i: usize, shape: [usize; 3]| waves(i, shape.to_vec()).expect("a weight");
+    let (grouped, transposed) = (weight(1, [6, 2, 3]), weight(2, [4, 3, 3]));
+    let depthwise = waves(3, (4, 1, 3, 3)).expect("a weight");
+    let function = move |t: &[Tensor]| {
+        let row = &t[0];
+        let plane = ops::reshape(row, (1, 4, 6, 5))?;
+        let config = candle_nn::Conv2dConfig { padding: 1, groups: 4, ..Default::default() };
+        Ok(vec![
+            ops::custom("conv1d", &[row, &grouped], |t| t[0].conv1d(t[1], 1, 2, 1, 2))?,
+            ops::custom("conv_transpose1d", &[row, &transposed], |t| t[0].conv_transpose1d(t[1], 1, 1, 2, 1, 1))?,
+            ops::conv2d(&plane, &depthwise, None, &config)?,
+        ])
+    };
+    replayed(Mode::Lanes, function, |i| Ok(vec![waves(i, (1, 4, 30))?]));
+}
+
+#[test]
+fn a_cache_that_grows_is_refused() {
+    let cache = Arc::new(Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache")));
+    let function = {
+        let cache = cache.clone();
+        move |t: &[Tensor]| {
+            let _span = tracing::info_span!("attention").entered();
+            let mut cache = cache.lock().expect("no panic holds this lock");
+            *cache = ops::cat(&[&*cache, &ops::tanh(&t[0])?], 0)?;
+            Ok(vec![cache.clone()])
+        }
+    };
+    let fast = refused(function, &one(0).expect("an input"), &["attention/cat"]);
+    for i in 0..3 {
+        let before = cache.lock().expect("no panic holds this lock").clone();
+        let input = one(i).expect("an input");
+        let expected = Tensor::cat(&[&before, &input[0].tanh().expect("tanh")], 0).expect("cat");
+        assert_same(&fast.call(&input).expect("an answer"), &[expected], i);
+    }
+}
+
+#[test]
+fn a_counter_in_the_operators_parameters_is_refused() -> anyhow::Result<()> {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let function = move |t: &[Tensor]| Ok(vec![ops::affine(&t[0], count.fetch_add(1, Ordering::Relaxed) as f64, 0.)?]);
+    let fast = refused(function, &one(0)?, &["differs"]);
+    for i in 0..3 {
+        let expected = one(i)?[0].affine(calls.load(Ordering::Relaxed) as f64, 0.)?;
+        assert_same(&fast.call(&one(i)?)?, &[expected], i);
+    }
+    Ok(())
+}
+
+/// Wraps a function of the number of the call, verified or not, which must run eagerly and then do just that.
+fn assert_refused_in_turns<F>(function: F, verify: bool) -> anyhow::Result<()>
+where
+    F: Fn(usize, &[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
+{
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (count, counted) = (calls.clone(), function.clone());
+    let counted = move |t: &[Tensor]| counted(count.fetch_add(1, Ordering::Relaxed), t);
+    let fast = OparaExecutor::builder().verify(verify).build_fn(counted, &one(0)?)?;
+    assert!(fast.report().mode == Mode::Eager && fast.report().reason.is_some(), "{}", fast.report());
+    for i in 0..4 {
+        let expected = function(calls.load(Ordering::Relaxed), &one(i)?)?;
+        assert_same(&fast.call(&one(i)?)?, &expected, i);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_changes_from_call_to_call_is_refused() -> anyhow::Result<()> {
+    let weights = [waves(1, (4, 6))?, waves(2, (4, 6))?];
+    for verify in [true, false] {
+        let branch = |n: usize, t: &[Tensor]| Ok(vec![if n % 2 == 0 { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }]);
+        assert_refused_in_turns(branch, verify)?;
+        let weights = weights.clone();
+        let weight = move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]);
+        assert_refused_in_turns(weight, verify)?;
+        let parts = |n: usize, t: &[Tensor]| {
+            let parts = [&t[0], &t[0], &t[0]];
+            Ok(vec![ops::cat(&parts[..2 + n % 2], 0)?])
+        };
+        assert_refused_in_turns(parts, verify)?;
+        let output = |n: usize, t: &[Tensor]| {
+            let both = [ops::relu(&t[0])?, ops::tanh(&t[0])?];
+            Ok(vec![both[n % 2].clone()])
+        };
+        assert_refused_in_turns(output, verify)?;
+        let outputs = |n: usize, t: &[Tensor]| Ok(vec![ops::relu(&t[0])?; 1 + n % 2]);
+        assert_refused_in_turns(outputs, verify)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
+    for dtype in [DType::U8, DType::U32, DType::I64] {
+        let function = |t: &[Tensor]| {
+            let position = t[1].to_dtype(DType::U32)?.to_scalar::<u32>()?;
+            Ok(vec![ops::narrow(&t[0], 0, position as usize, 1)?])
+        };
+        let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?, Tensor::new(3 - i as u32, CPU)?.to_dtype(dtype)?]);
+        answers_like(&refused(function, &inputs(0)?, &["differs"]), function, inputs);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_module_that_takes_only_some_values_is_refused() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| match t[1].to_scalar::<u32>()? as usize {
+        rows if rows == t[0].dim(0)? => Ok(vec![ops::relu(&t[0])?]),
+        rows => candle::bail!("{rows} rows are too few"),
+    };
+    let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?, Tensor::new(4u32, CPU)?]);
+    answers_like(&refused(function, &inputs(0)?, &["other values", "2 rows are too few"]), function, inputs);
+    Ok(())
+}
+
+#[test]
+fn random_numbers_are_refused() -> anyhow::Result<()> {
+    fn dropout(t: &[&Tensor]) -> Result<Tensor> {
+        candle_nn::Dropout::new(0.5).forward(t[0], true)
+    }
+    type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
+    let functions: [(Function, &str); 4] = [
+        (
+            |t| {
+                let _span = tracing::info_span!("noise").entered();
+                Ok(vec![ops::add(&t[0], &Tensor::rand(0f32, 1., (4, 6), CPU)?)?])
+            },
+            "noise/add",
+        ),
+        (|t| Ok(vec![dropout(&[&ops::relu(&t[0])?])?]), "output 0"),
+        (|t| Ok(vec![ops::custom("dropout", &[&t[0]], dropout)?]), "differs"),
+        (|t| Ok(vec![ops::add(&t[0], &ops::constant("noise", || Tensor::randn(0f32, 1., (4, 6), CPU))?)?]), "differs"),
+    ];
+    for (function, part) in functions {
+        let fast = refused(function, &one(0)?, &[part]);
+        let (first, second) = (fast.call(&one(1)?)?, fast.call(&one(1)?)?);
+        assert!(!same_bits(&first[0], &second[0])?, "every call draws anew");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_executor_may_be_built_inside_a_wrapped_module() {
+    let inner = Arc::new(OnceLock::<OparaExecutor>::new());
+    let function = move |t: &[Tensor]| {
+        let y = ops::relu(&t[0])?;
+        if inner.get().is_none() {
+            let built = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &y)?;
+            inner.get_or_init(|| built);
+        }
+        let inner = inner.get().expect("it was built just now");
+        Ok(vec![ops::add(&inner.forward(&y)?, &t[0])?])
+    };
+    let fast = replayed(Mode::Lanes, function, one);
+    assert_eq!(fast.report().ops, 4, "the outer one sees the inner one's operators");
+}
+
+#[test]
+fn an_eager_executor_calls_others_with_any_shape() -> anyhow::Result<()> {
+    let inner = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &one(0)?[0])?;
+    let times_mean = |x: &Tensor, y: Tensor| y.affine(x.mean_all()?.to_scalar::<f32>()? as f64, 0.);
+    let function = move |t: &[Tensor]| Ok(vec![times_mean(&t[0], inner.forward(&t[0])?)?]);
+    let fast = refused(function, &one(0)?, &["output 0"]);
+    let plain = |t: &[Tensor]| Ok(vec![times_mean(&t[0], t[0].tanh()?.sqr()?)?]);
+    answers_like(&fast, plain, |i| Ok(vec![waves(i, (i + 1, 6))?]));
+    Ok(())
+}
+
+#[test]
+fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+    let weight = waves(7, (6, 6))?;
+    let module = move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?);
+    let x = waves(0, (4, 6))?;
+    let (a, b) = (OparaExecutor::new(module.clone(), &x)?, OparaExecutor::new(module.clone(), &x)?);
+    for i in 0..4 {
+        let x = [waves(i, (4, 6))?];
+        let once = module(&x[0])?;
+        let twice = module(&once)?;
+        assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
+        let other = [waves(i, (5 + i, 6))?];
+        a.lend(&x, |lent| -> anyhow::Result<()> {
+            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
+            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
+            assert_same(lent, std::slice::from_ref(&once), i);
+            Ok(())
+        })??;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?, ops::sum_keepdim(&ops::sqr(&t[0])?, 1)?]);
+    let build = move || OparaExecutor::builder().build_fn(function, &one(0)?);
+    let fast = std::thread::spawn(build).join().expect("no panic")?;
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let fast = &fast;
+            scope.spawn(move || answers_like(fast, function, |i| one(10 * thread + i)));
+        }
+    });
+    Ok(())
+}
+
+#[test]
+fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::mul(&t[0], &t[0])?, &t[0])?, ops::sum_keepdim(&t[0], 0)?]);
+    let fast = OparaExecutor::builder().max_shapes(3).build_fn(function, &one(0)?)?;
+    for round in 0..3 {
+        for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F32)] {
+            answers_like(&fast, function, |i| Ok(vec![counts(round + i, (rows, 6), dtype)?]));
+            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_chain_of_five_thousand_operators() -> anyhow::Result<()> {
+    let chain = |t: &[Tensor]| {
+        let step = |x: Tensor, i: usize| ops::affine(&x, if i % 2 == 0 { 0.5 } else { 2. }, 0.25);
+        Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
+    };
+    let fast = OparaExecutor::builder().build_fn(chain, &one(0)?)?;
+    assert_eq!((fast.report().mode, fast.report().depth, fast.report().streams), (Mode::Lanes, 5_000, 1));
+    answers_like(&fast, chain, one);
+    Ok(())
+}
+
+#[test]
+fn two_thousand_parallel_operators() -> anyhow::Result<()> {
+    let parallel = |t: &[Tensor]| {
+        let parts = (0..2_000).map(|i| ops::affine(&t[0], i as f64, 1.)).collect::<Result<Vec<_>>>()?;
+        Ok(vec![ops::cat(&parts.iter().collect::<Vec<_>>(), 0)?])
+    };
+    let fast = OparaExecutor::builder().build_fn(parallel, &one(0)?)?;
+    assert_eq!((fast.report().mode, fast.report().width, fast.report().streams), (Mode::Lanes, 2_000, 2_000));
+    answers_like(&fast, parallel, one);
+    Ok(())
+}

@@ -1,0 +1,424 @@
+//! Modules on a GPU that are not functions of their inputs and weights alone: state, read-backs, random numbers, other
+//! devices. Without a GPU, or without the `cuda` feature, each test says that it skips.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use candle::{DType, Device, Result, Tensor};
+use candle_nn::{BatchNorm, Dropout};
+use common::{answers_like, assert_same, gpu, isolated, refused, replayed, same_bits, waves};
+use opara_candle::{Mode, OparaExecutor};
+
+/// Why a lock can be taken.
+const FREE: &str = "no panic holds this lock";
+
+/// A matrix of floats, another one at every `i`.
+fn one(i: usize, device: &Device) -> Result<Vec<Tensor>> {
+    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
+}
+
+/// `then` where `x` is large, else `x`: no small example shows what `then` holds.
+fn where_large(x: &Tensor, then: &Tensor) -> Result<Tensor> {
+    x.gt(100f32)?.where_cond(then, x)
+}
+
+/// Inputs that show it.
+fn large(i: usize, device: &Device) -> Result<Tensor> {
+    one(i, device)?[0].affine(1000., 500.)
+}
+
+#[test]
+fn a_read_back_is_refused_by_its_span() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let _decoder = tracing::info_span!("decoder").entered();
+        let hidden = t[0].sqr()?;
+        let _sampler = opara_candle::scope("sampler");
+        let mean = hidden.mean_all()?.to_scalar::<f32>()?;
+        Ok(vec![(hidden * mean as f64)?])
+    };
+    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 4 bytes back", "decoder/sampler"]);
+    answers_like(&fast, function, |i| one(i, &device));
+}
+
+#[test]
+fn a_read_back_whose_error_is_ignored_is_refused() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| Ok(vec![(&t[0] * t[0].mean_all()?.to_scalar::<f32>().unwrap_or(1.) as f64)?]);
+    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 4 bytes back"]);
+    answers_like(&fast, function, |i| one(i, &device));
+}
+
+#[test]
+fn a_module_that_computes_on_the_cpu_is_refused_by_its_span() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let _span = tracing::info_span!("offloaded").entered();
+        Ok(vec![t[0].relu()?.to_device(&Device::Cpu)?.sqr()?.to_device(t[0].device())?])
+    };
+    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 96 bytes back", "offloaded"]);
+    answers_like(&fast, function, |i| one(i, &device));
+}
+
+#[test]
+fn a_module_that_waits_for_the_device_is_refused() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let y = t[0].relu()?;
+        t[0].device().synchronize()?;
+        Ok(vec![y.sqr()?])
+    };
+    let fast = refused(function, &one(0, &device).expect("an input"), &[]);
+    answers_like(&fast, function, |i| one(i, &device));
+    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].relu()?]), |i| one(i, &device));
+}
+
+#[test]
+fn weights_on_the_cpu_are_uploaded_once() {
+    let Some(device) = gpu() else { return };
+    let weight = waves(7, (256, 256)).expect("a weight");
+    let function = move |t: &[Tensor]| {
+        let weight = weight.to_device(t[0].device())?;
+        Ok(vec![t[0].matmul(&weight)?, t[0].matmul(&weight.narrow(0, 0, 256)?.relu()?)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (8, 256))?.to_device(&device)?]));
+    assert!(fast.report().folded >= 2, "the upload and the relu: {}", fast.report());
+}
+
+#[test]
+fn a_table_that_the_first_call_makes_is_a_weight() {
+    let Some(device) = gpu() else { return };
+    let table = Arc::new(OnceLock::<Tensor>::new());
+    let function = move |t: &[Tensor]| {
+        if table.get().is_none() {
+            let made = Tensor::arange(0f32, 24., t[0].device())?.reshape((4, 6))?.cos()?;
+            table.get_or_init(|| made);
+        }
+        Ok(vec![(&t[0] * table.get().expect("it was made just now"))?])
+    };
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+/// A cache that holds one table, for the shape of the last call.
+#[test]
+fn a_table_that_another_shape_replaces_does_not_spoil_the_first() -> anyhow::Result<()> {
+    isolated("a_table_that_another_shape_replaces_does_not_spoil_the_first", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let table = Mutex::new(None::<(usize, Tensor)>);
+        let function = move |t: &[Tensor]| {
+            let rows = t[0].dim(0)?;
+            let mut table = table.lock().expect(FREE);
+            if table.as_ref().is_none_or(|(of, _)| *of != rows) {
+                let made = Tensor::arange(0f32, 6. * rows as f32, t[0].device())?.reshape((rows, 6))?;
+                *table = Some((rows, made));
+            }
+            Ok(vec![(&t[0] + &table.as_ref().expect("it was made above").1)?])
+        };
+        let inputs = |i: usize, rows: usize| Ok(vec![waves(i, (rows, 6))?.to_device(&device)?]);
+        let plain = |t: &[Tensor]| {
+            let rows = t[0].dim(0)?;
+            Ok(vec![(&t[0] + Tensor::arange(0f32, 6. * rows as f32, t[0].device())?.reshape((rows, 6))?)?])
+        };
+        let fast = OparaExecutor::builder().build_fn(function, &inputs(0, 4)?)?;
+        answers_like(&fast, plain, |i| inputs(i, 4));
+        answers_like(&fast, plain, |i| inputs(i, 5));
+        // What takes the memory of the table that is gone.
+        let noise = (0..256).map(|_| Tensor::full(f32::NAN, (4, 6), &device)).collect::<Result<Vec<_>>>()?;
+        answers_like(&fast, plain, |i| inputs(i, 4));
+        assert_eq!(noise.len(), 256);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_cache_that_grows_is_refused_and_grows_on() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let cache = Arc::new(Mutex::new(None::<Tensor>));
+    let function = {
+        let cache = cache.clone();
+        move |t: &[Tensor]| {
+            let rows = t[0].affine(2., 1.)?;
+            let mut cache = cache.lock().expect(FREE);
+            let all = match &*cache {
+                Some(before) => Tensor::cat(&[before, &rows], 0)?,
+                None => rows,
+            };
+            *cache = Some(all.clone());
+            Ok(vec![all])
+        }
+    };
+    let fast = refused(function, &[Tensor::full(0.5f32, (2, 3), &device)?], &["state changes from call to call"]);
+    let cached = || cache.lock().expect(FREE).clone().expect("building has filled it");
+    let of_building = cached().dim(0)?;
+    for i in 0..3 {
+        let (before, x) = (cached(), waves(i, (2, 3))?.to_device(&device)?);
+        let noise = Tensor::full(f32::NAN, (64, 64), &device)?;
+        let expected = Tensor::cat(&[&before, &x.affine(2., 1.)?], 0)?;
+        assert_same(&fast.call(&[x])?, &[expected], i);
+        drop(noise);
+    }
+    // Twice the example plus one, or twice three quarters of it plus one.
+    let values = cached().narrow(0, 0, of_building)?.flatten_all()?.to_vec1::<f32>()?;
+    assert!(values.iter().all(|v| [2., 1.75].contains(v)), "rows of calls while it was built: {values:?}");
+    Ok(())
+}
+
+#[test]
+fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
+    isolated("what_a_refused_module_keeps_can_be_used", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let kept = Arc::new(Mutex::new(None::<Tensor>));
+        let next = |x: &Tensor, before: Option<&Tensor>| -> Result<(Tensor, Tensor)> {
+            let y = x.affine(2., 1.)?;
+            let sum = before.map_or(Ok(y.clone()), |before| &y + before)?;
+            Ok((y, sum))
+        };
+        let function = {
+            let kept = kept.clone();
+            move |t: &[Tensor]| {
+                let mut kept = kept.lock().expect(FREE);
+                let (y, sum) = next(&t[0], kept.as_ref())?;
+                *kept = Some(y);
+                let mean = sum.mean_all()?.to_scalar::<f32>()?;
+                Ok(vec![(sum * mean as f64)?])
+            }
+        };
+        let fast = refused(function, &[Tensor::full(0.5f32, (4, 6), &device)?], &["reads 4 bytes back"]);
+        let values = || kept.lock().expect(FREE).as_ref().map(|t| t.flatten_all()?.to_vec1::<f32>()).transpose();
+        let left = values()?.unwrap_or_default();
+        assert!(left.iter().all(|v| [2., 1.75].contains(v)), "left by a call while it was built: {left:?}");
+        for i in 0..3 {
+            let x = one(i, &device)?;
+            let before = kept.lock().expect(FREE).clone();
+            let (_, sum) = next(&x[0], before.as_ref())?;
+            let expected = (&sum * sum.mean_all()?.to_scalar::<f32>()? as f64)?;
+            assert_same(&fast.call(&x)?, &[expected], i);
+        }
+        Ok(())
+    })
+}
+
+/// Builds executors of a function of the number of the call and of a tensor, in three ways: as it is, so that the
+/// examples show the difference that the number makes; with that difference in no output of the examples; and as it is,
+/// but without verification. Each must run eagerly, and do then what the function does.
+#[track_caller]
+fn assert_state_is_found<F>(state: F)
+where
+    F: Fn(usize, &Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
+{
+    let Some(device) = gpu() else { return };
+    for (way, hidden, verify) in
+        [("shown and verified", false, true), ("hidden and verified", true, true), ("not verified", false, false)]
+    {
+        let of = state.clone();
+        let function = move |n: usize, x: &Tensor| {
+            let y = of(n, x)?;
+            Ok::<_, candle::Error>(vec![if hidden { where_large(x, &y)? } else { y }])
+        };
+        let calls = Arc::new(AtomicUsize::new(0));
+        let (count, counted) = (calls.clone(), function.clone());
+        let counted = move |t: &[Tensor]| counted(count.fetch_add(1, Ordering::Relaxed), &t[0]);
+        let example = one(0, &device).expect("an input");
+        let fast = OparaExecutor::builder().verify(verify).build_fn(counted, &example).expect("it runs eagerly");
+        let report = fast.report();
+        assert!(report.mode == Mode::Eager && report.reason.is_some(), "{way}: {report}");
+        for i in 0..4 {
+            let x = large(i, &device).expect("an input");
+            let expected = function(calls.load(Ordering::Relaxed), &x).expect("an answer");
+            assert_same(&fast.call(&[x]).expect("an answer"), &expected, format_args!("{way}, call {i}"));
+        }
+    }
+}
+
+#[test]
+fn a_counter_among_a_kernels_parameters_is_found() {
+    assert_state_is_found(|n, x| x.affine((n + 2) as f64, 0.));
+}
+
+#[test]
+fn a_counter_that_is_uploaded_is_found() {
+    assert_state_is_found(|n, x| x.broadcast_add(&Tensor::new(n as f32, x.device())?));
+}
+
+#[test]
+fn a_position_that_moves_on_is_found() {
+    assert_state_is_found(|n, x| x.narrow(0, n % 4, 1)?.broadcast_as(x.shape())?.contiguous());
+}
+
+#[test]
+fn two_branches_in_turns_are_found() {
+    assert_state_is_found(|n, x| if n % 2 == 0 { x.relu() } else { x.sqr() });
+}
+
+#[test]
+fn two_weights_in_turns_are_found() {
+    let Some(device) = gpu() else { return };
+    let weights = [1, 2].map(|i| one(i, &device).expect("a weight").remove(0));
+    assert_state_is_found(move |n, x| x + &weights[n % 2]);
+}
+
+#[test]
+fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let function = move |t: &[Tensor]| Ok(vec![t[0].relu()?; 1 + count.fetch_add(1, Ordering::Relaxed) % 2]);
+    let fast = refused(function, &one(0, &device)?, &[]);
+    for i in 0..4 {
+        let expected = vec![one(i, &device)?[0].relu()?; 1 + calls.load(Ordering::Relaxed) % 2];
+        assert_same(&fast.call(&one(i, &device)?)?, &expected, i);
+    }
+    Ok(())
+}
+
+/// The outputs say nothing of what the module writes, and where.
+#[test]
+fn rows_go_on_being_written_to_a_cache_of_fixed_size() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let cache = Tensor::zeros((64, 6), DType::F32, &device)?;
+    let position = Arc::new(AtomicUsize::new(0));
+    let function = {
+        let (cache, position) = (cache.clone(), position.clone());
+        move |t: &[Tensor]| {
+            cache.slice_set(&t[0], 0, position.fetch_add(1, Ordering::Relaxed))?;
+            Ok(vec![t[0].relu()?])
+        }
+    };
+    let row = |i: usize| Ok::<_, candle::Error>(vec![waves(i, (1, 6))?.to_device(&device)?]);
+    let fast = OparaExecutor::builder().build_fn(function, &row(0)?)?;
+    for i in 0..4 {
+        let (at, x) = (position.load(Ordering::Relaxed), row(i)?);
+        assert_same(&fast.call(&x)?, &[x[0].relu()?], i);
+        assert_same(&[cache.narrow(0, at, 1)?], &x, format_args!("row {at}"));
+        assert_eq!(position.load(Ordering::Relaxed), at + 1, "the module has counted the call");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_write_to_an_input_reaches_the_callers_tensor() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let row = waves(9, (1, 6))?.to_device(&device)?;
+    let function = move |t: &[Tensor]| {
+        t[0].slice_set(&row, 0, 2)?;
+        Ok(vec![t[0].sqr()?])
+    };
+    let fast = OparaExecutor::builder().build_fn(function.clone(), &one(0, &device)?)?;
+    for i in 0..3 {
+        let (wrapped, plain) = (one(i, &device)?, one(i, &device)?);
+        assert_same(&fast.call(&wrapped)?, &function(&plain)?, i);
+        assert_same(&wrapped, &plain, format_args!("the input of call {i}, after it"));
+    }
+    Ok(())
+}
+
+/// State that lives on the device and is written in place may be replayed: each replay moves it on.
+#[test]
+fn running_statistics_go_on() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let on_device = |t: Tensor| t.to_device(&device);
+    let scale = on_device(waves(1, 3)?)?;
+    let norm =
+        |mean: &Tensor, var: &Tensor| BatchNorm::new(3, mean.clone(), var.clone(), scale.clone(), scale.clone(), 1e-5);
+    let wrapped = Arc::new(norm(&on_device(waves(2, 3)?)?, &on_device(waves(3, 3)?.sqr()?)?)?);
+    let function = {
+        let wrapped = wrapped.clone();
+        move |t: &[Tensor]| Ok(vec![wrapped.forward_train(&t[0])?])
+    };
+    let inputs = |i: usize| Ok::<_, candle::Error>(vec![on_device(waves(i, (4, 3, 5))?)?]);
+    let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
+    let twin = norm(&wrapped.running_mean().copy()?, &wrapped.running_var().copy()?)?;
+    for i in 0..4 {
+        let x = inputs(i)?;
+        assert_same(&fast.call(&x)?, &[twin.forward_train(&x[0])?], i);
+        let statistics = |norm: &BatchNorm| [norm.running_mean().clone(), norm.running_var().clone()];
+        assert_same(&statistics(&wrapped), &statistics(&twin), format_args!("the statistics after call {i}"));
+    }
+    Ok(())
+}
+
+/// Builds executors of a module that draws random numbers, as [`assert_state_is_found`] does. The reason must name the
+/// span, and the numbers must be those that eager execution draws from the same seed.
+fn assert_draws_are_found(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let shown = move |t: &[Tensor]| {
+        let _span = tracing::info_span!("noise").entered();
+        Ok(vec![draw(&t[0])?])
+    };
+    let hidden = move |t: &[Tensor]| Ok(vec![where_large(&t[0], &shown(t)?[0])?]);
+    let same_draws =
+        |fast: &OparaExecutor, function: &dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>| -> anyhow::Result<()> {
+            let x = [large(1, &device)?];
+            device.set_seed(7)?;
+            let got = [fast.call(&x)?, fast.call(&x)?].concat();
+            device.set_seed(7)?;
+            assert_same(&got, &[function(&x)?, function(&x)?].concat(), "calls from the same seed");
+            assert!(!same_bits(&got[0], &got[1])?, "every call draws anew");
+            Ok(())
+        };
+    same_draws(&refused(shown, &one(0, &device)?, &["noise"]), &shown)?;
+    same_draws(&refused(hidden, &one(0, &device)?, &["noise"]), &hidden)?;
+    let fast = OparaExecutor::builder().verify(false).build_fn(shown, &one(0, &device)?)?;
+    assert!(fast.report().mode == Mode::Eager && fast.report().reason.is_some(), "{}", fast.report());
+    same_draws(&fast, &shown)
+}
+
+#[test]
+fn uniform_numbers_are_found_by_their_span() -> anyhow::Result<()> {
+    assert_draws_are_found(|x| x + Tensor::rand(0f32, 1., x.shape(), x.device())?)
+}
+
+#[test]
+fn normal_numbers_are_found_by_their_span() -> anyhow::Result<()> {
+    assert_draws_are_found(|x| x + Tensor::randn(0f32, 1., x.shape(), x.device())?)
+}
+
+#[test]
+fn dropout_while_training_is_found_by_its_span() -> anyhow::Result<()> {
+    assert_draws_are_found(|x| Dropout::new(0.5).forward(x, true))
+}
+
+#[test]
+fn dropout_while_not_training_is_captured() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| Ok(vec![Dropout::new(0.5).forward(&t[0].relu()?, false)?]);
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+/// Wraps a module that computes on two devices in turns.
+fn assert_a_second_device_is_found(first: &Device, second: Device) -> anyhow::Result<()> {
+    let function = move |t: &[Tensor]| {
+        let _span = tracing::info_span!("elsewhere").entered();
+        Ok(vec![t[0].relu()?.to_device(&second)?.affine(2., 1.)?.to_device(t[0].device())?.sqr()?])
+    };
+    let fast = refused(function.clone(), &one(0, first)?, &["elsewhere"]);
+    answers_like(&fast, function, |i| one(i, first));
+    Ok(())
+}
+
+#[test]
+fn a_module_that_computes_on_a_second_stream_is_found_by_its_span() -> anyhow::Result<()> {
+    isolated("a_module_that_computes_on_a_second_stream_is_found_by_its_span", || {
+        if gpu().is_none() {
+            return Ok(());
+        }
+        // Whose streams wait for each other where they share a tensor.
+        assert_a_second_device_is_found(&Device::new_cuda_with_stream(0)?, Device::new_cuda_with_stream(0)?)
+    })
+}
+
+#[test]
+fn a_module_that_computes_on_a_second_gpu_is_found_by_its_span() -> anyhow::Result<()> {
+    isolated("a_module_that_computes_on_a_second_gpu_is_found_by_its_span", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        match opara_candle::cuda_device(1) {
+            Ok(second) => assert_a_second_device_is_found(&device, second),
+            Err(reason) => {
+                eprintln!("skipped, no second GPU: {reason}");
+                Ok(())
+            }
+        }
+    })
+}

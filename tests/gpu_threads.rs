@@ -1,0 +1,131 @@
+//! Executors on a GPU in several threads and on several streams. Without a GPU, or without the `cuda` feature, each test
+//! says that it skips.
+
+mod common;
+
+use std::sync::Barrier;
+
+use candle::{DType, Device, Module, Result, Tensor};
+use common::{answers_like, assert_same, counts, gpu, waves};
+use opara_candle::{Mode, OparaExecutor};
+
+/// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
+/// every thread.
+fn devices() -> Result<Vec<Device>> {
+    let Some(untracked) = gpu() else { return Ok(Vec::new()) };
+    Ok(vec![untracked, Device::new_cuda_with_stream(0)?, Device::new_cuda(0)?])
+}
+
+#[test]
+fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
+    let function = |weight: &Tensor, t: &[Tensor]| Ok(vec![(t[0].tanh()? * weight)?, t[0].sqr()?.sum_keepdim(1)?]);
+    for device in devices()? {
+        let on_device = |i: usize| waves(i, (4, 6))?.to_device(&device);
+        let build = || -> anyhow::Result<_> {
+            let weight = on_device(9)?;
+            let of = weight.clone();
+            let fast = OparaExecutor::builder().build_fn(move |t: &[Tensor]| function(&of, t), &[on_device(0)?])?;
+            assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            Ok((fast, weight))
+        };
+        let (fast, weight) = std::thread::scope(|scope| scope.spawn(build).join().expect("no panic"))?;
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (fast, weight, on_device) = (&fast, &weight, &on_device);
+                let inputs = move |i: usize| Ok(vec![on_device(10 * thread + i)?]);
+                scope.spawn(move || answers_like(fast, |t: &[Tensor]| function(weight, t), inputs));
+            }
+        });
+    }
+    Ok(())
+}
+
+/// A module of products, and two inputs with the eager answers to them.
+fn products(device: &Device) -> Result<(impl Module + Clone + Send + Sync + 'static, [(Tensor, Tensor); 2])> {
+    let weight = waves(9, (64, 64))?.affine(0.1, 0.)?.to_device(device)?;
+    let module = move |x: &Tensor| {
+        let branches = (0..4).map(|_| x.matmul(&weight)?.tanh()?.matmul(&weight)).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&branches, 1)
+    };
+    let pair = |i: usize| {
+        let x = waves(i, (32, 64))?.to_device(device)?;
+        let y = module(&x)?;
+        Ok::<_, candle::Error>((x, y))
+    };
+    let pairs = [pair(0)?, pair(1)?];
+    Ok((module, pairs))
+}
+
+/// While an executor is built other threads may launch nothing but calls of executors. So all answers are kept, and read
+/// at the end.
+#[test]
+fn calls_go_on_while_other_executors_are_built() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (module, pairs) = products(&device)?;
+    let fast = OparaExecutor::new(module.clone(), &pairs[0].0)?;
+    let (built, answers) = std::thread::scope(|scope| {
+        let call = |x: &Tensor| (0..300).map(|_| fast.forward(x)).collect::<Vec<_>>();
+        let callers = pairs.each_ref().map(|(x, _)| scope.spawn(move || call(x)));
+        let built: Vec<_> = (0..20).map(|_| OparaExecutor::new(module.clone(), &pairs[0].0)).collect();
+        (built, callers.map(|caller| caller.join().expect("no panic")))
+    });
+    for built in built {
+        let built = built?;
+        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor that was built meanwhile");
+    }
+    for (answers, (_, expected)) in answers.into_iter().zip(&pairs) {
+        for (i, answer) in answers.into_iter().enumerate() {
+            assert_same(&[answer?], std::slice::from_ref(expected), format_args!("call {i} meanwhile"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn two_threads_build_executors_on_one_device() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (module, pairs) = products(&device)?;
+    let both = Barrier::new(2);
+    let built = std::thread::scope(|scope| {
+        let build = || {
+            both.wait();
+            (0..10).map(|_| OparaExecutor::new(module.clone(), &pairs[0].0)).collect::<Vec<_>>()
+        };
+        [scope.spawn(build), scope.spawn(build)].map(|builder| builder.join().expect("no panic"))
+    });
+    for built in built.into_iter().flatten() {
+        let built = built?;
+        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor built beside another");
+    }
+    Ok(())
+}
+
+/// Two devices of one GPU have a stream each, and wait for each other where they share a tensor.
+#[test]
+fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
+    if gpu().is_none() {
+        return Ok(());
+    }
+    let (here, there) = (Device::new_cuda_with_stream(0)?, Device::new_cuda_with_stream(0)?);
+    let weight = counts(3, (8, 2048), DType::F32)?.to_device(&here)?;
+    let function = move |t: &[Tensor]| Ok(vec![((&t[0] * 2.)? + &weight)?]);
+    let example = counts(0, (8, 2048), DType::F32)?.to_device(&here)?;
+    let fast = OparaExecutor::builder().build_fn(function.clone(), &[example])?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    // Exchanges neighbouring columns: twice leaves a matrix as it was, to the bit.
+    let exchange: Vec<u32> = (0..2048).map(|i| i ^ 1).collect();
+    let exchange = Tensor::eye(2048, DType::F32, &there)?.index_select(&Tensor::new(exchange, &there)?, 0)?;
+    for i in 1..4 {
+        let x = counts(i, (2048, 2048), DType::F32)?.to_device(&there)?;
+        there.synchronize()?;
+        let late = (0..200).try_fold(x.clone(), |x, _| x.matmul(&exchange))?;
+        let late = late.narrow(0, i, 8)?.affine(1., 1.)?;
+        let got = fast.call(&[late])?;
+        here.synchronize()?;
+        let expected = x.narrow(0, i, 8)?.affine(1., 1.)?.to_device(&Device::Cpu)?.to_device(&here)?;
+        assert_same(&got, &function(&[expected])?, format_args!("input {i}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,590 @@
+//! Shapes of use on a GPU that must be captured: dtypes, layouts, outputs that alias, operators, nesting, sizes.
+//! Without a GPU, or without the `cuda` feature, each test says that it skips.
+
+mod common;
+
+use std::sync::{Arc, OnceLock};
+
+use candle::{DType, Device, Module, Result, Tensor};
+use common::{
+    answers_like, assert_branches_are_free, assert_same, counts, gpu, layouts, refused, replayed, waves, DTYPES,
+};
+use opara_candle::{Mode, OparaExecutor};
+
+/// A matrix of floats, another one at every `i`.
+fn one(i: usize, device: &Device) -> Result<Vec<Tensor>> {
+    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
+}
+
+#[test]
+fn every_dtype_goes_in_and_comes_out() {
+    let Some(device) = gpu() else { return };
+    for dtype in DTYPES {
+        let function = |t: &[Tensor]| {
+            let (x, y, ids) = (&t[0], &t[1], &t[2]);
+            let sum = (x + y)?;
+            let larger = x.gt(y)?;
+            let (sorted, order) = sum.sort_last_dim(true)?;
+            Ok(vec![
+                larger.where_cond(x, &sum)?,
+                sum.index_select(ids, 0)?,
+                sum.argmax(1)?,
+                sum.max(1)?,
+                sum.eq(y)?,
+                Tensor::cat(&[x, &sum], 1)?,
+                sorted,
+                order,
+                larger,
+                sum,
+            ])
+        };
+        replayed(Mode::Graph, function, |i| {
+            let (x, y) = (counts(i, (4, 6), dtype)?, counts(i + 5, (4, 6), dtype)?);
+            let ids = Tensor::new(&[i as u32 % 4, 3, 0, 3, 1], &device)?;
+            Ok(vec![x.to_device(&device)?, y.to_device(&device)?, ids])
+        });
+    }
+}
+
+#[test]
+fn every_dtype_is_converted_to_the_others() {
+    let Some(device) = gpu() else { return };
+    // Those that candle's CUDA backend has.
+    let converts = |from, to| {
+        let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        !(from == DType::I64 && half(to) || to == DType::I64 && half(from))
+    };
+    for from in DTYPES {
+        let function = move |t: &[Tensor]| {
+            let all = DTYPES.iter().filter(|&&to| converts(from, to));
+            all.map(|&to| t[0].to_dtype(to)).collect()
+        };
+        replayed(Mode::Graph, function, |i| Ok(vec![counts(i, (3, 5), from)?.to_device(&device)?]));
+    }
+}
+
+#[test]
+fn four_inputs_and_five_outputs_of_mixed_dtypes() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let (x, ids, mask, step) = (&t[0], &t[1], &t[2], &t[3]);
+        Ok(vec![
+            mask.where_cond(x, &x.zeros_like()?)?,
+            x.index_select(ids, 0)?.to_dtype(DType::F16)?,
+            mask.to_dtype(DType::I64)?.broadcast_add(step)?,
+            x.to_dtype(DType::BF16)?.to_dtype(DType::F64)?,
+            ids.sum_all()?,
+        ])
+    };
+    replayed(Mode::Graph, function, |i| {
+        let ids = Tensor::new(&[3u32, i as u32, 1], &device)?;
+        let mask = counts(i, (4, 6), DType::U8)?.gt(6u8)?.to_device(&device)?;
+        Ok(vec![waves(i, (4, 6))?.to_device(&device)?, ids, mask, Tensor::new(i as i64, &device)?])
+    });
+}
+
+#[test]
+fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| {
+        let x = &t[0];
+        let twice = (x + x)?;
+        let joined = Tensor::cat(&[x, &twice], 0)?;
+        Ok(vec![joined, x.sum_keepdim(1)?, x.t()?.contiguous()?, x.narrow(1, 1, 3)?, x.eq(&twice)?])
+    };
+    for dtype in [DType::U8, DType::F16, DType::F32] {
+        for (way, example) in layouts(&counts(0, (4, 6), dtype)?.to_device(&device)?)? {
+            let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&example))?;
+            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{dtype:?}, {way}");
+            for i in 1..4 {
+                for (later, input) in layouts(&counts(i, (4, 6), dtype)?.to_device(&device)?)? {
+                    let inputs = [input];
+                    let of = format_args!("{dtype:?}, {way}, then {later}");
+                    assert_same(&fast.call(&inputs)?, &function(&inputs)?, of);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_product_takes_its_input_in_any_layout() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        // Sums of these are exact, whichever kernel the layout leads to.
+        let weight = counts(1, (6, 8), dtype)?.to_device(&device)?;
+        let function = move |t: &[Tensor]| Ok(vec![t[0].matmul(&weight)?]);
+        for (way, example) in &layouts(&counts(0, (4, 6), dtype)?.to_device(&device)?)?[..3] {
+            let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
+            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{dtype:?}, {way}");
+            for (later, input) in &layouts(&counts(3, (4, 6), dtype)?.to_device(&device)?)?[..3] {
+                let inputs = std::slice::from_ref(input);
+                let of = format_args!("{dtype:?}, {way}, then {later}");
+                assert_same(&fast.call(inputs)?, &function(inputs)?, of);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A product of a strided matrix may take another kernel than one of its copy, and round otherwise. Replays see the copy.
+#[test]
+fn a_strided_example_of_a_product_is_captured() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = waves(1, (256, 192))?.to_device(&device)?;
+    let function = move |t: &[Tensor]| Ok(vec![t[0].matmul(&weight)?]);
+    for (way, example) in &layouts(&waves(0, (320, 256))?.to_device(&device)?)?[..3] {
+        let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{way}");
+        for (later, input) in &layouts(&waves(1, (320, 256))?.to_device(&device)?)?[..3] {
+            let expected = function(&[input.force_contiguous()?])?;
+            assert_same(&fast.call(std::slice::from_ref(input))?, &expected, format_args!("{way}, then {later}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = waves(5, (4, 6))?.to_device(&device)?;
+    let function = {
+        let weight = weight.clone();
+        move |t: &[Tensor]| Ok(vec![((&t[0] * 2.)? - (&t[1] * &weight)?)?, t[0].maximum(&t[1])?])
+    };
+    let other = |i: usize| Ok([one(i, &device)?, one(i + 4, &device)?].concat());
+    let twins = |i: usize| Ok([one(i, &device)?, one(i, &device)?].concat());
+    let same = |x: &Tensor| vec![x.clone(), x.clone()];
+    let overlapping = |i: usize| {
+        let x = waves(i, (5, 6))?.to_device(&device)?;
+        Ok(vec![x.narrow(0, 0, 4)?, x.narrow(0, 1, 4)?])
+    };
+    for example in [other(0)?, same(&one(0, &device)?[0]), same(&weight), overlapping(0)?] {
+        let fast = OparaExecutor::builder().build_fn(function.clone(), &example)?;
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        answers_like(&fast, &function, other);
+        answers_like(&fast, &function, twins);
+        answers_like(&fast, &function, overlapping);
+        answers_like(&fast, &function, |_| Ok(same(&weight)));
+    }
+    Ok(())
+}
+
+/// A function whose outputs are like its inputs.
+fn step(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![(&t[0] + &t[1])?.tanh()?, t[0].affine(0.5, 0.1)?])
+}
+
+#[test]
+fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let mut expected = [one(0, &device)?, one(1, &device)?].concat();
+    let fast = OparaExecutor::builder().build_fn(step, &expected)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    let mut called = expected.clone();
+    for i in 0..20 {
+        expected = step(&expected)?;
+        called = fast.call(&called)?;
+        assert_same(&called, &expected, format_args!("call {i}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let mut expected = [one(0, &device)?, one(1, &device)?].concat();
+    let fast = OparaExecutor::builder().build_fn(step, &expected)?;
+    let mut lent = expected.clone();
+    for i in 0..20 {
+        expected = step(&expected)?;
+        match fast.lend(&lent, <[Tensor]>::to_vec) {
+            Ok(outputs) => lent = outputs,
+            Err(_) => return Ok(()),
+        }
+        assert_same(&lent, &expected, format_args!("call {i}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_input_may_be_overwritten_between_calls() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let inputs = [one(0, &device)?, one(1, &device)?].concat();
+    let fast = OparaExecutor::builder().build_fn(step, &inputs)?;
+    let mut answers = Vec::new();
+    for i in 2..6 {
+        inputs[0].slice_set(&one(i, &device)?[0], 0, 0)?;
+        let expected = step(&inputs)?;
+        answers.push((fast.call(&inputs)?, expected));
+        // Behind the call, which may still be reading it.
+        inputs[0].zero_set()?;
+    }
+    for (i, (got, expected)) in answers.into_iter().enumerate() {
+        assert_same(&got, &expected, i);
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_that_are_inputs_weights_views_or_each_other() {
+    let Some(device) = gpu() else { return };
+    let weight = waves(8, (3, 5)).and_then(|w| w.to_device(&device)).expect("a weight");
+    let function = move |t: &[Tensor]| {
+        let x = &t[0];
+        let y = x.tanh()?;
+        let row = y.narrow(0, 1, 1)?;
+        Ok(vec![
+            x.clone(),
+            x.clone(),
+            x.reshape((6, 4))?,
+            x.narrow(1, 1, 3)?,
+            x.t()?,
+            y.clone(),
+            row.clone(),
+            y.flatten_all()?.narrow(0, 1, 7)?,
+            y.t()?,
+            row.broadcast_as((3, 6))?,
+            y.reshape((2, 12))?,
+            weight.clone(),
+            weight.t()?,
+            weight.flatten_all()?.narrow(0, 1, 3)?,
+            row,
+            y,
+        ])
+    };
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+#[test]
+fn outputs_that_no_input_reaches_are_the_callers_own() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = waves(3, (2, 2))?.to_device(&device)?;
+    let function = {
+        let device = device.clone();
+        move |_: &[Tensor]| {
+            let ones = Tensor::ones((2, 3), DType::F32, &device)?;
+            Ok(vec![
+                Tensor::arange(0f32, 6., &device)?,
+                ones.narrow(0, 1, 1)?,
+                ones.reshape((3, 2))?,
+                ones,
+                Tensor::zeros(5, DType::U32, &device)?,
+                Tensor::new(&[[1u8, 2], [3, 4]], &device)?.to_dtype(DType::F16)?,
+                weight.relu()?,
+            ])
+        }
+    };
+    let fast = replayed(Mode::Graph, function.clone(), |i| one(i, &device));
+    for output in fast.call(&one(1, &device)?)? {
+        output.zero_set()?;
+    }
+    assert_same(&fast.call(&one(2, &device)?)?, &function(&[])?, "a call after one whose outputs were overwritten");
+    Ok(())
+}
+
+#[test]
+fn functions_without_a_kernel_or_without_a_use_for_an_input() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let two = |i: usize| Ok(vec![waves(i, (4, 6))?.to_device(&device)?, counts(i, 3, DType::I64)?.to_device(&device)?]);
+    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
+    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].clone()]), two);
+    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![(&t[1] + &t[1])?]), two);
+    let fast = replayed(Mode::Graph, |_: &[Tensor]| Ok(vec![]), two);
+    assert!(fast.call(&two(1)?)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn scalars_go_in_and_come_out() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let sum = t[1].sum_all()?;
+        Ok(vec![(&t[0] + &sum)?, t[1].broadcast_mul(&t[0])?, sum, t[0].clone(), (&t[2] + &t[2])?])
+    };
+    replayed(Mode::Graph, function, |i| {
+        let x = waves(i, (4, 6))?.to_device(&device)?;
+        Ok(vec![Tensor::new(i as f32 + 0.5, &device)?, x, Tensor::new(i as u32 + 3, &device)?])
+    });
+}
+
+#[test]
+fn empty_tensors_go_in_and_come_out() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let (none, some, ids) = (&t[0], &t[1], &t[2]);
+        let nothing = some.narrow(0, 2, 0)?;
+        Ok(vec![
+            none.relu()?,
+            (none + &nothing)?,
+            Tensor::cat(&[none, some, &nothing], 0)?,
+            nothing.affine(2., 1.)?,
+            nothing,
+            none.clone(),
+            ids.clone(),
+        ])
+    };
+    replayed(Mode::Graph, function, |i| {
+        let none = Tensor::zeros((0, 6), DType::F32, &device)?;
+        Ok(vec![none, waves(i, (4, 6))?.to_device(&device)?, Tensor::zeros(0, DType::U32, &device)?])
+    });
+}
+
+#[test]
+fn empty_tensors_may_be_made_inside() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let none = Tensor::zeros((0, 6), DType::F32, t[0].device())?;
+        let still_none = Tensor::cat(&[&none, &t[0].narrow(0, 0, 0)?], 0)?;
+        Ok(vec![
+            Tensor::cat(&[&still_none, &t[0]], 0)?,
+            t[0].matmul(&none.t()?)?,
+            // A sum over no element.
+            none.t()?.matmul(&still_none)?,
+            none,
+            still_none,
+        ])
+    };
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+#[test]
+fn a_module_may_write_to_what_it_made() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let (x, ids, device) = (&t[0], &t[1], t[0].device());
+        let padded = Tensor::zeros((6, 6), DType::F32, device)?;
+        padded.slice_set(x, 0, 1)?;
+        let early = padded.sum(1)?;
+        padded.slice_set(&x.narrow(0, 2, 1)?, 0, 5)?;
+        let set = Tensor::zeros((4, 8), DType::F32, device)?;
+        set.scatter_set(ids, x, 1)?;
+        let gathered = set.gather(ids, 1)?;
+        set.scatter_add_set(ids, x, 1)?;
+        let spread = set.scatter_add(ids, x, 1)?;
+        set.narrow(1, 2, 3)?.one_set()?;
+        let rows = padded.index_add(&Tensor::new(&[0u32, 5, 0, 2], device)?, x, 0)?;
+        Ok(vec![padded.sqr()?, early, gathered, spread, rows, padded, set])
+    };
+    replayed(Mode::Graph, function, |i| {
+        let ids = counts(i, (4, 6), DType::U32)?.clamp(0u32, 7u32)?;
+        Ok(vec![waves(i, (4, 6))?.to_device(&device)?, ids.to_device(&device)?])
+    });
+}
+
+#[test]
+fn many_parts_are_joined_and_parted() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let part = |i: usize| t[0].narrow(1, i % 5, 1 + i % 2)?.affine(i as f64, 1.);
+        let mut parts = (0..40).map(part).collect::<Result<Vec<_>>>()?;
+        // One that is strided as it is joined.
+        parts.push(t[0].t()?.contiguous()?.t()?.narrow(1, 1, 4)?);
+        let columns = Tensor::cat(&parts, 1)?;
+        let rows = Tensor::cat(&[&columns, &columns, &columns], 0)?;
+        Ok([columns.chunk(4, 1)?, rows.chunk(5, 0)?, vec![rows]].concat())
+    };
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+#[test]
+fn convolutions_with_groups_transposed_ones_and_pools() {
+    let Some(device) = gpu() else { return };
+    let weight =
+        |i: usize, shape: Vec<usize>| counts(i, shape, DType::F32).and_then(|w| w.to_device(&device)).expect("weight");
+    let (row, row_transposed) = (weight(1, vec![6, 2, 3]), weight(2, vec![4, 3, 3]));
+    let (plane, depthwise, transposed) =
+        (weight(3, vec![5, 4, 3, 3]), weight(4, vec![4, 1, 3, 3]), weight(5, vec![4, 3, 2, 2]));
+    let function = move |t: &[Tensor]| {
+        let x = t[0].reshape((2, 4, 6, 5))?;
+        Ok(vec![
+            t[0].conv1d(&row, 1, 2, 1, 2)?,
+            t[0].conv_transpose1d(&row_transposed, 0, 0, 2, 1, 1)?,
+            t[0].conv_transpose1d(&row_transposed, 1, 1, 2, 1, 1)?,
+            x.conv2d(&plane, 1, 2, 1, 1)?,
+            x.conv2d(&depthwise, 1, 1, 1, 4)?,
+            x.conv_transpose2d(&transposed, 0, 1, 2, 1)?,
+            x.max_pool2d(2)?,
+            x.avg_pool2d((3, 2))?,
+            x.upsample_nearest2d(9, 10)?,
+        ])
+    };
+    replayed(Mode::Graph, function, |i| Ok(vec![counts(i, (2, 4, 30), DType::F32)?.to_device(&device)?]));
+}
+
+#[test]
+fn convolutions_that_read_one_result_are_free_of_each_other() {
+    let Some(device) = gpu() else { return };
+    let weight = |i: usize| waves(i, (16, 16, 3, 3)).and_then(|w| w.to_device(&device)).expect("a weight");
+    let weights: Vec<Tensor> = (0..5).map(weight).collect();
+    let function = move |t: &[Tensor]| {
+        let stem = t[0].conv2d(&weights[4], 1, 1, 1, 1)?;
+        let branch = |i: usize| {
+            let _scope = opara_candle::scope(&format!("branch-{i}"));
+            stem.conv2d(&weights[i], 1, 1, 1, 1)
+        };
+        let branches = (0..4).map(branch).collect::<Result<Vec<_>>>()?;
+        Ok(vec![Tensor::cat(&branches, 1)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (1, 16, 32, 32))?.to_device(&device)?]));
+    assert!(fast.report().width >= 4 && fast.report().streams >= 4, "{}", fast.report());
+    assert_branches_are_free(&fast, 4);
+}
+
+#[test]
+fn products_that_read_one_product_are_free_of_each_other() {
+    let Some(device) = gpu() else { return };
+    for dtype in [DType::F16, DType::F32] {
+        let weight = |i: usize, n: usize| waves(i, (64, n))?.to_dtype(dtype)?.to_device(&device);
+        let weights: Vec<Tensor> = (0..4).map(|i| weight(i, 512)).collect::<Result<_>>().expect("weights");
+        let stem = weight(9, 64).expect("a weight");
+        let function = move |t: &[Tensor]| {
+            let h = t[0].matmul(&stem)?;
+            let branch = |i: usize| {
+                let _scope = opara_candle::scope(&format!("branch-{i}"));
+                h.matmul(&weights[i])
+            };
+            (0..4).map(branch).collect()
+        };
+        let inputs = |i: usize| Ok(vec![waves(i, (512, 64))?.to_dtype(dtype)?.to_device(&device)?]);
+        let fast = replayed(Mode::Graph, function, inputs);
+        assert!(fast.report().width >= 4 && fast.report().streams >= 4, "{}", fast.report());
+        assert_branches_are_free(&fast, 4);
+    }
+}
+
+#[test]
+fn products_feed_products() {
+    let Some(device) = gpu() else { return };
+    for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+        let weight =
+            |i: usize, shape: (usize, usize)| waves(i, shape)?.affine(0.1, 0.)?.to_dtype(dtype)?.to_device(&device);
+        let weights = [weight(1, (32, 48)), weight(2, (48, 40)), weight(3, (40, 32))].map(|w| w.expect("a weight"));
+        let function = move |t: &[Tensor]| {
+            let x = &t[0];
+            let flat = x.reshape((8 * 24, 32))?;
+            let chain = flat.matmul(&weights[0])?.matmul(&weights[1])?.matmul(&weights[2])?;
+            let scores = x.matmul(&x.transpose(1, 2)?.contiguous()?)?;
+            let mixed = scores.matmul(x)?.broadcast_matmul(&weights[0])?;
+            Ok(vec![chain, mixed, scores, x.narrow(0, 3, 1)?.squeeze(0)?.matmul(&weights[0])?])
+        };
+        let inputs = |i: usize| Ok(vec![waves(i, (8, 24, 32))?.to_dtype(dtype)?.to_device(&device)?]);
+        replayed(Mode::Graph, function, inputs);
+    }
+}
+
+#[test]
+fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let inner = |x: &Tensor| x.tanh()?.sqr();
+    let plain = move |t: &[Tensor]| Ok(vec![(inner(&t[0].relu()?)? + &t[0])?]);
+    let wrapped = Arc::new(OparaExecutor::new(inner, &one(0, &device)?[0])?);
+    let nested = {
+        let wrapped = wrapped.clone();
+        move |t: &[Tensor]| Ok(vec![(wrapped.forward(&t[0].relu()?)? + &t[0])?])
+    };
+    let of_plain = replayed(Mode::Graph, plain, |i| one(i, &device));
+    let of_nested = replayed(Mode::Graph, nested, |i| one(i, &device));
+    assert_eq!(of_nested.report().ops, of_plain.report().ops, "the outer one sees the inner one's kernels");
+    answers_like(&wrapped, |t: &[Tensor]| Ok(vec![inner(&t[0])?]), |i| one(i, &device));
+    answers_like(&of_nested, plain, |i| Ok(vec![waves(i, (2, 3))?.to_device(&device)?]));
+    Ok(())
+}
+
+#[test]
+fn an_executor_may_be_built_inside_a_wrapped_module() {
+    let Some(device) = gpu() else { return };
+    let inner = Arc::new(OnceLock::<OparaExecutor>::new());
+    let function = move |t: &[Tensor]| {
+        let y = t[0].relu()?;
+        if inner.get().is_none() {
+            let built = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &y)?;
+            inner.get_or_init(|| built);
+        }
+        let inner = inner.get().expect("it was built just now");
+        Ok(vec![(inner.forward(&y)? + &t[0])?])
+    };
+    replayed(Mode::Graph, function, |i| one(i, &device));
+}
+
+#[test]
+fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let inner = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &one(0, &device)?[0])?;
+    assert_eq!(inner.report().mode, Mode::Graph, "{}", inner.report());
+    let times_mean = |x: &Tensor, y: Tensor| y.affine(x.mean_all()?.to_scalar::<f32>()? as f64, 0.);
+    let function = move |t: &[Tensor]| Ok(vec![times_mean(&t[0], inner.forward(&t[0])?)?]);
+    let fast = refused(function, &one(0, &device)?, &["reads 4 bytes back"]);
+    let plain = |t: &[Tensor]| Ok(vec![times_mean(&t[0], t[0].tanh()?.sqr()?)?]);
+    answers_like(&fast, plain, |i| Ok(vec![waves(i, (i + 1, 6))?.to_device(&device)?]));
+    Ok(())
+}
+
+#[test]
+fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = waves(7, (6, 6))?.to_device(&device)?;
+    let module = move |x: &Tensor| x.matmul(&weight)?.tanh();
+    let x = &one(0, &device)?[0];
+    let (a, b) = (OparaExecutor::new(module.clone(), x)?, OparaExecutor::new(module.clone(), x)?);
+    for i in 0..4 {
+        let x = one(i, &device)?;
+        let once = module(&x[0])?;
+        let twice = module(&once)?;
+        assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
+        let other = [waves(i, (5 + i, 6))?.to_device(&device)?];
+        a.lend(&x, |lent| -> anyhow::Result<()> {
+            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
+            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
+            assert_same(lent, std::slice::from_ref(&once), i);
+            Ok(())
+        })??;
+    }
+    Ok(())
+}
+
+#[test]
+fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| Ok(vec![((&t[0] * &t[0])? + &t[0])?, t[0].sum_keepdim(0)?]);
+    for max_shapes in [8, 2] {
+        let fast = OparaExecutor::builder().max_shapes(max_shapes).build_fn(function, &one(0, &device)?)?;
+        for round in 0..3 {
+            for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F16)] {
+                let inputs = |i: usize| Ok(vec![counts(round + i, (rows, 6), dtype)?.to_device(&device)?]);
+                answers_like(&fast, function, inputs);
+                assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let chain = |t: &[Tensor]| {
+        let step = |x: Tensor, i: usize| x.affine(if i % 2 == 0 { 0.5 } else { 2. }, 0.25);
+        Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
+    };
+    let fast = OparaExecutor::builder().build_fn(chain, &one(0, &device)?)?;
+    let report = fast.report();
+    assert_eq!((report.mode, report.depth, report.streams, report.waits), (Mode::Graph, 5_000, 1, 0), "{report}");
+    answers_like(&fast, chain, |i| one(i, &device));
+    Ok(())
+}
+
+#[test]
+fn two_thousand_parallel_kernels() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let parallel = |t: &[Tensor]| {
+        let parts = (0..2_000).map(|i| t[0].affine(i as f64, 1.)).collect::<Result<Vec<_>>>()?;
+        Ok(vec![Tensor::cat(&parts, 0)?])
+    };
+    let fast = OparaExecutor::builder().build_fn(parallel, &one(0, &device)?)?;
+    let report = fast.report();
+    assert_eq!((report.mode, report.width, report.depth), (Mode::Graph, 2_000, 2), "{report}");
+    answers_like(&fast, parallel, |i| one(i, &device));
+    Ok(())
+}
