@@ -51,6 +51,11 @@ pub(crate) trait Replay: Send + Sync {
         Ok(())
     }
 
+    /// Whether memory that it reads, and does not own, has been freed: then it may not be called any more.
+    fn is_stale(&self) -> bool {
+        false
+    }
+
     /// Ways of replaying among which measurement decides.
     fn variants(&self) -> usize {
         1

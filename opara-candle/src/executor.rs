@@ -33,6 +33,7 @@ pub(crate) struct Options {
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
     pub memory_factor: f64,
+    pub race: bool,
 }
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
@@ -85,6 +86,12 @@ impl Builder {
     /// makes do with the least. Default: 1.15.
     pub fn memory_factor(mut self, factor: f64) -> Self {
         self.0.memory_factor = factor;
+        self
+    }
+
+    /// Whether a GPU's schedule that measures slower than the sequential one gives way to that. Default: yes.
+    pub fn race(mut self, race: bool) -> Self {
+        self.0.race = race;
         self
     }
 
@@ -257,6 +264,7 @@ impl OparaExecutor {
             on_uncapturable,
             max_shapes: 8,
             memory_factor: 1.15,
+            race: true,
         })
     }
 
@@ -349,16 +357,24 @@ impl OparaExecutor {
             .map_err(|error| self.blame_dtype(error, &key))?;
         let plan = Arc::new(plan);
         let mut plans = self.plans.lock();
-        if plans.len() >= self.options.max_shapes {
-            plans.remove(0);
-        }
+        let oldest = (plans.len() >= self.options.max_shapes).then(|| plans.remove(0));
         plans.push((key, plan.clone()));
+        drop(plans);
+        // Nobody may capture what this frees.
+        cuda::while_not_capturing(|| drop(oldest));
         Ok(plan)
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Plan>> {
         let mut plans = self.plans.lock();
         let at = plans.iter().rposition(|(k, _)| k == key)?;
+        if plans[at].1.replay.as_ref().is_some_and(|replay| replay.is_stale()) {
+            let stale = plans.remove(at);
+            drop(plans);
+            tracing::warn!("the module freed memory that a plan reads: it is built anew");
+            cuda::while_not_capturing(|| drop(stale));
+            return None;
+        }
         plans[at..].rotate_left(1);
         plans.last().map(|(_, plan)| plan.clone())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Example, Function, Recording, Replay};
+use crate::backend::{Example, Function, Program, Recording, Replay};
 use crate::executor::{OnUncapturable, Options};
 use crate::graph::OpGraph;
 use crate::memory::{self, Layout};
@@ -68,7 +68,10 @@ impl Plan {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let built = stages.time("trace", || record(function, inputs, &device, arena)).and_then(|recording| {
-            let (replay, report, planned) = schedule(recording, options, &device, &mut stages)?;
+            // Nobody may capture what trying it out launches.
+            let schedule = || schedule(recording, options, &device, &mut stages);
+            let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
+            let (replay, report, planned) = built?;
             Ok((Some(replay), report, Some(planned)))
         });
         let (replay, mut report, planned) = match built {
@@ -127,10 +130,20 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         }
         let mut replay = stages.time("capture", || program.clone().replay(plan.clone()))?;
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
-            Ok(replay_us) => {
+            Ok(mut replay_us) => {
                 for seed in 0..options.stress {
                     let stressed = program.clone().stressed(plan.clone(), seed)?;
                     stages.time("stress", || compare(&*stressed, &examples, device))?;
+                }
+                let mut plan = plan;
+                let races = options.race && device.is_cuda() && plan.ops.kept.len() <= RACE_OPS;
+                if races && policy != Policy::Sequential {
+                    let schedule = Policy::Sequential.schedule(&graph, &costs);
+                    let rival = Arc::new(Planned { schedule, ..(*plan).clone() });
+                    let faster = stages.time("race", || faster(&*replay, &program, &rival, &examples, device))?;
+                    if let Some((rival_replay, us)) = faster {
+                        (replay, replay_us, plan, policy) = (rival_replay, us, rival, Policy::Sequential);
+                    }
                 }
                 let mut report = describe(&plan, &graph);
                 report.mode = replay.mode();
@@ -150,6 +163,30 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Launches above which a sequential schedule is not worth trying: such graphs are wide.
+const RACE_OPS: usize = 4096;
+
+/// The rival's replay with its time in microseconds, if it is faster than this one beyond noise.
+fn faster(
+    replay: &dyn Replay,
+    program: &Arc<dyn Program>,
+    rival: &Arc<Planned>,
+    examples: &[Example],
+    device: &Device,
+) -> Result<Option<(Box<dyn Replay>, f64)>> {
+    /// Of each; medians are taken.
+    const SAMPLES: usize = 9;
+    const NOISE: f64 = 0.99;
+    let rival = program.clone().replay(rival.clone())?;
+    let (mut own, mut other) = (Vec::new(), Vec::new());
+    for example in examples.iter().cycle().take(SAMPLES) {
+        own.push(timed(replay, example, device)?.1);
+        other.push(timed(&*rival, example, device)?.1);
+    }
+    let (own, other) = (Latency::of(own), Latency::of(other));
+    Ok((other.median_us < own.median_us * NOISE).then_some((rival, other.min_us)))
 }
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;

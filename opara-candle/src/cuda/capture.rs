@@ -6,7 +6,7 @@ use candle::{Device, Tensor};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::driver::{address_of, AllocationTable, Captured, KernelNode, Launch, Node, Pointer, Stream};
+use super::driver::{address_of, AllocationTable, Captured, KernelNode, Launch, MemcpyNode, Node, Pointer, Stream};
 use super::kernels::{effects, Effects};
 use crate::backend::Function;
 use crate::memory::aligned;
@@ -17,6 +17,8 @@ use crate::{Error, Result};
 pub(super) struct Capture {
     pub trace: Trace,
     pub launches: Mutex<Launches>,
+    /// First byte of each allocation from before the pass that it uses.
+    pub external: Vec<u64>,
     /// Shapes and dtypes of the outputs.
     pub outputs: Vec<OutputSpec>,
 }
@@ -28,6 +30,11 @@ impl Capture {
     /// # Errors
     /// [`Error::Unstable`] if they do not launch the same.
     pub fn confirm(&mut self, earlier: Capture) -> Result<()> {
+        if earlier.outputs.len() != self.outputs.len() {
+            let (a, b) = (earlier.outputs.len(), self.outputs.len());
+            let reason = format!("it returned {a} tensors at one call and {b} at the next");
+            return Err(Error::NotCapturable { reason });
+        }
         let (a, b) = (&earlier.trace.ops, &self.trace.ops);
         for at in 0..a.len().max(b.len()) {
             let same = matches!((a.get(at), b.get(at)), (Some(a), Some(b)) if a.name == b.name && a.work == b.work);
@@ -37,13 +44,18 @@ impl Capture {
             }
         }
         let earlier_launches = earlier.launches.into_inner();
-        for ((_, pointers), (_, before)) in self.launches.get_mut().of.iter_mut().zip(&earlier_launches.of) {
+        for (at, (now, before)) in self.launches.get_mut().of.iter_mut().zip(&earlier_launches.of).enumerate() {
             let buffers = (&self.trace.buffers, &earlier.trace.buffers);
             let same = |p: &Pointer, q: &Pointer| {
                 (p.word, p.delta, buffers.0[p.buffer]) == (q.word, q.delta, buffers.1[q.buffer])
             };
             // A number that looked like a pointer once does not look like one into the same buffer again.
-            pointers.retain(|p| before.iter().any(|q| same(p, q)));
+            now.pointers.retain(|p| before.pointers.iter().any(|q| same(p, q)));
+            let moved: Vec<usize> = now.pointers.iter().map(|p| p.word).collect();
+            if !now.repeats(before, &moved) {
+                let name = |what: &str| format!("{} {what}", self.trace.ops[at].name);
+                return Err(Error::Unstable { at, first: name("as before"), second: name("on other values") });
+            }
         }
         Ok(())
     }
@@ -51,10 +63,42 @@ impl Capture {
 
 /// What ops launch.
 pub(super) struct Launches {
-    /// For each op its launch, with the pointers found in it.
-    pub of: Vec<(Launch, Vec<Pointer>)>,
+    /// One entry an op.
+    pub of: Vec<Recorded>,
     /// Owns the nodes that attributes are copied from.
     _graph: Captured,
+}
+
+/// What an op launches.
+pub(super) struct Recorded {
+    pub launch: Launch,
+    /// Pointers in it to buffers that may move.
+    pub pointers: Vec<Pointer>,
+    /// Places of pointers to memory that stays where it is.
+    fixed: Vec<usize>,
+}
+
+impl Recorded {
+    /// Whether this launch does the same as one of an earlier capture, with buffers elsewhere. `moved` are the places of
+    /// pointers to those.
+    fn repeats(&self, earlier: &Recorded, moved: &[usize]) -> bool {
+        match (&self.launch, &earlier.launch) {
+            (Launch::Kernel(now), Launch::Kernel(before)) => {
+                // A library's arguments may hold bytes that mean nothing.
+                let library = matches!(effects(&now.name, &now.arguments, &now.launch), Effects::Library);
+                let compared = |word: &usize| if library { self.fixed.contains(word) } else { !moved.contains(word) };
+                let words = now.arguments.words().zip(before.arguments.words());
+                self.fixed == earlier.fixed
+                    && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
+            }
+            (Launch::Memset(now), Launch::Memset(before)) => now.value() == before.value(),
+            (Launch::Memcpy(now), Launch::Memcpy(before)) => {
+                let source = |m: &MemcpyNode| m.source().filter(|_| self.fixed.contains(&0));
+                now.bytes_on_host() == before.bytes_on_host() && source(now) == source(before)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// One output of the captured pass.
@@ -76,9 +120,18 @@ pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inp
     let mut copied = Vec::new();
     loop {
         let (outputs, marks, graph) = run(stream, function, inputs, &copied)?;
-        let capture = read(stream, inputs, outputs, &marks, graph)?;
+        let capture = match read(stream, inputs, &outputs, &marks, &graph) {
+            Ok(capture) => capture,
+            Err(error) => {
+                graph.settle()?;
+                return Err(error);
+            }
+        };
         match capture {
-            Ok(capture) => return Ok(capture),
+            Ok((trace, of, external)) => {
+                let launches = Mutex::new(Launches { of, _graph: graph });
+                return Ok(Capture { trace, launches, external, outputs });
+            }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {
                 let reason = format!("outputs {again:?} have no memory of their own on {:?}", device.location());
                 return Err(Error::NotCapturable { reason });
@@ -103,7 +156,10 @@ fn run(
     let forward = || {
         let mut outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
         for &i in copied {
-            outputs[i] = outputs[i].force_contiguous()?;
+            let output = outputs.get_mut(i).ok_or_else(|| Error::NotCapturable {
+                reason: format!("it returned more than {i} tensors at one call and fewer at the next"),
+            })?;
+            *output = output.force_contiguous()?;
         }
         // All are alive until here: none has the address of another.
         let mut specs = Vec::new();
@@ -150,6 +206,8 @@ struct Memory<'a> {
     /// Bytes of candle's live allocations, and the most there were.
     bytes: u64,
     peak: u64,
+    /// Whether something that is known writes to an input.
+    writes_input: bool,
 }
 
 impl<'a> Memory<'a> {
@@ -165,6 +223,7 @@ impl<'a> Memory<'a> {
             calling: false,
             bytes: 0,
             peak: 0,
+            writes_input: false,
         }
     }
 
@@ -191,6 +250,17 @@ impl<'a> Memory<'a> {
             let library = matches!(self.origins[id], Origin::Library);
             self.bytes -= if library { 0 } else { aligned(self.buffers[id].bytes) };
         }
+    }
+
+    /// The buffer holds something.
+    fn settle(&mut self, buffer: BufferId) {
+        if let origin @ Origin::Fresh(_) = &mut self.origins[buffer] {
+            *origin = Origin::Tensor;
+        }
+    }
+
+    fn is_input(&self, buffer: BufferId) -> bool {
+        matches!(self.buffers[buffer].role, Role::Input(_))
     }
 
     /// candle acts: whatever a library was called for is done.
@@ -222,14 +292,17 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// The trace, each op's launch, and first bytes of memory from before the pass.
+type Read = (Trace, Vec<Recorded>, Vec<u64>);
+
 /// Reads a captured graph. `Err` lists the outputs that must be copied in another capture.
 fn read(
     stream: &Stream,
     inputs: &[Tensor],
-    outputs: Vec<OutputSpec>,
+    outputs: &[OutputSpec],
     marks: &Marks,
-    graph: Captured,
-) -> Result<Result<Capture, Vec<usize>>> {
+    graph: &Captured,
+) -> Result<std::result::Result<Read, Vec<usize>>> {
     let mut memory = Memory::new(stream);
     for (i, input) in inputs.iter().enumerate() {
         let bytes = (input.elem_count() * input.dtype().size_in_bytes()) as u64;
@@ -264,15 +337,16 @@ fn read(
                 if draws_random_numbers(&launch) {
                     return Err(refused("it draws random numbers, and a replay would draw them out of turn", label));
                 }
-                let (op, pointers) = recorded(&mut memory, &launch, label);
+                let (op, recorded) = record(&mut memory, *launch, label);
                 trace.ops.push(op);
-                launches.push((*launch, pointers));
+                launches.push(recorded);
+                if memory.writes_input {
+                    return Err(refused("it writes to a tensor that it is called with", label));
+                }
             }
         }
     }
     if !unfreed.is_empty() {
-        // The module holds these addresses: make them real before it uses them again.
-        graph.run_once()?;
         let bytes: u64 = unfreed.values().map(|&id| memory.buffers[id].bytes).sum();
         let reason = format!(
             "the module keeps {} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call",
@@ -280,9 +354,15 @@ fn read(
         );
         return Err(Error::NotCapturable { reason });
     }
-    if let Some(error) = graph.failed() {
-        let reason = format!("a tensor made before the forward pass was dropped in it, so it has state ({error})");
+    if graph.dropped() > 0 {
+        let reason = format!(
+            "the module drops {} tensors from before the forward pass in it, so its state changes from call to call",
+            graph.dropped()
+        );
         return Err(Error::NotCapturable { reason });
+    }
+    if let Some(error) = graph.failed() {
+        return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
     }
     let mut copy = Vec::new();
     for (i, output) in outputs.iter().enumerate() {
@@ -300,8 +380,7 @@ fn read(
     }
     trace.buffers = memory.buffers;
     trace.peak_bytes = memory.peak;
-    let launches = Mutex::new(Launches { of: launches, _graph: graph });
-    Ok(Ok(Capture { trace, launches, outputs }))
+    Ok(Ok((trace, launches, memory.external.into_keys().collect())))
 }
 
 fn refused(reason: &str, label: &str) -> Error {
@@ -314,9 +393,9 @@ fn draws_random_numbers(launch: &Launch) -> bool {
     matches!(launch, Launch::Kernel(kernel) if kernel.name.contains("curand"))
 }
 
-/// One launch as an op, with the pointers to buffers that may move.
-fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Pointer>) {
-    let (name, work, accesses, pointers) = match launch {
+/// One launch as an op.
+fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
+    let (name, work, accesses, pointers) = match &launch {
         Launch::Kernel(kernel) => {
             let (accesses, pointers) = kernel_accesses(memory, kernel);
             (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
@@ -329,6 +408,7 @@ fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Point
                 let region = Region::contiguous(p.delta, memset.bytes());
                 Access { buffer: p.buffer, region, mode: Mode::Write }
             };
+            memory.writes_input |= pointers.iter().any(|p| memory.is_input(p.buffer));
             ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
         }
         Launch::Memcpy(memcpy) => {
@@ -338,13 +418,21 @@ fn recorded(memory: &mut Memory, launch: &Launch, label: &str) -> (Op, Vec<Point
                 if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
                     pointers.push(Pointer { word, buffer, delta });
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
+                    // A copy is candle's, and what it fills is a tensor.
+                    memory.settle(buffer);
+                    memory.writes_input |= mode.writes() && memory.is_input(buffer);
                 }
             }
             let name = if memcpy.source().is_some() { "memcpy" } else { "upload" };
             (name.into(), Work::Memcpy(memcpy.bytes()), accesses, pointers)
         }
     };
-    (Op { name, label: label.to_string(), work, accesses }, pointers)
+    let external = |p: &Pointer| memory.buffers[p.buffer].role == Role::External;
+    let fixed = pointers.iter().filter(|p| external(p)).map(|p| p.word).collect();
+    // Both ends of a copy are pointers; of a kernel's arguments only those that may move matter.
+    let kernel = matches!(launch, Launch::Kernel(_));
+    let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
+    (Op { name, label: label.to_string(), work, accesses }, Recorded { launch, pointers, fixed })
 }
 
 /// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends
@@ -361,10 +449,7 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode) -> (Vec<Access>, Ve
     let mut pointers = Vec::new();
     for (word, value) in arguments.words() {
         let Some((buffer, delta)) = memory.find(value) else { continue };
-        let external = memory.buffers[buffer].role == Role::External;
-        if !external {
-            pointers.push(Pointer { word, buffer, delta });
-        }
+        pointers.push(Pointer { word, buffer, delta });
         let (region, mode) = match &effects {
             Effects::Candle(call) => call.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
             Effects::Library => (memory.whole(buffer, 0), library_mode(memory, buffer)),
@@ -372,12 +457,11 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode) -> (Vec<Access>, Ve
         };
         accesses.push(Access { buffer, region, mode });
     }
+    if let Effects::Candle(_) = effects {
+        memory.writes_input |= accesses.iter().any(|a| a.mode.writes() && memory.is_input(a.buffer));
+    }
     if !matches!(effects, Effects::Library) {
-        for access in &accesses {
-            if let origin @ Origin::Fresh(_) = &mut memory.origins[access.buffer] {
-                *origin = Origin::Tensor;
-            }
-        }
+        accesses.iter().for_each(|access| memory.settle(access.buffer));
     }
     (accesses, pointers)
 }

@@ -1,7 +1,7 @@
 //! The lock between captures and launches: what another thread launches on the stream that captures would be captured,
 //! too.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
@@ -13,6 +13,8 @@ static CAPTURING: RwLock<()> = RwLock::new(());
 thread_local! {
     /// This thread's share of the lock: taken once, however often launches nest.
     static SHARE: RefCell<Option<RwLockReadGuard<'static, ()>>> = const { RefCell::new(None) };
+    /// Whether this thread is the one that captures right now.
+    static CAPTURES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs `f`, which captures, while nobody launches.
@@ -25,13 +27,21 @@ pub(super) fn exclusively<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
         let reason = "it is built inside the forward pass of a module that is being captured".into();
         return Err(Error::NotCapturable { reason });
     }
+    struct End;
+    impl Drop for End {
+        fn drop(&mut self) {
+            CAPTURES.set(false);
+        }
+    }
     let _capturing = CAPTURING.write();
+    CAPTURES.set(true);
+    let _end = End;
     f()
 }
 
-/// Runs `f`, which launches, while no capture is under way.
+/// Runs `f`, which launches, while no capture is under way, unless it is part of one.
 pub(crate) fn while_not_capturing<T>(f: impl FnOnce() -> T) -> T {
-    if SHARE.with_borrow(Option::is_some) {
+    if CAPTURES.get() || SHARE.with_borrow(Option::is_some) {
         return f();
     }
     struct Release;
@@ -70,6 +80,7 @@ mod tests {
             let capturing = thread::spawn(move || {
                 exclusively(|| {
                     assert!(exclusively(|| Ok(())).is_err(), "no capture inside a capture");
+                    while_not_capturing(|| ());
                     assert!(captured.send(()).is_ok());
                     Ok(())
                 })

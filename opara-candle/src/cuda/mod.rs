@@ -57,6 +57,8 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
         let reason = "this program looks the CUDA driver up at run time: build cudarc with `dynamic-linking`".into();
         return Err(Error::NotCapturable { reason });
     }
+    // A replay reads contiguous inputs, and products of others may round otherwise.
+    let inputs = &inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
     let mut examples = Vec::new();
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {

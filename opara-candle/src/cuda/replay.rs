@@ -2,14 +2,15 @@
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
 use parking_lot::{MutexGuard, ReentrantMutex};
 
 use super::arena::{Arena, State};
-use super::capture::Capture;
-use super::driver::{aligned_input, Block, Event, Executable, GraphBuilder, Launch, Pointer, Relocation, Stream};
+use super::capture::{Capture, OutputSpec, Recorded};
+use super::driver::{aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream};
 use crate::backend::{Function, Program, Replay};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes};
@@ -144,8 +145,8 @@ impl CudaProgram {
 }
 
 /// Adds a recorded launch behind the nodes `after`; returns its node.
-fn add(graph: &mut GraphBuilder, (launch, pointers): &(Launch, Vec<Pointer>), after: &[usize]) -> Result<usize> {
-    match (launch, pointers.as_slice()) {
+fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize> {
+    match (&op.launch, op.pointers.as_slice()) {
         (Launch::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
         (Launch::Memset(memset), [to]) => graph.memset(memset, *to, after),
         (Launch::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
@@ -165,6 +166,8 @@ struct GraphReplay {
     built: ReentrantMutex<RefCell<Option<Built>>>,
     /// End of the last call's work, where every thread has a stream of its own.
     done: Option<Event>,
+    /// Whether memory that the module had before has been freed since.
+    stale: Arc<AtomicBool>,
 }
 
 /// A graph for the arenas as they were.
@@ -175,12 +178,14 @@ struct Built {
 
 impl GraphReplay {
     fn new(program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
-        let zeros = |o: &super::capture::OutputSpec| Tensor::zeros(&o.shape, o.dtype, &program.device);
+        let zeros = |o: &OutputSpec| Tensor::zeros(&o.shape, o.dtype, &program.device);
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
         let fixed = program.relocation(&plan, &outputs)?;
         program.run_once(&plan, &fixed)?;
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
-        let replay = Self { program, plan, outputs, fixed, stress, built: Default::default(), done };
+        let stale = Arc::new(AtomicBool::new(false));
+        watch_frees(&program.capture.external, &stale);
+        let replay = Self { program, plan, outputs, fixed, stress, built: Default::default(), done, stale };
         replay.prepare(&mut replay.arenas(), &mut replay.built.lock().borrow_mut())?;
         Ok(replay)
     }
@@ -234,7 +239,11 @@ impl GraphReplay {
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
         let stream = &self.program.stream;
-        let inputs = inputs.iter().map(aligned_input).collect::<Result<Vec<_>>>()?;
+        // Work on inputs that other streams have still to do, and later work there, keep their order with this launch.
+        let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
+        let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
+        others.iter().try_for_each(|other| other.then(stream))?;
+        let inputs = inputs.iter().map(|input| aligned_input(input, &self.outputs)).collect::<Result<Vec<_>>>()?;
         if let Some(done) = &self.done {
             stream.wait(done)?;
         }
@@ -243,13 +252,18 @@ impl GraphReplay {
         let Some(built) = built else { return Ok(()) };
         arenas.iter().try_for_each(|arena| arena.acquire(stream))?;
         built.executable.launch(&inputs, &[&memory, &workspaces])?;
-        arenas.iter_mut().try_for_each(|arena| arena.release(stream))
+        arenas.iter_mut().try_for_each(|arena| arena.release(stream))?;
+        others.iter().try_for_each(|other| stream.then(other))
     }
 }
 
 impl Replay for GraphReplay {
     fn mode(&self) -> Mode {
         Mode::Graph
+    }
+
+    fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Acquire)
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {

@@ -4,51 +4,86 @@
 //!   more than 4 KiB for that reason). A capture forbids reading back, so an upload cannot depend on the input: it is a
 //!   constant of the graph, if only its bytes are saved while they are there.
 //! - Read-backs: they cannot be captured, and the module's author wants to know where they are.
+//! - Work on another stream: it is not captured, so it would run at once, on memory that does not exist yet.
 //! - Allocations: those of candle's tensors come from Rust, those of a library's workspaces do not. That tells where one
 //!   call of a library ends and the next begins.
+//!
+//! And after it: memory that the module made before and frees later, while graphs still read it.
 //!
 //! So this module defines the driver functions that candle goes through for these. Linked into a program they take the
 //! place of the driver's own for calls from Rust, and pass on to those: outside a capture at once.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::RwLock;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
+use hashbrown::{HashMap, HashSet};
 
 use crate::trace::scope;
 
 /// Calls from Rust on this thread during a capture.
-#[derive(Default)]
 pub(super) struct Calls {
+    /// The stream that captures.
+    stream: CUstream,
     /// Bytes of each upload, by the address under which the graph knows them.
     pub uploads: Vec<Arc<[u8]>>,
-    /// Why the capture has to fail, if the module read something back.
-    pub read_back: Option<String>,
-    /// First byte of each allocation, in order.
-    pub allocations: Vec<CUdeviceptr>,
+    /// Why the capture has to fail, if the module did what cannot be captured.
+    pub refused: Option<String>,
+    /// Nodes that allocations are captured as.
+    pub allocations: HashSet<usize>,
+    /// First byte of each of them that is not freed yet.
+    live: HashSet<CUdeviceptr>,
+    /// Allocations from before the capture that were freed in it. They still exist.
+    pub dropped: Vec<CUdeviceptr>,
 }
 
 thread_local! {
     static CAPTURE: RefCell<Option<Calls>> = const { RefCell::new(None) };
 }
 
-/// Watches calls on this thread while `f` runs.
-pub(super) fn watch<T>(f: impl FnOnce() -> T) -> (T, Calls) {
-    CAPTURE.set(Some(Calls::default()));
+/// Watches calls on this thread while `f` runs, `stream` being the one that captures.
+pub(super) fn watch<T>(stream: CUstream, f: impl FnOnce() -> T) -> (T, Calls) {
+    let calls =
+        || Calls { stream, uploads: Vec::new(), refused: None, allocations: HashMap::new(), dropped: Vec::new() };
+    CAPTURE.set(Some(calls()));
     let result = f();
-    (result, CAPTURE.take().unwrap_or_default())
+    (result, CAPTURE.take().unwrap_or_else(calls))
 }
+
+impl Calls {
+    /// Whether a call may go on: on this stream, and if there is no `reason` against it. If not, that is noted.
+    fn admit(&mut self, stream: CUstream, reason: Option<String>) -> bool {
+        let elsewhere = || "it works on a second stream or device inside `forward`".to_string();
+        let Some(reason) = reason.or_else(|| (stream != self.stream).then(elsewhere)) else { return true };
+        let place = scope::path();
+        let place = if place.is_empty() { place } else { format!(" (at `{place}`)") };
+        self.refused.get_or_insert_with(|| format!("{reason}{place}"));
+        false
+    }
+}
+
+/// Whether this thread captures and may not make this call.
+fn refuses(stream: CUstream, reason: impl FnOnce() -> Option<String>) -> bool {
+    CAPTURE.with_borrow_mut(|capture| capture.as_mut().is_some_and(|capture| !capture.admit(stream, reason())))
+}
+
+const REFUSED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 
 type Upload = unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult;
 type ReadBack = unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUstream) -> CUresult;
 type Allocate = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
+type Free = unsafe extern "C" fn(CUdeviceptr, CUstream) -> CUresult;
 
 /// The driver's own functions.
 struct Driver {
     upload: Upload,
     read_back: ReadBack,
     allocate: Allocate,
+    free: Free,
     _library: libloading::Library,
 }
 
@@ -63,7 +98,8 @@ fn driver() -> Option<&'static Driver> {
                 let upload = *library.get::<Upload>(b"cuMemcpyHtoDAsync_v2\0").ok()?;
                 let read_back = *library.get::<ReadBack>(b"cuMemcpyDtoHAsync_v2\0").ok()?;
                 let allocate = *library.get::<Allocate>(b"cuMemAllocAsync\0").ok()?;
-                Some(Driver { upload, read_back, allocate, _library: library })
+                let free = *library.get::<Free>(b"cuMemFreeAsync\0").ok()?;
+                Some(Driver { upload, read_back, allocate, free, _library: library })
             }
         })
         .as_ref()
@@ -81,6 +117,9 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
+    if refuses(stream, || None) {
+        return REFUSED;
+    }
     let kept = CAPTURE.with_borrow_mut(|capture| {
         let uploads = &mut capture.as_mut()?.uploads;
         // SAFETY: the caller vouches for `bytes` readable bytes.
@@ -103,19 +142,12 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     stream: CUstream,
 ) -> CUresult {
     let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
-    let refused = CAPTURE.with_borrow_mut(|capture| {
-        let Some(capture) = capture else { return false };
-        let place = scope::path();
-        let place = if place.is_empty() { place } else { format!(" at `{place}`") };
-        capture.read_back.get_or_insert_with(|| {
-            format!(
-                "it reads {bytes} bytes back to the host inside `forward`{place}, and a replay has nobody to read them"
-            )
-        });
-        true
-    });
-    if refused {
-        return CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    let reason = || {
+        let what = "back to the host inside `forward`, and a replay has nobody to read them";
+        Some(format!("it reads {bytes} bytes {what}"))
+    };
+    if refuses(stream, reason) {
+        return REFUSED;
     }
     // SAFETY: the arguments are the caller's.
     unsafe { (driver.read_back)(target, source, bytes, stream) }
@@ -128,26 +160,87 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
 #[no_mangle]
 pub unsafe extern "C" fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
     let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
+    if refuses(stream, || None) {
+        return REFUSED;
+    }
     // SAFETY: the arguments are the caller's.
     let status = unsafe { (driver.allocate)(target, bytes, stream) };
     if status == CUresult::CUDA_SUCCESS {
         CAPTURE.with_borrow_mut(|capture| {
             if let Some(capture) = capture {
+                capture.allocations.insert(captured_nodes(stream).saturating_sub(1));
                 // SAFETY: the call succeeded, so it wrote the address.
-                capture.allocations.push(unsafe { *target });
+                capture.live.insert(unsafe { *target });
             }
         });
     }
     status
 }
 
+/// Who wants to know that an allocation is freed, by its first byte.
+type Watchers = HashMap<CUdeviceptr, Vec<Weak<AtomicBool>>>;
+static WATCHERS: RwLock<Option<Watchers>> = RwLock::new(None);
+
+/// Sets `freed` as soon as Rust frees one of these allocations.
+pub(in crate::cuda) fn watch_frees(allocations: &[CUdeviceptr], freed: &Arc<AtomicBool>) {
+    let mut watchers = WATCHERS.write();
+    let watchers = watchers.get_or_insert_default();
+    watchers.retain(|_, flags| {
+        flags.retain(|flag| flag.strong_count() > 0);
+        !flags.is_empty()
+    });
+    for &allocation in allocations {
+        watchers.entry(allocation).or_default().push(Arc::downgrade(freed));
+    }
+}
+
+/// The driver's function of this name, with those told who watch the allocation. What was there before a capture is
+/// not freed in it, which the driver would refuse, but by who ends the capture.
+///
+/// # Safety
+/// As the driver documents: `address` is an allocation's first byte.
+#[no_mangle]
+pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult {
+    let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
+    if let Some(flags) = WATCHERS.read().as_ref().and_then(|watchers| watchers.get(&address)) {
+        flags.iter().filter_map(Weak::upgrade).for_each(|flag| flag.store(true, Ordering::Release));
+    }
+    let from_before = CAPTURE.with_borrow_mut(|capture| {
+        let Some(capture) = capture else { return false };
+        let from_before = !capture.live.remove(&address);
+        capture.dropped.extend(from_before.then_some(address));
+        from_before
+    });
+    if from_before {
+        return CUresult::CUDA_SUCCESS;
+    }
+    // SAFETY: the arguments are the caller's.
+    unsafe { (driver.free)(address, stream) }
+}
+
+/// Nodes that the capture on a stream holds so far; 0 outside one.
+pub(super) fn captured_nodes(stream: CUstream) -> usize {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut graph, mut nodes) = (std::ptr::null_mut(), 0usize);
+    use std::ptr::null_mut as null;
+    // SAFETY: out-pointers are valid or null where the driver allows it; the graph is only counted, while the capture
+    // that owns it goes on.
+    unsafe {
+        let info = sys::cuStreamGetCaptureInfo_v3(stream, &mut status, null(), &mut graph, null(), null(), null());
+        if info == CUresult::CUDA_SUCCESS && !graph.is_null() {
+            sys::cuGraphGetNodes(graph, null(), &mut nodes);
+        }
+    }
+    nodes
+}
+
 /// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.
 pub(in crate::cuda) fn are_watched() -> bool {
-    let (called, copies) = watch(|| {
+    let (called, calls) = watch(std::ptr::null_mut(), || {
         // SAFETY: no byte is copied, and the driver ignores the pointers then.
         unsafe {
             sys::cuMemcpyHtoDAsync_v2(0, std::ptr::NonNull::<u8>::dangling().as_ptr().cast(), 0, std::ptr::null_mut())
         }
     });
-    called == CUresult::CUDA_SUCCESS && copies.uploads.len() == 1
+    called == CUresult::CUDA_SUCCESS && calls.uploads.len() == 1
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::calls::Calls;
 use super::kernel::{Functions, KernelNode};
@@ -16,8 +16,10 @@ pub(in crate::cuda) struct Captured {
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by their address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// First byte of each allocation that Rust asked for, in order.
-    allocations: Vec<u64>,
+    /// Nodes that are allocations which Rust asked for.
+    allocations: HashSet<usize>,
+    /// How many tensors from before the capture were dropped in it.
+    dropped: usize,
     /// A call that failed meanwhile where it could not return its error: in a destructor.
     failed: Option<Error>,
 }
@@ -36,7 +38,7 @@ pub(in crate::cuda) enum Node {
         address: u64,
         /// Size.
         bytes: u64,
-        /// Whether a library asked for it, or may have done so, and not Rust.
+        /// Whether a library asked for it, and not Rust.
         library: bool,
     },
     /// The end of an allocation's life.
@@ -71,6 +73,11 @@ impl MemsetNode {
         self.params.dst
     }
 
+    /// What is written, as often as there is room.
+    pub fn value(&self) -> (u32, u32) {
+        (self.params.value, self.params.elementSize)
+    }
+
     /// Distance from the first byte to one past the last.
     pub fn bytes(&self) -> u64 {
         let row = self.params.width * self.params.elementSize as usize;
@@ -96,6 +103,11 @@ impl MemcpyNode {
         self.params.dstDevice + self.params.dstXInBytes as u64
     }
 
+    /// The bytes that are copied, if they come from the host.
+    pub fn bytes_on_host(&self) -> Option<&[u8]> {
+        self.upload.as_deref()
+    }
+
     /// Bytes copied.
     pub fn bytes(&self) -> u64 {
         self.params.WidthInBytes as u64
@@ -110,10 +122,16 @@ impl Captured {
     pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: &Calls) -> Option<Self> {
         let failed = stream.take_error();
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
-        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations: calls.allocations.clone(), failed })
+        let (allocations, dropped) = (calls.allocations.clone(), calls.dropped.len());
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations, dropped, failed })
     }
 
-    /// The error of a destructor that ran during the capture: that of a tensor from before it, most likely.
+    /// How many tensors from before the capture were dropped in it.
+    pub fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// The error of a destructor that ran during the capture.
     pub fn failed(&self) -> Option<&Error> {
         self.failed.as_ref()
     }
@@ -143,16 +161,10 @@ impl Captured {
         // SAFETY: the handles are nodes of this graph, which outlives the calls.
         let nodes = raw.into_iter().map(|node| unsafe { self.read(node, &mut functions) });
         let mut nodes: Vec<Node> = nodes.collect::<Result<_>>()?;
-        let mut addresses = Vec::new();
-        let mut flags = Vec::new();
-        for node in &mut nodes {
-            if let Node::Alloc { address, library, .. } = node {
-                addresses.push(*address);
-                flags.push(library);
+        for (index, node) in nodes.iter_mut().enumerate() {
+            if let Node::Alloc { library, .. } = node {
+                *library = !self.allocations.contains(&index);
             }
-        }
-        for (library, rust) in flags.into_iter().zip(asked_for(&addresses, &self.allocations)) {
-            *library = !rust;
         }
         Ok(nodes)
     }
@@ -177,11 +189,24 @@ impl Captured {
         Ok(from.iter().zip(&to).all(|(a, b)| position.get(a) < position.get(b)))
     }
 
-    /// Runs the graph once as it was captured, so that memory which it allocates and does not free exists.
+    /// For a capture that nobody will replay: if the module keeps memory that it allocated in it, runs the graph once,
+    /// so that this memory exists.
     ///
     /// # Errors
     /// A call of the driver that failed.
-    pub fn run_once(&self) -> Result<()> {
+    pub fn settle(&self) -> Result<()> {
+        let mut kept = 0;
+        for node in self.raw_nodes()? {
+            // SAFETY: the node belongs to this graph, and the call writes its type.
+            match unsafe { get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? } {
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => kept += 1,
+                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE => kept -= 1,
+                _ => {}
+            }
+        }
+        if kept == 0 {
+            return Ok(());
+        }
         self.stream.bind()?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph is whole; its pointers are those of a forward pass whose tensors the caller still holds.
@@ -260,34 +285,3 @@ impl Drop for Captured {
 unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Send for Launch {}
-
-/// For each captured allocation whether it is surely one of those that were `asked` for, in order. Where a freed address
-/// comes back there may be two ways to tell; then it is not sure.
-fn asked_for(captured: &[u64], asked: &[u64]) -> Vec<bool> {
-    let matched = |captured: &mut dyn Iterator<Item = &u64>, asked: &mut dyn Iterator<Item = &u64>| {
-        let mut next = asked.next();
-        let hits = captured.map(|address| {
-            let hit = next == Some(address);
-            if hit {
-                next = asked.next();
-            }
-            hit
-        });
-        hits.collect::<Vec<bool>>()
-    };
-    let forward = matched(&mut captured.iter(), &mut asked.iter());
-    let backward = matched(&mut captured.iter().rev(), &mut asked.iter().rev());
-    forward.into_iter().zip(backward.into_iter().rev()).map(|(a, b)| a && b).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::asked_for;
-
-    #[test]
-    fn allocations_of_a_library_stand_between_those_of_rust() {
-        assert_eq!(asked_for(&[10, 99, 20, 98, 30], &[10, 20, 30]), [true, false, true, false, true]);
-        assert_eq!(asked_for(&[10, 20, 20], &[10, 20]), [true, false, false], "either of the two may be the library's");
-        assert_eq!(asked_for(&[10, 20], &[]), [false, false]);
-    }
-}

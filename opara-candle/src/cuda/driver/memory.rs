@@ -40,14 +40,21 @@ pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// The tensor, or a copy of it, contiguous and aligned as the driver aligns allocations: kernels were chosen for that.
+/// The tensor, or a copy of it: contiguous, aligned as the driver aligns allocations, for which kernels were chosen, and
+/// apart from the tensors `written`.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device, or no memory for the copy.
-pub(in crate::cuda) fn aligned_input(tensor: &Tensor) -> Result<Tensor> {
+pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Result<Tensor> {
     const ALIGNMENT: u64 = 256;
     let tensor = tensor.contiguous()?;
-    if address_of(&tensor)? % ALIGNMENT == 0 {
+    let start = address_of(&tensor)?;
+    let mut apart = true;
+    for other in written {
+        let other_start = address_of(other)?;
+        apart &= start + bytes_of(&tensor) <= other_start || other_start + bytes_of(other) <= start;
+    }
+    if start % ALIGNMENT == 0 && apart {
         return Ok(tensor);
     }
     Ok(tensor.force_contiguous()?)

@@ -12,8 +12,8 @@ mod memory;
 mod stream;
 
 pub(super) use arguments::Arguments;
-pub(super) use calls::are_watched;
-pub(super) use capture::{Captured, Launch, Node};
+pub(super) use calls::{are_watched, watch_frees};
+pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, AllocationTable, Block, Relocation};

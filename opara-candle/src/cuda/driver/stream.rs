@@ -107,6 +107,13 @@ impl Stream {
         self.0.wait(&event.0).map_err(wrap("cuStreamWaitEvent"))
     }
 
+    /// Work launched on `next` from now on waits for what this stream has been given.
+    pub fn then(&self, next: &Stream) -> Result<()> {
+        let event = self.event(false)?;
+        self.record(&event)?;
+        next.wait(&event)
+    }
+
     /// A new event; `timed` ones can be subtracted.
     pub fn event(&self, timed: bool) -> Result<Event> {
         let flags = timed.then_some(sys::CUevent_flags::CU_EVENT_DEFAULT);
@@ -149,45 +156,38 @@ impl Stream {
         // Thread-local mode: other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.0.begin_capture(mode).map_err(wrap("cuStreamBeginCapture"))?;
-        let (result, calls) = calls::watch(f);
+        let (result, calls) = calls::watch(self.0.cu_stream(), f);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
         let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.cu_stream(), &mut raw) });
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), &calls) };
-        if let Some(reason) = calls.read_back {
-            return Err(Error::NotCapturable { reason });
+        for &address in &calls.dropped {
+            // SAFETY: its owner gave this allocation up during the capture, which only put that off.
+            check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })?;
         }
-        match (result, ended, captured) {
-            (Ok(result), Ok(()), Some(captured)) => Ok((result, captured)),
-            (Err(error), ..) => Err(error),
-            (_, Err(error), _) => Err(Error::NotCapturable { reason: error.to_string() }),
-            (_, _, None) => Err(Error::NotCapturable { reason: "the driver returned no graph".into() }),
+        let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
+        let failed = match (&result, calls.refused) {
+            (_, Some(reason)) => Some(Error::NotCapturable { reason }),
+            (Err(_), None) => None,
+            (Ok(_), None) => ended.err().map(reason),
+        };
+        let Some(captured) = captured else {
+            let nothing = || Error::NotCapturable { reason: "the driver returned no graph".into() };
+            return Err(failed.or(result.err()).unwrap_or_else(nothing));
+        };
+        match (failed, result) {
+            (None, Ok(result)) => Ok((result, captured)),
+            (Some(error), _) | (None, Err(error)) => {
+                captured.settle()?;
+                Err(error)
+            }
         }
     }
 
     /// Nodes that the capture on this stream holds so far; 0 outside one.
     pub fn captured_nodes(&self) -> usize {
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let (mut graph, mut nodes) = (std::ptr::null_mut(), 0usize);
-        use std::ptr::null_mut as null;
-        // SAFETY: out-pointers are valid or null where the driver allows it; the graph is only counted, while the
-        // capture that owns it goes on.
-        unsafe {
-            let info = sys::cuStreamGetCaptureInfo_v3(
-                self.0.cu_stream(),
-                &mut status,
-                null(),
-                &mut graph,
-                null(),
-                null(),
-                null(),
-            );
-            if info == sys::CUresult::CUDA_SUCCESS && !graph.is_null() {
-                sys::cuGraphGetNodes(graph, null(), &mut nodes);
-            }
-        }
-        nodes
+        calls::captured_nodes(self.0.cu_stream())
     }
 
     /// The error that cudarc kept because the call that failed could not return it, if any.
