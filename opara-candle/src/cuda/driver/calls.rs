@@ -47,8 +47,14 @@ thread_local! {
 
 /// Watches calls on this thread while `f` runs, `stream` being the one that captures.
 pub(super) fn watch<T>(stream: CUstream, f: impl FnOnce() -> T) -> (T, Calls) {
-    let calls =
-        || Calls { stream, uploads: Vec::new(), refused: None, allocations: HashMap::new(), dropped: Vec::new() };
+    let calls = || Calls {
+        stream,
+        uploads: Vec::new(),
+        refused: None,
+        allocations: HashSet::new(),
+        live: HashSet::new(),
+        dropped: Vec::new(),
+    };
     CAPTURE.set(Some(calls()));
     let result = f();
     (result, CAPTURE.take().unwrap_or_else(calls))
