@@ -55,6 +55,10 @@ struct Args {
     #[arg(long, default_value_t = 20)]
     replays: usize,
 
+    /// How often to put each schedule under stress while it is built.
+    #[arg(long, default_value_t = 0)]
+    stress: u64,
+
     /// File to write to, one line of JSON a row.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -98,7 +102,7 @@ fn main() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    let counts = Counts { iters: args.iters, replays: args.replays };
+    let counts = Counts { iters: args.iters, replays: args.replays, stress: args.stress };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {

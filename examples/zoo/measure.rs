@@ -27,6 +27,7 @@ const EAGER_SECONDS: f64 = 10.;
 pub struct Counts {
     pub iters: usize,
     pub replays: usize,
+    pub stress: u64,
 }
 
 /// One entry in one dtype.
@@ -88,12 +89,13 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     drop((outputs, again));
 
     let (_, eager_usage) = device_memory::watch(device, || function(inputs).map_err(anyhow::Error::from))?;
-    let build = |policy: Policy| model.executor(OparaExecutor::builder().policy(policy)).context("the executor fails");
-    let start = Instant::now();
-    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default()))?;
-    let build_ms = start.elapsed().as_secs_f64() * 1e3;
+    let build = |policy: Policy, stress: u64| {
+        model.executor(OparaExecutor::builder().policy(policy).stress(stress)).context("the executor fails")
+    };
+    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default(), counts.stress))?;
     let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
     let report = scheduled.report();
+    let build_ms = report.build_ms.iter().filter(|(stage, _)| **stage != "stress").map(|(_, ms)| ms).sum();
     if let Some((file, trace)) = trace.zip(scheduled.trace()) {
         trace.save(file)?;
     }
@@ -101,7 +103,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let sequential = if captured { Some(build(Policy::Sequential)?) } else { None };
+    let sequential = if captured { Some(build(Policy::Sequential, 0)?) } else { None };
     let memory = Memory {
         eager_peak: eager_usage.map(|eager| eager.peak - eager.before),
         replay_peak: replay_usage.zip(build_usage).map(|(replay, build)| replay.peak.saturating_sub(build.before)),

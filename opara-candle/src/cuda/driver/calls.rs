@@ -171,7 +171,8 @@ pub unsafe extern "C" fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize,
     }
     // SAFETY: the arguments are the caller's.
     let status = unsafe { (driver.allocate)(target, bytes, stream) };
-    if status == CUresult::CUDA_SUCCESS {
+    // Nothing is allocated for an empty tensor.
+    if status == CUresult::CUDA_SUCCESS && bytes > 0 {
         CAPTURE.with_borrow_mut(|capture| {
             if let Some(capture) = capture {
                 capture.allocations.insert(captured_nodes(stream).saturating_sub(1));
@@ -214,7 +215,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) 
     let from_before = CAPTURE.with_borrow_mut(|capture| {
         let Some(capture) = capture else { return false };
         let from_before = !capture.live.remove(&address);
-        capture.dropped.extend(from_before.then_some(address));
+        capture.dropped.extend((from_before && address != 0).then_some(address));
         from_before
     });
     if from_before {

@@ -62,6 +62,17 @@ pub(in crate::cuda) enum Launch {
     Memcpy(MemcpyNode),
 }
 
+impl Launch {
+    /// Whether it touches no byte.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Launch::Kernel(_) => false,
+            Launch::Memset(memset) => memset.bytes() == 0,
+            Launch::Memcpy(memcpy) => memcpy.bytes() == 0,
+        }
+    }
+}
+
 /// A memset.
 pub(in crate::cuda) struct MemsetNode {
     pub(super) params: sys::CUDA_MEMSET_NODE_PARAMS,
@@ -140,6 +151,9 @@ impl Captured {
         let mut count = 0;
         // SAFETY: with null for nodes the driver writes only the count.
         check("cuGraphGetNodes", unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut count) })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
         let mut nodes = vec![std::ptr::null_mut(); count];
         // SAFETY: `nodes` has room for `count` handles.
         check("cuGraphGetNodes", unsafe { sys::cuGraphGetNodes(self.raw, nodes.as_mut_ptr(), &mut count) })?;
@@ -176,6 +190,9 @@ impl Captured {
         // SAFETY: with null for edges the driver writes only the count.
         let status = unsafe { sys::cuGraphGetEdges_v2(self.raw, null, null, std::ptr::null_mut(), &mut count) };
         check("cuGraphGetEdges", status)?;
+        if count == 0 {
+            return Ok(true);
+        }
         let mut from = vec![std::ptr::null_mut(); count];
         let mut to = from.clone();
         // Edges between kernels launched with overlap carry data, which must be asked for.

@@ -176,6 +176,10 @@ impl GraphBuilder {
             params.srcDevice = self.moved(from.buffer, from.delta, source);
         }
         params.dstDevice = self.moved(to.buffer, to.delta, node.target());
+        if from.is_some_and(|from| self.relocation.input(from.buffer).is_some()) {
+            // The first launch says where the input is; until then any memory of this size will do.
+            params.srcDevice = params.dstDevice;
+        }
         (params.srcXInBytes, params.dstXInBytes) = (0, 0);
         self.uploads.extend(node.upload.clone());
         let dependencies = self.after(after);
