@@ -63,7 +63,8 @@ impl Optimized {
         let least = limit / 16;
         let mut folded = Self::fold_constants(trace, limit);
         for _ in 0..ATTEMPTS {
-            let arena = memory::packed(&folded.trace);
+            // Some more for the gaps between them.
+            let arena = memory::most_alive(&folded.trace) / 16 * 17;
             if folded.constant_bytes() <= limit.saturating_sub(arena).max(least) {
                 break;
             }

@@ -151,7 +151,7 @@ fn run(
 ) -> Result<(Vec<OutputSpec>, Marks, Captured)> {
     let position = {
         let stream = stream.clone();
-        Rc::new(move || stream.captured_nodes())
+        Rc::new(move || stream.position())
     };
     let forward = || {
         let mut outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
@@ -176,6 +176,8 @@ fn run(
     };
     let (captured, marks) = scope::record(Some(position), || stream.capture(forward));
     let (specs, graph) = captured?;
+    let from = graph.after(marks.iter().map(|(position, _)| *position))?;
+    let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();
     Ok((specs, marks, graph))
 }
 

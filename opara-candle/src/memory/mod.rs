@@ -24,9 +24,22 @@ pub(crate) fn constant_bytes(bytes: u64) -> u64 {
     bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
 }
 
-/// Bytes of the smallest arena that this crate finds for a trace's tensors, launched one op after the other.
-pub(crate) fn packed(trace: &Trace) -> u64 {
-    pack(trace, &trace.users(), Role::Intermediate).1
+/// Bytes of the tensors that are in use at a time, at most, if a trace is launched one op after the other.
+pub(crate) fn most_alive(trace: &Trace) -> u64 {
+    let mut change = vec![(0, 0); trace.ops.len() + 1];
+    for (buffer, users) in trace.buffers.iter().zip(trace.users()) {
+        if let (true, Some(&first), Some(&last)) = (is_planned(buffer, Role::Intermediate), users.first(), users.last())
+        {
+            change[first].0 += aligned(buffer.bytes);
+            change[last + 1].1 += aligned(buffer.bytes);
+        }
+    }
+    let mut alive = 0;
+    let alive = change.into_iter().map(|(more, less)| {
+        alive = alive + more - less;
+        alive
+    });
+    alive.max().unwrap_or(0)
 }
 
 /// Offsets of the buffers of one role in one arena.

@@ -10,7 +10,7 @@ use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::Layer;
 
-/// Reads how many launches a capture has seen so far.
+/// Reads where a capture has got to.
 type Position = Rc<dyn Fn() -> usize>;
 
 #[derive(Default)]
@@ -58,8 +58,8 @@ pub(crate) fn path() -> String {
     RECORDING.with_borrow(|r| r.as_ref().map(|r| r.path.join("/")).unwrap_or_default())
 }
 
-/// Runs `f` with scopes recorded and returns, beside its result, every change of the path: from which launch on it
-/// held. `position` counts launches.
+/// Runs `f` with scopes recorded and returns, beside its result, every change of the path, with the `position` that
+/// the capture had got to.
 pub(crate) fn record<T>(position: Option<Position>, f: impl FnOnce() -> T) -> (T, Vec<(usize, String)>) {
     struct Restore(Option<Recording>);
     impl Drop for Restore {

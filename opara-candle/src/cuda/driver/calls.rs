@@ -175,7 +175,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize,
     if status == CUresult::CUDA_SUCCESS && bytes > 0 {
         CAPTURE.with_borrow_mut(|capture| {
             if let Some(capture) = capture {
-                capture.allocations.insert(captured_nodes(stream).saturating_sub(1));
+                capture.allocations.insert(last_node(stream));
                 // SAFETY: the call succeeded, so it wrote the address.
                 capture.live.insert(unsafe { *target });
             }
@@ -225,20 +225,23 @@ pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) 
     unsafe { (driver.free)(address, stream) }
 }
 
-/// Nodes that the capture on a stream holds so far; 0 outside one.
-pub(super) fn captured_nodes(stream: CUstream) -> usize {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    let (mut graph, mut nodes) = (std::ptr::null_mut(), 0usize);
+/// The node that the capture on a stream added last, as a number; 0 where there is none.
+pub(super) fn last_node(stream: CUstream) -> usize {
     use std::ptr::null_mut as null;
-    // SAFETY: out-pointers are valid or null where the driver allows it; the graph is only counted, while the capture
-    // that owns it goes on.
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut last, mut edges, mut count): (*const sys::CUgraphNode, *const sys::CUgraphEdgeData, usize) =
+        (std::ptr::null(), std::ptr::null(), 0);
+    // SAFETY: out-pointers are valid or null where the driver allows it. What a capture on one stream adds next depends
+    // on what it added last, and on nothing else; the list is read before the driver is called again.
     unsafe {
-        let info = sys::cuStreamGetCaptureInfo_v3(stream, &mut status, null(), &mut graph, null(), null(), null());
-        if info == CUresult::CUDA_SUCCESS && !graph.is_null() {
-            sys::cuGraphGetNodes(graph, null(), &mut nodes);
+        let info =
+            sys::cuStreamGetCaptureInfo_v3(stream, &mut status, null(), null(), &mut last, &mut edges, &mut count);
+        if info == CUresult::CUDA_SUCCESS && count > 0 && !last.is_null() {
+            *last as usize
+        } else {
+            0
         }
     }
-    nodes
 }
 
 /// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.

@@ -147,6 +147,16 @@ impl Captured {
         self.failed.as_ref()
     }
 
+    /// For each of these positions, which [`Stream::position`] gave during the capture, how many nodes come before it.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn after(&self, positions: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
+        let nodes = self.raw_nodes()?;
+        let count: HashMap<usize, usize> = nodes.iter().enumerate().map(|(i, &node)| (node as usize, i + 1)).collect();
+        Ok(positions.map(|position| count.get(&position).copied().unwrap_or(0)).collect())
+    }
+
     fn raw_nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
         let mut count = 0;
         // SAFETY: with null for nodes the driver writes only the count.
@@ -171,13 +181,14 @@ impl Captured {
         if !self.in_order(&raw)? {
             return Err(Error::NotCapturable { reason: "the driver lists captured nodes out of order".into() });
         }
+        let handles: Vec<usize> = raw.iter().map(|&node| node as usize).collect();
         let mut functions = Functions::default();
         // SAFETY: the handles are nodes of this graph, which outlives the calls.
         let nodes = raw.into_iter().map(|node| unsafe { self.read(node, &mut functions) });
         let mut nodes: Vec<Node> = nodes.collect::<Result<_>>()?;
-        for (index, node) in nodes.iter_mut().enumerate() {
+        for (node, handle) in nodes.iter_mut().zip(handles) {
             if let Node::Alloc { library, .. } = node {
-                *library = !self.allocations.contains(&index);
+                *library = !self.allocations.contains(&handle);
             }
         }
         Ok(nodes)

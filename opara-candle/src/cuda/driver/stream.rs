@@ -185,9 +185,9 @@ impl Stream {
         }
     }
 
-    /// Nodes that the capture on this stream holds so far; 0 outside one.
-    pub fn captured_nodes(&self) -> usize {
-        calls::captured_nodes(self.0.cu_stream())
+    /// Where the capture on this stream has got to: see [`Captured::after`].
+    pub fn position(&self) -> usize {
+        calls::last_node(self.0.cu_stream())
     }
 
     /// The error that cudarc kept because the call that failed could not return it, if any.
