@@ -33,8 +33,8 @@ pub(super) struct Calls {
     pub uploads: Vec<Arc<[u8]>>,
     /// Why the capture has to fail, if the module did what cannot be captured.
     pub refused: Option<String>,
-    /// Nodes that allocations are captured as.
-    pub allocations: HashSet<usize>,
+    /// Each allocation's node and first byte, in order.
+    pub allocations: Vec<(usize, CUdeviceptr)>,
     /// First byte of each of them that is not freed yet.
     live: HashSet<CUdeviceptr>,
     /// Allocations from before the capture that were freed in it. They still exist.
@@ -51,7 +51,7 @@ pub(super) fn watch<T>(stream: CUstream, f: impl FnOnce() -> T) -> (T, Calls) {
         stream,
         uploads: Vec::new(),
         refused: None,
-        allocations: HashSet::new(),
+        allocations: Vec::new(),
         live: HashSet::new(),
         dropped: Vec::new(),
     };
@@ -175,9 +175,10 @@ pub unsafe extern "C" fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize,
     if status == CUresult::CUDA_SUCCESS && bytes > 0 {
         CAPTURE.with_borrow_mut(|capture| {
             if let Some(capture) = capture {
-                capture.allocations.insert(last_node(stream));
                 // SAFETY: the call succeeded, so it wrote the address.
-                capture.live.insert(unsafe { *target });
+                let address = unsafe { *target };
+                capture.allocations.push((last_node(stream), address));
+                capture.live.insert(address);
             }
         });
     }

@@ -16,8 +16,8 @@ pub(in crate::cuda) struct Captured {
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by their address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// Nodes that are allocations which Rust asked for.
-    allocations: HashSet<usize>,
+    /// Node and first byte of each allocation that Rust asked for, in order.
+    allocations: Vec<(usize, u64)>,
     /// How many tensors from before the capture were dropped in it.
     dropped: usize,
     /// A call that failed meanwhile where it could not return its error: in a destructor.
@@ -186,9 +186,14 @@ impl Captured {
         // SAFETY: the handles are nodes of this graph, which outlives the calls.
         let nodes = raw.into_iter().map(|node| unsafe { self.read(node, &mut functions) });
         let mut nodes: Vec<Node> = nodes.collect::<Result<_>>()?;
-        for (node, handle) in nodes.iter_mut().zip(handles) {
+        let addresses = nodes.iter().map(|node| match node {
+            Node::Alloc { address, .. } => Some(*address),
+            _ => None,
+        });
+        let asked: Vec<bool> = asked_for(handles.into_iter().zip(addresses), &self.allocations);
+        for (node, asked) in nodes.iter_mut().zip(asked) {
             if let Node::Alloc { library, .. } = node {
-                *library = !self.allocations.contains(&handle);
+                *library = !asked;
             }
         }
         Ok(nodes)
@@ -313,3 +318,30 @@ impl Drop for Captured {
 unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Send for Launch {}
+
+/// For each node, given with the address if it allocates, whether it is one of the allocations that were `asked` for:
+/// by its handle, or, should the driver not have told that, by the order of addresses.
+fn asked_for(nodes: impl Iterator<Item = (usize, Option<u64>)> + Clone, asked: &[(usize, u64)]) -> Vec<bool> {
+    let handles: HashSet<usize> = asked.iter().map(|&(handle, _)| handle).collect();
+    let found: Vec<bool> = nodes.clone().map(|(handle, a)| a.is_some() && handles.contains(&handle)).collect();
+    if found.iter().filter(|&&found| found).count() == asked.len() {
+        return found;
+    }
+    let mut rest = asked.iter().peekable();
+    nodes.map(|(_, address)| rest.next_if(|&&(_, next)| address == Some(next)).is_some()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::asked_for;
+
+    #[test]
+    fn allocations_of_a_library_stand_between_those_of_rust() {
+        // A kernel, then allocations of Rust's, of a library at the same address later, and of Rust's again.
+        let nodes = [(1, None), (2, Some(10)), (3, Some(20)), (4, Some(10)), (5, Some(10))];
+        let asked = |asked: &[(usize, u64)]| asked_for(nodes.into_iter(), asked);
+        assert_eq!(asked(&[(2, 10), (5, 10)]), [false, true, false, false, true]);
+        assert_eq!(asked(&[(0, 10), (0, 10)]), [false, true, false, true, false], "by the order of addresses");
+        assert_eq!(asked(&[]), [false; 5]);
+    }
+}
