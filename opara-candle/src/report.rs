@@ -94,7 +94,8 @@ impl fmt::Display for Report {
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
         let memory =
             format!("{} of {:.1} MiB in {:.1} MiB", self.buffers, mib(self.buffer_bytes), mib(self.arena_bytes));
-        let memory = format!("{memory}, constants {:.1} MiB", mib(self.constant_bytes));
+        let rest = (mib(self.constant_bytes), mib(self.workspace_bytes));
+        let memory = format!("{memory}, constants {:.1} MiB, workspaces {:.1} MiB", rest.0, rest.1);
         row("buffers", memory)?;
         row("verified", self.verified.to_string())?;
         let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
