@@ -39,6 +39,53 @@ impl Finished {
     fn before(&self, first: OpId, second: OpId) -> bool {
         self.bits[second * self.words + first / 64] >> (first % 64) & 1 == 1
     }
+
+    /// What is finished before at least one of these ops starts.
+    fn before_any(&self, ops: impl Iterator<Item = OpId>) -> Vec<u64> {
+        let mut any = vec![0; self.words];
+        for op in ops {
+            let finished = &self.bits[op * self.words..(op + 1) * self.words];
+            any.iter_mut().zip(finished).for_each(|(any, finished)| *any |= finished);
+        }
+        any
+    }
+
+    /// What is finished before every one of these ops starts.
+    fn before_all(&self, ops: &[OpId]) -> Vec<u64> {
+        let mut common = vec![u64::MAX; self.words];
+        for &op in ops {
+            let finished = &self.bits[op * self.words..(op + 1) * self.words];
+            common.iter_mut().zip(finished).for_each(|(common, finished)| *common &= finished);
+        }
+        common
+    }
+}
+
+/// A buffer with a place.
+struct Placed {
+    id: usize,
+    start: u64,
+    end: u64,
+    /// Its users as words of a bit set, without those that are zero.
+    users: Vec<(usize, u64)>,
+}
+
+impl Placed {
+    fn new(id: usize, start: u64, end: u64, users: &[OpId]) -> Self {
+        let mut words: Vec<(usize, u64)> = Vec::new();
+        for &user in users {
+            match words.last_mut() {
+                Some((word, bits)) if *word == user / 64 => *bits |= 1 << (user % 64),
+                _ => words.push((user / 64, 1 << (user % 64))),
+            }
+        }
+        Self { id, start, end, users: words }
+    }
+
+    /// Whether all its users are in this bit set.
+    fn is_within(&self, set: &[u64]) -> bool {
+        self.users.iter().all(|&(word, bits)| set[word] & bits == bits)
+    }
 }
 
 /// Checks that a schedule launches every op once, orders every two conflicting accesses as they were recorded, launches
@@ -74,13 +121,16 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
             return invalid(format!("op {second} `{}` may overtake op {first} `{}`", name(second), name(first)));
         }
     }
-    let before = schedule.stream_predecessors();
-    for (op, &before) in before.iter().enumerate() {
-        for wait in schedule.waits(op) {
-            let mut others = schedule.waits(op).filter(|&o| o != wait).chain(before);
-            if let Some(other) = others.find(|&o| finished.before(wait, o)) {
-                return invalid(format!("op {op} waits for op {wait}, which op {other} already waits for"));
-            }
+    for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
+        let waits: Vec<OpId> = schedule.waits(op).collect();
+        if waits.is_empty() {
+            continue;
+        }
+        let implied = finished.before_any(waits.iter().copied().chain(before));
+        if let Some(&wait) = waits.iter().find(|&&wait| implied[wait / 64] >> (wait % 64) & 1 == 1) {
+            let other = waits.iter().copied().chain(before).find(|&other| finished.before(wait, other));
+            let other = other.unwrap_or(op);
+            return invalid(format!("op {op} waits for op {wait}, which op {other} already waits for"));
         }
     }
     Ok(())
@@ -93,30 +143,45 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
 /// [`Error::InvalidLayout`] naming the buffers.
 ///
 /// # Complexity
-/// Quadratic in ops and buffers: for tests and debug builds.
+/// Quadratic in the ops, with a small factor, and linear in the pairs of buffers that share bytes: for tests and debug
+/// builds.
 pub fn layout(trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<()> {
     let invalid = |what: String| Err(Error::InvalidLayout(what));
     let users = trace.users();
     let finished = Finished::new(schedule);
-    let mut placed: Vec<(usize, u64, u64)> = Vec::new();
+    let mut placed: Vec<Placed> = Vec::new();
     for (id, buffer) in trace.buffers.iter().enumerate() {
         match layout.offset(id) {
             Some(offset) if offset + buffer.bytes > layout.bytes => {
                 return invalid(format!("buffer {id} ends outside the arena of {} bytes", layout.bytes));
             }
-            Some(offset) => placed.push((id, offset, offset + buffer.bytes)),
+            Some(offset) => placed.push(Placed::new(id, offset, offset + buffer.bytes, &users[id])),
             None if crate::memory::is_planned(buffer, layout.role) && !users[id].is_empty() => {
                 return invalid(format!("buffer {id} has no place"));
             }
             None => {}
         }
     }
-    let all_before = |a: usize, b: usize| users[a].iter().all(|&u| users[b].iter().all(|&v| finished.before(u, v)));
-    for (i, &(a, a_start, a_end)) in placed.iter().enumerate() {
-        for &(b, b_start, b_end) in &placed[..i] {
-            if a_start < b_end && b_start < a_end && !all_before(a, b) && !all_before(b, a) {
-                return invalid(format!("buffers {b} and {a} share bytes and may be alive at the same time"));
-            }
+    placed.retain(|buffer| buffer.start < buffer.end);
+    placed.sort_by_key(|buffer| buffer.start);
+    let mut shared: Vec<Vec<usize>> = vec![Vec::new(); placed.len()];
+    for (at, buffer) in placed.iter().enumerate() {
+        for other in (at + 1..placed.len()).take_while(|&other| placed[other].start < buffer.end) {
+            shared[at].push(other);
+            shared[other].push(at);
+        }
+    }
+    // Of two that share bytes one must be done with before the other is touched.
+    let pair = |a: usize, b: usize| (a.min(b), a.max(b));
+    let mut in_order = hashbrown::HashSet::new();
+    for (at, others) in shared.iter().enumerate() {
+        let before = finished.before_all(&users[placed[at].id]);
+        in_order.extend(others.iter().filter(|&&other| placed[other].is_within(&before)).map(|&other| pair(at, other)));
+    }
+    for (at, others) in shared.iter().enumerate() {
+        if let Some(&other) = others.iter().find(|&&other| !in_order.contains(&pair(at, other))) {
+            let (a, b) = pair(placed[at].id, placed[other].id);
+            return invalid(format!("buffers {a} and {b} share bytes and may be alive at the same time"));
         }
     }
     Ok(())

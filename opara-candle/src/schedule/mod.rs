@@ -76,25 +76,42 @@ impl Schedule {
     ///
     /// `order` must hold every op once, none before one that it depends on.
     pub fn new(graph: &OpGraph, stream: Vec<usize>, order: Vec<OpId>) -> Self {
+        let mut schedule = Self { stream, order, predecessors: Vec::new() };
+        let before = schedule.stream_predecessors();
+        schedule.predecessors = if schedule.streams() <= 1 {
+            // All that an op depends on lies before it.
+            before.into_iter().map(|before| before.into_iter().collect()).collect()
+        } else {
+            schedule.with_fewest_waits(graph, &before)
+        };
+        schedule
+    }
+
+    fn with_fewest_waits(&self, graph: &OpGraph, before: &[Option<OpId>]) -> Vec<Vec<OpId>> {
+        let order = &self.order;
         let mut position = vec![0; order.len()];
         for (at, &op) in order.iter().enumerate() {
             position[op] = at;
         }
-        let streams = stream.iter().max().map_or(0, |s| s + 1);
-        let mut last: Vec<Option<usize>> = vec![None; streams];
-        let needed: Vec<Vec<usize>> = order
-            .iter()
-            .enumerate()
-            .map(|(at, &op)| {
-                let before = last[stream[op]].replace(at);
-                graph.predecessors(op).map(|p| position[p]).chain(before).collect()
-            })
-            .collect();
+        let mut needed: Vec<Vec<usize>> =
+            order.iter().map(|&op| graph.predecessors(op).map(|p| position[p]).collect()).collect();
+        let mut more = false;
+        for (at, &op) in order.iter().enumerate() {
+            if let Some(before) =
+                before[op].map(|before| position[before]).filter(|before| !needed[at].contains(before))
+            {
+                needed[at].push(before);
+                more = true;
+            }
+        }
+        // Streams that are paths of the graph, which is reduced, add nothing to it.
+        let reduced = if more { transitive_reduction(&needed) } else { needed };
         let mut predecessors = vec![Vec::new(); order.len()];
-        for (at, reduced) in transitive_reduction(&needed).into_iter().enumerate() {
+        for (at, mut reduced) in reduced.into_iter().enumerate() {
+            reduced.sort_unstable();
             predecessors[order[at]] = reduced.into_iter().map(|p| order[p]).collect();
         }
-        Self { stream, order, predecessors }
+        predecessors
     }
 
     /// Number of streams.
