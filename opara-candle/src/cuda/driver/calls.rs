@@ -18,10 +18,9 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::RwLock;
-
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 use hashbrown::{HashMap, HashSet};
+use parking_lot::RwLock;
 
 use crate::trace::scope;
 
