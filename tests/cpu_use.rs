@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Module, Result, Tensor, D};
 use common::{
-    answers_like, assert_branches_are_free, assert_same, counts, layouts, refused, replayed, same_bits, waves, CPU,
-    DTYPES,
+    answers_like, assert_branches_are_free, assert_same, counts, layouts, refused, replayed, same_bits,
+    take_turns_and_lend, waves, CPU, DTYPES,
 };
 use opara_candle::{ops, Mode, OparaExecutor};
 
@@ -474,23 +474,7 @@ fn an_eager_executor_calls_others_with_any_shape() -> anyhow::Result<()> {
 #[test]
 fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
     let weight = waves(7, (6, 6))?;
-    let module = move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?);
-    let x = waves(0, (4, 6))?;
-    let (a, b) = (OparaExecutor::new(module.clone(), &x)?, OparaExecutor::new(module.clone(), &x)?);
-    for i in 0..4 {
-        let x = [waves(i, (4, 6))?];
-        let once = module(&x[0])?;
-        let twice = module(&once)?;
-        assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
-        let other = [waves(i, (5 + i, 6))?];
-        a.lend(&x, |lent| -> anyhow::Result<()> {
-            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
-            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
-            assert_same(lent, std::slice::from_ref(&once), i);
-            Ok(())
-        })??;
-    }
-    Ok(())
+    take_turns_and_lend(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Device, Module, Result, Tensor};
 use common::{
-    answers_like, assert_branches_are_free, assert_same, counts, gpu, layouts, refused, replayed, waves, DTYPES,
+    answers_like, assert_branches_are_free, assert_same, counts, gpu, layouts, refused, replayed, take_turns_and_lend,
+    waves, DTYPES,
 };
 use opara_candle::{Mode, OparaExecutor};
 
@@ -525,23 +526,7 @@ fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> 
 fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(7, (6, 6))?.to_device(&device)?;
-    let module = move |x: &Tensor| x.matmul(&weight)?.tanh();
-    let x = &one(0, &device)?[0];
-    let (a, b) = (OparaExecutor::new(module.clone(), x)?, OparaExecutor::new(module.clone(), x)?);
-    for i in 0..4 {
-        let x = one(i, &device)?;
-        let once = module(&x[0])?;
-        let twice = module(&once)?;
-        assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
-        let other = [waves(i, (5 + i, 6))?.to_device(&device)?];
-        a.lend(&x, |lent| -> anyhow::Result<()> {
-            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
-            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
-            assert_same(lent, std::slice::from_ref(&once), i);
-            Ok(())
-        })??;
-    }
-    Ok(())
+    take_turns_and_lend(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What the tests of executors share.
 #![allow(dead_code)] // Each test program uses a part of it.
 
-use candle::{DType, Device, Result, Shape, Tensor};
+use candle::{DType, Device, Module, Result, Shape, Tensor};
 use opara_candle::graph::OpGraph;
 use opara_candle::{Mode, OparaExecutor, SpanLabels};
 use tracing_subscriber::prelude::*;
@@ -170,5 +170,29 @@ pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow
     println!("{}", String::from_utf8_lossy(&output.stdout));
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));
     anyhow::ensure!(output.status.success(), "in a process of its own: {}", output.status);
+    Ok(())
+}
+
+/// Two executors of one module of 6 columns answer in turns, and the one lends to the other.
+pub fn take_turns_and_lend<M>(module: M, device: &Device) -> anyhow::Result<()>
+where
+    M: Fn(&Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
+{
+    let rows = |i: usize, n: usize| waves(i, (n, 6))?.to_device(device);
+    let x = rows(0, 4)?;
+    let (a, b) = (OparaExecutor::new(module.clone(), &x)?, OparaExecutor::new(module.clone(), &x)?);
+    for i in 0..4 {
+        let x = [rows(i, 4)?];
+        let once = module(&x[0])?;
+        let twice = module(&once)?;
+        assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
+        let other = [rows(i, 5 + i)?];
+        a.lend(&x, |lent| -> anyhow::Result<()> {
+            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
+            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
+            assert_same(lent, std::slice::from_ref(&once), i);
+            Ok(())
+        })??;
+    }
     Ok(())
 }
