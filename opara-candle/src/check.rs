@@ -136,8 +136,8 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every buffer of the layout's role has a place inside the arena, and that no two which share bytes can be alive
-/// at the same time under the schedule.
+/// Checks that every buffer of the layout's role has a place inside the arena, and that no two which share bytes can be
+/// alive at the same time under the schedule.
 ///
 /// # Errors
 /// [`Error::InvalidLayout`] naming the buffers.

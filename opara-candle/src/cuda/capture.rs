@@ -6,7 +6,9 @@ use candle::{Device, Tensor};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::driver::{address_of, AllocationTable, Captured, KernelNode, Launch, MemcpyNode, Node, Pointer, Stream};
+use super::driver::{
+    address_of, bytes_of, AllocationTable, Captured, KernelNode, Launch, MemcpyNode, Node, Pointer, Stream,
+};
 use super::kernels::{effects, Effects};
 use crate::backend::Function;
 use crate::memory::aligned;
@@ -168,7 +170,7 @@ fn run(
                 shape: output.shape().clone(),
                 dtype: output.dtype(),
                 address: address_of(output)?,
-                bytes: (output.elem_count() * output.dtype().size_in_bytes()) as u64,
+                bytes: bytes_of(output),
                 whole: output.is_contiguous(),
             });
         }
@@ -307,7 +309,7 @@ fn read(
 ) -> Result<std::result::Result<Read, Vec<usize>>> {
     let mut memory = Memory::new(stream);
     for (i, input) in inputs.iter().enumerate() {
-        let bytes = (input.elem_count() * input.dtype().size_in_bytes()) as u64;
+        let bytes = bytes_of(input);
         let id = memory.add(bytes, Role::Input(i), Origin::Tensor);
         if bytes > 0 {
             memory.live.insert(address_of(input)?, id);

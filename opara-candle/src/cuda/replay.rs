@@ -13,10 +13,10 @@ use super::capture::{Capture, OutputSpec, Recorded};
 use super::driver::{aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream};
 use crate::backend::{Function, Program, Replay};
 use crate::graph::OpGraph;
-use crate::memory::{self, constant_bytes};
+use crate::memory::{self, constant_bytes, Layout};
 use crate::plan::Planned;
 use crate::report::Mode;
-use crate::trace::{OpId, Role};
+use crate::trace::{OpId, Role, Trace};
 use crate::{Error, Result};
 
 /// What is needed to build a graph from a capture.
@@ -85,11 +85,7 @@ impl CudaProgram {
         let layout = memory::plan(once, &chain, Role::Intermediate, None);
         let scratch = self.block(layout.bytes)?;
         let mut relocation = relocation.clone();
-        for (id, buffer) in once.buffers.iter().enumerate() {
-            if let Some(offset) = layout.offset(id) {
-                relocation.place_in_arena(id, buffer.bytes, &scratch, offset)?;
-            }
-        }
+        place(&mut relocation, once, &layout, &scratch)?;
         let launches = self.capture.launches.lock();
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
         for (at, &op) in plan.ops.folded.iter().enumerate() {
@@ -113,11 +109,9 @@ impl CudaProgram {
             if let Role::Input(i) = buffer.role {
                 relocation.place_input(id, i, buffer.bytes);
             }
-            for (layout, block) in layouts.iter().zip(memory) {
-                if let Some(offset) = layout.offset(id) {
-                    relocation.place_in_arena(id, buffer.bytes, block, offset)?;
-                }
-            }
+        }
+        for (layout, block) in layouts.iter().zip(memory) {
+            place(&mut relocation, &ops.trace, layout, block)?;
         }
         let launches = self.capture.launches.lock();
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
@@ -142,6 +136,16 @@ impl CudaProgram {
         }
         graph.instantiate(Box::new(self.function.clone()))
     }
+}
+
+/// Moves the buffers of a layout into its arena.
+fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Block) -> Result<()> {
+    for (id, buffer) in trace.buffers.iter().enumerate() {
+        if let Some(offset) = layout.offset(id) {
+            relocation.place_in_arena(id, buffer.bytes, arena, offset)?;
+        }
+    }
+    Ok(())
 }
 
 /// Adds a recorded launch behind the nodes `after`; returns its node.

@@ -104,13 +104,14 @@ pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> L
     const ENDLESS: u64 = 1 << 60;
     let bytes = limit.unwrap_or(ENDLESS) / ALIGNMENT * ALIGNMENT;
     let users = trace.users();
-    let free = Planner::new(trace, graph, role, &users, Arena::new(bytes), None).run(trace, graph);
+    let order = Order::new(graph);
+    let planner = |arena, packing| Planner::new(trace, role, &users, &order, arena, packing);
+    let free = planner(Arena::new(bytes), Packing::none()).run(trace, graph);
     if free.bytes <= bytes {
         return free;
     }
-    let (offsets, packed) = pack(trace, &users, role);
-    let packing = Packing { arena: Arena::new(packed), bytes: packed, offsets };
-    Planner::new(trace, graph, role, &users, Arena::new(bytes.saturating_sub(packed)), Some(packing)).run(trace, graph)
+    let packing = Packing::of(trace, &users, role);
+    planner(Arena::new(bytes.saturating_sub(packing.bytes)), packing).run(trace, graph)
 }
 
 /// Users of a buffer that another one is compared with, to see whether it is first or last among them. One that is taken
@@ -124,21 +125,49 @@ struct Packing {
     offsets: Vec<Option<u64>>,
 }
 
+impl Packing {
+    fn none() -> Self {
+        Self { arena: Arena::new(0), bytes: 0, offsets: Vec::new() }
+    }
+
+    fn of(trace: &Trace, users: &[Vec<OpId>], role: Role) -> Self {
+        let (offsets, bytes) = pack(trace, users, role);
+        Self { arena: Arena::new(bytes), bytes, offsets }
+    }
+}
+
+/// What the ops depend on without waits for memory.
+struct Order {
+    given: Ancestors,
+    /// Latest level at which the op lengthens nothing.
+    latest: Vec<u32>,
+}
+
+impl Order {
+    fn new(graph: &OpGraph) -> Self {
+        let mut height = vec![0u32; graph.len()];
+        for op in (0..graph.len()).rev() {
+            height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
+        }
+        let depth = graph.depth() as u32;
+        let mut given = Ancestors::default();
+        (0..graph.len()).for_each(|op| given.push(&graph.predecessors(op).collect::<Vec<_>>()));
+        Self { given, latest: height.into_iter().map(|h| depth - h).collect() }
+    }
+}
+
 struct Planner<'a> {
     role: Role,
     users: &'a [Vec<OpId>],
+    order: &'a Order,
     /// Where any place will do.
     arena: Arena,
     /// Below it in memory.
-    packing: Option<Packing>,
+    packing: Packing,
     offsets: Vec<Option<u64>>,
     ancestors: Ancestors,
     /// Ops on the longest way to and including this op, with the waits.
     level: Vec<u32>,
-    /// Latest level at which the op lengthens nothing.
-    latest: Vec<u32>,
-    /// What the ops depend on without waits for memory.
-    given: Ancestors,
     /// For each buffer in use what every user has to wait for.
     inherited: Vec<Vec<OpId>>,
     waits: Vec<(OpId, OpId)>,
@@ -147,29 +176,21 @@ struct Planner<'a> {
 impl<'a> Planner<'a> {
     fn new(
         trace: &Trace,
-        graph: &OpGraph,
         role: Role,
         users: &'a [Vec<OpId>],
+        order: &'a Order,
         arena: Arena,
-        packing: Option<Packing>,
+        packing: Packing,
     ) -> Self {
-        let mut height = vec![0u32; graph.len()];
-        for op in (0..graph.len()).rev() {
-            height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
-        }
-        let depth = graph.depth() as u32;
-        let mut given = Ancestors::default();
-        (0..graph.len()).for_each(|op| given.push(&graph.predecessors(op).collect::<Vec<_>>()));
         Self {
             role,
             users,
+            order,
             arena,
             packing,
             offsets: vec![None; trace.buffers.len()],
             ancestors: Ancestors::default(),
-            given,
-            level: Vec::with_capacity(graph.len()),
-            latest: height.into_iter().map(|h| depth - h).collect(),
+            level: Vec::with_capacity(trace.ops.len()),
             inherited: vec![Vec::new(); trace.buffers.len()],
             waits: Vec::new(),
         }
@@ -206,40 +227,32 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        let packed = self.packing.as_ref().map_or(0, |p| p.bytes);
-        Layout { role: self.role, bytes: packed + self.arena.used(), offsets: self.offsets, waits: self.waits }
+        let bytes = self.packing.bytes + self.arena.used();
+        Layout { role: self.role, bytes, offsets: self.offsets, waits: self.waits }
     }
 
     /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.
     fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
         let others = self.other_openers(id);
-        let (ancestors, level, latest) = (&self.ancestors, &self.level, self.latest[op]);
-        let ordered = |u: OpId| ancestors.ordered(u, op) && others.iter().all(|&o| self.given.ordered(u, o));
+        let (ancestors, level, order) = (&self.ancestors, &self.level, self.order);
+        let ordered = |u: OpId| ancestors.ordered(u, op) && others.iter().all(|&o| order.given.ordered(u, o));
         let cost = |state: &State| match state {
             State::Dead(last) if last.iter().rev().all(|&u| ordered(u)) => 0,
             State::Dead(last) => {
                 let finished = last.iter().map(|&u| level[u]).max().unwrap_or(0);
-                2 + (finished + 1).saturating_sub(latest)
+                2 + (finished + 1).saturating_sub(order.latest[op])
             }
             State::Fresh | State::Live => 1,
         };
         let anywhere = self.arena.best(bytes, cost);
-        let (offset, waits) = match &mut self.packing {
+        let packing = &mut self.packing;
+        let packed = packing.offsets.get(id).copied().flatten().and_then(|start| packing.arena.at(start, bytes, cost));
+        let packed = packed.filter(|packed| anywhere.is_none_or(|place| packed.cost <= place.cost));
+        let (offset, waits) = match packed {
+            Some(place) => (place.start, packing.arena.take(place.start, bytes)),
             None => {
                 let start = anywhere.map_or(self.arena.end(), |place| place.start);
-                (start, self.arena.take(start, bytes))
-            }
-            Some(packing) => {
-                let packed = packing.offsets[id].and_then(|start| packing.arena.at(start, bytes, cost));
-                match (packed, anywhere) {
-                    (Some(packed), anywhere) if anywhere.is_none_or(|place| packed.cost <= place.cost) => {
-                        (packed.start, packing.arena.take(packed.start, bytes))
-                    }
-                    (_, anywhere) => {
-                        let start = anywhere.map_or(self.arena.end(), |place| place.start);
-                        (packing.bytes + start, self.arena.take(start, bytes))
-                    }
-                }
+                (packing.bytes + start, self.arena.take(start, bytes))
             }
         };
         self.offsets[id] = Some(offset);
@@ -251,7 +264,7 @@ impl<'a> Planner<'a> {
     fn other_openers(&self, id: BufferId) -> Vec<OpId> {
         let mut openers: Vec<OpId> = Vec::new();
         for &user in &self.users[id] {
-            if !openers.iter().take(COMPARED).any(|&opener| self.given.ordered(opener, user)) {
+            if !openers.iter().take(COMPARED).any(|&opener| self.order.given.ordered(opener, user)) {
                 openers.push(user);
             }
         }
@@ -267,9 +280,9 @@ impl<'a> Planner<'a> {
         }
         last.reverse();
         if let Some(offset) = self.offsets[id] {
-            match &mut self.packing {
-                Some(packing) if offset < packing.bytes => packing.arena.release(offset, last.into()),
-                packing => self.arena.release(offset - packing.as_ref().map_or(0, |p| p.bytes), last.into()),
+            match offset.checked_sub(self.packing.bytes) {
+                Some(offset) => self.arena.release(offset, last.into()),
+                None => self.packing.arena.release(offset, last.into()),
             }
         }
         self.inherited[id] = Vec::new();

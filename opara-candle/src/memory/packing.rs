@@ -8,8 +8,8 @@ use crate::trace::{BufferId, OpId, Role, Trace};
 /// Ops that share an entry of the index below.
 const STRIDE: usize = 64;
 
-/// Places the buffers of a role as recorded order needs them, the largest first, each at the lowest offset at which it shares no
-/// byte with one that is in use at the same time. Returns the offsets, one entry a buffer, and the bytes in all.
+/// Places the buffers of a role as recorded order needs them, the largest first, each at the lowest offset at which it
+/// shares no byte with one that is in use at the same time. Returns the offsets, one entry a buffer, and the bytes in all.
 ///
 /// (Greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020.)
 ///

@@ -314,9 +314,7 @@ impl Drop for Captured {
     }
 }
 
-// SAFETY: a node is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
-unsafe impl Send for Node {}
-// SAFETY: as above.
+// SAFETY: a launch is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
 unsafe impl Send for Launch {}
 
 /// For each node, given with the address if it allocates, whether it is one of the allocations that were `asked` for:

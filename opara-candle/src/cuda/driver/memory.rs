@@ -260,6 +260,7 @@ impl Relocation {
     }
 }
 
-fn bytes_of(tensor: &Tensor) -> u64 {
+/// Bytes of a tensor's elements.
+pub(in crate::cuda) fn bytes_of(tensor: &Tensor) -> u64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
 }

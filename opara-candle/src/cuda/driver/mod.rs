@@ -16,7 +16,7 @@ pub(super) use calls::{are_watched, watch_frees};
 pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
-pub(super) use memory::{address_of, aligned_input, AllocationTable, Block, Relocation};
+pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
 pub(super) use stream::{Event, Stream, StreamId};
 
 use std::ffi::{c_char, CStr};
