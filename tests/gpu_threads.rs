@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Barrier;
 
 use candle::{DType, Device, Module, Result, Tensor};
@@ -98,6 +99,36 @@ fn two_threads_build_executors_on_one_device() -> anyhow::Result<()> {
         let built = built?;
         assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
         assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor built beside another");
+    }
+    Ok(())
+}
+
+/// Making and dropping a device, an executor, or a library's handle waits for the whole GPU, at which the driver breaks
+/// off the capture of any other thread.
+#[test]
+fn devices_and_executors_come_and_go_while_others_are_built() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (module, pairs) = products(&device)?;
+    let done = AtomicBool::new(false);
+    let built = std::thread::scope(|scope| {
+        let other = scope.spawn(|| -> anyhow::Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                let device = Device::new_cuda_with_stream(0)?;
+                let (module, pairs) = products(&device)?;
+                let fast = OparaExecutor::new(module, &pairs[0].0)?;
+                assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None));
+                opara_candle::device_memory::free_memory(&device)?;
+            }
+            Ok(())
+        });
+        let built: Vec<_> = (0..60).map(|_| OparaExecutor::new(module.clone(), &pairs[0].0)).collect();
+        done.store(true, Ordering::Relaxed);
+        other.join().expect("no panic").map(|()| built)
+    })?;
+    for built in built {
+        let built = built?;
+        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor that was built meanwhile");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::driver::{
-    address_of, bytes_of, AllocationTable, Captured, KernelNode, Launch, MemcpyNode, Node, Pointer, Stream,
+    address_of, bytes_of, AllocationTable, Broken, Captured, KernelNode, Launch, MemcpyNode, Node, Pointer, Stream,
 };
 use super::kernels::{effects, Effects};
 use crate::backend::Function;
@@ -145,12 +145,27 @@ pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inp
 
 type Marks = Vec<(usize, String)>;
 
-fn run(
+/// What a pass returned, its spans, and its graph.
+type Pass = (Vec<OutputSpec>, Marks, Captured);
+
+/// Captures a pass; where the driver breaks off, a few times.
+fn run(stream: &Stream, function: &Function, inputs: &[Tensor], copied: &[usize]) -> Result<Pass> {
+    const ATTEMPTS: usize = 5;
+    for _ in 1..ATTEMPTS {
+        match run_once(stream, function, inputs, copied) {
+            Err(broken) if broken.by_driver => {}
+            result => return result.map_err(|broken| broken.error),
+        }
+    }
+    run_once(stream, function, inputs, copied).map_err(|broken| broken.error)
+}
+
+fn run_once(
     stream: &Stream,
     function: &Function,
     inputs: &[Tensor],
     copied: &[usize],
-) -> Result<(Vec<OutputSpec>, Marks, Captured)> {
+) -> std::result::Result<Pass, Broken> {
     let position = {
         let stream = stream.clone();
         Rc::new(move || stream.position())

@@ -8,6 +8,8 @@
 //! - Allocations: those of candle's tensors come from Rust, those of a library's workspaces do not. That tells where one
 //!   call of a library ends and the next begins.
 //!
+//! - Waits for the whole device on other threads: the driver breaks the capture off, so they come after it.
+//!
 //! And after it: memory that the module made before and frees later, while graphs still read it.
 //!
 //! So this module defines the driver functions that candle goes through for these. Linked into a program they take the
@@ -22,6 +24,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::RwLock;
 
+use crate::cuda::capturing::while_not_capturing;
 use crate::trace::scope;
 
 /// Calls from Rust on this thread during a capture.
@@ -82,6 +85,7 @@ type Upload = unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) 
 type ReadBack = unsafe extern "C" fn(*mut c_void, CUdeviceptr, usize, CUstream) -> CUresult;
 type Allocate = unsafe extern "C" fn(*mut CUdeviceptr, usize, CUstream) -> CUresult;
 type Free = unsafe extern "C" fn(CUdeviceptr, CUstream) -> CUresult;
+type Synchronize = unsafe extern "C" fn() -> CUresult;
 
 /// The driver's own functions.
 struct Driver {
@@ -89,6 +93,7 @@ struct Driver {
     read_back: ReadBack,
     allocate: Allocate,
     free: Free,
+    synchronize: Synchronize,
     _library: libloading::Library,
 }
 
@@ -104,7 +109,8 @@ fn driver() -> Option<&'static Driver> {
                 let read_back = *library.get::<ReadBack>(b"cuMemcpyDtoHAsync_v2\0").ok()?;
                 let allocate = *library.get::<Allocate>(b"cuMemAllocAsync\0").ok()?;
                 let free = *library.get::<Free>(b"cuMemFreeAsync\0").ok()?;
-                Some(Driver { upload, read_back, allocate, free, _library: library })
+                let synchronize = *library.get::<Synchronize>(b"cuCtxSynchronize\0").ok()?;
+                Some(Driver { upload, read_back, allocate, free, synchronize, _library: library })
             }
         })
         .as_ref()
@@ -223,6 +229,17 @@ pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) 
     }
     // SAFETY: the arguments are the caller's.
     unsafe { (driver.free)(address, stream) }
+}
+
+/// The driver's function of this name, once no other thread captures.
+///
+/// # Safety
+/// As the driver documents.
+#[no_mangle]
+pub unsafe extern "C" fn cuCtxSynchronize() -> CUresult {
+    let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
+    // SAFETY: the call has no arguments.
+    while_not_capturing(|| unsafe { (driver.synchronize)() })
 }
 
 /// The node that the capture on a stream added last, as a number; 0 where there is none.

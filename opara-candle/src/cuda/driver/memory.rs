@@ -9,6 +9,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
 
 use super::{check, Stream};
+use crate::cuda::capturing::while_not_capturing;
 use crate::{Error, Result};
 
 /// First byte of a tensor's elements on the device.
@@ -136,7 +137,7 @@ impl Drop for Owner {
         if let Owner::Allocation(address, stream) = self {
             if stream.bind().is_ok() {
                 // SAFETY: this value owns the allocation. The call waits for all work of the device.
-                unsafe { sys::cuMemFree_v2(*address) };
+                while_not_capturing(|| unsafe { sys::cuMemFree_v2(*address) });
             }
         }
     }

@@ -17,7 +17,7 @@ pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
-pub(super) use stream::{Event, Stream, StreamId};
+pub(super) use stream::{Broken, Event, Stream, StreamId};
 
 use std::ffi::{c_char, CStr};
 

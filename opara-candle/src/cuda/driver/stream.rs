@@ -51,7 +51,7 @@ impl Stream {
         self.0.cu_stream().is_null()
     }
 
-    /// Waits for all work of the device.
+    /// Waits for all work of the device, and first for a capture on another thread.
     pub fn synchronize_device(&self) -> Result<()> {
         self.context().synchronize().map_err(wrap("cuCtxSynchronize"))
     }
@@ -151,7 +151,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::NotCapturable`] with the driver's or the module's reason; the stream can be used again.
-    pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Captured)> {
+    pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> std::result::Result<(T, Captured), Broken> {
         self.bind()?;
         // Thread-local mode: other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -167,6 +167,7 @@ impl Stream {
             check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })?;
         }
         let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
+        let by_driver = ended.is_err() && calls.refused.is_none();
         let failed = match (&result, calls.refused) {
             (_, Some(reason)) => Some(Error::NotCapturable { reason }),
             (Err(_), None) => None,
@@ -174,13 +175,13 @@ impl Stream {
         };
         let Some(captured) = captured else {
             let nothing = || Error::NotCapturable { reason: "the driver returned no graph".into() };
-            return Err(failed.or(result.err()).unwrap_or_else(nothing));
+            return Err(Broken { by_driver, error: failed.or(result.err()).unwrap_or_else(nothing) });
         };
         match (failed, result) {
             (None, Ok(result)) => Ok((result, captured)),
             (Some(error), _) | (None, Err(error)) => {
                 captured.settle()?;
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -197,6 +198,21 @@ impl Stream {
 
     pub(super) fn raw(&self) -> sys::CUstream {
         self.0.cu_stream()
+    }
+}
+
+/// A capture that failed.
+pub(in crate::cuda) struct Broken {
+    /// Why.
+    pub error: Error,
+    /// Whether the driver broke it off for a reason of its own: another thread may have waited for the whole device, as
+    /// libraries do when a handle is made or dropped.
+    pub by_driver: bool,
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self { error, by_driver: false }
     }
 }
 
