@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use candle::{DType, Device, Module, Tensor};
-use candle_nn::{Conv2dConfig, VarBuilder};
+use candle_nn::VarBuilder;
 use criterion::Criterion;
 use opara_candle::nn::{conv2d, Conv2d};
+use opara_candle::ops::{Activation, ConvConfig, PoolConfig};
 use opara_candle::{ops, scope, OparaExecutor};
 
 const MEASUREMENT: Duration = Duration::from_secs(5);
@@ -30,8 +31,9 @@ struct Block {
 impl Block {
     fn load(input: usize, [c1, r3, c3, r5, c5, pool]: [usize; 6], vb: VarBuilder) -> candle::Result<Self> {
         let conv = |input, out, kernel: usize, name: &str| {
-            let config = Conv2dConfig { padding: kernel / 2, ..Default::default() };
-            conv2d(input, out, kernel, config, vb.pp(name))
+            let activation = Activation::Relu;
+            let config = ConvConfig { padding: (kernel / 2).into(), activation, ..Default::default() };
+            conv2d(input, out, (kernel, kernel), config, vb.pp(name))
         };
         Ok(Self {
             branches: [
@@ -47,13 +49,10 @@ impl Block {
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let _scope = scope("block");
-        // Behind a ReLU nothing is below zero, so padding with zeros does not change a maximum.
-        let padded = ops::custom("pad", &[x], |x| x[0].pad_with_zeros(2, 1, 1)?.pad_with_zeros(3, 1, 1))?;
-        let pooled = ops::max_pool2d(&padded, 3, 1)?;
+        let pooled = ops::max_pool2d(x, &PoolConfig::new(3, 1).pad(1))?;
         let inputs = [x, x, x, &pooled];
-        let branch = |(branch, x): (&Vec<Conv2d>, &Tensor)| {
-            branch.iter().try_fold(x.clone(), |x, conv| ops::relu(&conv.forward(&x)?))
-        };
+        let branch =
+            |(branch, x): (&Vec<Conv2d>, &Tensor)| branch.iter().try_fold(x.clone(), |x, conv| conv.forward(&x));
         let branches = self.branches.iter().zip(inputs).map(branch).collect::<candle::Result<Vec<_>>>()?;
         ops::cat(&branches.iter().collect::<Vec<_>>(), 1)
     }

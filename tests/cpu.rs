@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Module, Result, Tensor};
-use candle_nn::{Conv2dConfig, VarBuilder};
+use candle_nn::VarBuilder;
 use common::{same_bits, waves, CPU};
+use opara_candle::ops::ConvConfig;
 use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
 use opara_models::bert::{BertModel, Config};
 
@@ -48,8 +49,8 @@ struct Block([nn::Conv2d; 4]);
 impl Block {
     fn new(vb: VarBuilder) -> Result<Self> {
         let conv = |kernel: usize, name: &str| {
-            let config = Conv2dConfig { padding: kernel / 2, ..Default::default() };
-            nn::conv2d(8, 8, kernel, config, vb.pp(name))
+            let config = ConvConfig { padding: (kernel / 2).into(), ..Default::default() };
+            nn::conv2d(8, 8, (kernel, kernel), config, vb.pp(name))
         };
         Ok(Self([conv(1, "a")?, conv(3, "b")?, conv(5, "c")?, conv(1, "d")?]))
     }

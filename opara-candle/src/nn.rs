@@ -1,9 +1,9 @@
 //! Layers over [`ops`], with candle-nn's names, shapes and constructors.
 
 use candle::{Module, Result, Tensor};
-use candle_nn::{Conv2dConfig, Init, VarBuilder};
+use candle_nn::{Init, VarBuilder};
 
-use crate::ops;
+use crate::ops::{self, ConvConfig};
 use crate::trace::scope::scope;
 
 /// The last part of a variable builder's path, which labels what the layer launches.
@@ -93,30 +93,36 @@ impl Module for LayerNorm {
     }
 }
 
-/// Two-dimensional convolution; see [`conv2d`].
+/// Two-dimensional convolution with bias and activation; see [`conv2d`].
 #[derive(Debug, Clone)]
 pub struct Conv2d {
     name: String,
     weight: Tensor,
     bias: Option<Tensor>,
-    config: Conv2dConfig,
+    config: ConvConfig,
 }
 
-/// Loads `weight` of shape `(out, in / groups, kernel, kernel)` and `bias` of shape `(out)`.
+/// Loads `weight` of shape `(out, in / groups, kernel.0, kernel.1)` and `bias` of shape `(out)`.
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
-pub fn conv2d(input: usize, out: usize, kernel: usize, config: Conv2dConfig, vb: VarBuilder) -> Result<Conv2d> {
+pub fn conv2d(input: usize, out: usize, kernel: (usize, usize), config: ConvConfig, vb: VarBuilder) -> Result<Conv2d> {
     let bias = Some(vb.get_with_hints(out, "bias", Init::Const(0.))?);
     Ok(Conv2d { bias, ..conv2d_no_bias(input, out, kernel, config, vb)? })
 }
 
-/// Loads `weight` of shape `(out, in / groups, kernel, kernel)`.
+/// Loads `weight` of shape `(out, in / groups, kernel.0, kernel.1)`.
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
-pub fn conv2d_no_bias(input: usize, out: usize, kernel: usize, config: Conv2dConfig, vb: VarBuilder) -> Result<Conv2d> {
-    let shape = (out, input / config.groups.max(1), kernel, kernel);
+pub fn conv2d_no_bias(
+    input: usize,
+    out: usize,
+    kernel: (usize, usize),
+    config: ConvConfig,
+    vb: VarBuilder,
+) -> Result<Conv2d> {
+    let shape = (out, input / config.groups.max(1), kernel.0, kernel.1);
     let weight = vb.get_with_hints(shape, "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
     Ok(Conv2d { name: name_of(&vb), weight, bias: None, config })
 }

@@ -6,6 +6,14 @@
 //! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
 //! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
 
+mod conv;
+mod pool;
+mod window;
+
+pub use conv::conv2d;
+pub use pool::{avg_pool2d, max_pool2d};
+pub use window::{Activation, ConvConfig, Padding, PoolConfig};
+
 use candle::{DType, Result, Shape, Tensor, D};
 
 use crate::cpu::record::apply;
@@ -79,28 +87,6 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
-/// shape `(out)`.
-///
-/// # Errors
-/// Shapes that do not agree.
-pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &candle_nn::Conv2dConfig) -> Result<Tensor> {
-    let (out, k, kh, kw) = weight.dims4()?;
-    let (batch, _, h, w) = x.dims4()?;
-    let reach = |k: usize| config.dilation * k.saturating_sub(1) + 1;
-    let size = |n: usize, k: usize| ((n + 2 * config.padding).saturating_sub(reach(k))) / config.stride.max(1) + 1;
-    let flops = product_flops(batch * out * size(h, kh) * size(w, kw), k * kh * kw);
-    let config = *config;
-    let run = move |t: &[&Tensor]| {
-        let layer = candle_nn::Conv2d::new(t[1].clone(), t.get(2).map(|b| (*b).clone()), config);
-        candle::Module::forward(&layer, t[0])
-    };
-    match bias {
-        Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
-        None => apply("conv2d", &[x, weight], flops, run),
-    }
-}
-
 /// Layer normalisation over the last dimension, with a scale and a shift of that length.
 ///
 /// # Errors
@@ -129,28 +115,22 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
     apply("softmax", &[x], 8 * x.elem_count() as u64, |t| candle_nn::ops::softmax_last_dim(&t[0].contiguous()?))
 }
 
-/// Maximum over windows of `kernel` elements a side, `stride` apart, of `(batch, channels, h, w)`.
-///
-/// # Errors
-/// A tensor of another rank.
-pub fn max_pool2d(x: &Tensor, kernel: usize, stride: usize) -> Result<Tensor> {
-    apply("max_pool2d", &[x], x.elem_count() as u64, move |t| t[0].max_pool2d_with_stride(kernel, stride))
-}
-
-/// Mean over windows of `kernel` elements a side, `stride` apart, of `(batch, channels, h, w)`.
-///
-/// # Errors
-/// A tensor of another rank.
-pub fn avg_pool2d(x: &Tensor, kernel: usize, stride: usize) -> Result<Tensor> {
-    apply("avg_pool2d", &[x], x.elem_count() as u64, move |t| t[0].avg_pool2d_with_stride(kernel, stride))
-}
-
 /// Concatenation along `dim`.
 ///
 /// # Errors
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     apply("cat", parts, 0, move |t| Tensor::cat(t, dim))
+}
+
+/// `(batch, channels, h, w)` with zeros around it.
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn pad(x: &Tensor, padding: Padding) -> Result<Tensor> {
+    let Padding { top, bottom, left, right } = padding;
+    x.dims4()?;
+    apply("pad", &[x], 0, move |t| t[0].pad_with_zeros(2, top, bottom)?.pad_with_zeros(3, left, right))
 }
 
 /// The same elements in another shape.

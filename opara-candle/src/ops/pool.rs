@@ -1,0 +1,77 @@
+//! Maxima and means over windows, with padding and partial windows at the end.
+
+use candle::{Device, Result, Tensor};
+
+use super::{apply, PoolConfig};
+
+/// What a pool makes of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum PoolKind {
+    Max,
+    Mean,
+}
+
+/// Maximum over windows of `(batch, channels, h, w)`. Padding never is the maximum; NaN always is.
+///
+/// # Errors
+/// A tensor of another rank, or a window that does not fit.
+pub fn max_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    pool("max_pool2d", PoolKind::Max, x, config)
+}
+
+/// Mean over windows of `(batch, channels, h, w)`.
+///
+/// # Errors
+/// A tensor of another rank, or a window that does not fit.
+pub fn avg_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    pool("avg_pool2d", PoolKind::Mean, x, config)
+}
+
+fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    let (batch, channels, h, w) = x.dims4()?;
+    let (oh, ow) = config.output((h, w))?;
+    let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
+    let config = *config;
+    apply(name, &[x], flops, move |t| match t[0].device() {
+        Device::Cpu => composed(t[0], kind, &config),
+        _ => composed(t[0], kind, &config),
+    })
+}
+
+/// The same out of candle's operators, for any device and dtype.
+fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
+    let (h, w) = (x.dim(2)?, x.dim(3)?);
+    let (oh, ow) = config.output((h, w))?;
+    let PoolConfig { kernel, stride, padding: p, .. } = *config;
+    // What the windows cover, partial ones filled up.
+    let (bottom, right) = ((oh - 1) * stride + kernel, (ow - 1) * stride + kernel);
+    let fill = |x: &Tensor, by: f64| -> Result<Tensor> {
+        let edge = |x: &Tensor, dim: usize, by: f64, n: usize| {
+            let mut shape = x.dims().to_vec();
+            shape[dim] = n;
+            Tensor::full(by as f32, shape, x.device())?.to_dtype(x.dtype())
+        };
+        let mut x = x.clone();
+        for (dim, before, size, end) in [(2, p.top, h, bottom), (3, p.left, w, right)] {
+            let after = end.saturating_sub(size + before);
+            let used = size.min(end - before);
+            let parts = [edge(&x, dim, by, before)?, x.narrow(dim, 0, used)?, edge(&x, dim, by, after)?];
+            let parts: Vec<&Tensor> = parts.iter().filter(|part| part.dims()[dim] > 0).collect();
+            x = Tensor::cat(&parts, dim)?;
+        }
+        Ok(x)
+    };
+    match kind {
+        PoolKind::Max => fill(x, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
+        PoolKind::Mean => {
+            let sum = (fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)? * (kernel * kernel) as f64)?;
+            let counts = (0..oh * ow).map(|i| {
+                let rows = config.counted(i / ow, h, p.top, p.bottom);
+                let columns = config.counted(i % ow, w, p.left, p.right);
+                1. / (rows * columns) as f32
+            });
+            let counts = Tensor::from_iter(counts, x.device())?.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
+            sum.broadcast_mul(&counts)
+        }
+    }
+}

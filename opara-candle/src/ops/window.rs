@@ -1,0 +1,164 @@
+//! How convolutions and pools move over `(batch, channels, h, w)`.
+
+use candle::{bail, Result};
+
+/// Rows and columns beyond each edge of the input: zeros to a convolution or a mean, nothing to a maximum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Padding {
+    /// Rows above.
+    pub top: usize,
+    /// Rows below.
+    pub bottom: usize,
+    /// Columns to the left.
+    pub left: usize,
+    /// Columns to the right.
+    pub right: usize,
+}
+
+impl Padding {
+    /// As much as gives `ceil(size / stride)` outputs, an odd row or column below and to the right: TensorFlow's `SAME`.
+    pub fn same(size: (usize, usize), kernel: (usize, usize), stride: usize, dilation: usize) -> Self {
+        let total = |size: usize, kernel: usize| {
+            let stride = stride.max(1);
+            let reach = dilation * kernel.saturating_sub(1) + 1;
+            ((size.div_ceil(stride).saturating_sub(1)) * stride + reach).saturating_sub(size)
+        };
+        let (rows, columns) = (total(size.0, kernel.0), total(size.1, kernel.1));
+        Self { top: rows / 2, bottom: rows.div_ceil(2), left: columns / 2, right: columns.div_ceil(2) }
+    }
+
+    /// Whether opposite edges are padded alike.
+    pub fn is_symmetric(&self) -> bool {
+        self.top == self.bottom && self.left == self.right
+    }
+}
+
+impl From<usize> for Padding {
+    fn from(all: usize) -> Self {
+        (all, all).into()
+    }
+}
+
+impl From<(usize, usize)> for Padding {
+    /// Above and below, left and right.
+    fn from((rows, columns): (usize, usize)) -> Self {
+        Self { top: rows, bottom: rows, left: columns, right: columns }
+    }
+}
+
+/// What is applied to the result of a convolution, in the same call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// A two-dimensional convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConvConfig {
+    /// Elements from one window to the next, both ways.
+    pub stride: usize,
+    /// Around the input.
+    pub padding: Padding,
+    /// Elements from one of a window to the next, both ways.
+    pub dilation: usize,
+    /// Parts that input and output channels fall into: each output channel sees those of its own part.
+    pub groups: usize,
+    /// What follows.
+    pub activation: Activation,
+}
+
+impl Default for ConvConfig {
+    /// Stride, dilation and groups of 1, no padding, no activation.
+    fn default() -> Self {
+        Self { stride: 1, padding: Padding::default(), dilation: 1, groups: 1, activation: Activation::None }
+    }
+}
+
+impl ConvConfig {
+    /// Height and width of the result.
+    ///
+    /// # Errors
+    /// A window that does not fit, or a stride or dilation of 0.
+    pub fn output(&self, size: (usize, usize), kernel: (usize, usize)) -> Result<(usize, usize)> {
+        if self.stride == 0 || self.dilation == 0 {
+            bail!("a stride of {} and a dilation of {}: both must be at least 1", self.stride, self.dilation)
+        }
+        let p = self.padding;
+        let along = |size: usize, kernel: usize| {
+            let reach = self.dilation * kernel.saturating_sub(1) + 1;
+            if kernel == 0 || reach > size {
+                bail!("a window of {reach} does not fit into {size} elements, padding included")
+            }
+            Ok((size - reach) / self.stride + 1)
+        };
+        Ok((along(size.0 + p.top + p.bottom, kernel.0)?, along(size.1 + p.left + p.right, kernel.1)?))
+    }
+}
+
+/// A maximum or a mean over windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PoolConfig {
+    /// Elements of a window, both ways.
+    pub kernel: usize,
+    /// Elements from one window to the next, both ways.
+    pub stride: usize,
+    /// Around the input.
+    pub padding: Padding,
+    /// Whether a last window that reaches beyond the padded input counts, if it starts inside the input or the padding
+    /// before it (PyTorch's `ceil_mode`).
+    pub ceil: bool,
+    /// Whether a mean counts the padding (PyTorch's `count_include_pad`).
+    pub count_padding: bool,
+}
+
+impl PoolConfig {
+    /// Windows of `kernel` elements a side, `stride` apart, without padding.
+    pub fn new(kernel: usize, stride: usize) -> Self {
+        Self { kernel, stride, padding: Padding::default(), ceil: false, count_padding: false }
+    }
+
+    /// The same with padding.
+    pub fn pad(self, padding: impl Into<Padding>) -> Self {
+        Self { padding: padding.into(), ..self }
+    }
+
+    /// Height and width of the result.
+    ///
+    /// # Errors
+    /// A window that does not fit, a stride of 0, or padding of a whole window, which would be the mean of nothing.
+    pub fn output(&self, size: (usize, usize)) -> Result<(usize, usize)> {
+        let Self { kernel, stride, padding: p, ceil, .. } = *self;
+        if stride == 0 || kernel == 0 {
+            bail!("a pool of {kernel} elements a side with a stride of {stride}: both must be at least 1")
+        }
+        if p.top.max(p.bottom).max(p.left).max(p.right) >= kernel {
+            bail!("padding of {p:?} holds whole windows of {kernel} elements a side")
+        }
+        let along = |size: usize, before: usize, after: usize| {
+            let padded = size + before + after;
+            if size == 0 || kernel > padded {
+                bail!("a window of {kernel} does not fit into {padded} elements, padding included")
+            }
+            let last = padded - kernel;
+            let windows = if ceil { last.div_ceil(stride) } else { last / stride } + 1;
+            // The last window has to start before the padding behind the input.
+            Ok(if ceil && (windows - 1) * stride >= size + before { windows - 1 } else { windows })
+        };
+        Ok((along(size.0, p.top, p.bottom)?, along(size.1, p.left, p.right)?))
+    }
+
+    /// Elements along one side that the mean of the window at `index` divides by: those of the input, and of the padding
+    /// if that counts.
+    pub(crate) fn counted(&self, index: usize, size: usize, before: usize, after: usize) -> usize {
+        let start = index * self.stride;
+        let end = (start + self.kernel).min(size + before + after);
+        match self.count_padding {
+            true => end - start,
+            false => end.min(size + before) - start.max(before),
+        }
+    }
+}
