@@ -59,3 +59,26 @@ pub(crate) fn pool_peak(_: &Device) -> Result<u64> {
 pub(crate) fn reset_pool_peak(_: &Device) -> Result<()> {
     absent()
 }
+
+/// Operators of the CUDA build: none.
+pub(crate) mod ops {
+    use candle::{Result, Tensor};
+
+    use crate::ops::{ConvConfig, PoolConfig, PoolKind};
+
+    pub(crate) fn conv2d(_: &Tensor, _: &Tensor, _: Option<&Tensor>, _: &ConvConfig) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn weight_for(weight: &Tensor, _: usize) -> Result<Tensor> {
+        Ok(weight.clone())
+    }
+
+    pub(crate) fn pool(_: &Tensor, _: PoolKind, _: &PoolConfig) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn cat(_: &[&Tensor], _: usize) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+}

@@ -124,6 +124,7 @@ pub fn conv2d_no_bias(
 ) -> Result<Conv2d> {
     let shape = (out, input / config.groups.max(1), kernel.0, kernel.1);
     let weight = vb.get_with_hints(shape, "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
+    let weight = ops::conv2d_weight(&weight, config.groups)?;
     Ok(Conv2d { name: name_of(&vb), weight, bias: None, config })
 }
 

@@ -5,6 +5,7 @@ mod capture;
 mod capturing;
 mod driver;
 mod kernels;
+pub(crate) mod ops;
 mod replay;
 
 use std::sync::Arc;

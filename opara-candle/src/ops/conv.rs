@@ -1,8 +1,9 @@
 //! Convolution with groups, asymmetric padding, bias and activation in one call.
 
-use candle::{bail, Device, Result, Tensor};
+use candle::{bail, Result, Tensor};
 
 use super::{apply, pad, product_flops, Activation, ConvConfig};
+use crate::cuda;
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
 /// shape `(out)`, and the activation of `config`: one call of a library where there is one for the device and dtype.
@@ -22,13 +23,27 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let (oh, ow) = config.output((h, w), (kh, kw))?;
     let flops = product_flops(batch * out * oh * ow, k * kh * kw);
     let config = *config;
-    let run = move |t: &[&Tensor]| match t[0].device() {
-        Device::Cpu => composed(t[0], t[1], t.get(2).copied(), &config),
-        _ => composed(t[0], t[1], t.get(2).copied(), &config),
+    let run = move |t: &[&Tensor]| {
+        let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
+        let fast = if x.device().is_cuda() { cuda::ops::conv2d(x, weight, bias, &config)? } else { None };
+        fast.map_or_else(|| composed(x, weight, bias, &config), Ok)
     };
     match bias {
         Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
         None => apply("conv2d", &[x, weight], flops, run),
+    }
+}
+
+/// A weight of [`conv2d`] laid out in memory as its device and dtype want it: done once, when a layer is loaded, it need
+/// not be done in every call. Shape and values stay the same.
+///
+/// # Errors
+/// A weight of another rank.
+pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
+    weight.dims4()?;
+    match weight.device().is_cuda() {
+        true => cuda::ops::weight_for(weight, groups),
+        false => weight.contiguous(),
     }
 }
 

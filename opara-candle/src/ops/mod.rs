@@ -7,16 +7,19 @@
 //! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
 
 mod conv;
+pub(crate) mod format;
 mod pool;
 mod window;
 
-pub use conv::conv2d;
+pub use conv::{conv2d, conv2d_weight};
+pub(crate) use pool::PoolKind;
 pub use pool::{avg_pool2d, max_pool2d};
 pub use window::{Activation, ConvConfig, Padding, PoolConfig};
 
 use candle::{DType, Result, Shape, Tensor, D};
 
 use crate::cpu::record::apply;
+use crate::cuda;
 
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
 fn product_flops(out: usize, k: usize) -> u64 {
@@ -120,7 +123,11 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
-    apply("cat", parts, 0, move |t| Tensor::cat(t, dim))
+    apply("cat", parts, 0, move |t| {
+        let on_gpu = t.first().is_some_and(|first| first.device().is_cuda());
+        let fast = if on_gpu { cuda::ops::cat(t, dim)? } else { None };
+        fast.map_or_else(|| Tensor::cat(t, dim), Ok)
+    })
 }
 
 /// `(batch, channels, h, w)` with zeros around it.
@@ -215,6 +222,14 @@ pub fn sum_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("sum", &[x], x.elem_count() as u64, move |t| t[0].sum_keepdim(dim))
 }
 
+/// A contiguous tensor of the same values; the same tensor where it is one already.
+///
+/// # Errors
+/// Those of the copy.
+pub fn contiguous(x: &Tensor) -> Result<Tensor> {
+    apply("contiguous", &[x], 0, |t| t[0].contiguous())
+}
+
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident => $f:expr;)*) => {$(
         $(#[$doc])*
@@ -222,7 +237,7 @@ macro_rules! unary {
         /// # Errors
         /// A dtype without the operator.
         pub fn $name(x: &Tensor) -> Result<Tensor> {
-            apply(stringify!($name), &[x], 0, |t| $f(t[0]))
+            apply(stringify!($name), &[x], 0, |t| format::unary(t[0], $f))
         }
     )*};
 }
@@ -242,8 +257,6 @@ unary! {
     tanh => Tensor::tanh;
     /// `x * x`.
     sqr => Tensor::sqr;
-    /// A contiguous tensor of the same values; the same tensor where it is one already.
-    contiguous => Tensor::contiguous;
 }
 
 macro_rules! binary {
@@ -254,7 +267,7 @@ macro_rules! binary {
         /// # Errors
         /// Shapes or dtypes that do not agree.
         pub fn $name(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
-            apply(stringify!($name), &[lhs, rhs], 0, |t| t[0].$f(t[1]))
+            apply(stringify!($name), &[lhs, rhs], 0, |t| format::binary(t[0], t[1], Tensor::$f))
         }
     )*};
 }

@@ -1,8 +1,9 @@
 //! Maxima and means over windows, with padding and partial windows at the end.
 
-use candle::{Device, Result, Tensor};
+use candle::{Result, Tensor};
 
 use super::{apply, PoolConfig};
+use crate::cuda;
 
 /// What a pool makes of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,9 +33,9 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let (oh, ow) = config.output((h, w))?;
     let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
     let config = *config;
-    apply(name, &[x], flops, move |t| match t[0].device() {
-        Device::Cpu => composed(t[0], kind, &config),
-        _ => composed(t[0], kind, &config),
+    apply(name, &[x], flops, move |t| {
+        let fast = if t[0].device().is_cuda() { cuda::ops::pool(t[0], kind, &config)? } else { None };
+        fast.map_or_else(|| composed(t[0], kind, &config), Ok)
     })
 }
 
@@ -68,7 +69,7 @@ fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
             let counts = (0..oh * ow).map(|i| {
                 let rows = config.counted(i / ow, h, p.top, p.bottom);
                 let columns = config.counted(i % ow, w, p.left, p.right);
-                1. / (rows * columns) as f32
+                1. / (rows * columns) as f64
             });
             let counts = Tensor::from_iter(counts, x.device())?.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
             sum.broadcast_mul(&counts)

@@ -6,8 +6,11 @@
 mod arguments;
 mod calls;
 mod capture;
+#[cfg(feature = "cudnn")]
+pub(super) mod cudnn;
 mod graph;
 mod kernel;
+pub(super) mod kernels;
 mod memory;
 mod stream;
 

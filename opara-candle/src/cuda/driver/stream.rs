@@ -186,6 +186,12 @@ impl Stream {
         }
     }
 
+    /// Whether it is being captured.
+    pub fn is_capturing(&self) -> Result<bool> {
+        let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Where the capture on this stream has got to: see [`Captured::after`].
     pub fn position(&self) -> usize {
         calls::last_node(self.0.cu_stream())

@@ -150,6 +150,12 @@ pub(super) const FAMILIES: &[Family] = &[
     // conv.cu: numel of the output, ..., out
     writes("im2col_", 10, Elements(&[Argument(0)])),
     writes("col2im1d_", 7, Elements(&[Argument(0)])),
+    // Ours, cat.cu: units, units in a row, out, then a part and its units in a row, eight times
+    writes("opara_cat_v128", 2, Elements(&[Argument(0), Times(4)])).of_bytes(4),
+    writes("opara_cat_", 2, Elements(&[Argument(0)])),
+    // Ours, window.cu: numel, ..., in, [weight, bias,] out
+    writes("opara_pool_", 15, Elements(&[Argument(0)])),
+    writes("opara_depthwise_", 16, Elements(&[Argument(0)])),
     // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),

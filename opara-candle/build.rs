@@ -1,0 +1,13 @@
+//! Compiles the CUDA kernels, where the feature asks for them.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/cuda/ops");
+    #[cfg(feature = "cuda")]
+    {
+        let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+        let kernels = cudaforge::KernelBuilder::new().source_dir("src/cuda/ops").arg("-std=c++17").arg("-O3");
+        kernels.build_ptx()?.write(out.join("ptx.rs"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! Operators that candle lacks or runs badly, on a GPU.
+
+mod cat;
+mod conv;
+mod pool;
+
+pub(crate) use cat::cat;
+pub(crate) use conv::{conv2d, weight_for};
+pub(crate) use pool::pool;
+
+/// The kernels of this folder, as the build compiled them.
+pub(in crate::cuda) mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}

@@ -1,0 +1,138 @@
+// Pools and depthwise convolutions. A thread makes one element of the result, or N of neighbouring channels where the
+// channels of a pixel lie together (nhwc).
+#include "numbers.cuh"
+
+enum PoolKind { MAX = 0, MEAN = 1 };
+
+// Where a thread's first element is: its image, channel, row and column.
+template <int N, bool NHWC> struct Place {
+    unsigned image, channel, row, column;
+
+    __device__ Place(unsigned i, int channels, int rows, int columns) {
+        if (NHWC) {
+            i *= N;
+            channel = i % channels, i /= channels;
+            column = i % columns, i /= columns;
+            row = i % rows, image = i / rows;
+        } else {
+            column = i % columns, i /= columns;
+            row = i % rows, i /= rows;
+            channel = i % channels, image = i / channels;
+        }
+    }
+
+    // Of an element of this image and channel.
+    __device__ size_t offset(int channels, int rows, int columns, int r, int c) const {
+        return NHWC ? (((size_t)image * rows + r) * columns + c) * channels + channel
+                    : (((size_t)image * channels + channel) * rows + r) * columns + c;
+    }
+};
+
+template <typename T, int N, bool NHWC>
+__device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int kernel, int stride, int top,
+                     int left, int bottom, int right, int count_padding, const T *x, T *y) {
+    using S = typename Sum<T>::type;
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= numel / N) return;
+    Place<N, NHWC> at(i, channels, oh, ow);
+    int r0 = (int)at.row * stride - top, c0 = (int)at.column * stride - left;
+    int r1 = min(r0 + kernel, h + bottom), c1 = min(c0 + kernel, w + right);
+    int counted = (r1 - r0) * (c1 - c0);
+    r0 = max(r0, 0), c0 = max(c0, 0), r1 = min(r1, h), c1 = min(c1, w);
+    if (!count_padding) counted = (r1 - r0) * (c1 - c0);
+    S result[N];
+    for (int n = 0; n < N; n++) result[n] = kind == MAX ? -(S)INFINITY : (S)0;
+    for (int r = r0; r < r1; r++)
+        for (int c = c0; c < c1; c++) {
+            Vec<T, N> v = load<T, N>(x + at.offset(channels, h, w, r, c));
+            for (int n = 0; n < N; n++) {
+                S value = widen(v.at[n]);
+                if (kind == MEAN)
+                    result[n] += value;
+                else if (!(value <= result[n])) // NaN wins, and stays.
+                    result[n] = result[n] != result[n] ? result[n] : value;
+            }
+        }
+    Vec<T, N> out;
+    for (int n = 0; n < N; n++) out.at[n] = narrow<T>(kind == MEAN ? result[n] / (S)counted : result[n]);
+    store<T, N>(y + (size_t)i * N, out);
+}
+
+// One place of the window: nothing beyond the edges.
+template <typename T, int N, bool NHWC, typename S>
+__device__ inline void tap(const Place<N, NHWC> &at, int channels, int h, int w, int r, int c, int kernel, int place,
+                           const T *x, const T *weight, S (&result)[N]) {
+    if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) return;
+    Vec<T, N> v = load<T, N>(x + at.offset(channels, h, w, r, c));
+    Vec<T, N> f = load<T, N>(weight + (NHWC ? (size_t)place * channels + at.channel : (size_t)at.channel * kernel + place));
+#pragma unroll
+    for (int n = 0; n < N; n++) result[n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
+}
+
+// Windows of K by K: their loads need not wait for each other.
+template <int K, typename T, int N, bool NHWC, typename S>
+__device__ inline void square(const Place<N, NHWC> &at, int channels, int h, int w, int r0, int c0, int dilation,
+                              const T *x, const T *weight, S (&result)[N]) {
+#pragma unroll
+    for (int a = 0; a < K; a++)
+#pragma unroll
+        for (int b = 0; b < K; b++)
+            tap(at, channels, h, w, r0 + a * dilation, c0 + b * dilation, K * K, a * K + b, x, weight, result);
+}
+
+// Weights lie as kh, kw, channels if NHWC, else as channels, kh, kw.
+template <typename T, int N, bool NHWC>
+__device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
+                          int dilation, int top, int left, int relu, const T *x, const T *weight, const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= numel / N) return;
+    Place<N, NHWC> at(i, channels, oh, ow);
+    int r0 = (int)at.row * stride - top, c0 = (int)at.column * stride - left;
+    S result[N];
+    Vec<T, N> start = load<T, N>(bias + at.channel);
+#pragma unroll
+    for (int n = 0; n < N; n++) result[n] = widen(start.at[n]);
+    if (kh == 3 && kw == 3)
+        square<3>(at, channels, h, w, r0, c0, dilation, x, weight, result);
+    else if (kh == 5 && kw == 5)
+        square<5>(at, channels, h, w, r0, c0, dilation, x, weight, result);
+    else if (kh == 7 && kw == 7)
+        square<7>(at, channels, h, w, r0, c0, dilation, x, weight, result);
+    else
+        for (int a = 0; a < kh; a++)
+            for (int b = 0; b < kw; b++)
+                tap(at, channels, h, w, r0 + a * dilation, c0 + b * dilation, kh * kw, a * kw + b, x, weight, result);
+    Vec<T, N> out;
+#pragma unroll
+    for (int n = 0; n < N; n++) out.at[n] = narrow<T>(relu && result[n] < (S)0 ? (S)0 : result[n]);
+    store<T, N>(y + (size_t)i * N, out);
+}
+
+#define KERNELS(T, LAYOUT, N, NHWC, NAME)                                                                              \
+    extern "C" __global__ void opara_pool_##LAYOUT##_##NAME(size_t numel, int kind, int channels, int h, int w, int oh,\
+        int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding, const T *x, T *y){\
+        pool<T, N, NHWC>(numel, kind, channels, h, w, oh, ow, kernel, stride, top, left, bottom, right, count_padding, \
+                         x, y);                                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
+        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu, const T *x, const T *weight,    \
+        const T *bias, T *y) {                                                                                         \
+        depthwise<T, N, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left, relu, x, weight,     \
+                              bias, y);                                                                                \
+    }
+
+#define ALL(T, NAME)                                                                                                   \
+    KERNELS(T, nchw, 1, false, NAME)                                                                                   \
+    KERNELS(T, nhwc, 1, true, NAME)                                                                                    \
+    KERNELS(T, nhwc2, 2, true, NAME)
+
+ALL(float, f32)
+ALL(double, f64)
+ALL(__half, f16)
+ALL(__nv_bfloat16, bf16)
+KERNELS(float, nhwc4, 4, true, f32)
+KERNELS(__half, nhwc4, 4, true, f16)
+KERNELS(__half, nhwc8, 8, true, f16)
+KERNELS(__nv_bfloat16, nhwc4, 4, true, bf16)
+KERNELS(__nv_bfloat16, nhwc8, 8, true, bf16)

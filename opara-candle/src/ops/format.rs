@@ -1,0 +1,81 @@
+//! Where the channels of `(batch, channels, h, w)` lie: outside the pixels or inside. As in PyTorch a tensor's strides
+//! tell, and its shape stays the same.
+
+use candle::{DType, Result, Tensor};
+
+/// An order of a tensor's elements in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Format {
+    /// Batch, channels, h, w.
+    Nchw,
+    /// Batch, h, w, channels.
+    Nhwc,
+}
+
+impl Format {
+    /// The one in which convolutions of a dtype run: tensor cores want channels inside, as cuDNN uses them.
+    pub fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 | DType::BF16 | DType::F32 if cfg!(feature = "cudnn") => Format::Nhwc,
+            _ => Format::Nchw,
+        }
+    }
+
+    /// The elements in this order, as a contiguous tensor of that shape.
+    pub fn arrange(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Format::Nchw => x.contiguous(),
+            Format::Nhwc => x.permute((0, 2, 3, 1))?.contiguous(),
+        }
+    }
+
+    /// The tensor `(batch, channels, h, w)` of elements that lie in this order.
+    pub fn view(self, arranged: &Tensor) -> Result<Tensor> {
+        match self {
+            Format::Nchw => Ok(arranged.clone()),
+            Format::Nhwc => arranged.permute((0, 3, 1, 2)),
+        }
+    }
+}
+
+/// Whether the channels of each pixel lie together, and pixels in a row.
+pub(crate) fn is_channels_last(x: &Tensor) -> bool {
+    let (&[_, channels, h, w], &[image, 1, row, pixel]) = (x.dims(), x.stride()) else { return false };
+    !x.is_contiguous() && pixel == channels && row == w * channels && image == h * row
+}
+
+/// `f` of `x`, element by element, in the order in which they lie.
+pub(crate) fn unary(x: &Tensor, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    match is_channels_last(x) {
+        true => Format::Nhwc.view(&f(&x.permute((0, 2, 3, 1))?)?),
+        false => f(x),
+    }
+}
+
+/// `f` of `x` and `y`, element by element, in the order in which they lie if that is one for both.
+pub(crate) fn binary(x: &Tensor, y: &Tensor, f: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    match is_channels_last(x) && is_channels_last(y) {
+        true => Format::Nhwc.view(&f(&x.permute((0, 2, 3, 1))?, &y.permute((0, 2, 3, 1))?)?),
+        false => f(x, y),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle::Device;
+
+    #[test]
+    fn element_wise_operators_keep_the_order_of_elements() -> Result<()> {
+        let x = Tensor::arange(0f32, 2. * 3. * 4. * 5., &Device::Cpu)?.reshape((2, 3, 4, 5))?;
+        let last = Format::Nhwc.view(&Format::Nhwc.arrange(&x)?)?;
+        assert!(is_channels_last(&last) && !is_channels_last(&x) && last.dims() == x.dims());
+        let values = |t: &Tensor| t.flatten_all()?.to_vec1::<f32>();
+        let (one, two) = (unary(&last, Tensor::sqr)?, binary(&last, &last, |a, b| a + b)?);
+        assert!(is_channels_last(&one) && is_channels_last(&two));
+        assert_eq!((values(&one)?, values(&two)?), (values(&x.sqr()?)?, values(&(&x + &x)?)?));
+        let mixed = binary(&last, &x, |a, b| a + b)?;
+        assert_eq!(values(&mixed)?, values(&two)?);
+        Ok(())
+    }
+}

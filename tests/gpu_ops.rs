@@ -1,0 +1,137 @@
+//! The library's operators on a GPU, against the same operators on the CPU in f64. Without a GPU, or without the `cuda`
+//! feature, each test says that it skips.
+
+mod common;
+
+use candle::{DType, Device, Result, Tensor};
+use common::{gpu, waves, CPU};
+use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+
+/// Dtypes with the relative error that they may make.
+const DTYPES: [(DType, f64); 4] = [(DType::F64, 1e-12), (DType::F32, 2e-3), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
+
+/// Fails unless `got` is near `expected`, measured by the largest value there.
+#[track_caller]
+fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
+    let error = || -> Result<f64> {
+        let got = got.to_device(CPU)?.to_dtype(DType::F64)?;
+        let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-6);
+        Ok((got - expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()? / scale)
+    };
+    assert_eq!(got.dims(), expected.dims(), "shape of {of}");
+    let error = error().expect("tensors can be compared");
+    assert!(error <= tolerance, "{of}: off by {error:.2e}");
+}
+
+/// The values that a dtype makes of a tensor, in f64 on the host, and the tensor on the device.
+fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
+    let x = x.to_dtype(dtype)?;
+    Ok((x.to_dtype(DType::F64)?, x.to_device(device)?))
+}
+
+#[test]
+fn convolutions() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let plain = ConvConfig::default();
+    let relu = ConvConfig { activation: Activation::Relu, ..plain };
+    let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
+    let cases: [(&str, usize, [usize; 4], ConvConfig); 11] = [
+        ("1x1", 16, [24, 16, 1, 1], relu),
+        ("3x3", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..relu }),
+        ("3x3, no activation", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..plain }),
+        ("5x5, stride 2", 3, [10, 3, 5, 5], ConvConfig { padding: 2.into(), stride: 2, ..relu }),
+        ("1x7", 8, [8, 8, 1, 7], ConvConfig { padding: (0, 3).into(), ..relu }),
+        ("uneven edges", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, stride: 2, ..relu }),
+        ("groups", 12, [18, 4, 3, 3], ConvConfig { padding: 1.into(), groups: 3, ..plain }),
+        ("depthwise", 24, [24, 1, 5, 5], ConvConfig { padding: 2.into(), groups: 24, ..plain }),
+        ("depthwise, odd", 7, [7, 1, 3, 3], ConvConfig { padding: uneven, groups: 7, stride: 2, ..relu }),
+        ("depthwise, dilated", 10, [10, 1, 3, 3], ConvConfig { padding: 2.into(), groups: 10, dilation: 2, ..plain }),
+        ("two for each", 6, [12, 1, 3, 3], ConvConfig { padding: 1.into(), groups: 6, ..plain }),
+    ];
+    for (name, channels, weight, config) in cases {
+        for (dtype, tolerance) in DTYPES {
+            let (x, x_gpu) = both(&waves(0, (2, channels, 13, 11))?, dtype, &device)?;
+            let (w, w_gpu) = both(&(waves(1, weight.to_vec())? * 0.3)?, dtype, &device)?;
+            let (b, b_gpu) = both(&waves(2, weight[0])?, dtype, &device)?;
+            for bias in [false, true] {
+                let expected = ops::conv2d(&x, &w, bias.then_some(&b), &config)?;
+                let of = format!("{name} in {dtype:?}, bias {bias}");
+                let got = ops::conv2d(&x_gpu, &w_gpu, bias.then_some(&b_gpu), &config)?;
+                assert_near(&got, &expected, tolerance, &of);
+                // Channels inside and a weight that was laid out before, a view of a larger tensor.
+                let wide = Tensor::cat(&[&x_gpu, &x_gpu], 1)?.narrow(1, 0, channels)?;
+                let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+                let laid_out = ops::conv2d_weight(&w_gpu, config.groups)?;
+                for x in [&wide, &inside] {
+                    let got = ops::conv2d(x, &laid_out, bias.then_some(&b_gpu), &config)?;
+                    assert_near(&got, &expected, tolerance, &of);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn pools() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let uneven = Padding { top: 0, bottom: 1, left: 1, right: 0 };
+    let configs = [
+        PoolConfig::new(2, 2),
+        PoolConfig::new(3, 2).pad(1),
+        PoolConfig { ceil: true, ..PoolConfig::new(3, 2) },
+        PoolConfig { count_padding: true, ceil: true, ..PoolConfig::new(3, 2).pad(1) },
+        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig::new(9, 1),
+    ];
+    for config in configs {
+        for (channels, (dtype, tolerance)) in [7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+            let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
+            let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            for x_gpu in [&x_gpu, &inside] {
+                let of = format!("{config:?} of {channels} channels in {dtype:?}");
+                let (got, expected) = (ops::max_pool2d(x_gpu, &config)?, ops::max_pool2d(&x, &config)?);
+                assert_near(&got, &expected, 0., &of);
+                let (got, expected) = (ops::avg_pool2d(x_gpu, &config)?, ops::avg_pool2d(&x, &config)?);
+                assert_near(&got, &expected, tolerance, &of);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_maximum_is_nan_where_an_element_is() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let mut values = vec![1f32; 16];
+    values[5] = f32::NAN;
+    let x = Tensor::from_vec(values, (1, 1, 4, 4), &device)?;
+    let got = ops::max_pool2d(&x, &PoolConfig::new(2, 2))?.flatten_all()?.to_vec1::<f32>()?;
+    assert!(got[0].is_nan() && got[1..] == [1., 1., 1.], "{got:?}");
+    Ok(())
+}
+
+#[test]
+fn concatenations() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in DTYPES {
+        for channels in [vec![16, 8, 24], vec![3, 1, 7, 2], vec![4; 8], vec![5; 9]] {
+            let parts = channels.iter().enumerate().map(|(i, &c)| waves(i, (2, c, 5, 3))?.to_dtype(dtype));
+            let parts = parts.collect::<Result<Vec<_>>>()?;
+            let on_gpu = parts.iter().map(|part| part.to_device(&device)).collect::<Result<Vec<_>>>()?;
+            let inside: Result<Vec<_>> =
+                on_gpu.iter().map(|x| x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))).collect();
+            let mixed = [&on_gpu[..1], &inside.as_ref().expect("views")[1..]].concat();
+            let expected = Tensor::cat(&parts, 1)?.to_dtype(DType::F64)?;
+            for given in [on_gpu, inside?, mixed] {
+                let got = ops::cat(&given.iter().collect::<Vec<_>>(), 1)?;
+                assert_near(&got, &expected, 0., format!("{channels:?} in {dtype:?}"));
+            }
+        }
+        let rows = (0..3).map(|i| waves(i, (i + 1, 6))?.to_dtype(dtype)).collect::<Result<Vec<_>>>()?;
+        let on_gpu = rows.iter().map(|part| part.to_device(&device)).collect::<Result<Vec<_>>>()?;
+        let got = ops::cat(&on_gpu.iter().collect::<Vec<_>>(), 0)?;
+        assert_near(&got, &Tensor::cat(&rows, 0)?.to_dtype(DType::F64)?, 0., format!("rows in {dtype:?}"));
+    }
+    Ok(())
+}
