@@ -11,6 +11,7 @@ mod pool;
 mod window;
 
 pub use conv::conv2d;
+pub(crate) use pool::PoolKind;
 pub use pool::{avg_pool2d, max_pool2d};
 pub use window::{Activation, ConvConfig, Padding, PoolConfig};
 
