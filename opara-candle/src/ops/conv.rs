@@ -18,6 +18,13 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     if groups == 0 || channels != k * groups || out % groups != 0 {
         bail!("a convolution of {channels} channels with a weight of {:?} in {groups} groups", weight.dims())
     }
+    if k * h * w == 0 {
+        bail!(
+            "a convolution of {:?} with a weight of {:?}: neither planes nor channels may be empty",
+            x.dims(),
+            weight.dims()
+        )
+    }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [out]) {
         bail!("a bias of {:?} for {out} channels", bias.dims())
     }

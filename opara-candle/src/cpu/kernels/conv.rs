@@ -1,7 +1,14 @@
-//! Convolution.
+//! Convolution: which kernel, and what follows the sums.
 
-use super::Element;
+use super::depthwise::depthwise;
+use super::element::Element;
+use super::product::Product;
+use super::taps::Windows;
+use super::{each, WORTH_A_THREAD};
 use crate::ops::{Activation, ConvConfig};
+
+/// Output channels of one input channel from which a matrix product is the better way.
+const MANY: usize = 4;
 
 /// A convolution with its shapes, which agree.
 #[derive(Debug, Clone, Copy)]
@@ -16,30 +23,68 @@ pub(crate) struct Conv {
     pub output: (usize, usize),
 }
 
+impl Conv {
+    pub(super) fn windows(&self) -> Windows {
+        let ConvConfig { stride, dilation, padding, .. } = self.config;
+        let (input, window, output) = (self.input, self.window, self.output);
+        Windows { input, window, output, stride, dilation, before: (padding.top, padding.left) }
+    }
+
+    /// Whether a window is one element and they are all of the plane.
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.window == (1, 1) && self.config.stride == 1 && self.input == self.output
+    }
+}
+
 /// The result for contiguous operands.
 pub(crate) fn conv2d<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
-    let Conv { config, batch, channels: (channels, out), input: (h, w), window: (kh, kw), output: (oh, ow) } = *conv;
-    let (k, outs) = (channels / config.groups, out / config.groups);
-    let at = |index: usize, tap: usize, before: usize, size: usize| {
-        (index * config.stride + tap * config.dilation).checked_sub(before).filter(|&i| i < size)
+    let groups = conv.config.groups;
+    let (channels, outs) = (conv.channels.0 / groups, conv.channels.1 / groups);
+    let (k, n) = (channels * conv.window.0 * conv.window.1, conv.output.0 * conv.output.1);
+    let mut y = vec![T::zero(); conv.batch * conv.channels.1 * n];
+    if y.is_empty() {
+        return y;
+    }
+    if channels == 1 && outs < MANY {
+        depthwise(conv, x, weight, bias, &mut y);
+        return y;
+    }
+    let product = Product::new(conv);
+    let work = 2 * outs * k * n;
+    let xs = x.chunks_exact(channels * conv.input.0 * conv.input.1);
+    let tasks: Vec<_> = xs.zip(y.chunks_exact_mut(outs * n)).enumerate().collect();
+    // Either the products have threads, or what one is made of.
+    let many = tasks.len() >= 4 * rayon::current_num_threads() || work < WORTH_A_THREAD;
+    let worth = tasks.len() * work > WORTH_A_THREAD;
+    let run = || {
+        each(many && worth, tasks, |(i, (x, y))| {
+            let first = i % groups * outs;
+            product.run(x, &weight[first * k..][..outs * k], (first, bias), !many, y)
+        })
     };
-    let mut y = Vec::with_capacity(batch * out * oh * ow);
-    for i in 0..batch * out * oh * ow {
-        let (item, o, row, column) = (i / (out * oh * ow), i / (oh * ow) % out, i / ow % oh, i % ow);
-        let mut sum = bias.map_or(T::zero().widen(), |bias| bias[o].widen());
-        for tap in 0..k * kh * kw {
-            let (c, r, s) = (tap / (kh * kw), tap / kw % kh, tap % kw);
-            let from = at(row, r, config.padding.top, h).zip(at(column, s, config.padding.left, w));
-            if let Some((row, column)) = from {
-                let c = o / outs * k + c;
-                let x = x[((item * channels + c) * h + row) * w + column];
-                sum += x.widen() * weight[o * k * kh * kw + tap].widen();
-            }
-        }
-        y.push(T::narrow(match config.activation {
-            Activation::Relu if sum < T::zero().widen() => T::zero().widen(),
-            _ => sum,
-        }));
+    match worth {
+        // Once to the pool, not at each of the steps.
+        true => rayon::scope(|_| run()),
+        false => run(),
     }
     y
+}
+
+/// Adds the bias of `channel`, applies the activation and writes the result.
+#[inline(always)]
+pub(super) fn finish<T: Element>(conv: &Conv, bias: Option<&[T]>, channel: usize, sums: &mut [T::Sum], y: &mut [T]) {
+    if let Some(bias) = bias {
+        let mut by = [T::Sum::default()];
+        T::widen(&bias[channel..=channel], &mut by);
+        for sum in sums.iter_mut() {
+            *sum += by[0];
+        }
+    }
+    if conv.config.activation == Activation::Relu {
+        let zero = T::Sum::default();
+        for sum in sums.iter_mut() {
+            *sum = if *sum < zero { zero } else { *sum };
+        }
+    }
+    T::narrow(sums, y);
 }
