@@ -1,6 +1,7 @@
 //! Without a GPU: operators are recorded as the module calls them and replayed on worker threads.
 
 mod dispatch;
+pub(crate) mod kernels;
 pub(crate) mod lanes;
 pub(crate) mod record;
 

@@ -1,8 +1,10 @@
 //! Convolution with groups, asymmetric padding, bias and activation in one call.
 
-use candle::{bail, Result, Tensor};
+use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Result, Shape, Tensor};
+use half::{bf16, f16};
 
 use super::{apply, pad, product_flops, Activation, ConvConfig};
+use crate::cpu::kernels;
 use crate::cuda;
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
@@ -17,6 +19,13 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     if groups == 0 || channels != k * groups || out % groups != 0 {
         bail!("a convolution of {channels} channels with a weight of {:?} in {groups} groups", weight.dims())
     }
+    if k * h * w == 0 {
+        bail!(
+            "a convolution of {:?} with a weight of {:?}: neither planes nor channels may be empty",
+            x.dims(),
+            weight.dims()
+        )
+    }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [out]) {
         bail!("a bias of {:?} for {out} channels", bias.dims())
     }
@@ -25,7 +34,11 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let config = *config;
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        let fast = if x.device().is_cuda() { cuda::ops::conv2d(x, weight, bias, &config)? } else { None };
+        let fast = match x.device() {
+            Device::Cpu if kernels::supports(x.dtype()) => Some(fused(x, weight, bias, config)?),
+            Device::Cuda(_) => cuda::ops::conv2d(x, weight, bias, &config)?,
+            _ => None,
+        };
         fast.map_or_else(|| composed(x, weight, bias, &config), Ok)
     };
     match bias {
@@ -44,6 +57,79 @@ pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
     match weight.device().is_cuda() {
         true => cuda::ops::weight_for(weight, groups),
         false => weight.contiguous(),
+    }
+}
+
+/// One operator, for contiguous operands.
+fn fused(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: ConvConfig) -> Result<Tensor> {
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    match bias {
+        Some(bias) => x.apply_op3_no_bwd(&weight, &bias.contiguous()?, &Conv(config)),
+        None => x.apply_op2_no_bwd(&weight, &Conv(config)),
+    }
+}
+
+/// Convolution, bias and activation: of two operands without a bias, of three with one.
+struct Conv(ConvConfig);
+
+/// A contiguous operand.
+type Operand<'a, S> = (&'a S, &'a Layout);
+
+impl Conv {
+    fn on_cpu(
+        &self,
+        x: Operand<CpuStorage>,
+        weight: Operand<CpuStorage>,
+        bias: Option<Operand<CpuStorage>>,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (batch, channels, h, w) = x.1.shape().dims4()?;
+        let (out, _, kh, kw) = weight.1.shape().dims4()?;
+        let output = self.0.output((h, w), (kh, kw))?;
+        let conv =
+            kernels::Conv { config: self.0, batch, channels: (channels, out), input: (h, w), window: (kh, kw), output };
+        macro_rules! run {
+            ($t:ty) => {{
+                let bias = bias.map(|(bias, layout)| kernels::elements::<$t>(bias, layout)).transpose()?;
+                let (x, weight) = (kernels::elements(x.0, x.1)?, kernels::elements(weight.0, weight.1)?);
+                <$t as candle::WithDType>::to_cpu_storage_owned(kernels::conv2d::<$t>(&conv, x, weight, bias))
+            }};
+        }
+        let y = match x.0 {
+            CpuStorage::F32(_) => run!(f32),
+            CpuStorage::F64(_) => run!(f64),
+            CpuStorage::F16(_) => run!(f16),
+            CpuStorage::BF16(_) => run!(bf16),
+            _ => bail!("no convolution of this dtype on the CPU"),
+        };
+        Ok((y, (batch, out, output.0, output.1).into()))
+    }
+}
+
+impl CustomOp2 for Conv {
+    fn name(&self) -> &'static str {
+        "conv2d"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, w: &CpuStorage, wl: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.on_cpu((x, xl), (w, wl), None)
+    }
+}
+
+impl CustomOp3 for Conv {
+    fn name(&self) -> &'static str {
+        "conv2d"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        xl: &Layout,
+        w: &CpuStorage,
+        wl: &Layout,
+        b: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.on_cpu((x, xl), (w, wl), Some((b, bl)))
     }
 }
 

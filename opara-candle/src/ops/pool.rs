@@ -1,8 +1,10 @@
 //! Maxima and means over windows, with padding and partial windows at the end.
 
-use candle::{Result, Tensor};
+use candle::{bail, CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
+use half::{bf16, f16};
 
 use super::{apply, PoolConfig};
+use crate::cpu::kernels;
 use crate::cuda;
 
 /// What a pool makes of a window.
@@ -34,9 +36,49 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
     let config = *config;
     apply(name, &[x], flops, move |t| {
-        let fast = if t[0].device().is_cuda() { cuda::ops::pool(t[0], kind, &config)? } else { None };
+        let fast = match t[0].device() {
+            Device::Cpu if kernels::supports(t[0].dtype()) => {
+                Some(t[0].contiguous()?.apply_op1_no_bwd(&Pool { kind, config })?)
+            }
+            Device::Cuda(_) => cuda::ops::pool(t[0], kind, &config)?,
+            _ => None,
+        };
         fast.map_or_else(|| composed(t[0], kind, &config), Ok)
     })
+}
+
+/// A pool of a contiguous operand.
+struct Pool {
+    kind: PoolKind,
+    config: PoolConfig,
+}
+
+impl CustomOp1 for Pool {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            PoolKind::Max => "max_pool2d",
+            PoolKind::Mean => "avg_pool2d",
+        }
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (batch, channels, h, w) = layout.shape().dims4()?;
+        let (oh, ow) = self.config.output((h, w))?;
+        macro_rules! run {
+            ($t:ty) => {{
+                let x = kernels::elements::<$t>(x, layout)?;
+                <$t as candle::WithDType>::to_cpu_storage_owned(kernels::pool2d(self.kind, &self.config, (h, w), x)?)
+            }};
+        }
+        let y = match x {
+            CpuStorage::F32(_) => run!(f32),
+            CpuStorage::F64(_) => run!(f64),
+            CpuStorage::F16(_) => run!(f16),
+            CpuStorage::BF16(_) => run!(bf16),
+            _ => bail!("no pool of this dtype on the CPU"),
+        };
+        Ok((y, (batch, channels, oh, ow).into()))
+    }
 }
 
 /// The same out of candle's operators, for any device and dtype.

@@ -1,0 +1,180 @@
+//! What tensors hold, what sums of it are kept in, and vectors of those.
+
+use candle::{bail, CpuStorage, DType, Layout, Result, WithDType};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use pulp::{Arch, Simd, WithSimd};
+
+/// An element of a tensor.
+pub(crate) trait Element: WithDType {
+    /// What sums are kept in.
+    type Sum: Sum;
+
+    /// Writes the same values to `to`, which is as long.
+    fn widen(from: &[Self], to: &mut [Self::Sum]);
+
+    /// Every `stride`-th value, to all of `to`.
+    fn widen_strided(from: &[Self], stride: usize, to: &mut [Self::Sum]);
+
+    /// Writes the nearest values to `to`, which is as long.
+    fn narrow(from: &[Self::Sum], to: &mut [Self]);
+
+    /// The same values: themselves, or written to `scratch`.
+    fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<Self::Sum>) -> &'a [Self::Sum];
+}
+
+/// What is summed in, and how vectors of it compute.
+pub(crate) trait Sum: WithDType + Default + PartialOrd {
+    /// As many as one instruction takes.
+    type Vector<S: Simd>: Copy;
+
+    const NEG_INFINITY: Self;
+
+    /// Elements of a vector.
+    fn lanes<S: Simd>() -> usize;
+
+    fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
+
+    /// `a * b + c`, rounded once.
+    fn mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// The whole vectors of a slice.
+    fn vectors<S: Simd>(x: &[Self]) -> &[Self::Vector<S>];
+
+    /// The whole vectors of a slice.
+    fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>];
+}
+
+/// Elements of the widest vector that there is.
+pub(super) const WIDEST: usize = 16;
+
+macro_rules! sum {
+    ($($t:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident;)*) => {$(
+        impl Sum for $t {
+            type Vector<S: Simd> = S::$vector;
+
+            const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
+
+            #[inline(always)]
+            fn lanes<S: Simd>() -> usize {
+                S::$lanes
+            }
+
+            #[inline(always)]
+            fn splat<S: Simd>(simd: S, x: Self) -> S::$vector {
+                simd.$splat(x)
+            }
+
+            #[inline(always)]
+            fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
+                simd.$mul_add(a, b, c)
+            }
+
+            #[inline(always)]
+            fn vectors<S: Simd>(x: &[Self]) -> &[S::$vector] {
+                S::$vectors(x).0
+            }
+
+            #[inline(always)]
+            fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [S::$vector] {
+                S::$vectors_mut(x).0
+            }
+        }
+    )*};
+}
+
+sum! {
+    f32, f32s, F32_LANES, splat_f32s, mul_add_f32s, as_simd_f32s, as_mut_simd_f32s;
+    f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
+}
+
+/// Elements of a vector on this machine.
+pub(super) fn lanes<A: Sum>() -> usize {
+    struct Lanes<A>(std::marker::PhantomData<A>);
+    impl<A: Sum> WithSimd for Lanes<A> {
+        type Output = usize;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            A::lanes::<S>()
+        }
+    }
+    Arch::new().dispatch(Lanes::<A>(std::marker::PhantomData))
+}
+
+macro_rules! own_sum {
+    ($($t:ty),*) => {$(
+        impl Element for $t {
+            type Sum = $t;
+
+            #[inline(always)]
+            fn widen(from: &[Self], to: &mut [Self]) {
+                to.copy_from_slice(from);
+            }
+
+            #[inline(always)]
+            fn widen_strided(from: &[Self], stride: usize, to: &mut [Self]) {
+                for (to, from) in to.iter_mut().zip(from.iter().step_by(stride)) {
+                    *to = *from;
+                }
+            }
+
+            #[inline(always)]
+            fn narrow(from: &[Self], to: &mut [Self]) {
+                to.copy_from_slice(from);
+            }
+
+            fn widened<'a>(from: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
+                from
+            }
+        }
+    )*};
+}
+
+macro_rules! half {
+    ($($t:ty),*) => {$(
+        impl Element for $t {
+            type Sum = f32;
+
+            fn widen(from: &[Self], to: &mut [f32]) {
+                from.convert_to_f32_slice(to);
+            }
+
+            fn widen_strided(from: &[Self], stride: usize, to: &mut [f32]) {
+                for (to, from) in to.iter_mut().zip(from.iter().step_by(stride)) {
+                    *to = from.to_f32();
+                }
+            }
+
+            fn narrow(from: &[f32], to: &mut [Self]) {
+                to.convert_from_f32_slice(from);
+            }
+
+            fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [f32] {
+                scratch.resize(from.len(), 0.);
+                from.convert_to_f32_slice(scratch);
+                scratch
+            }
+        }
+    )*};
+}
+
+own_sum!(f32, f64);
+half!(f16, bf16);
+
+/// Whether the kernels here take tensors of this dtype.
+pub(crate) fn supports(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+}
+
+/// The elements of a contiguous tensor.
+///
+/// # Errors
+/// A tensor of another dtype, or one that is not contiguous.
+pub(crate) fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    let elements = T::cpu_storage_as_slice(storage)?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&elements[start..end]),
+        None => bail!("a kernel was given a tensor of {:?} that is not contiguous", layout.dims()),
+    }
+}

@@ -1,0 +1,28 @@
+//! Convolutions and pools on the CPU.
+//!
+//! The bits of a result do not depend on the number of threads, nor on the width of the machine's vectors: each element
+//! is one chain of operations, in an order that follows from the shapes.
+
+mod conv;
+mod depthwise;
+mod element;
+mod pool;
+mod product;
+mod taps;
+
+pub(crate) use conv::{conv2d, Conv};
+pub(crate) use element::{elements, supports};
+pub(crate) use pool::pool2d;
+
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+
+/// Operations below which a second thread costs more than it saves: some 50 microseconds of one core.
+const WORTH_A_THREAD: usize = 5_000_000;
+
+/// Calls `f` with each task, on several threads if that is `worth` it.
+fn each<T: Send>(worth: bool, tasks: Vec<T>, f: impl Fn(T) + Send + Sync) {
+    match worth {
+        true => tasks.into_par_iter().for_each(f),
+        false => tasks.into_iter().for_each(f),
+    }
+}

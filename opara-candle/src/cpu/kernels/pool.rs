@@ -1,0 +1,92 @@
+//! Maxima and means over windows.
+
+use candle::{Result, WithDType};
+use pulp::{Arch, Simd, WithSimd};
+
+use super::element::{Element, Sum, WIDEST};
+use super::taps::{larger, Taps, Windows};
+use super::{each, WORTH_A_THREAD};
+use crate::ops::{PoolConfig, PoolKind};
+
+/// Operations of one task.
+const TASK: usize = 100_000;
+
+/// The result for planes of `size`, one behind the other.
+///
+/// # Errors
+/// A window that does not fit.
+pub(crate) fn pool2d<T: Element>(kind: PoolKind, config: &PoolConfig, size: (usize, usize), x: &[T]) -> Result<Vec<T>> {
+    let output = config.output(size)?;
+    let (plane, out, p) = (size.0 * size.1, output.0 * output.1, config.padding);
+    let windows = Windows {
+        input: size,
+        window: (config.kernel, config.kernel),
+        output,
+        stride: config.stride,
+        dilation: 1,
+        before: (p.top, p.left),
+    };
+    let taps = Taps::new(windows);
+    let counts = |outputs: usize, size: usize, before: usize, after: usize| -> Vec<usize> {
+        (0..outputs).map(|index| config.counted(index, size, before, after)).collect()
+    };
+    let counts = (counts(output.0, size.0, p.top, p.bottom), counts(output.1, size.1, p.left, p.right));
+    let work = out * taps.offsets.len();
+    let mut y = vec![T::zero(); x.len() / plane * out];
+    let per_task = TASK.div_ceil(work);
+    let tasks = x.chunks(per_task * plane).zip(y.chunks_mut(per_task * out)).collect();
+    each(x.len() / plane * work > WORTH_A_THREAD, tasks, |(x, y)| {
+        Arch::new().dispatch(Planes { kind, taps: &taps, output, counts: &counts, x, plane, y });
+    });
+    Ok(y)
+}
+
+struct Planes<'a, T> {
+    kind: PoolKind,
+    taps: &'a Taps,
+    output: (usize, usize),
+    /// What a mean divides by: the product of both.
+    counts: &'a (Vec<usize>, Vec<usize>),
+    x: &'a [T],
+    plane: usize,
+    y: &'a mut [T],
+}
+
+impl<T: Element> WithSimd for Planes<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { kind, taps, output: (oh, ow), counts, x, plane, y } = self;
+        let start = match kind {
+            PoolKind::Max => T::Sum::NEG_INFINITY,
+            PoolKind::Mean => T::Sum::default(),
+        };
+        let copies = taps.copies(0, oh);
+        let mut seen = vec![start; taps.len(oh, WIDEST)];
+        for (x, y) in x.chunks_exact(plane).zip(y.chunks_exact_mut(oh * ow)) {
+            copies.run(x, &mut seen);
+            for (row, y) in y.chunks_exact_mut(ow).enumerate() {
+                for (i, y) in y.chunks_mut(WIDEST).enumerate() {
+                    let seen = &seen[row * taps.row() + i * WIDEST..];
+                    let mut of = [start; WIDEST];
+                    for &offset in &taps.offsets {
+                        let tap = &seen[offset..offset + WIDEST];
+                        for (of, &x) in of.iter_mut().zip(tap) {
+                            *of = match kind {
+                                PoolKind::Max => larger(*of, x),
+                                PoolKind::Mean => *of + x,
+                            };
+                        }
+                    }
+                    if kind == PoolKind::Mean {
+                        for (of, columns) in of.iter_mut().zip(&counts.1[i * WIDEST..]) {
+                            *of /= T::Sum::from_f64((counts.0[row] * columns) as f64);
+                        }
+                    }
+                    T::narrow(&of[..y.len()], y);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Convolutions and pools against definitions written out in double precision.
+
+use std::ops::Range;
+
+use candle::{DType, Device::Cpu, Result, Tensor};
+use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+use proptest::prelude::*;
+
+/// Values between -1 and 1, no two neighbours alike.
+fn values(seed: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
+    let n: usize = shape.iter().product();
+    let values = (0..n).map(|i| (((i + 31 * seed) * 2_654_435_761) % 2_000_003) as f64 / 1_000_001.5 - 1.);
+    Tensor::from_iter(values, &Cpu)?.reshape(shape)?.to_dtype(dtype)
+}
+
+fn doubles(t: &Tensor) -> Result<Vec<f64>> {
+    t.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+}
+
+/// How far apart two ways of adding numbers of this dtype may end, for sums of the order of one.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        _ => 1.6e-2,
+    }
+}
+
+#[track_caller]
+fn assert_close(got: &Tensor, expected: &[f64]) {
+    let tolerance = tolerance(got.dtype());
+    let got = doubles(got).expect("it can be read");
+    assert_eq!(got.len(), expected.len());
+    for (i, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let close = (got - expected).abs() <= tolerance * expected.abs().max(1.);
+        assert!(close || got == expected || got.is_nan() && expected.is_nan(), "element {i}: {got} is not {expected}");
+    }
+}
+
+#[track_caller]
+fn assert_same_bits(a: &Tensor, b: &Tensor) {
+    assert_eq!((a.dims(), a.dtype()), (b.dims(), b.dtype()));
+    let bits = |t: &Tensor| doubles(t).expect("it can be read").into_iter().map(f64::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(a), bits(b));
+}
+
+/// The element before which so many padded ones come.
+fn inside(index: usize, before: usize, size: usize) -> Option<usize> {
+    index.checked_sub(before).filter(|&i| i < size)
+}
+
+/// Convolution by its definition, and the shape.
+fn convolved(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: &ConvConfig,
+) -> Result<(Vec<f64>, [usize; 4])> {
+    let ((batch, channels, h, w), (out, k, kh, kw)) = (x.dims4()?, weight.dims4()?);
+    let (p, stride, dilation) = (config.padding, config.stride, config.dilation);
+    let oh = (h + p.top + p.bottom - (kh - 1) * dilation - 1) / stride + 1;
+    let ow = (w + p.left + p.right - (kw - 1) * dilation - 1) / stride + 1;
+    let (x, weight) = (doubles(x)?, doubles(weight)?);
+    let bias = bias.map_or(Ok(vec![0.; out]), doubles)?;
+    let mut y = Vec::new();
+    for i in 0..batch * out * oh * ow {
+        let (item, o, row, column) = (i / (out * oh * ow), i / (oh * ow) % out, i / ow % oh, i % ow);
+        let group = o / (out / config.groups);
+        let mut sum = bias[o];
+        for tap in 0..k * kh * kw {
+            let (c, r, s) = (group * k + tap / (kh * kw), tap / kw % kh, tap % kw);
+            let row = inside(row * stride + r * dilation, p.top, h);
+            let column = inside(column * stride + s * dilation, p.left, w);
+            if let Some((row, column)) = row.zip(column) {
+                sum += x[((item * channels + c) * h + row) * w + column] * weight[o * k * kh * kw + tap];
+            }
+        }
+        y.push(if config.activation == Activation::Relu { sum.max(0.) } else { sum });
+    }
+    Ok((y, [batch, out, oh, ow]))
+}
+
+/// Pools by their definition, of a shape that is given.
+fn pooled(max: bool, x: &Tensor, config: &PoolConfig, (oh, ow): (usize, usize)) -> Result<Vec<f64>> {
+    let (batch, channels, h, w) = x.dims4()?;
+    let (x, p) = (doubles(x)?, config.padding);
+    // Elements of a window, padding included and without.
+    let window = |index: usize, size: usize, before: usize, after: usize| -> (usize, Range<usize>) {
+        let start = index * config.stride;
+        let end = (start + config.kernel).min(size + before + after);
+        (end - start, start.max(before) - before..end.min(size + before) - before)
+    };
+    let mut y = Vec::new();
+    for plane in 0..batch * channels {
+        for i in 0..oh * ow {
+            let (all_rows, rows) = window(i / ow, h, p.top, p.bottom);
+            let (all_columns, columns) = window(i % ow, w, p.left, p.right);
+            let count = if config.count_padding { all_rows * all_columns } else { rows.len() * columns.len() };
+            let seen: Vec<f64> =
+                rows.flat_map(|row| x[(plane * h + row) * w..][columns.clone()].iter().copied()).collect();
+            y.push(match max {
+                true if seen.iter().any(|x| x.is_nan()) => f64::NAN,
+                true => seen.into_iter().fold(f64::NEG_INFINITY, f64::max),
+                false => seen.into_iter().sum::<f64>() / count as f64,
+            });
+        }
+    }
+    Ok(y)
+}
+
+fn dtypes() -> impl Strategy<Value = DType> {
+    prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::F16), Just(DType::BF16)]
+}
+
+fn paddings(below: usize) -> impl Strategy<Value = Padding> {
+    (0..below, 0..below, 0..below, 0..below).prop_map(|(top, bottom, left, right)| Padding { top, bottom, left, right })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..Default::default() })]
+
+    #[test]
+    fn convolutions_follow_their_definition(
+        dtype in dtypes(),
+        (batch, groups, k, outs) in (0usize..3, 1usize..4, 1usize..20, 1usize..14),
+        (h, w) in (1usize..20, 1usize..40),
+        (kh, kw) in (1usize..6, 1usize..6),
+        (stride, dilation) in (1usize..4, 1usize..3),
+        padding in paddings(4),
+        relu: bool,
+        biased: bool,
+        strided: bool,
+    ) {
+        let activation = if relu { Activation::Relu } else { Activation::None };
+        let config = ConvConfig { stride, padding, dilation, groups, activation };
+        let x = match strided {
+            true => values(1, &[batch, w, h + 1, groups * k], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
+            false => values(1, &[batch, groups * k, h, w], dtype)?,
+        };
+        // Sums of the order of one.
+        let weight = (values(2, &[groups * outs, k, kh, kw], dtype)? / (k * kh * kw) as f64)?;
+        let bias = values(3, &[groups * outs], dtype)?;
+        let bias = biased.then_some(&bias);
+        let y = ops::conv2d(&x, &weight, bias, &config);
+        if (kh - 1) * dilation >= h + padding.top + padding.bottom || (kw - 1) * dilation >= w + padding.left + padding.right {
+            prop_assert!(y.is_err());
+            return Ok(());
+        }
+        let (expected, shape) = convolved(&x, &weight, bias, &config)?;
+        let y = y?;
+        prop_assert_eq!(y.dims(), shape);
+        assert_close(&y, &expected);
+    }
+
+    #[test]
+    fn one_channel_a_group_follows_the_definition_too(
+        dtype in dtypes(),
+        (batch, groups, outs) in (1usize..3, 1usize..20, 1usize..6),
+        (h, w) in (5usize..20, 5usize..40),
+        (kh, kw) in (1usize..6, 1usize..6),
+        (stride, dilation) in (1usize..4, 1usize..3),
+        padding in paddings(4),
+    ) {
+        let config = ConvConfig { stride, padding, dilation, groups, activation: Activation::None };
+        let x = values(1, &[batch, groups, h, w], dtype)?;
+        let weight = (values(2, &[groups * outs, 1, kh, kw], dtype)? / (kh * kw) as f64)?;
+        let bias = values(3, &[groups * outs], dtype)?;
+        prop_assume!((kh - 1) * dilation < h + padding.top + padding.bottom);
+        prop_assume!((kw - 1) * dilation < w + padding.left + padding.right);
+        let (expected, shape) = convolved(&x, &weight, Some(&bias), &config)?;
+        let y = ops::conv2d(&x, &weight, Some(&bias), &config)?;
+        prop_assert_eq!(y.dims(), shape);
+        assert_close(&y, &expected);
+    }
+
+    #[test]
+    fn pools_follow_their_definition(
+        dtype in dtypes(),
+        (batch, channels) in (0usize..3, 1usize..4),
+        (h, w) in (1usize..20, 1usize..40),
+        (kernel, stride) in (1usize..6, 1usize..5),
+        padding in paddings(5),
+        ceil: bool,
+        count_padding: bool,
+        strided: bool,
+        nan in prop::option::of(0usize..100),
+    ) {
+        let config = PoolConfig { kernel, stride, padding, ceil, count_padding };
+        let mut x = match strided {
+            true => values(1, &[batch, w, h + 1, channels], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
+            false => values(1, &[batch, channels, h, w], dtype)?,
+        };
+        if let Some(at) = nan.filter(|&at| at < x.elem_count()) {
+            let mut values = doubles(&x)?;
+            values[at] = f64::NAN;
+            x = Tensor::from_vec(values, x.shape(), &Cpu)?.to_dtype(dtype)?;
+        }
+        let outputs = |size: usize, before: usize, after: usize| -> usize {
+            (0..).take_while(|i| {
+                let start = i * stride;
+                let end = start + kernel;
+                end <= size + before + after || ceil && start < size + before && end - stride < size + before + after
+            }).count()
+        };
+        let output = (outputs(h, padding.top, padding.bottom), outputs(w, padding.left, padding.right));
+        let most = padding.top.max(padding.bottom).max(padding.left).max(padding.right);
+        let fits = kernel <= h + padding.top + padding.bottom && kernel <= w + padding.left + padding.right;
+        let (max, mean) = (ops::max_pool2d(&x, &config), ops::avg_pool2d(&x, &config));
+        if most >= kernel || !fits {
+            prop_assert!(max.is_err() && mean.is_err());
+            return Ok(());
+        }
+        let (max, mean) = (max?, mean?);
+        prop_assert_eq!(max.dims(), [batch, channels, output.0, output.1]);
+        prop_assert_eq!(mean.dims(), max.dims());
+        assert_close(&max, &pooled(true, &x, &config, output)?);
+        assert_close(&mean, &pooled(false, &x, &config, output)?);
+    }
+}
