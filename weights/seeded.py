@@ -8,8 +8,8 @@ import sys
 import numpy as np
 
 
-def tensor(seed, name, shape):
-    """The float32 weights of the tensor called `name`."""
+def tensor(seed, name, shape, gain=1):
+    """The float32 weights of the tensor called `name`; those of convolutions are multiplied by `gain`."""
     key = 0xCBF29CE484222325
     for byte in name.encode():
         key = ((key ^ byte) * 0x100000001B3) % 2**64
@@ -32,6 +32,8 @@ def tensor(seed, name, shape):
         values = one + tenth * np.abs(u)
     else:
         values = tenth * u
+    if len(shape) == 4:
+        values = values * np.float32(gain)
     return values.reshape(shape)
 
 

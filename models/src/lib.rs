@@ -4,3 +4,8 @@
 //! separate operators: finding it is the executor's business.
 
 pub mod bert;
+mod branches;
+mod classifier;
+pub mod googlenet;
+pub mod inception;
+pub mod nasnet;

@@ -1,6 +1,6 @@
 //! Layers over [`ops`], with candle-nn's names, shapes and constructors.
 
-use candle::{Module, Result, Tensor};
+use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 use crate::ops::{self, ConvConfig};
@@ -128,9 +128,73 @@ pub fn conv2d_no_bias(
     Ok(Conv2d { name: name_of(&vb), weight, bias: None, config })
 }
 
+/// A convolution without bias whose result a batch normalisation follows, as one convolution with bias: `weight` of shape
+/// `(out, in / groups, kernel.0, kernel.1)` and `norm` are folded into each other here, in f32.
+///
+/// # Errors
+/// A tensor that is missing or has another shape, or a normalisation of other than `out` channels.
+pub fn conv2d_norm(
+    input: usize,
+    out: usize,
+    kernel: (usize, usize),
+    config: ConvConfig,
+    norm: &BatchNorm,
+    vb: VarBuilder,
+) -> Result<Conv2d> {
+    let (dtype, device) = (vb.dtype(), vb.device().clone());
+    let conv = conv2d_no_bias(input, out, kernel, config, on_host(vb))?;
+    let weight = conv.weight.broadcast_mul(&norm.scale.reshape((out, 1, 1, 1))?)?;
+    let load = |tensor: &Tensor| tensor.to_dtype(dtype)?.to_device(&device);
+    Ok(Conv2d { weight: load(&weight)?, bias: Some(load(&norm.shift)?), ..conv })
+}
+
+impl Conv2d {
+    /// The same under another name, which labels what it launches.
+    pub fn named(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+}
+
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = scope(&self.name);
         ops::conv2d(x, &self.weight, self.bias.as_ref(), &self.config)
     }
+}
+
+/// What a batch normalisation comes to at inference, `scale * x + shift` for each channel, for [`conv2d_norm`]; see
+/// [`batch_norm`].
+#[derive(Debug, Clone)]
+pub struct BatchNorm {
+    scale: Tensor,
+    shift: Tensor,
+}
+
+/// Loads `weight`, `bias`, `running_mean` and `running_var` of shape `(channels)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn batch_norm(channels: usize, eps: f64, vb: VarBuilder) -> Result<BatchNorm> {
+    let vb = on_host(vb);
+    let get = |name, init| vb.get_with_hints(channels, name, Init::Const(init));
+    let (weight, bias) = (get("weight", 1.)?, get("bias", 0.)?);
+    let (mean, variance) = (get("running_mean", 0.)?, get("running_var", 1.)?);
+    let scale = (weight / (variance + eps)?.sqrt()?)?;
+    let shift = (bias - (mean * &scale)?)?;
+    Ok(BatchNorm { scale, shift })
+}
+
+impl BatchNorm {
+    /// `len` channels from `start` on, for one of several convolutions whose results are normalised together.
+    ///
+    /// # Errors
+    /// Channels that are not there.
+    pub fn narrow(&self, start: usize, len: usize) -> Result<Self> {
+        Ok(Self { scale: self.scale.narrow(0, start, len)?, shift: self.shift.narrow(0, start, len)? })
+    }
+}
+
+/// Hands out tensors on the host, in f32: those of weights that are worked on before they are used.
+fn on_host(vb: VarBuilder) -> VarBuilder {
+    vb.set_device(Device::Cpu).set_dtype(DType::F32)
 }

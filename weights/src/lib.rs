@@ -21,4 +21,4 @@ mod source;
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
 pub use loaded::Loaded;
-pub use seeded::seeded;
+pub use seeded::{seeded, seeded_with_gain};

@@ -16,6 +16,8 @@
 //! - With fewer, the value is `1 + 0.1 u` for a name that ends in `.weight` or
 //!   `.gamma`, `1 + 0.1 |u|` for one that ends in `running_var`, else `0.1 u`:
 //!   scales near one, variances that divide safely, shifts near zero.
+//! - Convolution kernels, which have four dimensions, are multiplied by a gain
+//!   then: 1, unless [`seeded_with_gain`] is told another.
 //! - All of this is f32 arithmetic; other dtypes are rounded from it.
 
 use candle::{DType, Device, Shape, Tensor};
@@ -39,11 +41,22 @@ use crate::WeightsError;
 /// # Ok::<(), candle::Error>(())
 /// ```
 pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
-    VarBuilder::from_backend(Box::new(Seeded { seed }), dtype, device.clone())
+    seeded_with_gain(seed, 1.0, dtype, device)
+}
+
+/// [`seeded`] with the kernels of convolutions multiplied by `gain`.
+///
+/// A ReLU halves what a convolution puts out, so that after dozens of them the
+/// input no longer shows in the result. A gain of the square root of 2 makes up
+/// for it: whoever compares results wants that.
+pub fn seeded_with_gain(seed: u64, gain: f32, dtype: DType, device: &Device) -> VarBuilder<'static> {
+    VarBuilder::from_backend(Box::new(Seeded { seed, gain }), dtype, device.clone())
 }
 
 struct Seeded {
     seed: u64,
+    /// Of tensors with four dimensions.
+    gain: f32,
 }
 
 impl SimpleBackend for Seeded {
@@ -53,8 +66,9 @@ impl SimpleBackend for Seeded {
         }
         let key = fnv1a(name) ^ self.seed;
         let scale = Scale::of(name, shape.dims());
-        let values: Vec<f32> =
-            (0..shape.elem_count() as u64).into_par_iter().map(|i| scale.apply(unit(key, i))).collect();
+        let gain = if shape.rank() == 4 { self.gain } else { 1.0 };
+        let value = |i| scale.apply(unit(key, i)) * gain;
+        let values: Vec<f32> = (0..shape.elem_count() as u64).into_par_iter().map(value).collect();
         // Rounded before it is moved, so that all devices get the same bits.
         Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
     }

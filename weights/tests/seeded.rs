@@ -1,7 +1,7 @@
 //! Seeded weights depend on the seed, the name and the shape, and on nothing else.
 
 use candle::{DType, Device, Result, Tensor};
-use opara_weights::seeded;
+use opara_weights::{seeded, seeded_with_gain};
 
 const CPU: Device = Device::Cpu;
 
@@ -90,6 +90,18 @@ fn vectors_are_scales_variances_or_shifts_by_name() -> Result<()> {
         let values = values(3, name, &[20_000])?;
         assert!((moments(&values).0 - mean).abs() < 2e-3, "{name}");
         assert!(values.iter().all(|v| (low..=high).contains(v)), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gain_is_for_kernels_only() -> Result<()> {
+    let gained = seeded_with_gain(3, 1.5, DType::F32, &CPU);
+    for (name, shape, gain) in
+        [("conv.weight", &[8, 4, 3, 3][..], 1.5), ("fc.weight", &[8, 4], 1.0), ("bn.bias", &[8], 1.0)]
+    {
+        let expected: Vec<f32> = values(3, name, shape)?.into_iter().map(|v| v * gain).collect();
+        assert_eq!(gained.get(shape, name)?.flatten_all()?.to_vec1::<f32>()?, expected, "{name}");
     }
     Ok(())
 }

@@ -214,6 +214,15 @@ pub fn mean_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("mean", &[x], x.elem_count() as u64, move |t| t[0].mean_keepdim(dim))
 }
 
+/// Mean of each channel of `(batch, channels, h, w)`: `(batch, channels)`.
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
+    x.dims4()?;
+    apply("global_avg_pool2d", &[x], x.elem_count() as u64, |t| t[0].mean((2, 3)))
+}
+
 /// Sum over `dim`, which stays with length one.
 ///
 /// # Errors

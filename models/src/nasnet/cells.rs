@@ -1,0 +1,153 @@
+//! The two cells that the search found: Figure 4 of the paper, whose five blocks are `comb_iter_0` to `comb_iter_4`.
+//!
+//! A cell combines `x`, the output of the cell before it, with `previous`, that of the one before last. It reads both
+//! through a ReLU only, so that a cell applies one to its output, once for all that read it. Inside, what several
+//! blocks start from is computed once.
+
+use candle::{Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use opara_candle::nn::Conv2d;
+use opara_candle::ops::Activation;
+use opara_candle::{ops, scope};
+
+use super::layers::{conv_1x1, halving_max, halving_mean, mean, FactorizedReduction, Separables};
+
+/// What a cell puts out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grid {
+    pub(super) channels: usize,
+    /// How often height and width were halved on the way.
+    pub(super) halvings: usize,
+}
+
+/// Brings `previous` to the height, width and channels of the cell's `x`.
+enum Adjust {
+    Conv(Conv2d),
+    Halve(FactorizedReduction),
+    /// Only the first cell's, which has no other input than `x`.
+    Nothing,
+}
+
+impl Adjust {
+    fn load(previous: Grid, x: Grid, filters: usize, activation: Activation, vb: &VarBuilder) -> Result<Self> {
+        Ok(if previous.halvings < x.halvings {
+            Self::Halve(FactorizedReduction::load(previous.channels, filters, activation, vb)?)
+        } else {
+            Self::Conv(conv_1x1(previous.channels, filters, activation, "conv_prev_1x1", vb)?)
+        })
+    }
+}
+
+impl Module for Adjust {
+    fn forward(&self, previous: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Conv(conv) => conv.forward(previous),
+            Self::Halve(reduction) => reduction.forward(previous),
+            Self::Nothing => Ok(previous.clone()),
+        }
+    }
+}
+
+/// The cell that keeps height and width.
+pub(super) struct NormalCell {
+    name: String,
+    adjust: Adjust,
+    conv: Conv2d,
+    /// Named by block, side and kernel.
+    left_0_5x5: Separables,
+    right_0_3x3: Separables,
+    left_1_5x5: Separables,
+    right_1_3x3: Separables,
+    left_4_3x3: Separables,
+}
+
+impl NormalCell {
+    /// The cell called `name` with `filters` channels in each block, and what it puts out.
+    pub(super) fn load(x: Grid, previous: Grid, filters: usize, name: &str, vb: &VarBuilder) -> Result<(Self, Grid)> {
+        let vb = vb.pp(name);
+        let separables = |name: &str, kernel| Separables::load([filters; 3], kernel, 1, name, &vb);
+        let cell = Self {
+            name: name.into(),
+            adjust: Adjust::load(previous, x, filters, Activation::None, &vb)?,
+            conv: conv_1x1(x.channels, filters, Activation::None, "conv_1x1", &vb)?,
+            left_0_5x5: separables("comb_iter_0_left", 5)?,
+            right_0_3x3: separables("comb_iter_0_right", 3)?,
+            left_1_5x5: separables("comb_iter_1_left", 5)?,
+            right_1_3x3: separables("comb_iter_1_right", 3)?,
+            left_4_3x3: separables("comb_iter_4_left", 3)?,
+        };
+        Ok((cell, Grid { channels: 6 * filters, ..x }))
+    }
+
+    pub(super) fn forward(&self, x: &Tensor, previous: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        let x = self.conv.forward(x)?;
+        let previous = self.adjust.forward(previous)?;
+        let (x_relu, previous_relu) = (ops::relu(&x)?, ops::relu(&previous)?);
+
+        let block_0 = ops::add(&self.left_0_5x5.forward(&x_relu)?, &self.right_0_3x3.forward(&previous_relu)?)?;
+        let block_1 = ops::add(&self.left_1_5x5.forward(&previous_relu)?, &self.right_1_3x3.forward(&previous_relu)?)?;
+        let block_2 = ops::add(&mean(&x)?, &previous)?;
+        // The sum of two means, which are the same.
+        let block_3 = ops::affine(&mean(&previous)?, 2., 0.)?;
+        let block_4 = ops::add(&self.left_4_3x3.forward(&x_relu)?, &x)?;
+        ops::relu(&ops::cat(&[&previous, &block_0, &block_1, &block_2, &block_3, &block_4], 1)?)
+    }
+}
+
+/// The cell that halves height and width.
+pub(super) struct ReductionCell {
+    name: String,
+    /// With a ReLU, since all that reads it wants one.
+    adjust: Adjust,
+    conv: Conv2d,
+    /// Named by block, side and kernel.
+    left_0_5x5: Separables,
+    right_0_7x7: Separables,
+    right_1_7x7: Separables,
+    right_2_5x5: Separables,
+    left_4_3x3: Separables,
+}
+
+impl ReductionCell {
+    /// The cell called `name` with `filters` channels in each block, and what it puts out. Without `previous`, `x` takes
+    /// its place as it is.
+    pub(super) fn load(
+        x: Grid,
+        previous: Option<Grid>,
+        filters: usize,
+        name: &str,
+        vb: &VarBuilder,
+    ) -> Result<(Self, Grid)> {
+        let vb = vb.pp(name);
+        let adjust = previous.map(|previous| Adjust::load(previous, x, filters, Activation::Relu, &vb));
+        let right = if adjust.is_some() { filters } else { x.channels };
+        let left = |name: &str, kernel, stride| Separables::load([filters; 3], kernel, stride, name, &vb);
+        let right = |name: &str, kernel| Separables::load([right, filters, filters], kernel, 2, name, &vb);
+        let cell = Self {
+            name: name.into(),
+            adjust: adjust.transpose()?.unwrap_or(Adjust::Nothing),
+            conv: conv_1x1(x.channels, filters, Activation::None, "conv_1x1", &vb)?,
+            left_0_5x5: left("comb_iter_0_left", 5, 2)?,
+            right_0_7x7: right("comb_iter_0_right", 7)?,
+            right_1_7x7: right("comb_iter_1_right", 7)?,
+            right_2_5x5: right("comb_iter_2_right", 5)?,
+            left_4_3x3: left("comb_iter_4_left", 3, 1)?,
+        };
+        Ok((cell, Grid { channels: 4 * filters, halvings: x.halvings + 1 }))
+    }
+
+    pub(super) fn forward(&self, x: &Tensor, previous: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        let x = self.conv.forward(x)?;
+        let previous = self.adjust.forward(previous)?;
+        let max = halving_max(&x)?;
+
+        let block_0 = ops::add(&self.left_0_5x5.forward(&ops::relu(&x)?)?, &self.right_0_7x7.forward(&previous)?)?;
+        let block_1 = ops::add(&max, &self.right_1_7x7.forward(&previous)?)?;
+        let block_2 = ops::add(&halving_mean(&x)?, &self.right_2_5x5.forward(&previous)?)?;
+        let block_3 = ops::add(&mean(&block_0)?, &block_1)?;
+        let block_4 = ops::add(&self.left_4_3x3.forward(&ops::relu(&block_0)?)?, &max)?;
+        ops::relu(&ops::cat(&[&block_1, &block_2, &block_3, &block_4], 1)?)
+    }
+}

@@ -1,0 +1,135 @@
+//! What the cells are made of.
+
+use candle::{Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use opara_candle::nn::{batch_norm, conv2d_norm, Conv2d};
+use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+use opara_candle::scope;
+
+/// Epsilon of every batch normalisation.
+pub(super) const EPS: f64 = 1e-3;
+
+/// A 1x1 convolution with batch normalisation.
+pub(super) fn conv_1x1(
+    input: usize,
+    out: usize,
+    activation: Activation,
+    name: &str,
+    vb: &VarBuilder,
+) -> Result<Conv2d> {
+    let vb = vb.pp(name);
+    let norm = batch_norm(out, EPS, vb.pp("bn"))?;
+    let config = ConvConfig { activation, ..Default::default() };
+    Ok(conv2d_norm(input, out, (1, 1), config, &norm, vb.pp("conv"))?.named(name))
+}
+
+/// Mean of 3x3 windows; the same size.
+pub(super) fn mean(x: &Tensor) -> Result<Tensor> {
+    ops::avg_pool2d(x, &PoolConfig::new(3, 1).pad(1))
+}
+
+/// Mean of 3x3 windows; half the size. Unlike in [`mean`], the padding counts: so it does in timm.
+pub(super) fn halving_mean(x: &Tensor) -> Result<Tensor> {
+    ops::avg_pool2d(x, &PoolConfig { count_padding: true, ..halving(x)? })
+}
+
+/// Maximum of 3x3 windows; half the size.
+pub(super) fn halving_max(x: &Tensor) -> Result<Tensor> {
+    ops::max_pool2d(x, &halving(x)?)
+}
+
+fn halving(x: &Tensor) -> Result<PoolConfig> {
+    let (_, _, h, w) = x.dims4()?;
+    Ok(PoolConfig::new(3, 2).pad(Padding::same((h, w), (3, 3), 2, 1)))
+}
+
+/// A convolution within each channel, then a 1x1 convolution with batch normalisation.
+struct Separable {
+    depthwise: Tensor,
+    stride: usize,
+    pointwise: Conv2d,
+}
+
+impl Module for Separable {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (_, groups, h, w) = x.dims4()?;
+        let (_, _, kernel, _) = self.depthwise.dims4()?;
+        let padding = Padding::same((h, w), (kernel, kernel), self.stride, 1);
+        let config = ConvConfig { stride: self.stride, padding, groups, ..Default::default() };
+        self.pointwise.forward(&ops::conv2d(x, &self.depthwise, None, &config)?)
+    }
+}
+
+/// A separable convolution as the search applies it: twice in a row, each behind a ReLU. The first ReLU is the cell's,
+/// where several branches read its result; the second is part of the convolution before it.
+pub(super) struct Separables {
+    name: String,
+    first: Separable,
+    second: Separable,
+}
+
+impl Separables {
+    /// `channels` before, between and after the two, of which the first has the stride.
+    pub(super) fn load(
+        channels: [usize; 3],
+        kernel: usize,
+        stride: usize,
+        name: &str,
+        vb: &VarBuilder,
+    ) -> Result<Self> {
+        let vb = vb.pp(name);
+        let separable = |index: usize, input: usize, out, stride, activation| -> Result<Separable> {
+            let weights = vb.pp(format!("separable_{index}"));
+            let norm = batch_norm(out, EPS, vb.pp(format!("bn_sep_{index}")))?;
+            let config = ConvConfig { activation, ..Default::default() };
+            let depthwise = weights.pp("depthwise_conv2d").get((input, 1, kernel, kernel), "weight")?;
+            let pointwise = conv2d_norm(input, out, (1, 1), config, &norm, weights.pp("pointwise_conv2d"))?;
+            Ok(Separable { depthwise, stride, pointwise })
+        };
+        let [input, middle, out] = channels;
+        Ok(Self {
+            name: name.into(),
+            first: separable(1, input, middle, stride, Activation::Relu)?,
+            second: separable(2, middle, out, 1, Activation::None)?,
+        })
+    }
+}
+
+impl Module for Separables {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        self.second.forward(&self.first.forward(x)?)
+    }
+}
+
+/// Halves a grid without losing every other row: one half of the channels comes from the even rows and columns, the
+/// other from the odd ones.
+pub(super) struct FactorizedReduction {
+    even: Conv2d,
+    odd: Conv2d,
+}
+
+impl FactorizedReduction {
+    pub(super) fn load(input: usize, out: usize, activation: Activation, vb: &VarBuilder) -> Result<Self> {
+        let norm = batch_norm(out, EPS, vb.pp("final_path_bn"))?;
+        let config = ConvConfig { stride: 2, activation, ..Default::default() };
+        let path = |name: &str, start| -> Result<Conv2d> {
+            let norm = norm.narrow(start, out / 2)?;
+            Ok(conv2d_norm(input, out / 2, (1, 1), config, &norm, vb.pp(name).pp("conv"))?.named(name))
+        };
+        Ok(Self { even: path("path_1", 0)?, odd: path("path_2", out / 2)? })
+    }
+}
+
+impl Module for FactorizedReduction {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (_, _, h, w) = x.dims4()?;
+        // Where the last row or column is even, zeros stand for the odd one behind it.
+        let odd = match (h % 2, w % 2) {
+            (0, 0) => x.clone(),
+            (bottom, right) => ops::pad(x, Padding { bottom, right, ..Default::default() })?,
+        };
+        let odd = ops::narrow(&ops::narrow(&odd, 2, 1, h - 1 + h % 2)?, 3, 1, w - 1 + w % 2)?;
+        ops::cat(&[&self.even.forward(x)?, &self.odd.forward(&odd)?], 1)
+    }
+}
