@@ -4,3 +4,5 @@
 //! separate operators: finding it is the executor's business.
 
 pub mod bert;
+mod mask;
+pub mod t5;
