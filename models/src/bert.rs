@@ -7,6 +7,8 @@ use candle_nn::{Init, VarBuilder};
 use opara_candle::nn::{embedding, layer_norm, linear, Embedding, LayerNorm, Linear};
 use opara_candle::{ops, scope};
 
+use crate::mask;
+
 mod config;
 
 pub use config::{Config, HiddenAct};
@@ -197,15 +199,12 @@ impl Module for BertModel {
     }
 }
 
-/// What to add to the scores: zero where `mask` is one, hugely negative where it is zero.
+/// What to add to the scores of all heads.
 fn score_mask(mask: &Tensor, dtype: DType) -> Result<Tensor> {
-    let _scope = scope("mask");
     let mask = match mask.rank() {
         2 => ops::unsqueeze(&ops::unsqueeze(mask, 1)?, 1)?,
         3 => ops::unsqueeze(mask, 1)?,
         rank => bail!("an attention mask has 2 or 3 dimensions, not {rank}"),
     };
-    // Half of the largest finite value: with a score added it stays finite, so that a row of padding alone gives no NaN.
-    let huge = if dtype == DType::F16 { 65504. / 2. } else { f64::from(f32::MAX) / 2. };
-    ops::affine(&ops::to_dtype(&mask, dtype)?, huge, -huge)
+    mask::additive(&mask, dtype)
 }

@@ -8,4 +8,6 @@ mod branches;
 mod classifier;
 pub mod googlenet;
 pub mod inception;
+mod mask;
 pub mod nasnet;
+pub mod t5;

@@ -37,6 +37,14 @@ pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<L
     Ok(Linear { name: name_of(&vb), weight, bias: None })
 }
 
+impl Linear {
+    /// Of tensors at hand: `weight` of shape `(out_dim, in_dim)` and `bias` of shape `(out_dim)`. `name` labels what the
+    /// layer launches.
+    pub fn new(name: impl Into<String>, weight: Tensor, bias: Option<Tensor>) -> Self {
+        Self { name: name.into(), weight, bias }
+    }
+}
+
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = scope(&self.name);
@@ -93,6 +101,36 @@ impl Module for LayerNorm {
     }
 }
 
+/// Root-mean-square normalisation over the last dimension; see [`rms_norm`].
+#[derive(Debug, Clone)]
+pub struct RmsNorm {
+    name: String,
+    scale: Tensor,
+    eps: f64,
+}
+
+/// Loads `weight` of shape `(size)`.
+///
+/// # Errors
+/// A tensor that is missing or has another shape.
+pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
+    Ok(RmsNorm::new(name_of(&vb), vb.get_with_hints(size, "weight", Init::Const(1.))?, eps))
+}
+
+impl RmsNorm {
+    /// Of a scale at hand, as long as the last dimension. `name` labels what the layer launches.
+    pub fn new(name: impl Into<String>, scale: Tensor, eps: f64) -> Self {
+        Self { name: name.into(), scale, eps }
+    }
+}
+
+impl Module for RmsNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::rms_norm(x, &self.scale, self.eps as f32)
+    }
+}
+
 /// Two-dimensional convolution with bias and activation; see [`conv2d`].
 #[derive(Debug, Clone)]
 pub struct Conv2d {
@@ -145,7 +183,8 @@ pub fn conv2d_norm(
     let conv = conv2d_no_bias(input, out, kernel, config, on_host(vb))?;
     let weight = conv.weight.broadcast_mul(&norm.scale.reshape((out, 1, 1, 1))?)?;
     let load = |tensor: &Tensor| tensor.to_dtype(dtype)?.to_device(&device);
-    Ok(Conv2d { weight: load(&weight)?, bias: Some(load(&norm.shift)?), ..conv })
+    let weight = ops::conv2d_weight(&load(&weight)?, config.groups)?;
+    Ok(Conv2d { weight, bias: Some(load(&norm.shift)?), ..conv })
 }
 
 impl Conv2d {

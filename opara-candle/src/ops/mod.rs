@@ -90,6 +90,30 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     })
 }
 
+/// The indices of dimension `dim` that `ids`, of shape `(n)`, names: that dimension has length `n` then.
+///
+/// # Errors
+/// Ids that are not integers or out of range.
+pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("index_select", &[x, ids], 0, move |t| t[0].index_select(t[1], dim))
+}
+
+/// `on_true` where `condition`, of integers, is not zero, else `on_false`; all three have one shape.
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
+    apply("where_cond", &[condition, on_true, on_false], 0, |t| t[0].where_cond(t[1], t[2]))
+}
+
+/// Where dimension `dim` is largest, as u32, without that dimension.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("argmax", &[x], x.elem_count() as u64, move |t| t[0].argmax(dim))
+}
+
 /// Layer normalisation over the last dimension, with a scale and a shift of that length.
 ///
 /// # Errors
@@ -163,6 +187,15 @@ pub fn affine(x: &Tensor, mul: f64, add: f64) -> Result<Tensor> {
 /// A range outside the dimension.
 pub fn narrow(x: &Tensor, dim: usize, start: usize, len: usize) -> Result<Tensor> {
     apply("narrow", &[x], 0, move |t| t[0].narrow(dim, start, len))
+}
+
+/// The same elements repeated along dimensions of length one, and along new ones on the left; a view.
+///
+/// # Errors
+/// A shape that `x` does not broadcast to.
+pub fn broadcast_as(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    apply("broadcast_as", &[x], 0, move |t| t[0].broadcast_as(&shape))
 }
 
 /// Two dimensions exchanged; a view.
@@ -290,4 +323,6 @@ binary! {
     mul => broadcast_mul;
     /// `lhs / rhs`.
     div => broadcast_div;
+    /// One where both are the same, else zero, as u8.
+    eq => broadcast_eq;
 }

@@ -1,0 +1,332 @@
+//! T5, the encoder and decoder Transformer of Raffel et al., [arXiv:1910.10683](https://arxiv.org/abs/1910.10683), with
+//! the gated variants v1.1 and Flan.
+//!
+//! Tensor names and configuration are those of Hugging Face's checkpoints. [`T5Encoder`] and [`T5::forward`] are single
+//! passes; [`Generator`] writes text token by token.
+//!
+//! In f16 trained models overflow where a block's results are summed up; here that sum is kept 64 times smaller, which
+//! changes nothing else, since all that reads it normalises it first.
+
+use candle::{bail, Module, Result, Tensor};
+use candle_nn::{Init, VarBuilder};
+use opara_candle::nn::{Linear, RmsNorm};
+use opara_candle::{ops, scope};
+
+mod bias;
+mod config;
+mod generate;
+mod layers;
+
+pub use config::{Config, FeedForwardProj};
+pub use generate::Generator;
+
+use crate::mask;
+use bias::{Positions, RelativeBias};
+use layers::{onto_stream, stream_norm, stream_scale, weight};
+use layers::{Cache, CrossAttention, FeedForward, Products, SelfAttention};
+
+/// What both stacks have in common: the embeddings, and where tokens stand.
+struct Shared {
+    /// `(vocab_size, d_model)`, at the scale of the stream.
+    embeddings: Tensor,
+    positions: Positions,
+}
+
+impl Shared {
+    fn load(vb: &VarBuilder, config: &Config) -> Result<Self> {
+        config.check()?;
+        let names = ["shared", "encoder.embed_tokens", "decoder.embed_tokens"];
+        let found = names.iter().find(|name| vb.contains_tensor(&format!("{name}.weight")));
+        let init = Init::Randn { mean: 0., stdev: 1. };
+        let table = vb.pp(found.unwrap_or(&names[0]));
+        let table = table.get_with_hints((config.vocab_size, config.d_model), "weight", init)?;
+        Ok(Self { embeddings: onto_stream(table)?, positions: Positions::new(config, vb.device())? })
+    }
+
+    fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+        let _scope = scope("embed_tokens");
+        if ids.rank() != 2 {
+            bail!("token ids have the shape (batch, seq), not {:?}", ids.shape());
+        }
+        ops::embedding(&self.embeddings, ids)
+    }
+}
+
+struct EncoderBlock {
+    name: String,
+    attention: SelfAttention,
+    feed_forward: FeedForward,
+}
+
+impl EncoderBlock {
+    fn load(index: usize, vb: VarBuilder, config: &Config) -> Result<Self> {
+        Ok(Self {
+            name: format!("block.{index}"),
+            attention: SelfAttention::load(vb.pp("layer.0"), config)?,
+            feed_forward: FeedForward::load(vb.pp("layer.1"), config)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        self.feed_forward.forward(&self.attention.forward(x, bias)?)
+    }
+}
+
+/// The encoder: token ids in, one vector a token out.
+pub struct T5Encoder {
+    shared: Shared,
+    bias: RelativeBias,
+    blocks: Vec<EncoderBlock>,
+    norm: RmsNorm,
+}
+
+impl T5Encoder {
+    /// Loads the tensors below `vb`, those of the encoder and the embeddings.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape; a configuration that no model can have.
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let shared = Shared::load(&vb, config)?;
+        let (vb, blocks) = (vb.pp("encoder"), vb.pp("encoder.block"));
+        let bias = blocks.pp("0.layer.0.SelfAttention.relative_attention_bias");
+        Ok(Self {
+            bias: RelativeBias::load(true, &shared.positions, bias, config)?,
+            shared,
+            blocks: (0..config.num_layers)
+                .map(|i| EncoderBlock::load(i, blocks.pp(i), config))
+                .collect::<Result<_>>()?,
+            norm: stream_norm(config, vb.pp("final_layer_norm"))?,
+        })
+    }
+
+    /// The last hidden state, `(batch, seq, d_model)`, of token ids, `(batch, seq)`.
+    ///
+    /// `attention_mask`, of that shape, is one for a token and zero for padding. No mask is a mask of ones, at less cost.
+    ///
+    /// # Errors
+    /// Shapes that do not agree, ids outside the vocabulary, more tokens than `n_positions`.
+    pub fn forward(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
+        let _scope = scope("encoder");
+        let mut x = self.shared.embed(ids)?;
+        let (batch, seq) = ids.dims2()?;
+        let bias = self.bias.square(seq)?;
+        let bias = match attention_mask {
+            Some(mask) => ops::add(&bias, &self.score_mask(mask, ids)?)?,
+            None => repeat(&bias, batch)?,
+        };
+        for block in &self.blocks {
+            x = block.forward(&x, &bias)?;
+        }
+        self.norm.forward(&x)
+    }
+
+    /// What to add to the scores of all heads and all that look: `(1, batch, 1, seq)`.
+    fn score_mask(&self, mask: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        if mask.dims() != ids.dims() {
+            bail!("an attention mask of shape {:?} for token ids of shape {:?}", mask.shape(), ids.shape());
+        }
+        let (batch, seq) = ids.dims2()?;
+        mask::additive(&ops::reshape(mask, (1, batch, 1, seq))?, self.bias.dtype())
+    }
+}
+
+/// One text an item and nothing padded.
+impl Module for T5Encoder {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward(ids, None)
+    }
+}
+
+/// A bias of `(heads, 1, seq, len)` for a whole batch. Every layer adds it, and what is contiguous is faster to add.
+fn repeat(bias: &Tensor, batch: usize) -> Result<Tensor> {
+    let (heads, _, seq, len) = bias.dims4()?;
+    ops::contiguous(&ops::broadcast_as(bias, (heads, batch, seq, len))?)
+}
+
+struct DecoderBlock {
+    name: String,
+    attention: SelfAttention,
+    cross: CrossAttention,
+    feed_forward: FeedForward,
+}
+
+impl DecoderBlock {
+    fn load(index: usize, vb: VarBuilder, config: &Config) -> Result<Self> {
+        Ok(Self {
+            name: format!("block.{index}"),
+            attention: SelfAttention::load(vb.pp("layer.0"), config)?,
+            cross: CrossAttention::load(vb.pp("layer.1"), config)?,
+            feed_forward: FeedForward::load(vb.pp("layer.2"), config)?,
+        })
+    }
+}
+
+/// What the decoder sees of the input: computed once, read at every token.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    /// Keys and values of all decoder layers, `(layers * 2 * heads, batch, seq, d_kv)`.
+    pub keys_values: Tensor,
+    /// What to add to scores where the input is padded, `(1, batch, 1, seq)`.
+    pub mask: Option<Tensor>,
+}
+
+/// What one more token of output gives.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// `(batch, vocab_size)`: how well each token would continue the output.
+    pub logits: Tensor,
+    /// Keys and values with the token in them, one tensor a layer.
+    pub caches: Vec<Tensor>,
+}
+
+/// Encoder, decoder and head.
+pub struct T5 {
+    encoder: T5Encoder,
+    /// Keys and values of the cross attention of all layers.
+    cross: Products,
+    bias: RelativeBias,
+    blocks: Vec<DecoderBlock>,
+    norm: RmsNorm,
+    head: Linear,
+    config: Config,
+}
+
+impl T5 {
+    /// Loads the tensors below `vb`.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape; a configuration that no model can have.
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let encoder = T5Encoder::load(vb.clone(), config)?;
+        let blocks = vb.pp("decoder.block");
+        let (d_model, inner) = (config.d_model, config.num_heads * config.d_kv);
+        let mut cross = Vec::new();
+        for index in 0..config.decoder_layers() {
+            let vb = blocks.pp(index).pp("layer.1.EncDecAttention");
+            cross.extend([weight(d_model, inner, "k", &vb)?, weight(d_model, inner, "v", &vb)?]);
+        }
+        let bias = blocks.pp("0.layer.0.SelfAttention.relative_attention_bias");
+        let norm = vb.pp("decoder.final_layer_norm");
+        let (norm, head) = if config.tie_word_embeddings {
+            // The head takes vectors of another size, and its weights are at the scale of the stream.
+            let scale = stream_scale(vb.dtype());
+            let factor = (d_model as f64).powf(-0.5) / scale;
+            let weight = (norm.get_with_hints(d_model, "weight", Init::Const(1.))? * factor)?;
+            let norm = RmsNorm::new("final_layer_norm", weight, config.layer_norm_epsilon * scale.powi(2));
+            (norm, encoder.shared.embeddings.clone())
+        } else {
+            (stream_norm(config, norm)?, weight(d_model, config.vocab_size, "lm_head", &vb)?)
+        };
+        Ok(Self {
+            cross: Products::new("cross", &cross, config.d_kv)?,
+            bias: RelativeBias::load(false, &encoder.shared.positions, bias, config)?,
+            blocks: (0..config.decoder_layers())
+                .map(|i| DecoderBlock::load(i, blocks.pp(i), config))
+                .collect::<Result<_>>()?,
+            norm,
+            head: Linear::new("lm_head", head, None),
+            config: config.clone(),
+            encoder,
+        })
+    }
+
+    /// The configuration that it was loaded with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The encoder alone.
+    pub fn encoder(&self) -> &T5Encoder {
+        &self.encoder
+    }
+
+    /// Logits `(batch, len, vocab_size)` for the token after each of `decoder_ids`, `(batch, len)`, which start with the
+    /// configuration's start token. `ids` and `attention_mask` are the [encoder's](T5Encoder::forward).
+    ///
+    /// # Errors
+    /// Shapes that do not agree, ids outside the vocabulary, more tokens than `n_positions`.
+    pub fn forward(&self, ids: &Tensor, decoder_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
+        let memory = self.read(ids, attention_mask)?;
+        let _scope = scope("decoder");
+        let mut x = self.encoder.shared.embed(decoder_ids)?;
+        let (batch, len) = decoder_ids.dims2()?;
+        if batch != ids.dim(0)? {
+            bail!("{} inputs and {batch} outputs in a batch", ids.dim(0)?);
+        }
+        let bias = repeat(&self.bias.square(len)?, batch)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let _scope = scope(&block.name);
+            x = block.attention.forward(&x, &bias)?;
+            x = block.cross.forward(&x, &self.of_layer(layer, &memory)?, memory.mask.as_ref())?;
+            x = block.feed_forward.forward(&x)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+
+    /// The encoder's pass and all that the decoder will read of its result.
+    ///
+    /// # Errors
+    /// Those of [`T5Encoder::forward`].
+    pub fn read(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Memory> {
+        let encoded = self.encoder.forward(ids, attention_mask)?;
+        let mask = attention_mask.map(|mask| self.encoder.score_mask(mask, ids)).transpose()?;
+        Ok(Memory { keys_values: self.cross(&encoded)?, mask })
+    }
+
+    /// Keys and values of all decoder layers, `(layers * 2 * heads, batch, seq, d_kv)`, of the encoder's last hidden
+    /// state.
+    ///
+    /// # Errors
+    /// Another shape than the encoder's.
+    pub fn cross(&self, encoded: &Tensor) -> Result<Tensor> {
+        self.cross.forward(encoded)
+    }
+
+    fn of_layer(&self, layer: usize, memory: &Memory) -> Result<Tensor> {
+        let each = 2 * self.config.num_heads;
+        ops::narrow(&memory.keys_values, 0, layer * each, each)
+    }
+
+    /// Caches with room for `len` tokens, one a layer, for a batch.
+    ///
+    /// # Errors
+    /// More tokens than `n_positions`.
+    pub fn caches(&self, batch: usize, len: usize) -> Result<Vec<Tensor>> {
+        self.encoder.shared.positions.check(len)?;
+        let (embeddings, config) = (&self.encoder.shared.embeddings, &self.config);
+        let shape = (2 * config.num_heads, batch, len, config.d_kv);
+        self.blocks.iter().map(|_| Tensor::zeros(shape, embeddings.dtype(), embeddings.device())).collect()
+    }
+
+    /// One token of output: the ids at `position`, `(batch, 1)`, after those that `caches` hold.
+    ///
+    /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and is less
+    /// than the caches' length, which nothing checks on a GPU. What the caches hold from there on does not matter.
+    ///
+    /// # Errors
+    /// Shapes that do not agree, ids outside the vocabulary.
+    pub fn step(&self, ids: &Tensor, position: &Tensor, memory: &Memory, caches: &[Tensor]) -> Result<Step> {
+        let _scope = scope("decoder");
+        if ids.rank() != 2 || ids.dim(1)? != 1 {
+            bail!("a step takes ids of the shape (batch, 1), not {:?}", ids.shape());
+        }
+        if caches.len() != self.blocks.len() || caches.is_empty() {
+            bail!("{} caches for {} layers", caches.len(), self.blocks.len());
+        }
+        let len = caches[0].dim(2)?;
+        let bias = repeat(&self.bias.row(position, len)?, ids.dim(0)?)?;
+        let new = self.encoder.shared.positions.one_hot(position, len)?;
+        let mut x = self.encoder.shared.embed(ids)?;
+        let mut kept = Vec::with_capacity(caches.len());
+        for (layer, (block, keys_values)) in self.blocks.iter().zip(caches).enumerate() {
+            let _scope = scope(&block.name);
+            let (sum, cache) = block.attention.step(&x, &bias, &Cache { keys_values, new: &new })?;
+            kept.push(cache);
+            x = block.cross.forward(&sum, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
+            x = block.feed_forward.forward(&x)?;
+        }
+        let logits = self.head.forward(&self.norm.forward(&x)?)?;
+        Ok(Step { logits: ops::squeeze(&logits, 1)?, caches: kept })
+    }
+}

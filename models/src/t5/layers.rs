@@ -1,0 +1,210 @@
+//! The parts of a block: products, attention, the feed-forward network.
+
+use candle::{DType, Module, Result, Tensor};
+use candle_nn::VarBuilder;
+use opara_candle::nn::{rms_norm, Linear, RmsNorm};
+use opara_candle::{ops, scope};
+
+use super::{Config, FeedForwardProj};
+
+/// What the sum that runs through a stack is multiplied with.
+///
+/// That sum outgrows f16 in trained models. Every reader normalises it first, so its size does not matter: in f16 all
+/// that is added to it is made smaller by a power of two, which costs no precision and no time.
+pub(super) fn stream_scale(dtype: DType) -> f64 {
+    if dtype == DType::F16 {
+        1. / 64.
+    } else {
+        1.
+    }
+}
+
+/// `weight` as it has to be to add to the stream.
+pub(super) fn onto_stream(weight: Tensor) -> Result<Tensor> {
+    match stream_scale(weight.dtype()) {
+        1. => Ok(weight),
+        scale => weight * scale,
+    }
+}
+
+/// Normalises what it reads from the stream.
+pub(super) fn stream_norm(config: &Config, vb: VarBuilder) -> Result<RmsNorm> {
+    let eps = config.layer_norm_epsilon * stream_scale(vb.dtype()).powi(2);
+    rms_norm(config.d_model, eps, vb)
+}
+
+/// `(out, input)`, the matrix called `name`.
+pub(super) fn weight(input: usize, out: usize, name: &str, vb: &VarBuilder) -> Result<Tensor> {
+    vb.pp(name).get_with_hints((out, input), "weight", candle_nn::init::DEFAULT_KAIMING_NORMAL)
+}
+
+/// The matrix called `name` as a layer that adds to the stream.
+fn output(input: usize, name: &str, vb: &VarBuilder, config: &Config) -> Result<Linear> {
+    Ok(Linear::new(name, onto_stream(weight(input, config.d_model, name, vb)?)?, None))
+}
+
+/// Several products of one input, as one. Results lie one after the other, not side by side: each is contiguous, so that
+/// heads can be multiplied without a copy.
+pub(super) struct Products {
+    name: &'static str,
+    /// `(products, d_model, width)`, a view.
+    weights: Tensor,
+}
+
+impl Products {
+    /// Of matrices of shape `(n * width, d_model)`, each of which makes `n` products.
+    pub fn new(name: &'static str, weights: &[Tensor], width: usize) -> Result<Self> {
+        let all = Tensor::cat(weights, 0)?;
+        let (out, input) = all.dims2()?;
+        Ok(Self { name, weights: all.reshape((out / width, width, input))?.transpose(1, 2)? })
+    }
+
+    /// `(products, batch, seq, width)` of `(batch, seq, d_model)`.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(self.name);
+        let (products, input, width) = self.weights.dims3()?;
+        let (batch, seq, _) = x.dims3()?;
+        let x = ops::reshape(x, (1, batch * seq, input))?;
+        let x = ops::broadcast_as(&x, (products, batch * seq, input))?;
+        ops::reshape(&ops::matmul(&x, &self.weights)?, (products, batch, seq, width))
+    }
+}
+
+/// Attention of `(heads, batch, seq, d_kv)` queries to keys and values, which are in one tensor of
+/// `(2 * heads, batch, len, d_kv)`: `(batch, seq, heads * d_kv)`. `bias` broadcasts to the scores.
+fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (heads, batch, seq, width) = query.dims4()?;
+    let key = ops::narrow(keys_values, 0, 0, heads)?;
+    let value = ops::narrow(keys_values, 0, heads, heads)?;
+    let mut scores = ops::matmul(query, &ops::transpose(&key, 2, 3)?)?;
+    if let Some(bias) = bias {
+        scores = ops::add(&scores, bias)?;
+    }
+    let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
+    ops::reshape(&ops::permute(&context, &[1, 2, 0, 3])?, (batch, seq, heads * width))
+}
+
+/// Keys and values of the tokens so far, as one decoder layer keeps them.
+pub(super) struct Cache<'a> {
+    /// `(2 * heads, batch, len, d_kv)`, keys first.
+    pub keys_values: &'a Tensor,
+    /// One at the position that is new, zero elsewhere: `(len)` of u8.
+    pub new: &'a Tensor,
+}
+
+/// Attention of a sequence to itself.
+pub(super) struct SelfAttention {
+    norm: RmsNorm,
+    qkv: Products,
+    output: Linear,
+    heads: usize,
+}
+
+impl SelfAttention {
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let (attention, inner) = (vb.pp("SelfAttention"), config.num_heads * config.d_kv);
+        let weights = ["q", "k", "v"].map(|name| weight(config.d_model, inner, name, &attention));
+        let weights = weights.into_iter().collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            norm: stream_norm(config, vb.pp("layer_norm"))?,
+            qkv: Products::new("qkv", &weights, config.d_kv)?,
+            output: output(inner, "o", &attention, config)?,
+            heads: config.num_heads,
+        })
+    }
+
+    /// The stream `x` with the result added.
+    pub fn forward(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        let _scope = scope("SelfAttention");
+        let (query, keys_values) = self.project(x)?;
+        ops::add(x, &self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)
+    }
+
+    /// The same for one new token, `(batch, 1, d_model)`, and the cache with that token in it.
+    pub fn step(&self, x: &Tensor, bias: &Tensor, cache: &Cache) -> Result<(Tensor, Tensor)> {
+        let _scope = scope("SelfAttention");
+        let (query, new) = self.project(x)?;
+        let shape = cache.keys_values.shape();
+        let here = ops::broadcast_as(&ops::reshape(cache.new, (1, 1, cache.new.dim(0)?, 1))?, shape)?;
+        let keys_values = ops::where_cond(&here, &ops::broadcast_as(&new, shape)?, cache.keys_values)?;
+        let context = attend(&query, &keys_values, Some(bias))?;
+        Ok((ops::add(x, &self.output.forward(&context)?)?, keys_values))
+    }
+
+    /// Queries, and keys and values.
+    fn project(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let qkv = self.qkv.forward(&self.norm.forward(x)?)?;
+        Ok((ops::narrow(&qkv, 0, 0, self.heads)?, ops::narrow(&qkv, 0, self.heads, 2 * self.heads)?))
+    }
+}
+
+/// Attention of the output to the input. Keys and values come from outside: they are the same for all tokens.
+pub(super) struct CrossAttention {
+    norm: RmsNorm,
+    query: Products,
+    output: Linear,
+}
+
+impl CrossAttention {
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let (attention, inner) = (vb.pp("EncDecAttention"), config.num_heads * config.d_kv);
+        Ok(Self {
+            norm: stream_norm(config, vb.pp("layer_norm"))?,
+            query: Products::new("q", &[weight(config.d_model, inner, "q", &attention)?], config.d_kv)?,
+            output: output(inner, "o", &attention, config)?,
+        })
+    }
+
+    /// The stream `x` with the result added.
+    pub fn forward(&self, x: &Tensor, keys_values: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let _scope = scope("EncDecAttention");
+        let query = self.query.forward(&self.norm.forward(x)?)?;
+        ops::add(x, &self.output.forward(&attend(&query, keys_values, mask)?)?)
+    }
+}
+
+/// The feed-forward network.
+pub(super) struct FeedForward {
+    norm: RmsNorm,
+    input: Input,
+    activation: FeedForwardProj,
+    output: Linear,
+}
+
+enum Input {
+    Plain(Linear),
+    /// What the activation is applied to, then what it is multiplied with.
+    Gated(Products),
+}
+
+impl FeedForward {
+    pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
+        let dense = vb.pp("DenseReluDense");
+        let weight = |name| weight(config.d_model, config.d_ff, name, &dense);
+        Ok(Self {
+            norm: stream_norm(config, vb.pp("layer_norm"))?,
+            input: if config.feed_forward_proj.is_gated() {
+                Input::Gated(Products::new("wi", &[weight("wi_0")?, weight("wi_1")?], config.d_ff)?)
+            } else {
+                Input::Plain(Linear::new("wi", weight("wi")?, None))
+            },
+            activation: config.feed_forward_proj,
+            output: output(config.d_ff, "wo", &dense, config)?,
+        })
+    }
+
+    /// The stream `x` with the result added.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope("DenseReluDense");
+        let normed = self.norm.forward(x)?;
+        let hidden = match &self.input {
+            Input::Plain(input) => self.activation.forward(&input.forward(&normed)?)?,
+            Input::Gated(input) => {
+                let both = input.forward(&normed)?;
+                let gate = self.activation.forward(&ops::narrow(&both, 0, 0, 1)?)?;
+                ops::squeeze(&ops::mul(&gate, &ops::narrow(&both, 0, 1, 1)?)?, 0)?
+            }
+        };
+        ops::add(x, &self.output.forward(&hidden)?)
+    }
+}

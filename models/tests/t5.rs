@@ -1,0 +1,360 @@
+//! T5 against transformers' and candle-transformers' on the same weights, and its step against whole passes.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use candle::{DType, Device, Module, Result, Tensor};
+use candle_nn::{Activation, VarBuilder, VarMap};
+use candle_transformers::models::t5 as reference;
+use opara_candle::{Mode, OnUncapturable, OparaExecutor};
+use opara_models::t5::{Config, FeedForwardProj, Generator, T5Encoder, T5};
+
+const BATCH: usize = 2;
+const CPU: &Device = &Device::Cpu;
+
+/// The configurations of `reference/t5.py`, by the names of its files.
+fn models() -> [(&'static str, Config); 3] {
+    let gelu = Config {
+        feed_forward_proj: FeedForwardProj::GatedGelu,
+        tie_word_embeddings: false,
+        num_decoder_layers: Some(3),
+        ..Config::tiny()
+    };
+    let silu = Config { feed_forward_proj: FeedForwardProj::GatedSilu, ..Config::tiny() };
+    [("relu-tied", Config::tiny()), ("gelu-untied", gelu), ("silu-tied", silu)]
+}
+
+fn seeded(dtype: DType) -> VarBuilder<'static> {
+    opara_weights::seeded(7, dtype, CPU)
+}
+
+fn load(config: &Config) -> Result<T5> {
+    T5::load(seeded(DType::F32), config)
+}
+
+/// Token ids that differ from place to place.
+fn tokens(len: usize, step: usize) -> Result<Tensor> {
+    let ids = (0..BATCH * len).map(|i| (i * step % Config::tiny().vocab_size) as u32).collect::<Vec<_>>();
+    Tensor::from_vec(ids, (BATCH, len), CPU)
+}
+
+/// Item `i` has `visible[i]` of `len` tokens, then padding.
+fn padding(visible: [usize; BATCH], len: usize) -> Result<Tensor> {
+    let mask = visible.iter().flat_map(|&n| (0..len).map(move |i| u32::from(i < n))).collect::<Vec<_>>();
+    Tensor::from_vec(mask, (BATCH, len), CPU)
+}
+
+fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?.max(0)?.to_scalar()
+}
+
+/// Fails where a number is further from the expected one than a rounding error.
+#[track_caller]
+fn assert_close(got: &Tensor, expected: &Tensor, of: &str) {
+    let difference = max_difference(got, expected).expect("tensors of one shape");
+    assert!(difference < 1e-4, "{of}: {difference}");
+}
+
+fn message<T>(result: Result<T>) -> String {
+    result.err().expect("an error").to_string()
+}
+
+fn strict() -> opara_candle::Builder {
+    OparaExecutor::builder().on_uncapturable(OnUncapturable::Error)
+}
+
+/// What transformers computed, and its inputs.
+struct Expected(HashMap<String, Tensor>);
+
+impl Expected {
+    fn of(name: &str) -> Result<Self> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        Ok(Self(candle::safetensors::load(folder.join(format!("t5-{name}.safetensors")), CPU)?))
+    }
+
+    fn get(&self, name: &str) -> Result<Tensor> {
+        let tensor = &self.0[name];
+        tensor.to_dtype(if tensor.dtype() == DType::I64 { DType::U32 } else { DType::F32 })
+    }
+
+    /// What was generated: without the start token, up to the end token.
+    fn generated(&self, config: &Config) -> Result<Vec<Vec<u32>>> {
+        let rows = self.get("generated")?.to_vec2::<u32>()?;
+        let until_end = |row: Vec<u32>| row.into_iter().skip(1).take_while(|&t| t != config.eos_token_id).collect();
+        Ok(rows.into_iter().map(until_end).collect())
+    }
+}
+
+#[test]
+fn results_are_those_of_transformers() -> Result<()> {
+    for (name, config) in models() {
+        let expected = Expected::of(name)?;
+        let model = load(&config)?;
+        let (ids, mask) = (expected.get("ids")?, expected.get("mask")?);
+        let encoded = T5Encoder::load(seeded(DType::F32), &config)?.forward(&ids, Some(&mask))?;
+        // Nobody reads what stands where the padding is.
+        assert_close(&encoded.get(0)?, &expected.get("encoded")?.get(0)?, name);
+        assert_close(&encoded.get(1)?.narrow(0, 0, 13)?, &expected.get("encoded")?.get(1)?.narrow(0, 0, 13)?, name);
+
+        let logits = model.forward(&ids, &expected.get("decoder_ids")?, Some(&mask))?;
+        let every_fifth = Tensor::arange_step(0u32, logits.dim(1)? as u32, 5, CPU)?;
+        assert_close(&logits.index_select(&every_fifth, 1)?, &expected.get("logits")?, name);
+    }
+    Ok(())
+}
+
+#[test]
+fn outputs_are_those_of_transformers() -> Result<()> {
+    for (name, config) in models() {
+        let expected = Expected::of(name)?;
+        let model = Arc::new(load(&config)?);
+        let (ids, mask) = (expected.get("ids")?, expected.get("mask")?);
+        let outputs = expected.generated(&config)?;
+        assert_eq!(outputs.iter().any(|output| output.len() < 40), name == "gelu-untied", "one ends early");
+        assert_eq!(model.generate(&ids, Some(&mask), 40)?, outputs, "{name}");
+        let generator = Generator::new(model, 40, strict())?;
+        for _ in 0..2 {
+            assert_eq!(generator.generate(&ids, Some(&mask))?, outputs, "{name}, replayed");
+        }
+        let (read, step) = generator.executors().expect("they were built");
+        for report in [read.report(), step.report()] {
+            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{report}");
+        }
+    }
+    Ok(())
+}
+
+fn reference_config(config: &Config) -> reference::Config {
+    let (gated, activation) = match config.feed_forward_proj {
+        FeedForwardProj::Relu => (false, Activation::Relu),
+        FeedForwardProj::GatedGelu => (true, Activation::NewGelu),
+        FeedForwardProj::GatedSilu => (true, Activation::Silu),
+    };
+    reference::Config {
+        vocab_size: config.vocab_size,
+        d_model: config.d_model,
+        d_kv: config.d_kv,
+        d_ff: config.d_ff,
+        num_layers: config.num_layers,
+        num_decoder_layers: config.num_decoder_layers,
+        num_heads: config.num_heads,
+        relative_attention_num_buckets: config.relative_attention_num_buckets,
+        relative_attention_max_distance: config.relative_attention_max_distance,
+        feed_forward_proj: reference::ActivationWithOptionalGating { gated, activation },
+        tie_word_embeddings: config.tie_word_embeddings,
+        ..Default::default()
+    }
+}
+
+/// candle-transformers has the encoder's buckets in the decoder too, which agree up to a quarter of them; and where the
+/// embeddings are tied it multiplies by the root of `d_model` instead of dividing.
+#[test]
+fn results_are_those_of_candle_transformers() -> Result<()> {
+    for (name, config) in models() {
+        let config = Config { relative_attention_num_buckets: 32, relative_attention_max_distance: 128, ..config };
+        let (ids, decoder_ids) = (tokens(40, 31)?, tokens(8, 17)?);
+        let model = load(&config)?;
+        let mut expected = reference::T5ForConditionalGeneration::load(seeded(DType::F32), &reference_config(&config))?;
+        assert_close(&Module::forward(model.encoder(), &ids)?, &expected.encode(&ids)?, name);
+        let mut logits = expected.forward(&ids, &decoder_ids)?;
+        if config.tie_word_embeddings {
+            logits = (logits / config.d_model as f64)?;
+        }
+        let got = model.forward(&ids, &decoder_ids, None)?.narrow(1, 7, 1)?.squeeze(1)?;
+        assert_close(&got, &logits, name);
+    }
+    Ok(())
+}
+
+#[test]
+fn steps_give_the_logits_of_one_pass() -> Result<()> {
+    for (name, config) in models() {
+        let model = load(&config)?;
+        let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);
+        for mask in [None, Some(&mask)] {
+            let expected = model.forward(&ids, &decoder_ids, mask)?;
+            let memory = model.read(&ids, mask)?;
+            let mut caches = model.caches(BATCH, 33)?;
+            for position in 0..30 {
+                let at = Tensor::new(&[position as u32], CPU)?;
+                let step = model.step(&decoder_ids.narrow(1, position, 1)?, &at, &memory, &caches)?;
+                caches = step.caches;
+                assert_close(&step.logits, &expected.narrow(1, position, 1)?.squeeze(1)?, name);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_a_cache_holds_from_the_position_on_does_not_matter() -> Result<()> {
+    let model = load(&Config::tiny())?;
+    let memory = model.read(&tokens(21, 31)?, None)?;
+    let (token, at) = (tokens(1, 5)?, Tensor::new(&[3u32], CPU)?);
+    let step = |fill: f64| {
+        let caches = model.caches(BATCH, 10)?;
+        let rest = |cache: &Tensor| Tensor::cat(&[cache.narrow(2, 0, 3)?, (cache.narrow(2, 3, 7)? + fill)?], 2);
+        let caches = caches.iter().map(rest).collect::<Result<Vec<_>>>()?;
+        model.step(&token, &at, &memory, &caches)
+    };
+    assert_eq!(max_difference(&step(0.)?.logits, &step(9.)?.logits)?, 0.);
+    Ok(())
+}
+
+#[test]
+fn padding_does_not_reach_the_tokens() -> Result<()> {
+    let model = load(&Config::tiny())?;
+    let (ids, decoder_ids) = (tokens(17, 31)?, tokens(6, 17)?);
+    let padded = model.forward(&ids, &decoder_ids, Some(&padding([5, 5], 17)?))?;
+    let alone = model.forward(&ids.narrow(1, 0, 5)?, &decoder_ids, None)?;
+    assert_close(&padded, &alone, "logits");
+    Ok(())
+}
+
+#[test]
+fn executors_give_the_same_bits() -> Result<()> {
+    for (name, config) in models() {
+        let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);
+        let assert_replayed = |executor: &OparaExecutor| {
+            let report = executor.report();
+            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{name}: {report}");
+        };
+
+        let encoder = T5Encoder::load(seeded(DType::F32), &config)?;
+        let expected = Module::forward(&encoder, &ids)?;
+        let executor = strict().build(encoder, &ids)?;
+        assert_replayed(&executor);
+        assert_eq!(max_difference(&executor.forward(&ids)?, &expected)?, 0., "{name}");
+
+        let model = load(&config)?;
+        let inputs = [ids, decoder_ids, mask];
+        let expected = model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?;
+        let all = move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]);
+        let executor = strict().build_fn(all, &inputs)?;
+        assert_replayed(&executor);
+        assert_eq!(max_difference(&executor.call(&inputs)?[0], &expected)?, 0., "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_generator_takes_other_shapes_with_a_mask_or_without() -> Result<()> {
+    let model = Arc::new(load(&Config::tiny())?);
+    let generator = Generator::new(model.clone(), 12, strict())?;
+    assert!(generator.executors().is_none());
+    for len in [9, 17, 9] {
+        let (ids, mask) = (tokens(len, 31)?, padding([len, 5], len)?);
+        for mask in [None, Some(&mask)] {
+            assert_eq!(generator.generate(&ids, mask)?, model.generate(&ids, mask, 12)?, "{len} tokens");
+        }
+        let one = ids.narrow(0, 1, 1)?;
+        assert_eq!(generator.generate(&one, None)?, model.generate(&one, None, 12)?, "{len} tokens");
+    }
+    Ok(())
+}
+
+/// The seeded weights, with what the feed-forward networks add `factor` times as large.
+fn with_large_sums(config: &Config, dtype: DType, factor: f64) -> Result<VarBuilder<'static>> {
+    let names = VarMap::new();
+    T5::load(VarBuilder::from_varmap(&names, DType::F32, CPU), config)?;
+    let names = names.data().lock().expect("no thread panicked with it").clone();
+    let tensor = |(name, var): (String, candle::Var)| {
+        let weight = seeded(DType::F32).get(var.shape(), &name)?;
+        let factor = if name.ends_with("wo.weight") { factor } else { 1. };
+        Ok((name, (weight * factor)?))
+    };
+    let tensors = names.into_iter().map(tensor).collect::<Result<_>>()?;
+    Ok(VarBuilder::from_tensors(tensors, dtype, CPU))
+}
+
+#[test]
+fn f16_is_finite_where_sums_leave_its_range_and_where_all_is_padding() -> Result<()> {
+    for (name, config) in models() {
+        // With the second factor the sums that run through the stacks are beyond the largest number of f16.
+        for factor in [1., 3e5] {
+            let load = |dtype| T5::load(with_large_sums(&config, dtype, factor)?, &config);
+            let (model, full) = (load(DType::F16)?, load(DType::F32)?);
+            let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([9, 0], 21)?);
+            let got = model.forward(&ids, &decoder_ids, Some(&mask))?.to_dtype(DType::F32)?;
+            let expected = full.forward(&ids, &decoder_ids, Some(&mask))?;
+            assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|v| v.is_finite()), "{name}, {factor}");
+            let difference = max_difference(&got.get(0)?, &expected.get(0)?)?;
+            assert!(difference < 0.1, "{name}, {factor}: {difference}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_an_encoder_needs_no_decoder() -> Result<()> {
+    let config = Config::tiny();
+    let weights = VarMap::new();
+    let expected = T5::load(VarBuilder::from_varmap(&weights, DType::F32, CPU), &config)?;
+    let tensors = weights.data().lock().expect("no thread panicked with it").clone();
+    let tensors = tensors.into_iter().filter(|(name, _)| !name.starts_with("decoder."));
+    // Checkpoints of encoders alone call the embeddings by the encoder's name.
+    let named = |name: String| if name == "shared.weight" { "encoder.embed_tokens.weight".into() } else { name };
+    let tensors = tensors.map(|(name, var)| (named(name), var.as_tensor().clone())).collect();
+    let encoder = T5Encoder::load(VarBuilder::from_tensors(tensors, DType::F32, CPU), &config)?;
+    let ids = tokens(9, 31)?;
+    assert_eq!(max_difference(&Module::forward(&encoder, &ids)?, &expected.encoder().forward(&ids, None)?)?, 0.);
+    Ok(())
+}
+
+#[test]
+fn config_is_that_of_a_checkpoint() -> serde_json::Result<()> {
+    let small = r#"{
+        "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
+        "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
+        "is_encoder_decoder": true, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512,
+        "num_heads": 8, "num_layers": 6, "output_past": true, "pad_token_id": 0,
+        "relative_attention_num_buckets": 32, "vocab_size": 32128
+    }"#;
+    let expected = Config { decoder_start_token_id: Some(0), ..Config::small() };
+    assert_eq!(serde_json::from_str::<Config>(small)?, expected);
+    assert_eq!(expected.start_token(), Config::small().start_token());
+    let v1_1 = r#"{
+        "d_ff": 1024, "d_kv": 64, "d_model": 512, "feed_forward_proj": "gated-gelu", "is_encoder_decoder": true,
+        "layer_norm_epsilon": 1e-06, "model_type": "t5", "num_decoder_layers": 8, "num_heads": 6, "num_layers": 8,
+        "relative_attention_num_buckets": 32, "tie_word_embeddings": false, "use_cache": true, "vocab_size": 32128
+    }"#;
+    assert_eq!(serde_json::from_str::<Config>(v1_1)?, Config { num_decoder_layers: Some(8), ..Config::v1_1_small() });
+    let error = serde_json::from_str::<Config>(r#"{"feed_forward_proj": "gated-relu"}"#).expect_err("no such network");
+    assert!(error.to_string().contains("gated-gelu"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_is_named() -> Result<()> {
+    let tiny = Config::tiny();
+    for (config, part) in [
+        (Config { relative_attention_num_buckets: 7, ..tiny.clone() }, "relative_attention_num_buckets 7"),
+        (Config { relative_attention_max_distance: 4, ..tiny.clone() }, "relative_attention_max_distance 4"),
+        (Config { num_heads: 0, ..tiny.clone() }, "num_heads"),
+        (Config { n_positions: 0, ..tiny.clone() }, "n_positions"),
+    ] {
+        let error = message(load(&config));
+        assert!(error.contains(part), "{error}");
+    }
+
+    let model = Arc::new(load(&tiny)?);
+    let (ids, long) = (tokens(5, 31)?, tokens(tiny.n_positions + 1, 31)?);
+    let memory = model.read(&ids, None)?;
+    let (caches, at) = (model.caches(BATCH, 4)?, Tensor::new(&[0u32], CPU)?);
+    for (error, part) in [
+        (message(model.forward(&long, &ids, None)), "49 tokens are more than the 48 of n_positions"),
+        (message(model.forward(&ids, &long, None)), "49 tokens are more than the 48 of n_positions"),
+        (message(model.caches(1, 49)), "49 tokens"),
+        (message(model.generate(&ids, None, 49)), "49 tokens"),
+        (message(Generator::new(model.clone(), 0, strict())), "no tokens"),
+        (message(model.forward(&ids, &ids, Some(&padding([5, 5], 6)?))), "mask of shape [2, 6]"),
+        (message(model.forward(&ids, &ids.narrow(0, 0, 1)?, None)), "2 inputs and 1 outputs"),
+        (message(model.forward(&ids.get(0)?, &ids, None)), "(batch, seq)"),
+        (message(model.step(&ids, &at, &memory, &caches)), "(batch, 1)"),
+        (message(model.step(&ids.narrow(1, 0, 1)?, &at, &memory, &caches[1..])), "1 caches for 2 layers"),
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    Ok(())
+}
