@@ -41,7 +41,7 @@ pub struct Options {
     #[arg(long)]
     pub json: bool,
 
-    /// A checkpoint: a folder, or an id on the hub. Without one the weights are random.
+    /// A checkpoint: a folder, a weights file, or an id on the hub. Without one the weights are random.
     #[arg(long)]
     pub model: Option<String>,
 

@@ -15,8 +15,10 @@ use crate::WeightsError;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+/// Weights in one file or, by an index, in several. The first that there is
+/// goes before the others.
+const WEIGHTS: [&str; 4] =
+    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// A trained model whose files are on this machine.
 ///
@@ -32,7 +34,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// ```
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    config: PathBuf,
+    model: String,
+    config: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
     /// The file that says which tensors there are: the only weights file, or
     /// the index of several.
@@ -55,11 +58,28 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Finds `model`: a folder if there is one of that name, else a repository
-    /// of the hub, whose missing files are downloaded into the hub's cache.
+    /// Finds `model`: a weights file or a folder if there is one of that name,
+    /// else a repository of the hub, whose missing files are downloaded into
+    /// the hub's cache.
+    ///
+    /// A weights file is `.safetensors` or what `torch.save` made of a dict of
+    /// tensors: `.pth`, `.pt`, `.bin`. A folder or repository has `config.json`
+    /// and, first found first taken, `model.safetensors` or
+    /// `pytorch_model.bin` or the index of either's shards.
     ///
     /// `HF_HOME` and `HF_ENDPOINT` say where the cache and the hub are.
     pub fn find(model: &str) -> Result<Self, WeightsError> {
+        let path = Path::new(model);
+        if path.is_file() {
+            let part = Part { path: path.to_path_buf(), names: None };
+            return Ok(Self {
+                model: model.to_owned(),
+                config: None,
+                tokenizer: None,
+                listing: path.to_path_buf(),
+                parts: vec![part],
+            });
+        }
         let source = Source::of(model)?;
         let required = |names: &[&str]| {
             let found = source.first(names)?;
@@ -67,8 +87,8 @@ impl Checkpoint {
         };
 
         let config = required(&[CONFIG])?;
-        let listing = required(&[WEIGHTS, INDEX])?;
-        let parts = if listing.ends_with(INDEX) {
+        let listing = required(&WEIGHTS)?;
+        let parts = if listing.extension().is_some_and(|extension| extension == "json") {
             let mut files = BTreeMap::<String, Vec<String>>::new();
             for (name, file) in read_json::<Index>(&listing)?.weight_map {
                 files.entry(file).or_default().push(name);
@@ -93,12 +113,19 @@ impl Checkpoint {
             Err(WeightsError::Hub { .. }) => None,
             found => found?,
         };
-        Ok(Self { config, tokenizer, listing, parts })
+        Ok(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
     }
 
-    /// Reads the model's configuration, `config.json`.
+    /// Reads the model's configuration, `config.json`. A single weights file
+    /// has none.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, WeightsError> {
-        read_json(&self.config)
+        let missing = || WeightsError::MissingFile { model: self.model.clone(), file: CONFIG.to_owned() };
+        read_json(self.config_path().ok_or_else(missing)?)
+    }
+
+    /// The model's `config.json`, unless it is a single weights file.
+    pub fn config_path(&self) -> Option<&Path> {
+        self.config.as_deref()
     }
 
     /// The model's `tokenizer.json`, if it has one.

@@ -10,8 +10,8 @@ use hf_hub::api::sync::ApiError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// The name can be neither a folder nor a hub repository.
-    #[error("`{model}` is neither an existing folder nor a hub repository id such as `org/name`")]
+    /// The name can be neither a file nor a folder nor a hub repository.
+    #[error("`{model}` is neither an existing file or folder nor a hub repository id such as `org/name`")]
     NotAModel {
         /// The name as given.
         model: String,
@@ -20,8 +20,8 @@ pub enum WeightsError {
     /// The hub did not say which files the model has.
     #[error(
         "model `{model}` is not in the local cache and the hub did not answer for it; a local \
-         folder with config.json, model.safetensors (or model.safetensors.index.json and its \
-         shards) and, where needed, tokenizer.json can be given instead"
+         folder with config.json, model.safetensors or pytorch_model.bin (or the .index.json of \
+         either and its shards) and, where needed, tokenizer.json can be given instead"
     )]
     Hub {
         /// The repository id.
@@ -41,7 +41,7 @@ pub enum WeightsError {
         source: ApiError,
     },
 
-    /// A file that every checkpoint has is not there.
+    /// A file that is needed is not there.
     #[error("model `{model}` has no {file}")]
     MissingFile {
         /// The folder or repository id.

@@ -1,7 +1,7 @@
 //! Where the weights of a model come from.
 //!
-//! - [`Checkpoint`] finds a trained model in a local folder or on the hub and
-//!   reads its configuration and its weights.
+//! - [`Checkpoint`] finds a trained model in a file, in a folder or on the hub
+//!   and reads its configuration and its weights, safetensors or PyTorch's.
 //! - [`seeded`] makes up weights from a seed, the same bits on every machine
 //!   and in every framework, for comparing speed and results without a
 //!   download.
@@ -13,6 +13,7 @@
 
 mod checkpoint;
 mod error;
+mod format;
 mod loaded;
 mod seeded;
 mod shard;

@@ -26,7 +26,7 @@ impl Loaded {
         for part in &checkpoint.parts {
             let shard = Shard::open(&part.path)?;
             for name in part.names.clone().unwrap_or_else(|| shard.names()) {
-                shard.info(&name)?;
+                shard.entry(&name)?;
                 routes.insert(name, shards.len());
             }
             shards.push(shard);

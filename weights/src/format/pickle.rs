@@ -1,0 +1,376 @@
+//! Python's pickles, as far as data goes: nothing in one is ever called.
+//!
+//! A pickle is a program for a stack machine. Here its values are nodes of one
+//! list, and refer to each other by their place in it. So a value that is used
+//! twice is stored once, as in Python, and the deepest nesting and even a cycle
+//! cost no recursion: memory stays within a small multiple of the pickle's
+//! size, whatever is in it.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Read};
+
+use super::Flaw;
+
+/// The longest pickle that is read, in bytes: some hundred bytes describe a
+/// tensor.
+pub(super) const MAX_PICKLE: u64 = 32 << 20;
+
+/// A value's place among the nodes.
+pub(super) type Id = usize;
+
+/// A value.
+pub(super) enum Node {
+    /// One that no tensor's description needs: a float, bytes, None.
+    Opaque,
+    Bool(bool),
+    Int(i64),
+    Text(String),
+    /// A function or class, `module.name`.
+    Global(String),
+    Tuple(Vec<Id>),
+    List(Vec<Id>),
+    Dict(Vec<(Id, Id)>),
+    /// What a function or class makes of a tuple of arguments.
+    Call(Id, Id),
+    /// What is stored outside the pickle, by its description.
+    Persistent(Id),
+}
+
+/// A pickle that was read to its end.
+pub(super) struct Pickle {
+    nodes: Vec<Node>,
+    root: Id,
+}
+
+impl Pickle {
+    /// Reads one pickle, and nothing that comes after it.
+    pub(super) fn read(reader: &mut impl BufRead) -> Result<Self, Flaw> {
+        let mut machine = Machine {
+            reader: reader.take(MAX_PICKLE),
+            nodes: vec![],
+            stack: vec![],
+            marks: vec![],
+            memo: HashMap::new(),
+        };
+        while machine.step()? {}
+        let root = machine.pop()?;
+        Ok(Self { nodes: machine.nodes, root })
+    }
+
+    /// The value that the pickle stands for.
+    pub(super) fn root(&self) -> Id {
+        self.root
+    }
+
+    /// All values, those that the root does not lead to included.
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub(super) fn int(&self, id: Id) -> Option<i64> {
+        if let Node::Int(value) = self.nodes[id] {
+            Some(value)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn text(&self, id: Id) -> Option<&str> {
+        if let Node::Text(text) = &self.nodes[id] {
+            Some(text)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn global(&self, id: Id) -> Option<&str> {
+        if let Node::Global(name) = &self.nodes[id] {
+            Some(name)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn tuple(&self, id: Id) -> Option<&[Id]> {
+        if let Node::Tuple(items) = &self.nodes[id] {
+            Some(items)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn list(&self, id: Id) -> Option<&[Id]> {
+        if let Node::List(items) = &self.nodes[id] {
+            Some(items)
+        } else {
+            None
+        }
+    }
+
+    /// The function or class and the arguments of a call.
+    pub(super) fn call(&self, id: Id) -> Option<(&str, &[Id])> {
+        let Node::Call(callable, arguments) = self.nodes[id] else { return None };
+        Some((self.global(callable)?, self.tuple(arguments)?))
+    }
+
+    /// The items of a dict whose keys are texts.
+    pub(super) fn dict(&self, id: Id) -> impl Iterator<Item = (&str, Id)> {
+        let items = if let Node::Dict(items) = &self.nodes[id] { items.as_slice() } else { &[] };
+        items.iter().filter_map(|(key, value)| Some((self.text(*key)?, *value)))
+    }
+}
+
+/// The machine that a pickle is a program for.
+struct Machine<R> {
+    reader: R,
+    nodes: Vec<Node>,
+    stack: Vec<Id>,
+    /// Heights of the stack that the program marked.
+    marks: Vec<usize>,
+    memo: HashMap<usize, Id>,
+}
+
+impl<R: BufRead> Machine<R> {
+    /// Runs one instruction; false after the last.
+    ///
+    /// The bytes are those of the binary instructions of CPython's
+    /// `pickletools`, up to protocol 5.
+    fn step(&mut self) -> Result<bool, Flaw> {
+        let [instruction] = self.bytes()?;
+        match instruction {
+            // PROTO and FRAME
+            0x80 => drop(self.bytes::<1>()?),
+            0x95 => drop(self.bytes::<8>()?),
+            // MARK, STOP, POP, POP_MARK, DUP
+            b'(' => self.marks.push(self.stack.len()),
+            b'.' => return Ok(false),
+            b'0' => drop(self.pop()?),
+            b'1' => drop(self.pop_mark()?),
+            b'2' => self.stack.push(self.top()?),
+
+            // NONE, NEWTRUE, NEWFALSE
+            b'N' => self.push(Node::Opaque),
+            0x88 => self.push(Node::Bool(true)),
+            0x89 => self.push(Node::Bool(false)),
+            // BININT1, BININT2, BININT, LONG1, LONG4, BINFLOAT
+            b'K' | b'M' | b'J' | 0x8A | 0x8B => {
+                let int = self.int(instruction)?;
+                self.push(int.map_or(Node::Opaque, Node::Int));
+            }
+            b'G' => {
+                self.bytes::<8>()?;
+                self.push(Node::Opaque);
+            }
+            // BINUNICODE in three sizes, BINSTRING in two
+            b'X' | 0x8C | 0x8D | b'T' | b'U' => {
+                let length = self.length(instruction)?;
+                let text = String::from_utf8(self.data(length)?);
+                // Python 2 had no other type for bytes.
+                self.push(text.map_or(Node::Opaque, Node::Text));
+            }
+            // BINBYTES in three sizes, BYTEARRAY8
+            b'B' | b'C' | 0x8E | 0x96 => {
+                let length = self.length(instruction)?;
+                self.data(length)?;
+                self.push(Node::Opaque);
+            }
+
+            // Tuples: empty, of the marked, of one, two and three
+            b')' => self.push(Node::Tuple(vec![])),
+            b't' => {
+                let items = self.pop_mark()?;
+                self.push(Node::Tuple(items));
+            }
+            0x85..=0x87 => {
+                let mut items: Vec<Id> = (0x85..=instruction).map(|_| self.pop()).collect::<Result<_, _>>()?;
+                items.reverse();
+                self.push(Node::Tuple(items));
+            }
+            // Lists, sets and frozen sets: empty, of the marked, more items
+            b']' | 0x8F => self.push(Node::List(vec![])),
+            b'l' | 0x91 => {
+                let items = self.pop_mark()?;
+                self.push(Node::List(items));
+            }
+            b'a' => {
+                let item = self.pop()?;
+                self.append(vec![item])?;
+            }
+            b'e' | 0x90 => {
+                let items = self.pop_mark()?;
+                self.append(items)?;
+            }
+            // Dicts: empty, of the marked, more items
+            b'}' => self.push(Node::Dict(vec![])),
+            b'd' => {
+                let items = pairs(&self.pop_mark()?)?;
+                self.push(Node::Dict(items));
+            }
+            b's' => {
+                let (value, key) = (self.pop()?, self.pop()?);
+                self.set_items(vec![(key, value)])?;
+            }
+            b'u' => {
+                let items = pairs(&self.pop_mark()?)?;
+                self.set_items(items)?;
+            }
+
+            // BINPUT, LONG_BINPUT, MEMOIZE, BINGET, LONG_BINGET
+            b'q' | b'r' | 0x94 => {
+                let place = if instruction == 0x94 { self.memo.len() } else { self.length(instruction)? as usize };
+                self.memo.insert(place, self.top()?);
+            }
+            b'h' | b'j' => {
+                let place = self.length(instruction)? as usize;
+                let id = self.memo.get(&place).ok_or("its pickle recalls what it never stored")?;
+                self.stack.push(*id);
+            }
+
+            // GLOBAL, STACK_GLOBAL
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                self.push(Node::Global(format!("{module}.{name}")));
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Node::Text(module), Node::Text(name)) = (&self.nodes[module], &self.nodes[name]) else {
+                    return Err("its pickle names a class by what is no text".into());
+                };
+                self.push(Node::Global(format!("{module}.{name}")));
+            }
+            // REDUCE, NEWOBJ, NEWOBJ_EX, BUILD, BINPERSID
+            b'R' | 0x81 => {
+                let (arguments, callable) = (self.pop()?, self.pop()?);
+                self.call(callable, arguments);
+            }
+            0x92 => {
+                let (_keywords, arguments, callable) = (self.pop()?, self.pop()?, self.pop()?);
+                self.call(callable, arguments);
+            }
+            // An object's attributes: those of a dict are no items of it.
+            b'b' => drop(self.pop()?),
+            b'Q' => {
+                let description = self.pop()?;
+                self.push(Node::Persistent(description));
+            }
+            other => return Err(format!("its pickle has an unknown instruction, {other:#04x}").into()),
+        }
+        Ok(true)
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Flaw> {
+        let mut bytes = [0; N];
+        self.reader.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The next `length` bytes. Takes only as much memory as there are.
+    fn data(&mut self, length: u64) -> Result<Vec<u8>, Flaw> {
+        let mut data = Vec::new();
+        (&mut self.reader).take(length).read_to_end(&mut data)?;
+        if data.len() as u64 == length {
+            Ok(data)
+        } else {
+            Err("its pickle ends too early".into())
+        }
+    }
+
+    fn line(&mut self) -> Result<String, Flaw> {
+        let mut line = Vec::new();
+        self.reader.read_until(b'\n', &mut line)?;
+        if line.pop() != Some(b'\n') {
+            return Err("its pickle ends too early".into());
+        }
+        String::from_utf8(line).map_err(|_| "its pickle names a class by what is no text".into())
+    }
+
+    /// The unsigned argument of an instruction on texts, bytes or the memo.
+    fn length(&mut self, instruction: u8) -> Result<u64, Flaw> {
+        Ok(match instruction {
+            b'U' | b'C' | 0x8C | b'q' | b'h' => u64::from(self.bytes::<1>()?[0]),
+            b'X' | b'B' | b'T' | b'r' | b'j' => u64::from(u32::from_le_bytes(self.bytes()?)),
+            _ => u64::from_le_bytes(self.bytes()?),
+        })
+    }
+
+    /// The integer that an instruction stands for, if 64 bits hold it.
+    fn int(&mut self, instruction: u8) -> Result<Option<i64>, Flaw> {
+        let length = match instruction {
+            b'K' => return Ok(Some(i64::from(self.bytes::<1>()?[0]))),
+            b'M' => return Ok(Some(i64::from(u16::from_le_bytes(self.bytes()?)))),
+            b'J' => return Ok(Some(i64::from(i32::from_le_bytes(self.bytes()?)))),
+            0x8A => u64::from(self.bytes::<1>()?[0]),
+            _ => u64::from(u32::from_le_bytes(self.bytes()?)),
+        };
+        let data = self.data(length)?;
+        if data.len() > 8 {
+            return Ok(None);
+        }
+        let sign = if data.last().is_some_and(|last| *last >= 0x80) { 0xFF } else { 0 };
+        let mut bytes = [sign; 8];
+        bytes[..data.len()].copy_from_slice(&data);
+        Ok(Some(i64::from_le_bytes(bytes)))
+    }
+
+    fn push(&mut self, node: Node) {
+        self.stack.push(self.nodes.len());
+        self.nodes.push(node);
+    }
+
+    fn top(&self) -> Result<Id, Flaw> {
+        let bottom = self.marks.last().copied().unwrap_or(0);
+        self.stack
+            .get(bottom..)
+            .and_then(<[Id]>::last)
+            .copied()
+            .ok_or_else(|| "its pickle takes what is not there".into())
+    }
+
+    fn pop(&mut self) -> Result<Id, Flaw> {
+        let top = self.top()?;
+        self.stack.pop();
+        Ok(top)
+    }
+
+    /// Takes all values above the last mark, and the mark.
+    fn pop_mark(&mut self) -> Result<Vec<Id>, Flaw> {
+        let mark = self.marks.pop().ok_or("its pickle takes what is not there")?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn append(&mut self, items: Vec<Id>) -> Result<(), Flaw> {
+        let list = self.top()?;
+        match &mut self.nodes[list] {
+            Node::List(list) => list.extend(items),
+            // What an unknown class does with them is not known either.
+            Node::Call(..) => {}
+            _ => return Err("its pickle appends to what is no list".into()),
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, items: Vec<(Id, Id)>) -> Result<(), Flaw> {
+        let dict = self.top()?;
+        match &mut self.nodes[dict] {
+            Node::Dict(dict) => dict.extend(items),
+            Node::Call(..) => {}
+            _ => return Err("its pickle sets items of what is no dict".into()),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, callable: Id, arguments: Id) {
+        let dict = match &self.nodes[callable] {
+            Node::Global(name) => name == "collections.OrderedDict" || name == "collections.defaultdict",
+            _ => false,
+        };
+        self.push(if dict { Node::Dict(vec![]) } else { Node::Call(callable, arguments) });
+    }
+}
+
+fn pairs(items: &[Id]) -> Result<Vec<(Id, Id)>, Flaw> {
+    if items.len() % 2 != 0 {
+        return Err("its pickle has a key without a value".into());
+    }
+    Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
+}
