@@ -18,6 +18,9 @@ const ROWS: usize = 8;
 /// Panels of one task.
 const PANELS: usize = 8;
 
+/// Rows of a panel that are multiplied between two checks of bounds.
+const STEPS: usize = 4;
+
 /// Vectors of a panel's row.
 const VECTORS: usize = 2;
 
@@ -51,7 +54,22 @@ impl<'a> Product<'a> {
         // Copies of whole vectors reach behind a panel's last row.
         let panel = (self.k + 1) * width;
         let panels = (LAID_OUT / panel).clamp(1, self.n.div_ceil(width));
-        let mut laid_out = vec![T::Sum::default(); panels * panel];
+        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, panel, x, weight, bias, on_threads, y));
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn run_in<T: Element>(
+        &self,
+        laid_out: &mut [T::Sum],
+        panel: usize,
+        x: &[T],
+        weight: &[T],
+        bias: (usize, Option<&[T]>),
+        on_threads: bool,
+        y: &mut [T],
+    ) {
+        let width = VECTORS * lanes::<T::Sum>();
+        let panels = laid_out.len() / panel;
         for start in (0..self.n).step_by(panels * width) {
             let end = (start + panels * width).min(self.n);
             let panels = (end - start).div_ceil(width);
@@ -190,15 +208,15 @@ impl<T: Element> Multiply<'_, '_, T> {
     #[inline(always)]
     fn rows<S: Simd, const R: usize>(&mut self, simd: S, weight: &[T::Sum], row: usize) -> usize {
         let (k, lanes) = (self.product.k, T::Sum::lanes::<S>());
-        let weight: [&[T::Sum]; R] = std::array::from_fn(|r| &weight[(row + r) * k..][..k]);
+        let weight = &weight[row * k..][..R * k];
         let windows = self.block.y[row].len();
         for (i, start) in (0..windows).step_by(VECTORS * lanes).enumerate() {
             let panel = &self.panels[i * self.panel..][..k * VECTORS * lanes];
             let n = (windows - start).min(VECTORS * lanes);
             let mut sums = [[T::Sum::default(); VECTORS * WIDEST]; R];
             match n > lanes {
-                true => multiply::<T::Sum, S, R, VECTORS>(simd, weight, panel, &mut sums),
-                false => multiply::<T::Sum, S, R, 1>(simd, weight, panel, &mut sums),
+                true => multiply::<T::Sum, S, R, VECTORS>(simd, k, weight, panel, &mut sums),
+                false => multiply::<T::Sum, S, R, 1>(simd, k, weight, panel, &mut sums),
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let channel = self.bias.0 + self.block.row + row + r;
@@ -214,21 +232,33 @@ impl<T: Element> Multiply<'_, '_, T> {
 #[inline(always)]
 fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
     simd: S,
-    weight: [&[A]; R],
+    k: usize,
+    weight: &[A],
     panel: &[A],
     to: &mut [[A; VECTORS * WIDEST]; R],
 ) {
-    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
-    let k = panel.len();
-    let weight = weight.map(|row| &row[..k]);
     let mut sums = [[A::splat(simd, A::default()); V]; R];
-    for i in 0..k {
-        for r in 0..R {
-            let weight = A::splat(simd, weight[r][i]);
-            for v in 0..V {
-                sums[r][v] = A::mul_add(simd, weight, panel[i][v], sums[r][v]);
+    let mut add = |weight: [A; R], vectors: &[A::Vector<S>; VECTORS]| {
+        for (weight, sums) in weight.into_iter().zip(&mut sums) {
+            let weight = A::splat(simd, weight);
+            for (vector, sum) in vectors.iter().zip(sums) {
+                *sum = A::mul_add(simd, weight, *vector, *sum);
             }
         }
+    };
+    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
+    let weight: [&[A]; R] = std::array::from_fn(|r| &weight[r * k..][..k]);
+    // Some steps at a time, so that bounds are checked once for all of them.
+    let (steps, rest) = panel[..k].as_chunks::<STEPS>();
+    let weights = weight.map(|row| row.as_chunks::<STEPS>().0);
+    for (i, step) in steps.iter().enumerate() {
+        let weights: [&[A; STEPS]; R] = std::array::from_fn(|r| &weights[r][i]);
+        for (i, vectors) in step.iter().enumerate() {
+            add(std::array::from_fn(|r| weights[r][i]), vectors);
+        }
+    }
+    for (i, vectors) in (k - rest.len()..k).zip(rest) {
+        add(std::array::from_fn(|r| weight[r][i]), vectors);
     }
     for (sums, to) in sums.iter().zip(to) {
         A::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
