@@ -24,7 +24,7 @@ const STEPS: usize = 4;
 /// Vectors of a panel's row.
 const VECTORS: usize = 2;
 
-/// What one group and item does.
+/// What is done to each group of each item.
 pub(super) struct Product<'a> {
     conv: &'a Conv,
     taps: Taps,
@@ -32,6 +32,14 @@ pub(super) struct Product<'a> {
     k: usize,
     /// Columns: windows.
     n: usize,
+}
+
+/// One group of one item.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a, T> {
+    pub x: &'a [T],
+    pub weight: &'a [T],
+    pub bias: Option<&'a [T]>,
 }
 
 /// One block of rows and some columns, and where it goes.
@@ -48,27 +56,25 @@ impl<'a> Product<'a> {
         Self { conv, taps: Taps::new(conv.windows()), channels, k, n: conv.output.0 * conv.output.1 }
     }
 
-    /// Computes `y`, whose first channel is that of `bias`.
-    pub fn run<T: Element>(&self, x: &[T], weight: &[T], bias: (usize, Option<&[T]>), on_threads: bool, y: &mut [T]) {
+    /// Computes `y`, the group's planes.
+    pub fn run<T: Element>(&self, group: Group<T>, on_threads: bool, y: &mut [T]) {
         let width = VECTORS * lanes::<T::Sum>();
         // Copies of whole vectors reach behind a panel's last row.
         let panel = (self.k + 1) * width;
         let panels = (LAID_OUT / panel).clamp(1, self.n.div_ceil(width));
-        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, panel, x, weight, bias, on_threads, y));
+        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, width, group, on_threads, y));
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// The same with memory for some panels of `width` columns.
     fn run_in<T: Element>(
         &self,
         laid_out: &mut [T::Sum],
-        panel: usize,
-        x: &[T],
-        weight: &[T],
-        bias: (usize, Option<&[T]>),
+        width: usize,
+        group: Group<T>,
         on_threads: bool,
         y: &mut [T],
     ) {
-        let width = VECTORS * lanes::<T::Sum>();
+        let panel = (self.k + 1) * width;
         let panels = laid_out.len() / panel;
         for start in (0..self.n).step_by(panels * width) {
             let end = (start + panels * width).min(self.n);
@@ -78,12 +84,12 @@ impl<'a> Product<'a> {
             each(on_threads, tasks, |(i, to)| {
                 let start = start + i * each_lays * width;
                 let end = (start + each_lays * width).min(end);
-                Arch::new().dispatch(LayOut { product: self, x, windows: (start, end), panel, to });
+                Arch::new().dispatch(LayOut { product: self, x: group.x, windows: (start, end), panel, to });
             });
             let laid_out = &laid_out[..];
             each(on_threads, self.blocks(y, (start, end), width), |block| {
                 let panels = &laid_out[block.panel * panel..];
-                Arch::new().dispatch(Multiply { product: self, weight, bias, panels, panel, block });
+                Arch::new().dispatch(Multiply { product: self, group, panels, panel, block });
             });
         }
     }
@@ -175,8 +181,7 @@ impl<T: Element> WithSimd for LayOut<'_, T> {
 /// Multiplies a block of rows of the weight with some panels.
 struct Multiply<'a, 'y, T: Element> {
     product: &'a Product<'a>,
-    weight: &'a [T],
-    bias: (usize, Option<&'a [T]>),
+    group: Group<'a, T>,
     panels: &'a [T::Sum],
     panel: usize,
     block: Block<'y, T>,
@@ -189,7 +194,7 @@ impl<T: Element> WithSimd for Multiply<'_, '_, T> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let (k, rows) = (self.product.k, self.block.y.len());
         let mut scratch = Vec::new();
-        let weight = T::widened(&self.weight[self.block.row * k..][..rows * k], &mut scratch);
+        let weight = T::widened(&self.group.weight[self.block.row * k..][..rows * k], &mut scratch);
         let mut row = 0;
         while row < rows {
             // As many sums as there are registers for.
@@ -219,9 +224,9 @@ impl<T: Element> Multiply<'_, '_, T> {
                 false => multiply::<T::Sum, S, R, 1>(simd, k, weight, panel, &mut sums),
             }
             for (r, sums) in sums.iter_mut().enumerate() {
-                let channel = self.bias.0 + self.block.row + row + r;
+                let channel = self.block.row + row + r;
                 let y = &mut self.block.y[row + r][start..start + n];
-                finish(self.product.conv, self.bias.1, channel, &mut sums[..n], y);
+                finish(self.product.conv, self.group.bias, channel, &mut sums[..n], y);
             }
         }
         R
