@@ -11,8 +11,10 @@ use opara_candle::ops::{self, Activation, ConvConfig, PoolConfig};
 const MEASUREMENT: Duration = Duration::from_secs(1);
 
 /// Name, input channels, side, output channels, window, stride, groups. Padding keeps the size.
+type Convolution = (&'static str, usize, usize, usize, (usize, usize), usize, usize);
+
 #[rustfmt::skip]
-const CONVOLUTIONS: [(&str, usize, usize, usize, (usize, usize), usize, usize); 15] = [
+const CONVOLUTIONS: [Convolution; 15] = [
     ("googlenet-stem-7x7-s2",       3, 224,  64, (7, 7), 2,   1),
     ("googlenet-3a-1x1",          192,  28,  64, (1, 1), 1,   1),
     ("googlenet-3a-3x3",           96,  28, 128, (3, 3), 1,   1),
@@ -31,8 +33,10 @@ const CONVOLUTIONS: [(&str, usize, usize, usize, (usize, usize), usize, usize); 
 ];
 
 /// Name, whether a mean, channels, side, kernel, stride, padding.
+type Pool = (&'static str, bool, usize, usize, usize, usize, usize);
+
 #[rustfmt::skip]
-const POOLS: [(&str, bool, usize, usize, usize, usize, usize); 5] = [
+const POOLS: [Pool; 5] = [
     ("googlenet-max-3x3-s2",       false,   64, 112, 3, 2, 0),
     ("googlenet-max-3x3",          false,  256,  28, 3, 1, 1),
     ("inception-mean-3x3",         true,   256,  35, 3, 1, 1),
