@@ -5,6 +5,7 @@ use std::ops::Range;
 use candle::{DType, Device::Cpu, Result, Tensor};
 use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
 use proptest::prelude::*;
+use serde::Deserialize;
 
 /// Values between -1 and 1, no two neighbours alike.
 fn values(seed: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
@@ -217,4 +218,153 @@ proptest! {
         assert_close(&max, &pooled(true, &x, &config, output)?);
         assert_close(&mean, &pooled(false, &x, &config, output)?);
     }
+}
+
+/// What PyTorch answered; data/ops.py says to what.
+#[derive(Deserialize)]
+struct Answer {
+    name: String,
+    x: [usize; 4],
+    conv: Option<AnswerConv>,
+    pool: Option<AnswerPool>,
+    shape: [usize; 4],
+    y: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct AnswerConv {
+    weight: [usize; 4],
+    padding: [usize; 4],
+    stride: usize,
+    dilation: usize,
+    groups: usize,
+    relu: bool,
+}
+
+#[derive(Deserialize)]
+struct AnswerPool {
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    ceil: bool,
+    count_padding: bool,
+    mean: bool,
+}
+
+#[test]
+fn pytorch_answers_the_same() -> anyhow::Result<()> {
+    let answers: Vec<Answer> = serde_json::from_str(include_str!("data/ops.json"))?;
+    for answer in answers {
+        let x = values(1, &answer.x, DType::F32)?;
+        let y = match (answer.conv, answer.pool) {
+            (Some(conv), None) => {
+                let AnswerConv { weight, padding: [top, bottom, left, right], stride, dilation, groups, relu } = conv;
+                let activation = if relu { Activation::Relu } else { Activation::None };
+                let padding = Padding { top, bottom, left, right };
+                let config = ConvConfig { stride, padding, dilation, groups, activation };
+                let bias = values(3, &weight[..1], DType::F32)?;
+                ops::conv2d(&x, &values(2, &weight, DType::F32)?, Some(&bias), &config)?
+            }
+            (None, Some(pool)) => {
+                let AnswerPool { kernel, stride, padding, ceil, count_padding, mean } = pool;
+                let config = PoolConfig { kernel, stride, padding: padding.into(), ceil, count_padding };
+                if mean {
+                    ops::avg_pool2d(&x, &config)?
+                } else {
+                    ops::max_pool2d(&x, &config)?
+                }
+            }
+            _ => anyhow::bail!("{} is neither a convolution nor a pool", answer.name),
+        };
+        assert_eq!(y.dims(), answer.shape, "{}", answer.name);
+        println!("{}", answer.name);
+        assert_close(&y, &answer.y);
+    }
+    Ok(())
+}
+
+/// Convolutions that take each of the ways that there are, some with more work than one thread is given.
+fn convolutions() -> Vec<(ConvConfig, [usize; 4], [usize; 4])> {
+    let plain = ConvConfig::default();
+    let padded = |padding: usize| ConvConfig { padding: padding.into(), ..plain };
+    vec![
+        (plain, [1, 192, 28, 28], [61, 192, 1, 1]),
+        (padded(1), [1, 96, 28, 28], [128, 96, 3, 3]),
+        (padded(1), [1, 384, 35, 35], [37, 384, 3, 3]),
+        (ConvConfig { stride: 2, ..padded(3) }, [2, 3, 113, 99], [64, 3, 7, 7]),
+        (padded(1), [40, 16, 9, 9], [32, 16, 3, 3]),
+        (ConvConfig { groups: 32, ..padded(1) }, [3, 128, 14, 14], [256, 4, 3, 3]),
+        (ConvConfig { groups: 168, ..padded(2) }, [2, 168, 42, 42], [168, 1, 5, 5]),
+    ]
+}
+
+#[test]
+fn bits_depend_neither_on_the_number_of_threads_nor_on_the_batch() -> anyhow::Result<()> {
+    let pool = |threads: usize| rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pools = [pool(1)?, pool(2)?, pool(5)?];
+    let assert_one_answer = |x: &Tensor, f: &(dyn Fn(&Tensor) -> Result<Tensor> + Sync)| -> anyhow::Result<()> {
+        let y = f(x)?;
+        for pool in &pools {
+            assert_same_bits(&pool.install(|| f(x))?, &y);
+        }
+        let items = (0..x.dim(0)?).map(|i| f(&x.narrow(0, i, 1)?)).collect::<Result<Vec<_>>>()?;
+        assert_same_bits(&Tensor::cat(&items, 0)?, &y);
+        Ok(())
+    };
+    for dtype in [DType::F32, DType::F64, DType::BF16] {
+        for (config, x, weight) in convolutions() {
+            let (weight, bias) = (values(2, &weight, dtype)?, values(3, &weight[..1], dtype)?);
+            assert_one_answer(&values(1, &x, dtype)?, &|x| ops::conv2d(x, &weight, Some(&bias), &config))?;
+        }
+        let x = values(1, &[2, 256, 57, 57], dtype)?;
+        let config = PoolConfig { ceil: true, ..PoolConfig::new(3, 2).pad(1) };
+        assert_one_answer(&x, &|x| ops::max_pool2d(x, &config))?;
+        assert_one_answer(&x, &|x| ops::avg_pool2d(x, &config))?;
+        assert_one_answer(&x, &|x| ops::avg_pool2d(x, &PoolConfig::new(57, 1)))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn large_convolutions_agree_with_candles() -> anyhow::Result<()> {
+    for (config, x, weight) in convolutions() {
+        let x = values(1, &x, DType::F32)?;
+        let k: usize = weight[1..].iter().product();
+        let weight = (values(2, &weight, DType::F32)? / (k as f64).sqrt())?;
+        let expected = x.conv2d(&weight, config.padding.top, config.stride, config.dilation, config.groups)?;
+        assert_close(&ops::conv2d(&x, &weight, None, &config)?, &doubles(&expected)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_batch_of_none_gives_none() -> Result<()> {
+    let x = Tensor::zeros((0, 4, 9, 9), DType::F32, &Cpu)?;
+    for (groups, k) in [(1, 4), (4, 1)] {
+        let config = ConvConfig { groups, ..Default::default() };
+        let y = ops::conv2d(&x, &values(2, &[8, k, 3, 3], DType::F32)?, None, &config)?;
+        assert_eq!(y.dims(), [0, 8, 7, 7]);
+    }
+    assert_eq!(ops::max_pool2d(&x, &PoolConfig::new(3, 2))?.dims(), [0, 4, 4, 4]);
+    assert_eq!(ops::avg_pool2d(&x, &PoolConfig::new(9, 1))?.dims(), [0, 4, 1, 1]);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() -> Result<()> {
+    let (x, weight) = (values(1, &[1, 4, 9, 9], DType::F32)?, values(2, &[8, 4, 3, 3], DType::F32)?);
+    let config = ConvConfig::default();
+    let refused = |x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig, part: &str| {
+        let error = ops::conv2d(x, weight, bias, config).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(&x, &weight, None, &ConvConfig { groups: 2, ..config }, "in 2 groups");
+    refused(&x, &weight, None, &ConvConfig { groups: 0, ..config }, "in 0 groups");
+    refused(&x, &weight, None, &ConvConfig { stride: 0, ..config }, "at least 1");
+    refused(&x, &weight, None, &ConvConfig { dilation: 5, ..config }, "does not fit");
+    refused(&x, &weight, Some(&values(3, &[7], DType::F32)?), &config, "a bias of [7]");
+    refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
+    refused(&x.narrow(2, 0, 0)?, &weight, None, &ConvConfig { padding: 2.into(), ..config }, "may be empty");
+    refused(&x.narrow(1, 0, 0)?, &weight.narrow(1, 0, 0)?, None, &config, "may be empty");
+    Ok(())
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// saves: some 50 microseconds of one core.
 const LARGE: u64 = 1_000_000;
 
-/// How much of the cores' speed a matrix product reaches that has them all. (Of some milliseconds, on 2 cores.)
-const PRODUCT_EFFICIENCY: f64 = 0.85;
+/// How much of the cores' speed an operator reaches that has them all and scales. (Of some milliseconds, on 2 cores.)
+const EFFICIENCY: f64 = 0.85;
 
 /// Share of the time without workers that they must be estimated to need, at most, to be tried.
 const WORTH_TRYING: f64 = 0.95;
@@ -19,9 +19,8 @@ const WORTH_TRYING: f64 = 0.95;
 pub(super) struct Steps {
     /// Estimated work of each operator.
     pub work: Vec<u64>,
-    /// Whether it is a matrix product. candle's other operators hardly gain from a second core: convolutions lay out
-    /// their operands on one, and element-wise ones run on one altogether.
-    pub product: Vec<bool>,
+    /// Whether it gains from more cores: matrix products, convolutions and pools do. candle's other operators run on one.
+    pub scales: Vec<bool>,
     /// Positions that wait for each.
     pub successors: Vec<Vec<usize>>,
     /// How many each waits for.
@@ -31,7 +30,7 @@ pub(super) struct Steps {
 impl Steps {
     /// Estimated time of an operator that has all cores.
     fn on_all_cores(&self, at: usize, cores: usize) -> f64 {
-        let speedup = if self.product[at] { cores as f64 * PRODUCT_EFFICIENCY } else { 1. };
+        let speedup = if self.scales[at] { cores as f64 * EFFICIENCY } else { 1. };
         self.work[at] as f64 / speedup
     }
 
@@ -167,7 +166,7 @@ mod tests {
     fn steps(work: &[u64], edges: &[(usize, usize)]) -> Arc<Steps> {
         let n = work.len();
         let mut steps =
-            Steps { work: work.to_vec(), product: vec![true; n], successors: vec![vec![]; n], waits: vec![0; n] };
+            Steps { work: work.to_vec(), scales: vec![true; n], successors: vec![vec![]; n], waits: vec![0; n] };
         for &(from, to) in edges {
             steps.successors[from].push(to);
             steps.waits[to] += 1;
@@ -235,7 +234,7 @@ mod tests {
     #[test]
     fn what_does_not_scale_runs_beside_others_while_there_are_any() {
         let mut steps = Steps::clone(&steps(&[20 * MUCH, MUCH, MUCH], &[(1, 2)]));
-        steps.product = vec![false; 3];
+        steps.scales = vec![false; 3];
         let mut dispatch = Dispatch::new(Arc::new(steps), 2);
         assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
         dispatch.finish(1);
@@ -245,7 +244,7 @@ mod tests {
     #[test]
     fn workers_are_tried_where_they_should_pay() {
         let branches = Steps::clone(&steps(&[MUCH; 4], &[]));
-        assert!(Arc::new(Steps { product: vec![false; 4], ..branches }).parallelism_pays(2));
+        assert!(Arc::new(Steps { scales: vec![false; 4], ..branches }).parallelism_pays(2));
         assert!(!steps(&[MUCH; 3], &[(0, 1), (1, 2)]).parallelism_pays(2), "a chain");
         let attention = [MUCH, MUCH, MUCH, 9 * MUCH, 9 * MUCH];
         assert!(!steps(&attention, &[(0, 3), (1, 3), (2, 3), (3, 4)]).parallelism_pays(2), "three short of five");

@@ -46,9 +46,12 @@ impl Lanes {
             Work::Host { bytes, flops } => flops + 4 * bytes,
             _ => 0,
         };
-        let product = |&op: &OpId| matches!(program.ops[ops.kept[op]].name, "linear" | "matmul");
+        let scales = |&op: &OpId| {
+            let name = program.ops[ops.kept[op]].name;
+            matches!(name, "linear" | "matmul" | "conv2d" | "max_pool2d" | "avg_pool2d")
+        };
         let mut steps = Steps {
-            product: schedule.order.iter().map(product).collect(),
+            scales: schedule.order.iter().map(scales).collect(),
             work: schedule.order.iter().map(work).collect(),
             successors: vec![Vec::new(); position.len()],
             waits: schedule.order.iter().map(|&op| schedule.predecessors[op].len()).collect(),

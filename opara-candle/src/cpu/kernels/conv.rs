@@ -2,7 +2,7 @@
 
 use super::depthwise::depthwise;
 use super::element::Element;
-use super::product::Product;
+use super::product::{Group, Product};
 use super::taps::Windows;
 use super::{each, WORTH_A_THREAD};
 use crate::ops::{Activation, ConvConfig};
@@ -59,7 +59,8 @@ pub(crate) fn conv2d<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Optio
     let run = || {
         each(many && worth, tasks, |(i, (x, y))| {
             let first = i % groups * outs;
-            product.run(x, &weight[first * k..][..outs * k], (first, bias), !many, y)
+            let (weight, bias) = (&weight[first * k..][..outs * k], bias.map(|bias| &bias[first..][..outs]));
+            product.run(Group { x, weight, bias }, !many, y)
         })
     };
     match worth {

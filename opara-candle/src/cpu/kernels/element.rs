@@ -1,5 +1,7 @@
 //! What tensors hold, what sums of it are kept in, and vectors of those.
 
+use std::cell::Cell;
+
 use candle::{bail, CpuStorage, DType, Layout, Result, WithDType};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -30,6 +32,9 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
 
     const NEG_INFINITY: Self;
 
+    /// Lends a slice of so many elements of any value, which this thread keeps for the next one that asks.
+    fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
+
     /// Elements of a vector.
     fn lanes<S: Simd>() -> usize;
 
@@ -45,6 +50,9 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
     fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>];
 }
 
+/// Elements that a thread keeps from one kernel to the next, at most.
+const KEPT: usize = 1 << 20;
+
 /// Elements of the widest vector that there is.
 pub(super) const WIDEST: usize = 16;
 
@@ -54,6 +62,22 @@ macro_rules! sum {
             type Vector<S: Simd> = S::$vector;
 
             const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
+
+            fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
+                thread_local! {
+                    static SCRATCH: Cell<Vec<$t>> = const { Cell::new(Vec::new()) };
+                }
+                // Taken away: should this thread begin another kernel while it waits for others, that has one of its own.
+                let mut scratch = SCRATCH.take();
+                if scratch.len() < n {
+                    scratch.resize(n, 0.);
+                }
+                let result = f(&mut scratch[..n]);
+                if scratch.len() <= KEPT {
+                    SCRATCH.set(scratch);
+                }
+                result
+            }
 
             #[inline(always)]
             fn lanes<S: Simd>() -> usize {
@@ -114,6 +138,18 @@ macro_rules! own_sum {
 
             #[inline(always)]
             fn widen_strided(from: &[Self], stride: usize, to: &mut [Self]) {
+                if stride == 2 {
+                    // The usual case, as vectors; the last one may have no neighbour.
+                    let (pairs, _) = from.as_chunks::<2>();
+                    let n = to.len().min(pairs.len());
+                    for (to, [from, _]) in to[..n].iter_mut().zip(&pairs[..n]) {
+                        *to = *from;
+                    }
+                    if n < to.len() {
+                        to[n] = from[2 * n];
+                    }
+                    return;
+                }
                 for (to, from) in to.iter_mut().zip(from.iter().step_by(stride)) {
                     *to = *from;
                 }

@@ -27,8 +27,8 @@ pub(crate) fn pool2d<T: Element>(kind: PoolKind, config: &PoolConfig, size: (usi
         before: (p.top, p.left),
     };
     let taps = Taps::new(windows);
-    let counts = |outputs: usize, size: usize, before: usize, after: usize| -> Vec<usize> {
-        (0..outputs).map(|index| config.counted(index, size, before, after)).collect()
+    let counts = |outputs: usize, size: usize, before: usize, after: usize| -> Vec<T::Sum> {
+        (0..outputs).map(|index| T::Sum::from_f64(config.counted(index, size, before, after) as f64)).collect()
     };
     let counts = (counts(output.0, size.0, p.top, p.bottom), counts(output.1, size.1, p.left, p.right));
     let work = out * taps.offsets.len();
@@ -41,12 +41,12 @@ pub(crate) fn pool2d<T: Element>(kind: PoolKind, config: &PoolConfig, size: (usi
     Ok(y)
 }
 
-struct Planes<'a, T> {
+struct Planes<'a, T: Element> {
     kind: PoolKind,
     taps: &'a Taps,
     output: (usize, usize),
     /// What a mean divides by: the product of both.
-    counts: &'a (Vec<usize>, Vec<usize>),
+    counts: &'a (Vec<T::Sum>, Vec<T::Sum>),
     x: &'a [T],
     plane: usize,
     y: &'a mut [T],
@@ -57,11 +57,34 @@ impl<T: Element> WithSimd for Planes<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
+        match self.kind {
+            PoolKind::Max => self.run(T::Sum::NEG_INFINITY, larger),
+            PoolKind::Mean => self.run(T::Sum::default(), |a, b| a + b),
+        }
+    }
+}
+
+impl<T: Element> Planes<'_, T> {
+    /// Joins the elements of each window to `start`.
+    #[inline(always)]
+    fn run(self, start: T::Sum, join: impl Fn(T::Sum, T::Sum) -> T::Sum) {
         let Self { kind, taps, output: (oh, ow), counts, x, plane, y } = self;
-        let start = match kind {
-            PoolKind::Max => T::Sum::NEG_INFINITY,
-            PoolKind::Mean => T::Sum::default(),
-        };
+        if taps.is_one_whole_plane() {
+            let mut scratch = Vec::new();
+            for (x, y) in x.chunks_exact(plane).zip(y) {
+                let (chunks, rest) = T::widened(x, &mut scratch).as_chunks::<WIDEST>();
+                let mut of = [start; WIDEST];
+                for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+                    for (of, &x) in of.iter_mut().zip(chunk) {
+                        *of = join(*of, x);
+                    }
+                }
+                let all = of.into_iter().fold(start, &join);
+                let all = if kind == PoolKind::Mean { all / (counts.0[0] * counts.1[0]) } else { all };
+                T::narrow(&[all], std::slice::from_mut(y));
+            }
+            return;
+        }
         let copies = taps.copies(0, oh);
         let mut seen = vec![start; taps.len(oh, WIDEST)];
         for (x, y) in x.chunks_exact(plane).zip(y.chunks_exact_mut(oh * ow)) {
@@ -71,17 +94,13 @@ impl<T: Element> WithSimd for Planes<'_, T> {
                     let seen = &seen[row * taps.row() + i * WIDEST..];
                     let mut of = [start; WIDEST];
                     for &offset in &taps.offsets {
-                        let tap = &seen[offset..offset + WIDEST];
-                        for (of, &x) in of.iter_mut().zip(tap) {
-                            *of = match kind {
-                                PoolKind::Max => larger(*of, x),
-                                PoolKind::Mean => *of + x,
-                            };
+                        for (of, &x) in of.iter_mut().zip(&seen[offset..offset + WIDEST]) {
+                            *of = join(*of, x);
                         }
                     }
                     if kind == PoolKind::Mean {
-                        for (of, columns) in of.iter_mut().zip(&counts.1[i * WIDEST..]) {
-                            *of /= T::Sum::from_f64((counts.0[row] * columns) as f64);
+                        for (of, &columns) in of.iter_mut().zip(&counts.1[i * WIDEST..]) {
+                            *of /= counts.0[row] * columns;
                         }
                     }
                     T::narrow(&of[..y.len()], y);

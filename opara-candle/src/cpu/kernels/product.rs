@@ -18,10 +18,13 @@ const ROWS: usize = 8;
 /// Panels of one task.
 const PANELS: usize = 8;
 
+/// Rows of a panel that are multiplied between two checks of bounds.
+const STEPS: usize = 4;
+
 /// Vectors of a panel's row.
 const VECTORS: usize = 2;
 
-/// What one group and item does.
+/// What is done to each group of each item.
 pub(super) struct Product<'a> {
     conv: &'a Conv,
     taps: Taps,
@@ -29,6 +32,14 @@ pub(super) struct Product<'a> {
     k: usize,
     /// Columns: windows.
     n: usize,
+}
+
+/// One group of one item.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a, T> {
+    pub x: &'a [T],
+    pub weight: &'a [T],
+    pub bias: Option<&'a [T]>,
 }
 
 /// One block of rows and some columns, and where it goes.
@@ -45,13 +56,26 @@ impl<'a> Product<'a> {
         Self { conv, taps: Taps::new(conv.windows()), channels, k, n: conv.output.0 * conv.output.1 }
     }
 
-    /// Computes `y`, whose first channel is that of `bias`.
-    pub fn run<T: Element>(&self, x: &[T], weight: &[T], bias: (usize, Option<&[T]>), on_threads: bool, y: &mut [T]) {
+    /// Computes `y`, the group's planes.
+    pub fn run<T: Element>(&self, group: Group<T>, on_threads: bool, y: &mut [T]) {
         let width = VECTORS * lanes::<T::Sum>();
         // Copies of whole vectors reach behind a panel's last row.
         let panel = (self.k + 1) * width;
         let panels = (LAID_OUT / panel).clamp(1, self.n.div_ceil(width));
-        let mut laid_out = vec![T::Sum::default(); panels * panel];
+        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, width, group, on_threads, y));
+    }
+
+    /// The same with memory for some panels of `width` columns.
+    fn run_in<T: Element>(
+        &self,
+        laid_out: &mut [T::Sum],
+        width: usize,
+        group: Group<T>,
+        on_threads: bool,
+        y: &mut [T],
+    ) {
+        let panel = (self.k + 1) * width;
+        let panels = laid_out.len() / panel;
         for start in (0..self.n).step_by(panels * width) {
             let end = (start + panels * width).min(self.n);
             let panels = (end - start).div_ceil(width);
@@ -60,12 +84,12 @@ impl<'a> Product<'a> {
             each(on_threads, tasks, |(i, to)| {
                 let start = start + i * each_lays * width;
                 let end = (start + each_lays * width).min(end);
-                Arch::new().dispatch(LayOut { product: self, x, windows: (start, end), panel, to });
+                Arch::new().dispatch(LayOut { product: self, x: group.x, windows: (start, end), panel, to });
             });
             let laid_out = &laid_out[..];
             each(on_threads, self.blocks(y, (start, end), width), |block| {
                 let panels = &laid_out[block.panel * panel..];
-                Arch::new().dispatch(Multiply { product: self, weight, bias, panels, panel, block });
+                Arch::new().dispatch(Multiply { product: self, group, panels, panel, block });
             });
         }
     }
@@ -157,8 +181,7 @@ impl<T: Element> WithSimd for LayOut<'_, T> {
 /// Multiplies a block of rows of the weight with some panels.
 struct Multiply<'a, 'y, T: Element> {
     product: &'a Product<'a>,
-    weight: &'a [T],
-    bias: (usize, Option<&'a [T]>),
+    group: Group<'a, T>,
     panels: &'a [T::Sum],
     panel: usize,
     block: Block<'y, T>,
@@ -171,7 +194,7 @@ impl<T: Element> WithSimd for Multiply<'_, '_, T> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let (k, rows) = (self.product.k, self.block.y.len());
         let mut scratch = Vec::new();
-        let weight = T::widened(&self.weight[self.block.row * k..][..rows * k], &mut scratch);
+        let weight = T::widened(&self.group.weight[self.block.row * k..][..rows * k], &mut scratch);
         let mut row = 0;
         while row < rows {
             // As many sums as there are registers for.
@@ -190,20 +213,20 @@ impl<T: Element> Multiply<'_, '_, T> {
     #[inline(always)]
     fn rows<S: Simd, const R: usize>(&mut self, simd: S, weight: &[T::Sum], row: usize) -> usize {
         let (k, lanes) = (self.product.k, T::Sum::lanes::<S>());
-        let weight: [&[T::Sum]; R] = std::array::from_fn(|r| &weight[(row + r) * k..][..k]);
+        let weight = &weight[row * k..][..R * k];
         let windows = self.block.y[row].len();
         for (i, start) in (0..windows).step_by(VECTORS * lanes).enumerate() {
             let panel = &self.panels[i * self.panel..][..k * VECTORS * lanes];
             let n = (windows - start).min(VECTORS * lanes);
             let mut sums = [[T::Sum::default(); VECTORS * WIDEST]; R];
             match n > lanes {
-                true => multiply::<T::Sum, S, R, VECTORS>(simd, weight, panel, &mut sums),
-                false => multiply::<T::Sum, S, R, 1>(simd, weight, panel, &mut sums),
+                true => multiply::<T::Sum, S, R, VECTORS>(simd, k, weight, panel, &mut sums),
+                false => multiply::<T::Sum, S, R, 1>(simd, k, weight, panel, &mut sums),
             }
             for (r, sums) in sums.iter_mut().enumerate() {
-                let channel = self.bias.0 + self.block.row + row + r;
+                let channel = self.block.row + row + r;
                 let y = &mut self.block.y[row + r][start..start + n];
-                finish(self.product.conv, self.bias.1, channel, &mut sums[..n], y);
+                finish(self.product.conv, self.group.bias, channel, &mut sums[..n], y);
             }
         }
         R
@@ -214,21 +237,33 @@ impl<T: Element> Multiply<'_, '_, T> {
 #[inline(always)]
 fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
     simd: S,
-    weight: [&[A]; R],
+    k: usize,
+    weight: &[A],
     panel: &[A],
     to: &mut [[A; VECTORS * WIDEST]; R],
 ) {
-    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
-    let k = panel.len();
-    let weight = weight.map(|row| &row[..k]);
     let mut sums = [[A::splat(simd, A::default()); V]; R];
-    for i in 0..k {
-        for r in 0..R {
-            let weight = A::splat(simd, weight[r][i]);
-            for v in 0..V {
-                sums[r][v] = A::mul_add(simd, weight, panel[i][v], sums[r][v]);
+    let mut add = |weight: [A; R], vectors: &[A::Vector<S>; VECTORS]| {
+        for (weight, sums) in weight.into_iter().zip(&mut sums) {
+            let weight = A::splat(simd, weight);
+            for (vector, sum) in vectors.iter().zip(sums) {
+                *sum = A::mul_add(simd, weight, *vector, *sum);
             }
         }
+    };
+    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
+    let weight: [&[A]; R] = std::array::from_fn(|r| &weight[r * k..][..k]);
+    // Some steps at a time, so that bounds are checked once for all of them.
+    let (steps, rest) = panel[..k].as_chunks::<STEPS>();
+    let weights = weight.map(|row| row.as_chunks::<STEPS>().0);
+    for (i, step) in steps.iter().enumerate() {
+        let weights: [&[A; STEPS]; R] = std::array::from_fn(|r| &weights[r][i]);
+        for (i, vectors) in step.iter().enumerate() {
+            add(std::array::from_fn(|r| weights[r][i]), vectors);
+        }
+    }
+    for (i, vectors) in (k - rest.len()..k).zip(rest) {
+        add(std::array::from_fn(|r| weight[r][i]), vectors);
     }
     for (sums, to) in sums.iter().zip(to) {
         A::vectors_mut::<S>(to)[..V].copy_from_slice(sums);

@@ -36,6 +36,12 @@ impl Taps {
         Self { windows, pitch, offsets: (0..kh * kw).map(offset).collect() }
     }
 
+    /// Whether there is one window, and it sees all of the plane and nothing else.
+    pub fn is_one_whole_plane(&self) -> bool {
+        let Windows { input, window, output, dilation, before, .. } = self.windows;
+        (output, dilation, before) == ((1, 1), 1, (0, 0)) && input == window
+    }
+
     /// Elements from a row of windows to the next.
     pub fn row(&self) -> usize {
         self.windows.stride * self.windows.stride * self.pitch
