@@ -58,8 +58,7 @@ enum Size {
 impl Size {
     fn config(self) -> Config {
         match self {
-            // Other sizes of input than the tests' are asked for here.
-            Size::Tiny => Config { n_positions: 512, ..Config::tiny() },
+            Size::Tiny => Config::tiny(),
             Size::Small => Config::small(),
             Size::Base => Config::base(),
             Size::Large => Config::large(),
