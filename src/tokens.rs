@@ -70,6 +70,17 @@ impl Tokenizer {
         let shape = (sentences.len(), self.seq_len);
         Ok(Tokens { ids: Tensor::from_vec(ids, shape, device)?, mask: Tensor::from_vec(mask, shape, device)? })
     }
+
+    /// The text of token ids, without special ones. The stand-in cannot know it and gives the ids themselves.
+    ///
+    /// # Errors
+    /// Those of the checkpoint's tokenizer.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        match &self.kind {
+            Kind::Trained(tokenizer) => tokenizer.decode(ids, true).map_err(Error::from_boxed),
+            Kind::Hash { .. } => Ok(ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
+        }
+    }
 }
 
 /// FNV-1a, which unlike the standard library's hash is the same in every release.
@@ -94,6 +105,12 @@ mod tests {
         assert_eq!((ids[0][0], ids[0][3]), (1, 0));
         assert!(ids.iter().flatten().all(|&id| id < 10));
         assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_hashed_comes_back_as_numbers() -> Result<()> {
+        assert_eq!(Tokenizer::hashing(10, 4).decode(&[1, 7, 0])?, "1 7 0");
         Ok(())
     }
 }

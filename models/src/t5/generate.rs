@@ -62,7 +62,7 @@ impl Generator {
         Ok(Executors { read, step })
     }
 
-    /// The executors that ran last with a mask, or without: what reads the input, and what adds a token.
+    /// What reads the input, and what adds a token: those for masked inputs, once there were any.
     pub fn executors(&self) -> Option<(&OparaExecutor, &OparaExecutor)> {
         self.masked.get().or(self.plain.get()).map(|built| (&built.read, &built.step))
     }

@@ -1,0 +1,149 @@
+//! Text to text by T5: the encoder and the step that adds a token are each replayed as one parallel schedule.
+//!
+//!     cargo run --release --features cudnn --example t5 -- --model google-t5/t5-small "translate English to German: ..."
+//!
+//! The task is part of the text. The output is greedy: always the most likely token.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use candle::{Device, Tensor};
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+use opara_candle::OparaExecutor;
+use opara_examples::{Latencies, Options, Tokenizer};
+use opara_models::t5::{Config, Generator, T5};
+
+const TEXTS: [&str; 2] = [
+    "translate English to German: The house is wonderful.",
+    "summarize: Many operators of a neural network are too small to fill a GPU. Those that do not depend on each other can \
+     run at the same time. A schedule that is made once serves every forward pass.",
+];
+
+/// Generations of each kind to measure: each has as many passes as it has tokens.
+const GENERATIONS: usize = 5;
+
+/// Text to text by T5.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+
+    /// Tokens of a text: shorter ones are padded, longer ones cut.
+    #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    seq_len: usize,
+
+    /// Tokens of an output at most.
+    #[arg(long, default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    max_tokens: usize,
+
+    /// Size of the model, where no checkpoint says it.
+    #[arg(long, value_enum, default_value = "small")]
+    size: Size,
+
+    /// Texts, each with its task in front.
+    texts: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Size {
+    Tiny,
+    Small,
+    Base,
+    Large,
+    /// T5 v1.1 small, with gates.
+    V11Small,
+}
+
+impl Size {
+    fn config(self) -> Config {
+        match self {
+            Size::Tiny => Config::tiny(),
+            Size::Small => Config::small(),
+            Size::Base => Config::base(),
+            Size::Large => Config::large(),
+            Size::V11Small => Config::v1_1_small(),
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let options = &args.options;
+    options.init_tracing();
+    let mut out = options.out();
+
+    let device = options.device();
+    let checkpoint = options.checkpoint()?;
+    let (mut config, tokenizer): (Config, _) = match &checkpoint {
+        Some(checkpoint) => (checkpoint.config()?, Tokenizer::of(checkpoint, args.seq_len)?),
+        None => {
+            let config = args.size.config();
+            let tokenizer = Tokenizer::hashing(config.vocab_size, args.seq_len);
+            (config, tokenizer)
+        }
+    };
+    // A relative bias knows no longest text.
+    config.n_positions = config.n_positions.max(args.seq_len).max(args.max_tokens);
+    let model = Arc::new(T5::load(options.weights(checkpoint.as_ref(), &device)?, &config)?);
+
+    let texts: Vec<&str> = match args.texts.as_slice() {
+        [] => TEXTS.to_vec(),
+        given => given.iter().map(String::as_str).collect(),
+    };
+    let batches = batches(&texts, &tokenizer, options.batch, &device)?;
+    let builder = OparaExecutor::builder().policy(options.policy);
+    let generator = Generator::new(model.clone(), args.max_tokens, builder.clone())?;
+    let mut outputs = Vec::new();
+    for batch in &batches {
+        outputs.extend(generator.generate(&batch[0], Some(&batch[1]))?);
+    }
+    if checkpoint.is_none() {
+        writeln!(out, "token ids of random weights, which mean nothing:")?;
+    }
+    for (text, output) in texts.iter().zip(&outputs) {
+        writeln!(out, "{text}\n    -> {}", tokenizer.decode(output)?)?;
+    }
+
+    let example = &batches[0];
+    let encode = {
+        let model = model.clone();
+        move |x: &[Tensor]| Ok(vec![model.encoder().forward(&x[0], Some(&x[1]))?])
+    };
+    let fast = builder.build_fn(encode.clone(), example)?;
+    let (eager, replay) = (|| encode(example), || Ok(fast.call(example)?));
+    let latencies = Latencies::measure(&device, options.iters, &[("eager", &eager), ("replay", &replay)])?;
+    write!(out, "\nThe encoder, {} x {} tokens:", options.batch, args.seq_len)?;
+    options.print(fast.report(), &latencies)?;
+
+    let (ids, mask) = (&example[0], Some(&example[1]));
+    let nothing = |_: Vec<Vec<u32>>| Vec::new();
+    let eager = || model.generate(ids, mask, args.max_tokens).map(nothing);
+    let replay = || generator.generate(ids, mask).map(nothing);
+    let iters = options.iters.min(GENERATIONS);
+    let latencies = Latencies::measure(&device, iters, &[("eager", &eager), ("replay", &replay)])?;
+    // An output that ended early took one more pass to say so.
+    let passes = outputs.iter().take(options.batch).map(|output| (output.len() + 1).min(args.max_tokens)).max();
+    let passes = passes.unwrap_or(1) as f64;
+    writeln!(out, "\nA whole output, {passes} tokens:\n{latencies}")?;
+    if let (Some(eager), Some(replay)) = (latencies.get("eager"), latencies.get("replay")) {
+        let (eager, replay) = (eager.median_us / passes, replay.median_us / passes);
+        writeln!(out, "a token: {eager:.0} us eager, {replay:.0} us replayed, encoder included")?;
+    }
+    if let Some((_, step)) = generator.executors() {
+        writeln!(out, "\nThe step that adds a token:\n{}", step.report())?;
+    }
+    Ok(())
+}
+
+/// Token ids and masks of all texts, `size` a batch: the last is filled up with the first texts again, so that one
+/// schedule fits all.
+fn batches(texts: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
+    let count = texts.len().div_ceil(size);
+    let filled: Vec<&str> = texts.iter().copied().cycle().take(count * size).collect();
+    let inputs = filled.chunks(size).map(|batch| {
+        let tokens = tokenizer.encode(batch, device)?;
+        Ok(vec![tokens.ids, tokens.mask])
+    });
+    inputs.collect()
+}
