@@ -19,11 +19,10 @@ SEED = 0
 
 
 def bert(device, dtype):
-    """BERT-base: two sentences of 128 tokens."""
+    """BERT-base: two sentences of 128 tokens. Names start with `bert.`, as in checkpoints of the whole."""
     import transformers
 
-    model = transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False)
-    model = fill(model, SEED).to(device, dtype)
+    model = fill(transformers.BertForMaskedLM(transformers.BertConfig()), SEED).bert.to(device, dtype)
     return {"hidden": model(input_ids=ids((2, 128), 30522).to(device)).last_hidden_state}
 
 
