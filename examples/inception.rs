@@ -19,7 +19,8 @@ fn main() -> Result<()> {
     // comes to the same.
     let preprocess = Preprocess {
         input_size: [3, 299, 299],
-        crop_pct: 299. / 342.,
+        // Of 342.
+        crop_pct: 0.874,
         interpolation: Interpolation::Bilinear,
         mean: [0.5; 3],
         std: [0.5; 3],

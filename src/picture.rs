@@ -43,7 +43,9 @@ impl Preprocess {
         ensure!(channels == 3, "the checkpoint expects {channels} channels; a picture has 3");
         ensure!(height.min(width) > 0 && self.crop_pct > 0. && self.crop_pct <= 1., "{self:?} makes no image");
         let pixels = self.resized(picture, height, width);
-        let (left, top) = ((pixels.width() as usize - width) / 2, (pixels.height() as usize - height) / 2);
+        // Halves go to the even neighbour: so torchvision rounds.
+        let margin = |whole: u32, part: usize| (f64::from(whole - part as u32) / 2.).round_ties_even() as usize;
+        let (left, top) = (margin(pixels.width(), width), margin(pixels.height(), height));
         let value = |channel: usize, y: usize, x: usize| {
             let value = f32::from(pixels.get_pixel((left + x) as u32, (top + y) as u32).0[channel]) / 255.;
             (value - self.mean[channel]) / self.std[channel]

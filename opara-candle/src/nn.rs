@@ -241,9 +241,8 @@ mod tests {
     #[test]
     fn folding_rounds_once() -> Result<()> {
         let vb = weights(DType::F32)?;
-        let folded = |vb: &VarBuilder| {
-            conv2d_norm(4, 6, (3, 1), config(), &batch_norm(6, 1e-3, vb.pp("norm"))?, vb.pp("conv"))
-        };
+        let folded =
+            |vb: &VarBuilder| conv2d_norm(4, 6, (3, 1), config(), &batch_norm(6, 1e-3, vb.pp("norm"))?, vb.pp("conv"));
         let (exact, rounded) = (folded(&vb)?, folded(&vb.clone().set_dtype(DType::F16))?);
         let bits = |tensor: &Tensor| tensor.to_dtype(DType::F16)?.flatten_all()?.to_vec1::<half::f16>();
         assert_eq!(rounded.weight.dtype(), DType::F16);
