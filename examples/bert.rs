@@ -5,16 +5,13 @@
 //! On a GPU the model is candle-transformers', unchanged; `--native` takes opara-models' instead. On the CPU, where the
 //! executor sees only operators that record themselves, it is always the latter.
 
-use std::sync::Arc;
-
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as candle_bert;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_candle::{OparaExecutor, Policy};
-use opara_examples::{Latencies, Options, Run, Tokenizer};
+use opara_examples::{Model, Options, Show, Tokenizer};
 use opara_models::bert::{BertModel, Config, HiddenAct};
 
 const SENTENCES: [&str; 6] = [
@@ -32,6 +29,9 @@ struct Args {
     #[command(flatten)]
     options: Options,
 
+    #[command(flatten)]
+    show: Show,
+
     /// Tokens of a sentence: shorter ones are padded, longer ones cut.
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_len: usize,
@@ -43,18 +43,6 @@ struct Args {
     /// Run opara-models' BERT on the GPU too.
     #[arg(long)]
     native: bool,
-
-    /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
-    #[arg(long)]
-    compare: bool,
-
-    /// Draw the schedule into this SVG file.
-    #[arg(long)]
-    svg: Option<std::path::PathBuf>,
-
-    /// Save the recorded trace into this file.
-    #[arg(long)]
-    trace: Option<std::path::PathBuf>,
 
     /// Sentences to compare with each other.
     sentences: Vec<String>,
@@ -100,10 +88,6 @@ fn main() -> Result<()> {
 
     let native = args.native || device.is_cpu();
     let model = load(native, options.weights(checkpoint.as_ref(), &device)?, &config)?;
-    let executor = |policy: Policy, inputs: &[Tensor]| {
-        let model = model.clone();
-        OparaExecutor::builder().policy(policy).build_fn(move |inputs| model(inputs), inputs)
-    };
 
     let sentences: Vec<&str> = match args.sentences.as_slice() {
         [] => SENTENCES.to_vec(),
@@ -111,7 +95,7 @@ fn main() -> Result<()> {
     };
     let batches = batches(&sentences, &tokenizer, options.batch, &device)?;
     let example = &batches[0];
-    let fast = executor(options.policy, example)?;
+    let fast = model.executor(options.policy, example)?;
     let embeddings =
         batches.iter().map(|inputs| embed(&fast.call(inputs)?[0], &inputs[2])).collect::<Result<Vec<_>>>()?;
     let embeddings = Tensor::cat(&embeddings, 0)?.narrow(0, 0, sentences.len())?;
@@ -121,35 +105,17 @@ fn main() -> Result<()> {
         eprintln!("candle-transformers' attention mask overflows in f16: --native takes a model whose mask does not");
     }
 
-    if let (Some(path), Some(picture)) = (&args.svg, fast.picture()) {
-        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    if let (Some(path), Some(trace)) = (&args.trace, fast.trace()) {
-        trace.save(path)?;
-    }
-    let sequential = args.compare.then(|| executor(Policy::Sequential, example)).transpose()?;
-    let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
-    let (eager, replay) = (|| model(example), || Ok(fast.call(example)?));
-    let lent = || Ok(fast.lend(example, |_| Vec::new())?);
-    let mut runs: Vec<Run> = vec![("eager", &eager)];
-    if let Some(sequential) = &sequential {
-        runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
-    }
-    runs.push(("replay", &replay));
-    let latencies = Latencies::measure(&device, options.iters, &runs)?;
-    options.print(fast.report(), &latencies)
+    args.show.run(options, &device, &model, &fast, example)
 }
 
 /// A function of token ids, token types and attention mask to the last hidden state.
-type Model = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
-
 fn load(native: bool, vb: VarBuilder, config: &Config) -> Result<Model> {
     Ok(if native {
         let model = BertModel::load(vb, config)?;
-        Arc::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
+        Model::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
     } else {
         let model = candle_bert::BertModel::load(vb, &candle_config(config))?;
-        Arc::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
+        Model::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))
     })
 }
 

@@ -1,9 +1,15 @@
-//! What the examples and benches share: options, tokens, and one way to measure and to print.
+//! What the examples and benches share: options, tokens, pictures, and one way to run, to measure and to print.
 
+mod classify;
 mod latencies;
+mod model;
 mod options;
+mod picture;
 mod tokens;
 
+pub use classify::Classify;
 pub use latencies::{Latencies, Run};
+pub use model::{Model, Show};
 pub use options::Options;
+pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};

@@ -237,3 +237,67 @@ impl BatchNorm {
 fn on_host(vb: VarBuilder) -> VarBuilder {
     vb.set_device(Device::Cpu).set_dtype(DType::F32)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use candle::ModuleT;
+
+    use super::*;
+
+    const CPU: Device = Device::Cpu;
+
+    /// A grouped convolution of 4 channels to 6, and a batch normalisation of them.
+    fn weights(dtype: DType) -> Result<VarBuilder<'static>> {
+        let vector = |low: f32, high| Tensor::rand(low, high, 6, &CPU);
+        let tensors = HashMap::from([
+            ("conv.weight".to_string(), Tensor::randn(0f32, 1., (6, 2, 3, 1), &CPU)?),
+            ("norm.weight".to_string(), vector(0.5, 2.)?),
+            ("norm.bias".to_string(), vector(-1., 1.)?),
+            ("norm.running_mean".to_string(), vector(-1., 1.)?),
+            ("norm.running_var".to_string(), vector(0.01, 4.)?),
+        ]);
+        Ok(VarBuilder::from_tensors(tensors, dtype, &CPU))
+    }
+
+    fn config() -> ConvConfig {
+        ConvConfig { groups: 2, ..Default::default() }
+    }
+
+    #[test]
+    fn a_folded_normalisation_gives_what_a_separate_one_gives() -> Result<()> {
+        let vb = weights(DType::F32)?;
+        let x = Tensor::randn(0f32, 1., (2, 4, 5, 5), &CPU)?;
+        let conv = conv2d_no_bias(4, 6, (3, 1), config(), vb.pp("conv"))?;
+        let expected = candle_nn::batch_norm(6, 1e-3, vb.pp("norm"))?.forward_t(&conv.forward(&x)?, false)?;
+        let norm = batch_norm(6, 1e-3, vb.pp("norm"))?;
+        let folded = conv2d_norm(4, 6, (3, 1), config(), &norm, vb.pp("conv"))?;
+        let error = (folded.forward(&x)? - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        assert!(error < 1e-5, "{error}");
+        Ok(())
+    }
+
+    #[test]
+    fn folding_rounds_once() -> Result<()> {
+        let vb = weights(DType::F32)?;
+        let folded =
+            |vb: &VarBuilder| conv2d_norm(4, 6, (3, 1), config(), &batch_norm(6, 1e-3, vb.pp("norm"))?, vb.pp("conv"));
+        let (exact, rounded) = (folded(&vb)?, folded(&vb.clone().set_dtype(DType::F16))?);
+        let bits = |tensor: &Tensor| tensor.to_dtype(DType::F16)?.flatten_all()?.to_vec1::<half::f16>();
+        assert_eq!(rounded.weight.dtype(), DType::F16);
+        assert_eq!(bits(&rounded.weight)?, bits(&exact.weight)?);
+        Ok(())
+    }
+
+    #[test]
+    fn a_normalisation_of_other_channels_is_an_error() -> Result<()> {
+        let vb = weights(DType::F32)?;
+        let norm = batch_norm(6, 1e-3, vb.pp("norm"))?;
+        assert!(norm.narrow(4, 3).is_err());
+        for part in [norm.narrow(0, 1)?, norm.narrow(0, 3)?] {
+            assert!(conv2d_norm(4, 6, (3, 1), config(), &part, vb.pp("conv")).is_err());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,32 @@
+//! Classifies a picture by Inception-v3, replayed as one parallel schedule.
+//!
+//!     cargo run --release --features cudnn --example inception -- --model timm/inception_v3.tf_in1k --image cat.jpg
+
+use anyhow::Result;
+use clap::Parser;
+use opara_examples::{Classify, Interpolation, Preprocess};
+use opara_models::inception::{Config, InceptionV3};
+
+/// Classifies a picture by Inception-v3.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    classify: Classify,
+}
+
+fn main() -> Result<()> {
+    // torchvision normalises by ImageNet's mean and deviation and lets the model undo that (`transform_input`); this
+    // comes to the same.
+    let preprocess = Preprocess {
+        input_size: [3, 299, 299],
+        // Of 342.
+        crop_pct: 0.874,
+        interpolation: Interpolation::Bilinear,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+    };
+    let default = |num_classes| Config { num_classes, ..Default::default() };
+    Args::parse().classify.run("fc.bias", preprocess, default, |vb, config| {
+        InceptionV3::load(vb, &Config { transform_input: false, ..config })
+    })
+}

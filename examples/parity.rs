@@ -1,0 +1,133 @@
+//! Compares full-size models with what torch computed on the same weights and inputs.
+//!
+//!     python3 models/tests/reference/full.py references
+//!     cargo run --release --features cudnn --example parity -- references
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{bail, ensure, Context, Result};
+use candle::{DType, Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::Parser;
+use opara_models::{bert, googlenet, inception, nasnet};
+use opara_weights::seeded_with_gain;
+
+/// Seed of weights and images.
+const SEED: u64 = 0;
+
+/// Compares full-size models with what torch computed on the same weights and inputs.
+///
+/// Prints, for each output, the largest difference as a part of torch's largest value, and the same of torch's own
+/// result in that dtype against its result in f32.
+#[derive(Parser)]
+struct Args {
+    /// Where models/tests/reference/full.py wrote its files.
+    folder: PathBuf,
+
+    /// Models to compare; all without it.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS.map(|model| model.name)))]
+    only: Vec<String>,
+
+    /// Types of weights and activations; all without it.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["f32", "f16"])
+        .try_map(|name| name.parse::<DType>()), default_value = "f32,f16")]
+    dtype: Vec<DType>,
+
+    /// Run on the CPU even where there is a GPU.
+    #[arg(long)]
+    cpu: bool,
+}
+
+type Outputs = Vec<(&'static str, Tensor)>;
+
+/// One of full.py's models, of the same name there.
+struct Model {
+    name: &'static str,
+    /// What the kernels of convolutions are multiplied by.
+    gain: f32,
+    outputs: fn(VarBuilder) -> candle::Result<Outputs>,
+}
+
+const SQRT_2: f32 = std::f32::consts::SQRT_2;
+
+const MODELS: [Model; 4] = [
+    Model { name: "bert", gain: 1., outputs: bert },
+    Model { name: "googlenet", gain: SQRT_2, outputs: googlenet },
+    Model { name: "inception_v3", gain: SQRT_2, outputs: inception_v3 },
+    Model { name: "nasnet", gain: 1.2, outputs: nasnet },
+];
+
+fn bert(vb: VarBuilder) -> candle::Result<Outputs> {
+    let config = bert::Config::base();
+    let ids = ids((2, 128), config.vocab_size, vb.device())?;
+    Ok(vec![("hidden", Module::forward(&bert::BertModel::load(vb, &config)?, &ids)?)])
+}
+
+fn googlenet(vb: VarBuilder) -> candle::Result<Outputs> {
+    let images = images(224, &vb)?;
+    Ok(vec![("logits", googlenet::GoogLeNet::load(vb, &googlenet::Config::default())?.forward(&images)?)])
+}
+
+fn inception_v3(vb: VarBuilder) -> candle::Result<Outputs> {
+    let images = images(299, &vb)?;
+    Ok(vec![("logits", inception::InceptionV3::load(vb, &inception::Config::default())?.forward(&images)?)])
+}
+
+fn nasnet(vb: VarBuilder) -> candle::Result<Outputs> {
+    let images = images(331, &vb)?;
+    Ok(vec![("logits", nasnet::NasNet::load(vb, &nasnet::Config::large())?.forward(&images)?)])
+}
+
+/// Element `i` is `37 * i % vocab`.
+fn ids(shape: (usize, usize), vocab: usize, device: &Device) -> candle::Result<Tensor> {
+    Tensor::from_iter((0..shape.0 * shape.1).map(|i| (37 * i % vocab) as u32), device)?.reshape(shape)
+}
+
+/// Two images with values in [-1, 1).
+fn images(side: usize, vb: &VarBuilder) -> candle::Result<Tensor> {
+    let shape = (2, 3, side, side);
+    let values = opara_weights::seeded(SEED, DType::F32, &Device::Cpu).get(2 * 3 * side * side, "input")?;
+    (values * 10.)?.reshape(shape)?.to_dtype(vb.dtype())?.to_device(vb.device())
+}
+
+/// What torch computed, in f32.
+fn reference(folder: &Path, model: &str, dtype: DType) -> Result<HashMap<String, Tensor>> {
+    let path = folder.join(format!("{model}.{}.safetensors", dtype.as_str()));
+    let tensors = candle::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())?;
+    tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?))).collect()
+}
+
+/// The largest difference as a part of the largest expected value.
+fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f32> {
+    ensure!(got.shape() == expected.shape(), "a shape of {:?} instead of {:?}", got.dims(), expected.dims());
+    let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
+    let (got, expected) = (values(got)?, values(expected)?);
+    // Not `f32::max`, which passes over NaN.
+    let max = |values: &mut dyn Iterator<Item = f32>| {
+        values.fold(0f32, |max, value| if value.abs() <= max { max } else { value.abs() })
+    };
+    Ok(max(&mut got.iter().zip(&expected).map(|(a, b)| a - b)) / max(&mut expected.iter().copied()))
+}
+
+fn main() -> Result<()> {
+    let Args { folder, only, dtype: dtypes, cpu } = Args::parse();
+    let device = if cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
+    println!("{:<14}{:<6}{:<14}{:>12}{:>16}", "model", "dtype", "output", "error", "torch's own");
+    for model in MODELS.iter().filter(|model| only.is_empty() || only.iter().any(|name| name == model.name)) {
+        let exact = reference(&folder, model.name, DType::F32)?;
+        for &dtype in &dtypes {
+            let reference = reference(&folder, model.name, dtype)?;
+            for (name, got) in (model.outputs)(seeded_with_gain(SEED, model.gain, dtype, &device))? {
+                let (Some(expected), Some(exact)) = (reference.get(name), exact.get(name)) else {
+                    bail!("no output {name} of {} in {}", model.name, folder.display())
+                };
+                let error = relative_error(&got.to_dtype(DType::F32)?.to_device(&Device::Cpu)?, expected)?;
+                let own = relative_error(expected, exact)?;
+                println!("{:<14}{:<6}{name:<14}{error:>12.1e}{own:>16.1e}", model.name, dtype.as_str());
+            }
+        }
+    }
+    Ok(())
+}

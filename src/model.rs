@@ -1,0 +1,95 @@
+//! One model, run eagerly and by executors, and what an example shows of that.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use candle::{Device, Module, Tensor};
+use opara_candle::{OparaExecutor, Policy};
+
+use crate::{Latencies, Options, Run};
+
+type Forward = dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync;
+
+/// A model as a function of its inputs. Clones share it.
+#[derive(Clone)]
+pub struct Model(Arc<Forward>);
+
+impl Model {
+    /// A model that is a function of several inputs.
+    pub fn new(f: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(f))
+    }
+
+    /// A model of one input and one output.
+    pub fn of(module: impl Module + Send + Sync + 'static) -> Self {
+        Self::new(move |inputs| Ok(vec![module.forward(&inputs[0])?]))
+    }
+
+    /// Runs it eagerly.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn call(&self, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+        (self.0)(inputs)
+    }
+
+    /// An executor of it.
+    ///
+    /// # Errors
+    /// Those of the model and of the device.
+    pub fn executor(&self, policy: Policy, example: &[Tensor]) -> Result<OparaExecutor> {
+        let model = self.clone();
+        Ok(OparaExecutor::builder().policy(policy).build_fn(move |inputs| model.call(inputs), example)?)
+    }
+}
+
+/// Options of what an example shows; flatten them into its own.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Show {
+    /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
+    #[arg(long)]
+    compare: bool,
+
+    /// Draw the schedule into this SVG file.
+    #[arg(long)]
+    svg: Option<PathBuf>,
+
+    /// Save the recorded trace into this file.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+}
+
+impl Show {
+    /// Writes the files asked for, measures `model` on `example` eagerly and by `fast`, its executor, and prints the
+    /// report.
+    ///
+    /// # Errors
+    /// Files that cannot be written, and errors of the model.
+    pub fn run(
+        &self,
+        options: &Options,
+        device: &Device,
+        model: &Model,
+        fast: &OparaExecutor,
+        example: &[Tensor],
+    ) -> Result<()> {
+        if let (Some(path), Some(picture)) = (&self.svg, fast.picture()) {
+            std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        if let (Some(path), Some(trace)) = (&self.trace, fast.trace()) {
+            trace.save(path)?;
+        }
+        let sequential = self.compare.then(|| model.executor(Policy::Sequential, example)).transpose()?;
+        let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
+        let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));
+        let lent = || Ok(fast.lend(example, |_| Vec::new())?);
+        let mut runs: Vec<Run> = vec![("eager", &eager)];
+        if let Some(sequential) = &sequential {
+            runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
+        }
+        runs.push(("replay", &replay));
+        let latencies = Latencies::measure(device, options.iters, &runs)?;
+        options.print(fast.report(), &latencies)
+    }
+}

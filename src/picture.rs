@@ -1,0 +1,127 @@
+//! Pictures as models of vision want them.
+
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use candle::{Device, Tensor};
+use image::imageops::FilterType;
+use image::{DynamicImage, RgbImage};
+use serde::Deserialize;
+
+/// How pixels between pixels are made up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpolation {
+    /// From two pixels each way.
+    Bilinear,
+    /// From four pixels each way.
+    Bicubic,
+}
+
+/// What a checkpoint expects to be done to a picture; in JSON, timm's `pretrained_cfg`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Preprocess {
+    /// Channels, height and width.
+    pub input_size: [usize; 3],
+    /// The part of the shorter side, once resized, that is kept.
+    pub crop_pct: f64,
+    /// How it is resized.
+    pub interpolation: Interpolation,
+    /// What is subtracted from the channels' values, which are from 0 to 1.
+    pub mean: [f32; 3],
+    /// What they are divided by then.
+    pub std: [f32; 3],
+}
+
+impl Preprocess {
+    /// The middle of `picture`, `(1, 3, height, width)` of f32.
+    ///
+    /// # Errors
+    /// Sizes that make no image.
+    pub fn apply(&self, picture: &DynamicImage, device: &Device) -> Result<Tensor> {
+        let [channels, height, width] = self.input_size;
+        ensure!(channels == 3, "the checkpoint expects {channels} channels; a picture has 3");
+        ensure!(height.min(width) > 0 && self.crop_pct > 0. && self.crop_pct <= 1., "{self:?} makes no image");
+        let pixels = self.resized(picture, height, width);
+        // Halves go to the even neighbour: so torchvision rounds.
+        let margin = |whole: u32, part: usize| (f64::from(whole - part as u32) / 2.).round_ties_even() as usize;
+        let (left, top) = (margin(pixels.width(), width), margin(pixels.height(), height));
+        let value = |channel: usize, y: usize, x: usize| {
+            let value = f32::from(pixels.get_pixel((left + x) as u32, (top + y) as u32).0[channel]) / 255.;
+            (value - self.mean[channel]) / self.std[channel]
+        };
+        let rows = (0..channels).flat_map(|channel| (0..height).map(move |y| (channel, y)));
+        let values: Vec<f32> =
+            rows.flat_map(|(c, y)| (0..width).map(move |x| (c, y, x))).map(|(c, y, x)| value(c, y, x)).collect();
+        Ok(Tensor::from_vec(values, (1, channels, height, width), device)?)
+    }
+
+    /// The whole picture, as small as it may be for the crop.
+    fn resized(&self, picture: &DynamicImage, height: usize, width: usize) -> RgbImage {
+        let scaled = |size: usize| size as f64 / self.crop_pct;
+        let (w, h) = (f64::from(picture.width().max(1)), f64::from(picture.height().max(1)));
+        let scale = (scaled(width).floor() / w).max(scaled(height).floor() / h);
+        let side = |of: f64, least: usize| ((of * scale).round() as u32).max(least as u32);
+        let filter = match self.interpolation {
+            Interpolation::Bilinear => FilterType::Triangle,
+            Interpolation::Bicubic => FilterType::CatmullRom,
+        };
+        image::imageops::resize(&picture.to_rgb8(), side(w, width), side(h, height), filter)
+    }
+}
+
+/// Reads a JPEG or PNG file.
+///
+/// # Errors
+/// A file that is not there or not one of these.
+pub fn open(path: &Path) -> Result<DynamicImage> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    image::load_from_memory(&bytes).with_context(|| format!("{} is no JPEG or PNG picture", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREPROCESS: Preprocess = Preprocess {
+        input_size: [3, 4, 4],
+        crop_pct: 0.5,
+        interpolation: Interpolation::Bilinear,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+    };
+
+    #[test]
+    fn the_middle_is_kept_and_normalised() -> Result<()> {
+        // Red on the left, green in the middle half, blue on the right.
+        let picture = RgbImage::from_fn(32, 8, |x, _| match x {
+            0..8 => image::Rgb([255, 0, 0]),
+            8..24 => image::Rgb([0, 255, 0]),
+            _ => image::Rgb([0, 0, 255]),
+        });
+        let image = PREPROCESS.apply(&picture.into(), &Device::Cpu)?;
+        assert_eq!(image.dims(), [1, 3, 4, 4]);
+        for (channel, expected) in [(0, -1.), (1, 1.), (2, -1.)] {
+            let values = image.narrow(1, channel, 1)?.flatten_all()?.to_vec1::<f32>()?;
+            assert_eq!(values, [expected; 16], "channel {channel}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn any_picture_fits() -> Result<()> {
+        for (width, height) in [(1, 1), (1, 100), (333, 5), (8, 8)] {
+            let image = PREPROCESS.apply(&DynamicImage::new_rgb8(width, height), &Device::Cpu)?;
+            assert_eq!(image.dims(), [1, 3, 4, 4]);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn sizes_that_make_no_image_are_errors() {
+        for (input_size, crop_pct) in [([1, 4, 4], 1.), ([3, 0, 4], 1.), ([3, 4, 4], 0.), ([3, 4, 4], f64::NAN)] {
+            let preprocess = Preprocess { input_size, crop_pct, ..PREPROCESS };
+            assert!(preprocess.apply(&DynamicImage::new_rgb8(8, 8), &Device::Cpu).is_err(), "{preprocess:?}");
+        }
+    }
+}
