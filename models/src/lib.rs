@@ -4,3 +4,4 @@
 //! separate operators: finding it is the executor's business.
 
 pub mod bert;
+pub mod deepfm;
