@@ -63,7 +63,7 @@ fn embeddings_are_those_of_the_trained_model() -> Result<(), Box<dyn Error>> {
     for (sentence, expected) in reference.sentences.iter().zip(&reference.ids) {
         let encoding = tokenizer.encode(sentence.as_str(), true).map_err(|e| e.to_string())?;
         assert_eq!(encoding.get_ids(), expected.as_slice(), "{sentence}");
-        inputs.push(Tensor::new(&[encoding.get_ids()], &Device::Cpu)?);
+        inputs.push(Tensor::new(encoding.get_ids(), &Device::Cpu)?.unsqueeze(0)?);
     }
     let executor = OparaExecutor::new(model, &inputs[0])?;
     assert_eq!(executor.report().reason, None);
