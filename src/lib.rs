@@ -1,12 +1,15 @@
-//! What the examples and benches share: options, tokens, pictures, and one way to run, to measure and to print.
+//! What the examples and benches share: options, tokens, pictures, tables, and one way to run, to measure and to print.
 
+mod categories;
 mod classify;
+mod hash;
 mod latencies;
 mod model;
 mod options;
 mod picture;
 mod tokens;
 
+pub use categories::Categories;
 pub use classify::Classify;
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};

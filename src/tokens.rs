@@ -5,6 +5,8 @@ use candle::{Device, Tensor};
 use opara_weights::Checkpoint;
 use tokenizers::{PaddingStrategy, TruncationParams};
 
+use crate::hash::fnv1a;
+
 /// Turns sentences into rows of token ids, all of one length.
 pub struct Tokenizer {
     seq_len: usize,
@@ -83,14 +85,9 @@ impl Tokenizer {
     }
 }
 
-/// FNV-1a, which unlike the standard library's hash is the same in every release.
 fn hashed_words(sentence: &str, vocab_size: usize) -> impl Iterator<Item = u32> + Clone + '_ {
     let words = sentence.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(move |word| {
-        let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        let hash = word.to_lowercase().bytes().fold(0xcbf2_9ce4_8422_2325, step);
-        2 + (hash % (vocab_size.max(3) as u64 - 2)) as u32
-    })
+    words.map(move |word| 2 + (fnv1a(&word.to_lowercase()) % (vocab_size.max(3) as u64 - 2)) as u32)
 }
 
 #[cfg(test)]

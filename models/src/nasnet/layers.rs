@@ -83,6 +83,7 @@ impl Separables {
             let norm = batch_norm(out, EPS, vb.pp(format!("bn_sep_{index}")))?;
             let config = ConvConfig { activation, ..Default::default() };
             let depthwise = weights.pp("depthwise_conv2d").get((input, 1, kernel, kernel), "weight")?;
+            let depthwise = ops::conv2d_weight(&depthwise, input)?;
             let pointwise = conv2d_norm(input, out, (1, 1), config, &norm, weights.pp("pointwise_conv2d"))?;
             Ok(Separable { depthwise, stride, pointwise })
         };

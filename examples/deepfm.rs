@@ -1,0 +1,93 @@
+//! Click prediction by DeepFM, replayed as one parallel schedule: a table of categories in, probabilities out.
+//!
+//!     cargo run --release --features cuda --example deepfm -- --batch 64 --repeat 100 --out clicks.csv
+
+use std::fs::File;
+use std::io::{stderr, Write};
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use candle::{DType, Module, Tensor};
+use clap::builder::RangedU64ValueParser;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use opara_candle::OparaExecutor;
+use opara_examples::{Categories, Latencies, Options};
+use opara_models::deepfm::{Config, DeepFm};
+
+/// Click prediction by DeepFM.
+#[derive(Parser)]
+struct Args {
+    #[command(flatten)]
+    options: Options,
+
+    /// Take the table's rows this many times.
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    repeat: usize,
+
+    /// Ids of each field, where no config.json says it.
+    #[arg(long, default_value_t = 10_000, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    ids: usize,
+
+    /// Write the probabilities into this CSV file.
+    #[arg(long)]
+    out: Option<PathBuf>,
+
+    /// CSV file with a header line and one column a field. Its texts are hashed.
+    #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/clicks.csv"))]
+    table: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let options = &args.options;
+    options.init_tracing();
+
+    let named = || args.table.display().to_string();
+    let table = File::open(&args.table).map_err(Into::into).and_then(Categories::read).with_context(named)?;
+    let device = options.device();
+    let checkpoint = options.checkpoint()?;
+    let config = match &checkpoint {
+        Some(checkpoint) if checkpoint.config_path().is_some() => checkpoint.config()?,
+        _ => Config { field_sizes: vec![args.ids; table.columns().len()], ..Config::criteo() },
+    };
+    let weights = options.weights(checkpoint.as_ref(), &device)?;
+    let model = DeepFm::load(weights.clone(), &config)?;
+
+    // All batches are filled up to one size, so that one schedule fits all.
+    let batch = |start: usize| -> Result<Tensor> {
+        let ids = table.ids(&config.field_sizes, start, options.batch).with_context(named)?;
+        Ok(Tensor::from_vec(ids, (options.batch, config.field_sizes.len()), &device)?)
+    };
+    let example = batch(0)?;
+    // Zeros are in the range of every field, wherever the executor tries them.
+    let fast = OparaExecutor::builder().policy(options.policy).build(model, &example.zeros_like()?)?;
+
+    let rows = table.len() * args.repeat;
+    let bar =
+        ProgressBar::new(rows as u64).with_style(ProgressStyle::with_template("{wide_bar} {pos}/{len} {per_sec}")?);
+    let mut out = csv::Writer::from_writer(match &args.out {
+        Some(path) => Box::new(File::create(path).with_context(|| path.display().to_string())?) as Box<dyn Write>,
+        None => options.out(),
+    });
+    out.write_record(["row", "probability"])?;
+    let started = Instant::now();
+    for start in (0..rows).step_by(options.batch) {
+        let probabilities = fast.forward(&batch(start)?)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        for (row, probability) in (start..rows).zip(probabilities) {
+            out.write_record([(row + 1).to_string(), format!("{probability:.6}")])?;
+            bar.inc(1);
+        }
+    }
+    out.flush()?;
+    bar.finish_and_clear();
+    let seconds = started.elapsed().as_secs_f64();
+    eprintln!("{rows} rows in {seconds:.3} s: {:.0} a second, with reading and writing", rows as f64 / seconds);
+
+    let model = DeepFm::load(weights, &config)?;
+    let eager = || Ok(vec![model.forward(&example)?]);
+    let replay = || Ok(vec![fast.forward(&example)?]);
+    let latencies = Latencies::measure(&device, options.iters, &[("eager", &eager), ("replay", &replay)])?;
+    options.print_to(stderr(), fast.report(), &latencies)
+}
