@@ -70,7 +70,7 @@ impl Size {
 fn main() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
-    options.init_tracing();
+    options.start();
     let mut out = options.out();
 
     let device = options.device();

@@ -42,7 +42,7 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
-    options.init_tracing();
+    options.start();
 
     let named = || args.table.display().to_string();
     let table = File::open(&args.table).map_err(Into::into).and_then(Categories::read).with_context(named)?;

@@ -11,7 +11,7 @@ use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::Parser;
-use opara_models::{bert, googlenet, inception, nasnet};
+use opara_models::{bert, deepfm, googlenet, inception, nasnet, t5};
 use opara_weights::seeded_with_gain;
 
 /// Seed of weights and images.
@@ -52,17 +52,26 @@ struct Model {
 
 const SQRT_2: f32 = std::f32::consts::SQRT_2;
 
-const MODELS: [Model; 4] = [
+const MODELS: [Model; 6] = [
     Model { name: "bert", gain: 1., outputs: bert },
+    Model { name: "t5", gain: 1., outputs: t5 },
     Model { name: "googlenet", gain: SQRT_2, outputs: googlenet },
     Model { name: "inception_v3", gain: SQRT_2, outputs: inception_v3 },
     Model { name: "nasnet", gain: 1.2, outputs: nasnet },
+    Model { name: "deepfm", gain: 1., outputs: deepfm },
 ];
 
 fn bert(vb: VarBuilder) -> candle::Result<Outputs> {
     let config = bert::Config::base();
     let ids = ids((2, 128), config.vocab_size, vb.device())?;
     Ok(vec![("hidden", Module::forward(&bert::BertModel::load(vb, &config)?, &ids)?)])
+}
+
+fn t5(vb: VarBuilder) -> candle::Result<Outputs> {
+    let config = t5::Config::small();
+    let (ids, decoder_ids) = (ids((2, 128), 32000, vb.device())?, ids((2, 16), 32000, vb.device())?);
+    let model = t5::T5::load(vb, &config)?;
+    Ok(vec![("encoder", model.encoder().forward(&ids, None)?), ("logits", model.forward(&ids, &decoder_ids, None)?)])
 }
 
 fn googlenet(vb: VarBuilder) -> candle::Result<Outputs> {
@@ -78,6 +87,12 @@ fn inception_v3(vb: VarBuilder) -> candle::Result<Outputs> {
 fn nasnet(vb: VarBuilder) -> candle::Result<Outputs> {
     let images = images(331, &vb)?;
     Ok(vec![("logits", nasnet::NasNet::load(vb, &nasnet::Config::large())?.forward(&images)?)])
+}
+
+fn deepfm(vb: VarBuilder) -> candle::Result<Outputs> {
+    let config = deepfm::Config { field_sizes: vec![10_000; 26], ..deepfm::Config::criteo() };
+    let ids = ids((64, 26), 10_000, vb.device())?;
+    Ok(vec![("probability", deepfm::DeepFm::load(vb, &config)?.forward(&ids)?)])
 }
 
 /// Element `i` is `37 * i % vocab`.

@@ -61,7 +61,7 @@ impl Classify {
         M: Module + Send + Sync + 'static,
     {
         let options = &self.options;
-        options.init_tracing();
+        options.start();
         let mut out = options.out();
 
         let device = options.device();

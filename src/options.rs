@@ -48,13 +48,20 @@ pub struct Options {
     /// Seed of random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+
+    /// Use candle's operators alone, and none of the library's kernels: for comparison.
+    #[arg(long)]
+    candle: bool,
 }
 
 impl Options {
-    /// Installs the subscriber that labels operators by the spans of their layers and prints warnings to stderr.
+    /// Chooses the operators, and installs the subscriber that labels them by the spans of their layers and prints
+    /// warnings to stderr.
     ///
-    /// Call it before a model is loaded: candle-transformers creates its spans then.
-    pub fn init_tracing(&self) {
+    /// Call it before a model is loaded: weights are laid out for the operators then, and candle-transformers creates its
+    /// spans.
+    pub fn start(&self) {
+        opara_candle::ops::use_candle_only(self.candle);
         let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(LevelFilter::WARN);
         tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
     }

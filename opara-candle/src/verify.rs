@@ -7,8 +7,10 @@ use crate::Error;
 /// Factor between the example's floats and those of the second input: it keeps them finite and exact to scale.
 const SCALE: f64 = 0.75;
 
-/// Inputs of the same shapes and dtypes with other values, in the example's range: each reversed, and floats scaled too.
-/// Token ids stay token ids, and a single number, say a position, comes nearer to 0.
+/// Inputs of the same shapes and dtypes with other values: floats reversed and scaled, integers the lower of what is there
+/// and what is there from the end on. So an id stays within the table that it was meant for, also where each place of a
+/// row has a table of its own: out of range, it would take a GPU's context down. A single number, say a position, comes
+/// nearer to 0.
 pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs
         .iter()
@@ -26,7 +28,7 @@ pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
             if input.dtype().is_float() {
                 reversed * SCALE
             } else {
-                Ok(reversed)
+                input.minimum(&reversed)
             }
         })
         .collect()
@@ -108,7 +110,7 @@ mod tests {
         let ids = Tensor::new(&[[3u32, 7, 9]], &Device::Cpu)?;
         let x = Tensor::new(&[1f32, 2.], &Device::Cpu)?;
         let other = other_values(&[ids, x])?;
-        assert_eq!(other[0].to_vec2::<u32>()?, [[9, 7, 3]]);
+        assert_eq!(other[0].to_vec2::<u32>()?, [[3, 7, 3]]);
         assert_eq!(other[1].to_vec1::<f32>()?, [1.5, 0.75]);
         let position = |dtype| Tensor::new(7u32, &Device::Cpu)?.to_dtype(dtype);
         for dtype in [DType::U8, DType::U32, DType::I64] {

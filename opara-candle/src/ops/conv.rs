@@ -3,7 +3,7 @@
 use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::{apply, pad, product_flops, Activation, ConvConfig};
+use super::{apply, has_own_kernels, pad, product_flops, Activation, ConvConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -35,6 +35,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         let fast = match x.device() {
+            _ if !has_own_kernels() => None,
             Device::Cpu if kernels::supports(x.dtype()) => Some(fused(x, weight, bias, config)?),
             Device::Cuda(_) => cuda::ops::conv2d(x, weight, bias, &config)?,
             _ => None,
@@ -54,7 +55,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
 /// A weight of another rank.
 pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
     weight.dims4()?;
-    match weight.device().is_cuda() {
+    match weight.device().is_cuda() && has_own_kernels() {
         true => cuda::ops::weight_for(weight, groups),
         false => weight.contiguous(),
     }

@@ -13,6 +13,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    #[cfg(feature = "cuda")]
     /// The one in which convolutions of a dtype run: tensor cores want channels inside, as cuDNN uses them.
     pub fn of(dtype: DType) -> Self {
         match dtype {

@@ -16,10 +16,26 @@ pub(crate) use pool::PoolKind;
 pub use pool::{avg_pool2d, max_pool2d};
 pub use window::{Activation, ConvConfig, Padding, PoolConfig};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use candle::{DType, Result, Shape, Tensor, D};
 
 use crate::cpu::record::apply;
 use crate::cuda;
+
+/// Whether candle's operators stand in for this library's kernels.
+static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
+
+/// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
+/// own: convolutions, pools and concatenations. For comparisons. Load models after it.
+pub fn use_candle_only(yes: bool) {
+    CANDLE_ONLY.store(yes, Ordering::Relaxed);
+}
+
+/// Whether kernels of this library may be used.
+fn has_own_kernels() -> bool {
+    !CANDLE_ONLY.load(Ordering::Relaxed)
+}
 
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
 fn product_flops(out: usize, k: usize) -> u64 {
@@ -148,7 +164,7 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     apply("cat", parts, 0, move |t| {
-        let on_gpu = t.first().is_some_and(|first| first.device().is_cuda());
+        let on_gpu = has_own_kernels() && t.first().is_some_and(|first| first.device().is_cuda());
         let fast = if on_gpu { cuda::ops::cat(t, dim)? } else { None };
         fast.map_or_else(|| Tensor::cat(t, dim), Ok)
     })
@@ -178,7 +194,7 @@ pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
 /// # Errors
 /// A dtype without the operator.
 pub fn affine(x: &Tensor, mul: f64, add: f64) -> Result<Tensor> {
-    apply("affine", &[x], 0, move |t| t[0].affine(mul, add))
+    apply("affine", &[x], 0, move |t| format::unary(t[0], |x| x.affine(mul, add)))
 }
 
 /// `len` indices of dimension `dim` from `start` on; a view.
@@ -253,7 +269,7 @@ pub fn mean_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
 /// A tensor of another rank.
 pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     x.dims4()?;
-    apply("global_avg_pool2d", &[x], x.elem_count() as u64, |t| t[0].mean((2, 3)))
+    apply("global_avg_pool2d", &[x], x.elem_count() as u64, pool::global_mean)
 }
 
 /// Sum over `dim`, which stays with length one.

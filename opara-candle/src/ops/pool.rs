@@ -3,7 +3,7 @@
 use candle::{bail, CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::{apply, PoolConfig};
+use super::{apply, has_own_kernels, PoolConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -37,6 +37,7 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let config = *config;
     apply(name, &[x], flops, move |t| {
         let fast = match t[0].device() {
+            _ if !has_own_kernels() => None,
             Device::Cpu if kernels::supports(t[0].dtype()) => {
                 Some(t[0].contiguous()?.apply_op1_no_bwd(&Pool { kind, config })?)
             }
@@ -79,6 +80,15 @@ impl CustomOp1 for Pool {
         };
         Ok((y, (batch, channels, oh, ow).into()))
     }
+}
+
+/// Mean of each channel; of a square on a GPU by one launch.
+pub(super) fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
+    let (batch, channels, h, w) = t[0].dims4()?;
+    let config = PoolConfig::new(h.max(1), 1);
+    let square = h == w && t[0].device().is_cuda() && has_own_kernels();
+    let fast = if square { cuda::ops::pool(t[0], PoolKind::Mean, &config)? } else { None };
+    fast.map_or_else(|| t[0].mean((2, 3)), |mean| mean.reshape((batch, channels)))
 }
 
 /// The same out of candle's operators, for any device and dtype.

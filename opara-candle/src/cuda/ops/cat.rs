@@ -24,7 +24,9 @@ pub(crate) fn cat(parts: &[&Tensor], dim: usize) -> Result<Option<Tensor>> {
     {
         return Ok(None);
     }
-    let (format, dim) = match (parts.iter().all(|part| is_channels_last(part)), dim) {
+    // Where some lie otherwise, the result is laid out like most, as far as that can be seen here: like any with channels
+    // inside.
+    let (format, dim) = match (parts.iter().any(|part| is_channels_last(part)), dim) {
         (true, 1) => (Format::Nhwc, 3),
         (true, 0) => (Format::Nhwc, 0),
         (true, inner) => (Format::Nhwc, inner - 1),
