@@ -105,7 +105,7 @@ fn main() -> Result<()> {
         eprintln!("candle-transformers' attention mask overflows in f16: --native takes a model whose mask does not");
     }
 
-    args.show.run(options, &device, &model, &fast, example)
+    args.show.run(out, options, &model, &fast, example)
 }
 
 /// A function of token ids, token types and attention mask to the last hidden state.

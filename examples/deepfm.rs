@@ -12,8 +12,7 @@ use candle::{DType, Module, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use opara_candle::OparaExecutor;
-use opara_examples::{Categories, Latencies, Options};
+use opara_examples::{Categories, Model, Options, Show};
 use opara_models::deepfm::{Config, DeepFm};
 
 /// Click prediction by DeepFM.
@@ -21,6 +20,9 @@ use opara_models::deepfm::{Config, DeepFm};
 struct Args {
     #[command(flatten)]
     options: Options,
+
+    #[command(flatten)]
+    show: Show,
 
     /// Take the table's rows this many times.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -52,17 +54,15 @@ fn main() -> Result<()> {
         Some(checkpoint) if checkpoint.config_path().is_some() => checkpoint.config()?,
         _ => Config { field_sizes: vec![args.ids; table.columns().len()], ..Config::criteo() },
     };
-    let weights = options.weights(checkpoint.as_ref(), &device)?;
-    let model = DeepFm::load(weights.clone(), &config)?;
+    let model = Model::of(DeepFm::load(options.weights(checkpoint.as_ref(), &device)?, &config)?);
 
     // All batches are filled up to one size, so that one schedule fits all.
     let batch = |start: usize| -> Result<Tensor> {
         let ids = table.ids(&config.field_sizes, start, options.batch).with_context(named)?;
         Ok(Tensor::from_vec(ids, (options.batch, config.field_sizes.len()), &device)?)
     };
-    let example = batch(0)?;
-    // Zeros are in the range of every field, wherever the executor tries them.
-    let fast = OparaExecutor::builder().policy(options.policy).build(model, &example.zeros_like()?)?;
+    let example = [batch(0)?];
+    let fast = model.executor(options.policy, &example)?;
 
     let rows = table.len() * args.repeat;
     let bar =
@@ -85,9 +85,5 @@ fn main() -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     eprintln!("{rows} rows in {seconds:.3} s: {:.0} a second, with reading and writing", rows as f64 / seconds);
 
-    let model = DeepFm::load(weights, &config)?;
-    let eager = || Ok(vec![model.forward(&example)?]);
-    let replay = || Ok(vec![fast.forward(&example)?]);
-    let latencies = Latencies::measure(&device, options.iters, &[("eager", &eager), ("replay", &replay)])?;
-    options.print_to(stderr(), fast.report(), &latencies)
+    args.show.run(stderr(), options, &model, &fast, &example)
 }

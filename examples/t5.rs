@@ -11,7 +11,7 @@ use candle::{Device, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use opara_candle::OparaExecutor;
-use opara_examples::{Latencies, Options, Tokenizer};
+use opara_examples::{Latencies, Model, Options, Show, Tokenizer};
 use opara_models::t5::{Config, Generator, T5};
 
 const TEXTS: [&str; 2] = [
@@ -28,6 +28,9 @@ const GENERATIONS: usize = 5;
 struct Args {
     #[command(flatten)]
     options: Options,
+
+    #[command(flatten)]
+    show: Show,
 
     /// Tokens of a text: shorter ones are padded, longer ones cut.
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -93,7 +96,7 @@ fn main() -> Result<()> {
     };
     let batches = batches(&texts, &tokenizer, options.batch, &device)?;
     let builder = OparaExecutor::builder().policy(options.policy);
-    let generator = Generator::new(model.clone(), args.max_tokens, builder.clone())?;
+    let generator = Generator::new(model.clone(), args.max_tokens, builder)?;
     let mut outputs = Vec::new();
     for batch in &batches {
         outputs.extend(generator.generate(&batch[0], Some(&batch[1]))?);
@@ -106,15 +109,13 @@ fn main() -> Result<()> {
     }
 
     let example = &batches[0];
-    let encode = {
+    let encoder = {
         let model = model.clone();
-        move |x: &[Tensor]| Ok(vec![model.encoder().forward(&x[0], Some(&x[1]))?])
+        Model::new(move |x| Ok(vec![model.encoder().forward(&x[0], Some(&x[1]))?]))
     };
-    let fast = builder.build_fn(encode.clone(), example)?;
-    let (eager, replay) = (|| encode(example), || Ok(fast.call(example)?));
-    let latencies = Latencies::measure(&device, options.iters, &[("eager", &eager), ("replay", &replay)])?;
-    write!(out, "\nThe encoder, {} x {} tokens:", options.batch, args.seq_len)?;
-    options.print(fast.report(), &latencies)?;
+    let fast = encoder.executor(options.policy, example)?;
+    writeln!(out, "\nThe encoder, {} x {} tokens:", options.batch, args.seq_len)?;
+    args.show.run(&mut out, options, &encoder, &fast, example)?;
 
     let (ids, mask) = (&example[0], Some(&example[1]));
     let nothing = |_: Vec<Vec<u32>>| Vec::new();

@@ -85,7 +85,7 @@ impl Classify {
         for (label, probability) in best(&fast.call(&example)?[0])? {
             writeln!(out, "{:>6.2} %  {label}", 100. * probability)?;
         }
-        self.show.run(options, &device, &model, &fast, &example)
+        self.show.run(out, options, &model, &fast, &example)
     }
 }
 

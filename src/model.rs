@@ -1,5 +1,6 @@
 //! One model, run eagerly and by executors, and what an example shows of that.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -62,14 +63,14 @@ pub struct Show {
 
 impl Show {
     /// Writes the files asked for, measures `model` on `example` eagerly and by `fast`, its executor, and prints the
-    /// report.
+    /// report to `out`.
     ///
     /// # Errors
     /// Files that cannot be written, and errors of the model.
     pub fn run(
         &self,
+        out: impl Write,
         options: &Options,
-        device: &Device,
         model: &Model,
         fast: &OparaExecutor,
         example: &[Tensor],
@@ -89,7 +90,8 @@ impl Show {
             runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
         }
         runs.push(("replay", &replay));
+        let device = example.first().map_or(&Device::Cpu, Tensor::device);
         let latencies = Latencies::measure(device, options.iters, &runs)?;
-        options.print(fast.report(), &latencies)
+        options.print(out, fast.report(), &latencies)
     }
 }

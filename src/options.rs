@@ -125,15 +125,7 @@ impl Options {
     ///
     /// # Errors
     /// Those of writing.
-    pub fn print(&self, report: Report, latencies: &Latencies) -> Result<()> {
-        self.print_to(self.out(), report, latencies)
-    }
-
-    /// Like [`print`](Self::print), with the text to `out`, where results of another format have stdout.
-    ///
-    /// # Errors
-    /// Those of writing.
-    pub fn print_to(&self, mut out: impl Write, mut report: Report, latencies: &Latencies) -> Result<()> {
+    pub fn print(&self, mut out: impl Write, mut report: Report, latencies: &Latencies) -> Result<()> {
         let median = |name| latencies.get(name).map(|latency| latency.median_us);
         report.eager_us = median("eager").unwrap_or(report.eager_us);
         report.replay_us = median("replay").unwrap_or(report.replay_us);

@@ -25,7 +25,8 @@ def tensor(seed, name, shape, gain=1):
     one, tenth = np.float32(1), np.float32(0.1)
     if len(shape) >= 2:
         fan_in = np.prod(shape[1:], dtype=np.int64)
-        values = u * np.float32(np.sqrt(3 / np.float64(fan_in)))
+        share = np.float32(0.125 if name.endswith("Attention.q.weight") else 1)
+        values = u * (np.float32(np.sqrt(3 / np.float64(fan_in))) * share)
     elif name.endswith((".weight", ".gamma")):
         values = one + tenth * u
     elif name.endswith("running_var"):

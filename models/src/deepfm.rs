@@ -36,13 +36,9 @@ impl Config {
     }
 }
 
-/// Where each field's rows are in the tables, largest field last: then an id of any field, put into any other, still
-/// names a row of the table. An executor puts ids into other fields when it tries other values, and a GPU does not bear
-/// an id beyond the table.
+/// Where each field's rows are in the tables.
 struct Fields {
     sizes: Vec<usize>,
-    /// Fields in the order of their rows.
-    order: Vec<usize>,
     /// First row of each field, `(fields)` of u32.
     offsets: Tensor,
     /// The same of i64: to convert ids would cost a kernel.
@@ -54,26 +50,24 @@ impl Fields {
         if sizes.is_empty() || sizes.contains(&0) {
             bail!("field_sizes {sizes:?} must name one field or more, of one id or more each");
         }
-        let mut order: Vec<usize> = (0..sizes.len()).collect();
-        order.sort_by_key(|field| sizes[*field]);
-        let mut offsets = vec![0; sizes.len()];
+        let mut offsets = Vec::with_capacity(sizes.len());
         let mut rows = 0u32;
-        for field in &order {
-            offsets[*field] = rows;
-            let end = u32::try_from(sizes[*field]).ok().and_then(|size| rows.checked_add(size));
+        for &size in sizes {
+            offsets.push(rows);
+            let end = u32::try_from(size).ok().and_then(|size| rows.checked_add(size));
             let Some(end) = end else { bail!("field_sizes have more than {} ids in all", u32::MAX) };
             rows = end;
         }
         let offsets = Tensor::new(offsets, &Device::Cpu)?;
         let wide_offsets = offsets.to_dtype(DType::I64)?.to_device(device)?;
-        Ok(Self { sizes: sizes.to_vec(), order, offsets: offsets.to_device(device)?, wide_offsets })
+        Ok(Self { sizes: sizes.to_vec(), offsets: offsets.to_device(device)?, wide_offsets })
     }
 
     /// The fields' embeddings of `dim` columns, one table of them all.
     fn table(&self, dim: usize, vb: VarBuilder) -> Result<Tensor> {
         let init = Init::Randn { mean: 0., stdev: 1. };
-        let table = |field: &usize| vb.pp(field).get_with_hints((self.sizes[*field], dim), "weight", init);
-        Tensor::cat(&self.order.iter().map(table).collect::<Result<Vec<_>>>()?, 0)
+        let table = |(field, &size)| vb.pp(field).get_with_hints((size, dim), "weight", init);
+        Tensor::cat(&self.sizes.iter().enumerate().map(table).collect::<Result<Vec<_>>>()?, 0)
     }
 
     /// The rows of the tables that `ids`, `(batch, fields)`, name.

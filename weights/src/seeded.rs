@@ -13,6 +13,8 @@
 //! - With two dimensions or more, the value is `u * sqrt(3 / fan_in)`, where
 //!   `fan_in` is the product of all dimensions but the first: the variance that
 //!   keeps activations at their size. The factor is rounded from f64 to f32.
+//!   Of a name that ends in `Attention.q.weight` it is an eighth of that: these are
+//!   T5's queries, whose scores nothing scales down.
 //! - With fewer, the value is `1 + 0.1 u` for a name that ends in `.weight` or
 //!   `.gamma`, `1 + 0.1 |u|` for one that ends in `running_var`, else `0.1 u`:
 //!   scales near one, variances that divide safely, shifts near zero.
@@ -108,7 +110,8 @@ impl Scale {
     fn of(name: &str, dims: &[usize]) -> Self {
         let (base, gain, positive) = if dims.len() >= 2 {
             let fan_in = dims[1..].iter().product::<usize>();
-            (0.0, (3.0 / fan_in as f64).sqrt() as f32, false)
+            let share = if name.ends_with("Attention.q.weight") { 0.125 } else { 1.0 };
+            (0.0, (3.0 / fan_in as f64).sqrt() as f32 * share, false)
         } else if name.ends_with(".weight") || name.ends_with(".gamma") {
             (1.0, 0.1, false)
         } else if name.ends_with("running_var") {

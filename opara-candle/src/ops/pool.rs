@@ -108,8 +108,13 @@ fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
         for (dim, before, size, end) in [(2, p.top, h, bottom), (3, p.left, w, right)] {
             let after = end.saturating_sub(size + before);
             let used = size.min(end - before);
-            let parts = [edge(&x, dim, by, before)?, x.narrow(dim, 0, used)?, edge(&x, dim, by, after)?];
-            let parts: Vec<&Tensor> = parts.iter().filter(|part| part.dims()[dim] > 0).collect();
+            let mut parts = vec![x.narrow(dim, 0, used)?];
+            if before > 0 {
+                parts.insert(0, edge(&x, dim, by, before)?);
+            }
+            if after > 0 {
+                parts.push(edge(&x, dim, by, after)?);
+            }
             x = Tensor::cat(&parts, dim)?;
         }
         Ok(x)
