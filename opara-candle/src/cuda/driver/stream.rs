@@ -187,6 +187,7 @@ impl Stream {
     }
 
     /// Whether it is being captured.
+    #[cfg(feature = "cudnn")]
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)

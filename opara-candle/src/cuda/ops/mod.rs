@@ -9,6 +9,7 @@ pub(crate) use conv::{conv2d, weight_for};
 pub(crate) use pool::pool;
 
 /// The kernels of this folder, as the build compiled them.
+#[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "only cuDNN's convolutions are timed"))]
 pub(in crate::cuda) mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
