@@ -373,7 +373,8 @@ where
 fn what_changes_from_call_to_call_is_refused() -> anyhow::Result<()> {
     let weights = [waves(1, (4, 6))?, waves(2, (4, 6))?];
     for verify in [true, false] {
-        let branch = |n: usize, t: &[Tensor]| Ok(vec![if n % 2 == 0 { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }]);
+        let branch =
+            |n: usize, t: &[Tensor]| Ok(vec![if n.is_multiple_of(2) { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }]);
         assert_refused_in_turns(branch, verify)?;
         let weights = weights.clone();
         let weight = move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]);
@@ -507,7 +508,7 @@ fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
 #[test]
 fn a_chain_of_five_thousand_operators() -> anyhow::Result<()> {
     let chain = |t: &[Tensor]| {
-        let step = |x: Tensor, i: usize| ops::affine(&x, if i % 2 == 0 { 0.5 } else { 2. }, 0.25);
+        let step = |x: Tensor, i: usize| ops::affine(&x, if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
     let fast = OparaExecutor::builder().build_fn(chain, &one(0)?)?;

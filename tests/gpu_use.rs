@@ -550,7 +550,7 @@ fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
 fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let chain = |t: &[Tensor]| {
-        let step = |x: Tensor, i: usize| x.affine(if i % 2 == 0 { 0.5 } else { 2. }, 0.25);
+        let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
     let fast = OparaExecutor::builder().build_fn(chain, &one(0, &device)?)?;

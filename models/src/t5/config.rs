@@ -138,7 +138,7 @@ impl Config {
     /// Fails on numbers that no model can have.
     pub(super) fn check(&self) -> Result<()> {
         let buckets = self.relative_attention_num_buckets;
-        if buckets < 4 || buckets % 2 != 0 {
+        if buckets < 4 || !buckets.is_multiple_of(2) {
             bail!("relative_attention_num_buckets {buckets} is not even or less than 4");
         }
         if self.relative_attention_max_distance <= buckets / 2 {

@@ -1,43 +1,7 @@
 //! Where the channels of `(batch, channels, h, w)` lie: outside the pixels or inside. As in PyTorch a tensor's strides
 //! tell, and its shape stays the same.
 
-use candle::{DType, Result, Tensor};
-
-/// An order of a tensor's elements in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Format {
-    /// Batch, channels, h, w.
-    Nchw,
-    /// Batch, h, w, channels.
-    Nhwc,
-}
-
-impl Format {
-    #[cfg(feature = "cuda")]
-    /// The one in which convolutions of a dtype run: tensor cores want channels inside, as cuDNN uses them.
-    pub fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::F16 | DType::BF16 | DType::F32 if cfg!(feature = "cudnn") => Format::Nhwc,
-            _ => Format::Nchw,
-        }
-    }
-
-    /// The elements in this order, as a contiguous tensor of that shape.
-    pub fn arrange(self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Format::Nchw => x.contiguous(),
-            Format::Nhwc => x.permute((0, 2, 3, 1))?.contiguous(),
-        }
-    }
-
-    /// The tensor `(batch, channels, h, w)` of elements that lie in this order.
-    pub fn view(self, arranged: &Tensor) -> Result<Tensor> {
-        match self {
-            Format::Nchw => Ok(arranged.clone()),
-            Format::Nhwc => arranged.permute((0, 3, 1, 2)),
-        }
-    }
-}
+use candle::{Result, Tensor};
 
 /// Whether the channels of each pixel lie together, and pixels in a row.
 pub(crate) fn is_channels_last(x: &Tensor) -> bool {
@@ -48,7 +12,7 @@ pub(crate) fn is_channels_last(x: &Tensor) -> bool {
 /// `f` of `x`, element by element, in the order in which they lie.
 pub(crate) fn unary(x: &Tensor, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     match is_channels_last(x) {
-        true => Format::Nhwc.view(&f(&x.permute((0, 2, 3, 1))?)?),
+        true => f(&x.permute((0, 2, 3, 1))?)?.permute((0, 3, 1, 2)),
         false => f(x),
     }
 }
@@ -56,7 +20,7 @@ pub(crate) fn unary(x: &Tensor, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Re
 /// `f` of `x` and `y`, element by element, in the order in which they lie if that is one for both.
 pub(crate) fn binary(x: &Tensor, y: &Tensor, f: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
     match is_channels_last(x) && is_channels_last(y) {
-        true => Format::Nhwc.view(&f(&x.permute((0, 2, 3, 1))?, &y.permute((0, 2, 3, 1))?)?),
+        true => f(&x.permute((0, 2, 3, 1))?, &y.permute((0, 2, 3, 1))?)?.permute((0, 3, 1, 2)),
         false => f(x, y),
     }
 }
@@ -69,7 +33,7 @@ mod tests {
     #[test]
     fn element_wise_operators_keep_the_order_of_elements() -> Result<()> {
         let x = Tensor::arange(0f32, 2. * 3. * 4. * 5., &Device::Cpu)?.reshape((2, 3, 4, 5))?;
-        let last = Format::Nhwc.view(&Format::Nhwc.arrange(&x)?)?;
+        let last = x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
         assert!(is_channels_last(&last) && !is_channels_last(&x) && last.dims() == x.dims());
         let values = |t: &Tensor| t.flatten_all()?.to_vec1::<f32>();
         let (one, two) = (unary(&last, Tensor::sqr)?, binary(&last, &last, |a, b| a + b)?);

@@ -369,7 +369,7 @@ impl<R: BufRead> Machine<R> {
 }
 
 fn pairs(items: &[Id]) -> Result<Vec<(Id, Id)>, Flaw> {
-    if items.len() % 2 != 0 {
+    if !items.len().is_multiple_of(2) {
         return Err("its pickle has a key without a value".into());
     }
     Ok(items.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())

@@ -68,7 +68,8 @@ impl Plane {
         }
         let fits = |n: &usize| {
             let size = n * bytes;
-            let aligned = self.channels % n == 0 && addresses.iter().all(|address| address % size as u64 == 0);
+            let aligned =
+                self.channels.is_multiple_of(*n) && addresses.iter().all(|address| address % size as u64 == 0);
             aligned && size <= 16 && (size <= 4 || self.results() / n >= THREADS)
         };
         match [8, 4, 2].into_iter().find(fits) {
@@ -243,7 +244,8 @@ pub(in crate::cuda) fn cat<T: DeviceRepr>(
     let element = std::mem::size_of::<T>();
     let addresses: Vec<_> = parts.iter().map(|part| address(part, device)).collect();
     let divides = |&(_, unit): &(&str, usize)| {
-        widths.iter().all(|width| width * element % unit == 0) && addresses.iter().all(|a| a % unit as u64 == 0)
+        widths.iter().all(|width| (width * element).is_multiple_of(unit))
+            && addresses.iter().all(|a| a % unit as u64 == 0)
     };
     let units = [("v128", 16), ("i64", 8), ("u32", 4), ("i16", 2)].into_iter().find(divides);
     let (name, unit) = units.unwrap_or(("u8", 1));

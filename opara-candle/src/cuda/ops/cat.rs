@@ -6,8 +6,9 @@ use candle::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use super::format::Format;
 use crate::cuda::driver::kernels;
-use crate::ops::format::{is_channels_last, Format};
+use crate::ops::format::is_channels_last;
 
 /// The parts one after the other along `dim`; `None` where candle's operator has to do it.
 pub(crate) fn cat(parts: &[&Tensor], dim: usize) -> Result<Option<Tensor>> {

@@ -6,10 +6,10 @@ use candle::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
 use cudarc::driver::{CudaView, DeviceRepr};
 use half::{bf16, f16};
 
+use super::format::Format;
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::cudnn::{self, Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
-use crate::ops::format::Format;
 use crate::ops::{pad, ConvConfig, Padding};
 
 /// Whether each channel makes one channel of the result by itself.

@@ -2,6 +2,7 @@
 
 mod cat;
 mod conv;
+mod format;
 mod pool;
 
 pub(crate) use cat::cat;

@@ -6,8 +6,9 @@ use candle::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use super::format::Format;
 use crate::cuda::driver::kernels::{self, Plane};
-use crate::ops::format::{is_channels_last, Format};
+use crate::ops::format::is_channels_last;
 use crate::ops::{PoolConfig, PoolKind};
 
 /// The pool of `x`, in the order in which `x` lies; `None` for dtypes without a kernel.
