@@ -69,6 +69,22 @@ fn last_hidden_state_is_that_of_candle_transformers() -> Result<()> {
     Ok(())
 }
 
+/// `reference/bert.py` wrote these.
+#[test]
+fn last_hidden_state_is_that_of_transformers() -> Result<()> {
+    let stored: std::collections::HashMap<String, Vec<Vec<f32>>> =
+        serde_json::from_str(include_str!("data/bert.json")).expect("the stored outputs are sound");
+    let config = Config::tiny();
+    let (ids, types) = tokens(&config)?;
+    let hidden = BertModel::load(seeded(DType::F32), &config)?.forward(&ids, &types, None)?;
+    for (name, position) in [("first", 0), ("last", SEQ - 1)] {
+        let expected = Tensor::new(stored[name].clone(), &Device::Cpu)?;
+        let difference = max_difference(&hidden.narrow(1, position, 1)?.squeeze(1)?, &expected)?;
+        assert!(difference < 1e-4, "the {name} token: {difference}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_module_sees_every_token_and_one_sentence() -> Result<()> {
     let config = Config::tiny();
