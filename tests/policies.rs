@@ -3,9 +3,9 @@
 use opara_candle::check;
 use opara_candle::graph::OpGraph;
 use opara_candle::memory::{self, Layout};
-use opara_candle::optimize::Optimized;
+use opara_candle::prepared::{Prepared, Settings};
 use opara_candle::profile::profile;
-use opara_candle::schedule::Schedule;
+use opara_candle::schedule::{Problem, Schedule, Scheduler};
 use opara_candle::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
 use opara_candle::Policy;
 use proptest::prelude::*;
@@ -42,6 +42,7 @@ fn op(buffers: usize) -> impl Strategy<Value = Op> {
         label: String::new(),
         work,
         accesses,
+        nanos: None,
     })
 }
 
@@ -74,8 +75,9 @@ fn traces() -> impl Strategy<Value = Trace> {
 fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
     let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
-    let schedule = policy.schedule(&graph.ordered(layout.waits()), &profile(trace));
-    (layout, schedule)
+    let graph = graph.ordered(layout.waits());
+    let problem = Problem { graph: &graph, profile: &profile(trace), device: &trace.device };
+    (layout, policy.schedule(&problem).unwrap())
 }
 
 fn scheduled(trace: &Trace, policy: Policy) -> Schedule {
@@ -143,6 +145,7 @@ fn small() -> Trace {
             .map(|&buffer| Access { buffer, region: Region::contiguous(0, BYTES), mode: Mode::Read })
             .chain([Access { buffer: writes, region: Region::contiguous(0, BYTES), mode: Mode::Write }])
             .collect(),
+        nanos: None,
     };
     let buffers = vec![Buffer { bytes: BYTES, role: Role::Intermediate }; 4];
     Trace { ops: vec![op(&[], 0), op(&[0], 1), op(&[1], 2), op(&[], 3)], buffers, ..Default::default() }
@@ -212,15 +215,14 @@ fn recorded() -> Vec<(String, Trace)> {
 fn recorded_traces_are_scheduled_soundly_within_their_memory() {
     for (name, recorded) in recorded() {
         let limit = recorded.memory_limit(1.15).expect("the recorded peak");
-        let ops = Optimized::fold_within(&recorded, limit);
-        let left = limit.saturating_sub(ops.constant_bytes());
+        let prepared = Prepared::new(&recorded, Settings::default());
+        let used = prepared.layouts[0].bytes + prepared.ops.constant_bytes();
+        assert!(used <= limit, "{name}: an arena and constants of {used} bytes, where {limit} are allowed");
         for policy in Policy::ALL {
-            let (layout, schedule) = planned(&ops.trace, policy, Some(left));
-            assert!(layout.bytes <= left, "{name}: an arena of {} bytes, where {left} are left", layout.bytes);
-            check::schedule(&ops.trace, &schedule).unwrap();
-            check::layout(&ops.trace, &schedule, &layout).unwrap();
+            let schedule = policy.schedule(&prepared.problem()).unwrap();
+            prepared.check(&schedule).unwrap_or_else(|error| panic!("{name}, {policy}: {error}"));
         }
-        let graph = OpGraph::new(&ops.trace);
+        let graph = OpGraph::new(&prepared.ops.trace);
         assert!(graph.width() >= 2 && graph.depth() < graph.len(), "{name}: no parallelism");
     }
 }

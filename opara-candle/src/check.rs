@@ -19,7 +19,12 @@ impl Finished {
         let words = n.div_ceil(64);
         let mut finished = Self { words, bits: vec![0; n * words] };
         let mut last = vec![None; schedule.streams()];
-        for &op in &schedule.order {
+        let mut joined = vec![0; words];
+        for (at, &op) in schedule.order.iter().enumerate() {
+            if schedule.barriers.binary_search(&at).is_ok() {
+                schedule.order[..at].iter().for_each(|p| joined[p / 64] |= 1 << (p % 64));
+            }
+            finished.bits[op * words..(op + 1) * words].copy_from_slice(&joined);
             let before = last[schedule.stream[op]].replace(op);
             for p in before.into_iter().chain(schedule.predecessors[op].iter().copied()) {
                 finished.inherit(op, p);
@@ -125,6 +130,10 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         let waits: Vec<OpId> = schedule.waits(op).collect();
         if waits.is_empty() {
             continue;
+        }
+        let barrier = schedule.barriers.iter().rev().find(|&&barrier| barrier <= position[op]);
+        if let Some(wait) = waits.iter().find(|&&wait| barrier.is_some_and(|&barrier| position[wait] < barrier)) {
+            return invalid(format!("op {op} waits for op {wait}, which a barrier already waits for"));
         }
         let implied = finished.before_any(waits.iter().copied().chain(before));
         if let Some(&wait) = waits.iter().find(|&&wait| implied[wait / 64] >> (wait % 64) & 1 == 1) {

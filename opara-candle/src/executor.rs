@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use crate::backend::Function;
 use crate::error::caught;
 use crate::plan::{Plan, Planned};
+use crate::prepared::Settings;
 use crate::report::Report;
-use crate::schedule::Policy;
+use crate::schedule::{Policy, Scheduler};
 use crate::trace::Trace;
 use crate::{cuda, home, picture, Error, Result};
 
@@ -26,13 +27,12 @@ pub enum OnUncapturable {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    pub policy: Policy,
+    pub scheduler: Arc<dyn Scheduler>,
+    pub settings: Settings,
     pub verify: bool,
-    pub fold_constants: bool,
     pub stress: u64,
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
-    pub memory_factor: f64,
     pub race: bool,
 }
 
@@ -42,8 +42,13 @@ pub struct Builder(Options);
 
 impl Builder {
     /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.0.policy = policy;
+    pub fn policy(self, policy: Policy) -> Self {
+        self.scheduler(policy)
+    }
+
+    /// Assigns and orders launches in a way of the user's own.
+    pub fn scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
+        self.0.scheduler = Arc::new(scheduler);
         self
     }
 
@@ -56,7 +61,7 @@ impl Builder {
     /// Whether launches that depend on no input run once, while the executor is built. Then a weight that changes in
     /// place may not be seen by later calls. Default: yes.
     pub fn fold_constants(mut self, fold: bool) -> Self {
-        self.0.fold_constants = fold;
+        self.0.settings.fold_constants = fold;
         self
     }
 
@@ -85,7 +90,7 @@ impl Builder {
     /// forward pass holds at its peak. More lets more branches run at the same time and keeps more constants; 1 or less
     /// makes do with the least. Default: 1.15.
     pub fn memory_factor(mut self, factor: f64) -> Self {
-        self.0.memory_factor = factor;
+        self.0.settings.memory_factor = factor;
         self
     }
 
@@ -255,15 +260,13 @@ impl OparaExecutor {
 
     /// Settings other than the defaults, and functions of several tensors.
     pub fn builder() -> Builder {
-        let (policy, on_uncapturable) = Default::default();
         Builder(Options {
-            policy,
+            scheduler: Arc::new(Policy::default()),
+            settings: Settings::default(),
             verify: true,
-            fold_constants: true,
             stress: 0,
-            on_uncapturable,
+            on_uncapturable: OnUncapturable::default(),
             max_shapes: 8,
-            memory_factor: 1.15,
             race: true,
         })
     }
@@ -317,12 +320,12 @@ impl OparaExecutor {
 
     /// The schedule of the shapes used last as a picture in SVG: one lane a stream. `None` in eager mode.
     pub fn picture(&self) -> Option<String> {
-        self.planned(|planned| picture::svg(&planned.ops.trace, &planned.schedule))
+        self.planned(|planned| picture::svg(&planned.prepared.ops.trace, &planned.schedule))
     }
 
     /// What was recorded for the shapes used last. `None` in eager mode.
     pub fn trace(&self) -> Option<Trace> {
-        self.planned(|planned| planned.trace.clone())
+        self.planned(|planned| (*planned.trace).clone())
     }
 
     fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {

@@ -205,6 +205,7 @@ mod tests {
             label: String::new(),
             work: Work::Memset(0),
             accesses: reads.iter().map(access(Mode::Read)).chain(writes.iter().map(access(Mode::Write))).collect(),
+            nanos: None,
         };
         Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() }
     }

@@ -20,10 +20,11 @@ const TOP: usize = 24;
 /// each tells its name, label and launch position.
 pub(crate) fn svg(trace: &Trace, schedule: &Schedule) -> String {
     let mut step = vec![0; schedule.order.len()];
-    let stream_predecessors = schedule.stream_predecessors();
-    for &op in &schedule.order {
-        let before = schedule.predecessors[op].iter().copied().chain(stream_predecessors[op]);
-        step[op] = before.map(|p| step[p] + 1).max().unwrap_or(0);
+    let mut end: Vec<usize> = Vec::with_capacity(schedule.order.len());
+    for scheduled in schedule.steps() {
+        let start = scheduled.after.iter().map(|&before| end[before]).max().unwrap_or(0);
+        scheduled.op.into_iter().for_each(|op| step[op] = start);
+        end.push(start + usize::from(scheduled.op.is_some()));
     }
     let width = LEFT + STEP * (step.iter().max().map_or(0, |s| s + 1) + 1);
     let height = TOP + LANE * schedule.streams() + LANE;
@@ -63,8 +64,8 @@ pub(crate) fn svg(trace: &Trace, schedule: &Schedule) -> String {
 mod tests {
     use super::*;
     use crate::graph::OpGraph;
+    use crate::schedule::{Policy, Problem, Scheduler};
     use crate::trace::{Op, Work};
-    use crate::Policy;
 
     #[test]
     fn every_op_is_drawn_once_in_its_lane() {
@@ -73,9 +74,12 @@ mod tests {
             label: "layer".into(),
             work: Work::Host { bytes: 1, flops: 100 },
             accesses: vec![],
+            nanos: None,
         };
         let trace = Trace { ops: vec![op("left"), op("right<T>")], ..Default::default() };
-        let schedule = Policy::Opara.schedule(&OpGraph::new(&trace), &profile(&trace));
+        let (graph, profile) = (OpGraph::new(&trace), profile(&trace));
+        let problem = Problem { graph: &graph, profile: &profile, device: &trace.device };
+        let schedule = Policy::Opara.schedule(&problem).unwrap();
         let picture = svg(&trace, &schedule);
         assert_eq!(picture.matches("<title>").count(), 2);
         assert!(picture.contains("stream 1") && !picture.contains("stream 2"));

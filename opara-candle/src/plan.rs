@@ -7,15 +7,12 @@ use candle::{Device, Tensor};
 
 use crate::backend::{Example, Function, Program, Recording, Replay};
 use crate::executor::{OnUncapturable, Options};
-use crate::graph::OpGraph;
-use crate::memory::{self, Layout};
-use crate::optimize::Optimized;
-use crate::profile::profile;
+use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
-use crate::schedule::{Policy, Schedule};
-use crate::timing::{self, wall_us, Latency};
-use crate::trace::{Role, Trace};
-use crate::{check, cpu, cuda, verify, Error, Result};
+use crate::schedule::{Policy, Schedule, Scheduler};
+use crate::timing::{self, Latency, Stages};
+use crate::trace::Trace;
+use crate::{cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
 pub(crate) struct Plan {
@@ -29,34 +26,9 @@ pub(crate) struct Plan {
 #[derive(Clone)]
 pub(crate) struct Planned {
     /// As it was recorded.
-    pub trace: Trace,
-    /// What of it every call runs.
-    pub ops: Optimized,
-    /// In which order, over the ids of `ops`.
+    pub trace: Arc<Trace>,
+    pub prepared: Arc<Prepared>,
     pub schedule: Schedule,
-    /// Where its tensors and library workspaces are.
-    pub layouts: [Layout; 2],
-}
-
-impl Planned {
-    /// Proves schedule and layouts against the trace.
-    fn check(&self) -> Result<()> {
-        let trace = &self.ops.trace;
-        check::schedule(trace, &self.schedule)?;
-        self.layouts.iter().try_for_each(|layout| check::layout(trace, &self.schedule, layout))
-    }
-}
-
-/// Milliseconds by stage.
-#[derive(Default)]
-struct Stages(BTreeMap<&'static str, f64>);
-
-impl Stages {
-    fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
-        let (result, us) = wall_us(f);
-        *self.0.entry(stage).or_default() += us / 1e3;
-        result
-    }
 }
 
 impl Plan {
@@ -77,7 +49,7 @@ impl Plan {
         let (replay, mut report, planned) = match built {
             Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
-                (None, Report { reason: Some(error.to_string()), ..blank(options.policy) }, None)
+                (None, Report { reason: Some(error.to_string()), ..blank(options.scheduler.name()) }, None)
             }
             built => built?,
         };
@@ -104,31 +76,21 @@ type Built = (Box<dyn Replay>, Report, Arc<Planned>);
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
-    let Recording { trace: recorded, examples, program } = recording;
-    let limit = recorded.memory_limit(options.memory_factor);
-    let ops = stages.time("optimize", || match options.fold_constants {
-        true => Optimized::fold_within(&recorded, limit.unwrap_or(u64::MAX)),
-        false => Optimized::unchanged(&recorded),
-    });
-    let mut graph = stages.time("graph", || OpGraph::new(&ops.trace));
-    let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
-    let places = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
-    let layouts = places.map(|(role, limit)| {
-        let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
-        graph = stages.time("graph", || graph.ordered(layout.waits()));
-        layout
-    });
-    let costs = stages.time("profile", || profile(&ops.trace));
-    let schedule = stages.time("schedule", || options.policy.schedule(&graph, &costs));
-    let mut planned = Planned { trace: recorded, ops, schedule, layouts };
+    let Recording { trace, examples, program } = recording;
+    let trace = Arc::new(trace);
+    let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
+    let problem = prepared.problem();
+    let schedule = stages.time("schedule", || options.scheduler.schedule(&problem))?;
+    let mut planned = Planned { trace, prepared: prepared.clone(), schedule };
     let mut reason = None;
-    let mut policy = options.policy;
+    let mut policy = options.scheduler.name();
     loop {
         let plan = Arc::new(planned);
         if cfg!(debug_assertions) {
-            stages.time("check", || plan.check())?;
+            stages.time("check", || prepared.check(&plan.schedule))?;
         }
         let mut replay = stages.time("capture", || program.clone().replay(plan.clone()))?;
+        let sequential = Policy::Sequential.name();
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
             Ok(mut replay_us) => {
                 for seed in 0..options.stress {
@@ -136,29 +98,29 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
                     stages.time("stress", || compare(&*stressed, &examples, device))?;
                 }
                 let mut plan = plan;
-                let races = options.race && device.is_cuda() && plan.ops.kept.len() <= RACE_OPS;
-                if races && policy != Policy::Sequential {
-                    let schedule = Policy::Sequential.schedule(&graph, &costs);
+                let races = options.race && device.is_cuda() && prepared.ops.kept.len() <= RACE_OPS;
+                if races && policy != sequential {
+                    let schedule = Policy::Sequential.schedule(&problem)?;
                     let rival = Arc::new(Planned { schedule, ..(*plan).clone() });
                     let faster = stages.time("race", || faster(&*replay, &program, &rival, &examples, device))?;
                     if let Some((rival_replay, us)) = faster {
-                        (replay, replay_us, plan, policy) = (rival_replay, us, rival, Policy::Sequential);
+                        (replay, replay_us, plan, policy) = (rival_replay, us, rival, sequential);
                     }
                 }
-                let mut report = describe(&plan, &graph);
+                let mut report = describe(&plan);
                 report.mode = replay.mode();
-                report.policy = policy.to_string();
+                report.policy = policy;
                 report.reason = reason;
                 report.verified = options.verify;
                 report.replay_us = replay_us;
                 report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
                 return Ok((replay, report, plan));
             }
-            Err(error @ Error::Mismatch { .. }) if policy != Policy::Sequential => {
+            Err(error @ Error::Mismatch { .. }) if policy != sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
                 reason = Some(format!("{error}; fell back to the sequential schedule"));
-                policy = Policy::Sequential;
-                planned = Planned { schedule: policy.schedule(&graph, &costs), ..(*plan).clone() };
+                policy = sequential;
+                planned = Planned { schedule: Policy::Sequential.schedule(&problem)?, ..(*plan).clone() };
             }
             Err(error) => return Err(error),
         }
@@ -241,12 +203,13 @@ fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec
     Ok((outputs, us))
 }
 
-fn describe(plan: &Planned, graph: &OpGraph) -> Report {
-    let Planned { ops, schedule, layouts: [tensors, workspaces], .. } = plan;
+fn describe(plan: &Planned) -> Report {
+    let Planned { trace, prepared, schedule } = plan;
+    let Prepared { ops, graph, layouts: [tensors, workspaces], .. } = &**prepared;
     let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     Report {
-        ops: plan.trace.ops.len(),
-        folded: plan.trace.ops.len() - ops.kept.len(),
+        ops: trace.ops.len(),
+        folded: trace.ops.len() - ops.kept.len(),
         edges: graph.hazards(),
         edges_reduced: graph.edges(),
         width: graph.width(),
@@ -258,16 +221,16 @@ fn describe(plan: &Planned, graph: &OpGraph) -> Report {
         arena_bytes: tensors.bytes,
         workspace_bytes: workspaces.bytes,
         constant_bytes: ops.constant_bytes(),
-        ..blank(Policy::default())
+        ..blank(String::new())
     }
 }
 
-fn blank(policy: Policy) -> Report {
+fn blank(policy: String) -> Report {
     Report {
         device: String::new(),
         mode: Mode::Eager,
         reason: None,
-        policy: policy.to_string(),
+        policy,
         ops: 0,
         folded: 0,
         edges: 0,

@@ -107,8 +107,13 @@ mod tests {
             dynamic_shared: 30_000,
             resident_blocks: 2,
         };
-        let op =
-            |name: &str| Op { name: name.into(), label: String::new(), work: Work::Kernel(launch), accesses: vec![] };
+        let op = |name: &str| Op {
+            name: name.into(),
+            label: String::new(),
+            work: Work::Kernel(launch),
+            accesses: vec![],
+            nanos: None,
+        };
         let ops = vec![op("ampere_sgemm_32x32"), op("badd_f32")];
         let found = profile(&Trace { device, ops, ..Default::default() });
         // Half a multiprocessor's shared memory a block, eight blocks, four multiprocessors.

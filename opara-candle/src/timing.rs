@@ -1,5 +1,6 @@
 //! Latency, measured the same way for eager and for replay.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle::Device;
@@ -57,6 +58,18 @@ pub fn measure(
         f()?;
     }
     (0..iters).map(|_| once(device, &mut f)).collect::<Result<_>>().map(Latency::of)
+}
+
+/// Milliseconds by stage of building.
+#[derive(Default)]
+pub(crate) struct Stages(pub BTreeMap<&'static str, f64>);
+
+impl Stages {
+    pub fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
+        let (result, us) = wall_us(f);
+        *self.0.entry(stage).or_default() += us / 1e3;
+        result
+    }
 }
 
 /// The result of `f` and its wall time in microseconds.

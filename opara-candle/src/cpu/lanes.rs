@@ -15,15 +15,15 @@ use super::record::{Program, Source};
 use crate::error::caught;
 use crate::executor::nested;
 use crate::optimize::Optimized;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
 /// A program with a schedule, ready to run.
 pub(crate) struct Lanes {
     program: Arc<Program>,
-    /// For each position in launch order the operator of the program.
-    order: Vec<OpId>,
+    /// For each step of the schedule the operator of the program; none for a barrier.
+    order: Vec<Option<OpId>>,
     steps: Arc<Steps>,
     /// Results of folded operators.
     constants: HashMap<OpId, Tensor>,
@@ -38,28 +38,23 @@ impl Lanes {
     /// # Errors
     /// Those of folded operators, which run here.
     pub fn new(program: Arc<Program>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
-        let mut position = vec![0; schedule.order.len()];
-        for (at, &op) in schedule.order.iter().enumerate() {
-            position[op] = at;
-        }
-        let work = |&op: &OpId| match ops.trace.ops[op].work {
-            Work::Host { bytes, flops } => flops + 4 * bytes,
+        let scheduled = schedule.steps();
+        let work = |step: &Step| match step.op.map(|op| &ops.trace.ops[op].work) {
+            Some(Work::Host { bytes, flops }) => flops + 4 * bytes,
             _ => 0,
         };
-        let scales = |&op: &OpId| {
-            let name = program.ops[ops.kept[op]].name;
-            matches!(name, "linear" | "matmul" | "conv2d" | "max_pool2d" | "avg_pool2d")
+        let scales = |step: &Step| {
+            let name = step.op.map(|op| program.ops[ops.kept[op]].name);
+            matches!(name, Some("linear" | "matmul" | "conv2d" | "max_pool2d" | "avg_pool2d"))
         };
         let mut steps = Steps {
-            scales: schedule.order.iter().map(scales).collect(),
-            work: schedule.order.iter().map(work).collect(),
-            successors: vec![Vec::new(); position.len()],
-            waits: schedule.order.iter().map(|&op| schedule.predecessors[op].len()).collect(),
+            scales: scheduled.iter().map(scales).collect(),
+            work: scheduled.iter().map(work).collect(),
+            successors: vec![Vec::new(); scheduled.len()],
+            waits: scheduled.iter().map(|step| step.after.len()).collect(),
         };
-        for (op, predecessors) in schedule.predecessors.iter().enumerate() {
-            for &p in predecessors {
-                steps.successors[position[p]].push(position[op]);
-            }
+        for (at, step) in scheduled.iter().enumerate() {
+            step.after.iter().for_each(|&before| steps.successors[before].push(at));
         }
         let mut uses = vec![0; program.ops.len()];
         let read = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
@@ -75,7 +70,7 @@ impl Lanes {
         let views = |output: &Source| matches!(output, Source::Op(i) if folded.contains(&program.ops[*i].storage.0));
         Ok(Self {
             shared: program.outputs.iter().map(views).collect(),
-            order: schedule.order.iter().map(|&op| ops.kept[op]).collect(),
+            order: scheduled.iter().map(|step| step.op.map(|op| ops.kept[op])).collect(),
             parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
             steps,
             constants,
@@ -194,7 +189,7 @@ impl Run {
     }
 
     fn execute(&self, at: usize) -> Result<()> {
-        let id = self.lanes.order[at];
+        let Some(id) = self.lanes.order[at] else { return Ok(()) };
         let op = &self.lanes.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();

@@ -38,7 +38,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
 
 impl Program for record::Program {
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
-        let lanes = Arc::new(lanes::Lanes::new(self, &plan.ops, &plan.schedule)?);
+        let lanes = Arc::new(lanes::Lanes::new(self, &plan.prepared.ops, &plan.schedule)?);
         let parallel = lanes.is_parallel();
         Ok(Box::new(CpuReplay { lanes, parallel }))
     }

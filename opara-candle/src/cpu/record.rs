@@ -275,6 +275,7 @@ impl Program {
                 label: op.label.clone(),
                 work: Work::Host { bytes: op.bytes, flops: op.flops },
                 accesses,
+                nanos: None,
             });
         }
         trace

@@ -453,7 +453,7 @@ fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
     // Both ends of a copy are pointers; of a kernel's arguments only those that may move matter.
     let kernel = matches!(launch, Launch::Kernel(_));
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
-    (Op { name, label: label.to_string(), work, accesses }, Recorded { launch, pointers, fixed })
+    (Op { name, label: label.to_string(), work, accesses, nanos: None }, Recorded { launch, pointers, fixed })
 }
 
 /// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends

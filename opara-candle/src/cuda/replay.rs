@@ -15,6 +15,7 @@ use crate::backend::{Function, Program, Replay};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
 use crate::plan::Planned;
+use crate::prepared::Prepared;
 use crate::report::Mode;
 use crate::trace::{OpId, Role, Trace};
 use crate::{Error, Result};
@@ -54,7 +55,7 @@ impl CudaProgram {
     }
 
     /// Where outputs and constants are.
-    fn relocation(&self, plan: &Planned, outputs: &[Tensor]) -> Result<Relocation> {
+    fn relocation(&self, plan: &Prepared, outputs: &[Tensor]) -> Result<Relocation> {
         let buffers = &plan.ops.trace.buffers;
         let constants = self.block(plan.ops.constant_bytes())?;
         let mut relocation = Relocation::default();
@@ -75,7 +76,7 @@ impl CudaProgram {
     }
 
     /// Fills the constants: runs the folded launches, one after the other, in memory that is given back then.
-    fn run_once(&self, plan: &Planned, relocation: &Relocation) -> Result<()> {
+    fn run_once(&self, plan: &Prepared, relocation: &Relocation) -> Result<()> {
         let once = &plan.ops.once;
         if once.ops.is_empty() {
             return Ok(());
@@ -103,7 +104,7 @@ impl CudaProgram {
         memory: &[Block; 2],
         stress: Option<u64>,
     ) -> Result<Executable> {
-        let Planned { ops, schedule, layouts, .. } = plan;
+        let Prepared { ops, layouts, .. } = &*plan.prepared;
         let mut relocation = fixed.clone();
         for (id, buffer) in ops.trace.buffers.iter().enumerate() {
             if let Role::Input(i) = buffer.role {
@@ -122,17 +123,21 @@ impl CudaProgram {
             }
         }
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
-        let mut node = vec![0; schedule.order.len()];
-        for &op in &schedule.order {
-            let mut after: Vec<usize> = schedule.predecessors[op].iter().map(|&p| node[p]).collect();
+        let mut node: Vec<usize> = Vec::with_capacity(ops.kept.len());
+        for step in plan.schedule.steps() {
+            let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
             if after.is_empty() {
                 after.extend(&poison);
             }
+            let Some(op) = step.op else {
+                node.push(graph.join(&after)?);
+                continue;
+            };
             if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
                 let held_up = graph.fill(delay, seed as u8, &after)?;
                 after = vec![held_up];
             }
-            node[op] = add(&mut graph, &launches.of[ops.kept[op]], &after)?;
+            node.push(add(&mut graph, &launches.of[ops.kept[op]], &after)?);
         }
         graph.instantiate(Box::new(self.function.clone()))
     }
@@ -184,8 +189,8 @@ impl GraphReplay {
     fn new(program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
         let zeros = |o: &OutputSpec| Tensor::zeros(&o.shape, o.dtype, &program.device);
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
-        let fixed = program.relocation(&plan, &outputs)?;
-        program.run_once(&plan, &fixed)?;
+        let fixed = program.relocation(&plan.prepared, &outputs)?;
+        program.run_once(&plan.prepared, &fixed)?;
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
         let stale = Arc::new(AtomicBool::new(false));
         watch_frees(&program.capture.external, &stale);
@@ -202,7 +207,7 @@ impl GraphReplay {
     /// Builds the graph, unless there is one for the arenas as they are. Returns their memory.
     fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[Block; 2]> {
         let CudaProgram { arena, workspaces, device, .. } = &*self.program;
-        let [tensors, scratch] = &self.plan.layouts;
+        let [tensors, scratch] = &self.plan.prepared.layouts;
         let memory = [
             arena.memory(&mut arenas[0], tensors.bytes, device)?,
             workspaces.memory(&mut arenas[1], scratch.bytes, device)?,

@@ -70,6 +70,7 @@ mod tests {
                 .iter()
                 .map(|&(mode, start, end)| Access { buffer: 0, region: Region::contiguous(start, end - start), mode })
                 .collect(),
+            nanos: None,
         };
         let buffers = vec![Buffer { bytes: 100, role: Role::Intermediate }];
         hazards(&Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() })

@@ -9,11 +9,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::graph::{reduce::transitive_reduction, OpGraph};
 use crate::profile::OpProfile;
-use crate::trace::OpId;
+use crate::trace::{DeviceSpec, OpId};
+use crate::{Error, Result};
+
+/// What a scheduler knows.
+#[derive(Debug, Clone, Copy)]
+pub struct Problem<'a> {
+    /// What depends on what.
+    pub graph: &'a OpGraph,
+    /// What each op costs.
+    pub profile: &'a [OpProfile],
+    /// Where they run.
+    pub device: &'a DeviceSpec,
+}
+
+/// A way to schedule ops: one of the [`Policy`]s, or a user's own.
+///
+/// ```
+/// use opara_candle::schedule::{Problem, Schedule, Scheduler};
+///
+/// /// Every op on a stream of its own, as recorded.
+/// #[derive(Debug)]
+/// struct Scattered;
+///
+/// impl Scheduler for Scattered {
+///     fn name(&self) -> String {
+///         "scattered".into()
+///     }
+///
+///     fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+///         let ops = problem.graph.len();
+///         Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())
+///     }
+/// }
+/// ```
+pub trait Scheduler: std::fmt::Debug + Send + Sync {
+    /// Its name in reports and tables.
+    fn name(&self) -> String;
+
+    /// Schedules every op once.
+    ///
+    /// # Errors
+    /// Its own, and those of [`Schedule::new`].
+    fn schedule(&self, problem: &Problem) -> Result<Schedule>;
+}
 
 /// How ops are assigned to streams and ordered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// One stream, in recorded order: what a plain CUDA graph of the module does.
     Sequential,
@@ -25,12 +68,17 @@ pub enum Policy {
 impl Policy {
     /// Every policy, in the order in which tables list them.
     pub const ALL: [Policy; 2] = [Policy::Sequential, Policy::Opara];
+}
 
-    /// Schedules a graph; `profile` holds one entry an op.
-    pub fn schedule(self, graph: &OpGraph, profile: &[OpProfile]) -> Schedule {
+impl Scheduler for Policy {
+    fn name(&self) -> String {
+        self.to_string()
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         match self {
-            Policy::Sequential => sequential::schedule(graph),
-            Policy::Opara => Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile)),
+            Policy::Sequential => sequential::schedule(problem),
+            Policy::Opara => opara::schedule(problem),
         }
     }
 }
@@ -46,13 +94,13 @@ impl std::fmt::Display for Policy {
 
 /// A policy's name that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy `{0}`: use sequential or opara")]
+#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(|p| p.to_string()).join(", "))]
 pub struct UnknownPolicy(String);
 
 impl std::str::FromStr for Policy {
     type Err = UnknownPolicy;
 
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownPolicy> {
         Policy::ALL.into_iter().find(|p| p.to_string() == name).ok_or_else(|| UnknownPolicy(name.into()))
     }
 }
@@ -66,43 +114,106 @@ pub struct Schedule {
     pub stream: Vec<usize>,
     /// Every op once, as they are launched.
     pub order: Vec<OpId>,
+    /// Positions in the order, ascending, before which all that was launched so far has to finish.
+    pub barriers: Vec<usize>,
     /// For each op the ops right before which it may not start, ascending in launch order: its stream's predecessor
-    /// and ops of other streams, less those that another one of them already waits for.
+    /// and ops of other streams, less those that another one of them or a barrier already waits for.
     pub predecessors: Vec<Vec<OpId>>,
+}
+
+/// What a device launches for a schedule: an op, or nothing where a barrier joins what runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The op; `None` for a barrier.
+    pub op: Option<OpId>,
+    /// Earlier steps that it waits for.
+    pub after: Vec<usize>,
 }
 
 impl Schedule {
     /// The schedule with the fewest waits for a stream assignment and a launch order.
     ///
-    /// `order` must hold every op once, none before one that it depends on.
-    pub fn new(graph: &OpGraph, stream: Vec<usize>, order: Vec<OpId>) -> Self {
-        let mut schedule = Self { stream, order, predecessors: Vec::new() };
-        let before = schedule.stream_predecessors();
-        schedule.predecessors = if schedule.streams() <= 1 {
-            // All that an op depends on lies before it.
-            before.into_iter().map(|before| before.into_iter().collect()).collect()
-        } else {
-            schedule.with_fewest_waits(graph, &before)
-        };
-        schedule
+    /// # Arguments
+    /// For each op its stream, and every op once, none before one that it depends on. Streams are numbered anew, in
+    /// the order of their first launch.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] if an op has no stream, is not launched once, or is launched before one that it
+    /// depends on.
+    pub fn new(graph: &OpGraph, stream: Vec<usize>, order: Vec<OpId>) -> Result<Self> {
+        Self::in_stages(graph, stream, order, Vec::new())
     }
 
-    fn with_fewest_waits(&self, graph: &OpGraph, before: &[Option<OpId>]) -> Vec<Vec<OpId>> {
-        let order = &self.order;
-        let mut position = vec![0; order.len()];
-        for (at, &op) in order.iter().enumerate() {
-            position[op] = at;
+    /// The same with barriers at these positions of the order.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and for barriers that are not ascending positions inside the order.
+    pub fn in_stages(graph: &OpGraph, mut stream: Vec<usize>, order: Vec<OpId>, barriers: Vec<usize>) -> Result<Self> {
+        let position = positions(graph, &stream, &order)?;
+        if !barriers.is_sorted_by(|a, b| a < b) || barriers.iter().any(|&b| b == 0 || b >= order.len()) {
+            return Err(Error::InvalidSchedule("barriers have to be ascending positions inside the order".into()));
         }
-        let mut needed: Vec<Vec<usize>> =
-            order.iter().map(|&op| graph.predecessors(op).map(|p| position[p]).collect()).collect();
+        let mut numbers = hashbrown::HashMap::new();
+        for &op in &order {
+            let next = numbers.len();
+            stream[op] = *numbers.entry(stream[op]).or_insert(next);
+        }
+        let mut schedule = Self { stream, order, barriers, predecessors: Vec::new() };
+        schedule.predecessors = schedule.with_fewest_waits(graph, &position);
+        Ok(schedule)
+    }
+
+    /// Every launch and barrier in order.
+    pub fn steps(&self) -> Vec<Step> {
+        let mut steps: Vec<Step> = Vec::with_capacity(self.order.len() + self.barriers.len());
+        let mut step_of = vec![0; self.order.len()];
+        let mut barriers = self.barriers.iter().peekable();
+        // Of the stage: its barrier, and the steps that nothing waits for yet.
+        let mut barrier = None;
+        let mut open: Vec<bool> = Vec::new();
+        let mut stage = 0;
+        for (at, &op) in self.order.iter().enumerate() {
+            if barriers.next_if_eq(&&at).is_some() {
+                let after = (stage..steps.len()).filter(|&step| open[step]).collect();
+                barrier = Some(steps.len());
+                stage = steps.len();
+                steps.push(Step { op: None, after });
+                open.push(true);
+            }
+            let mut after: Vec<usize> = self.predecessors[op].iter().map(|&p| step_of[p]).collect();
+            if after.is_empty() {
+                after.extend(barrier);
+            }
+            after.iter().for_each(|&p| open[p] = false);
+            step_of[op] = steps.len();
+            steps.push(Step { op: Some(op), after });
+            open.push(true);
+        }
+        steps
+    }
+
+    fn with_fewest_waits(&self, graph: &OpGraph, position: &[usize]) -> Vec<Vec<OpId>> {
+        let order = &self.order;
+        let before = self.stream_predecessors();
+        if self.streams() <= 1 && self.barriers.is_empty() {
+            // All that an op depends on lies before it.
+            return before.into_iter().map(|before| before.into_iter().collect()).collect();
+        }
+        let mut barriers = self.barriers.iter().peekable();
+        let mut stage = 0;
+        let mut needed: Vec<Vec<usize>> = Vec::with_capacity(order.len());
         let mut more = false;
         for (at, &op) in order.iter().enumerate() {
-            if let Some(before) =
-                before[op].map(|before| position[before]).filter(|before| !needed[at].contains(before))
-            {
-                needed[at].push(before);
+            if let Some(&barrier) = barriers.next_if_eq(&&at) {
+                stage = barrier;
+            }
+            let mut own: Vec<usize> = graph.predecessors(op).map(|p| position[p]).filter(|&p| p >= stage).collect();
+            let before = before[op].map(|before| position[before]).filter(|&p| p >= stage);
+            if let Some(before) = before.filter(|before| !own.contains(before)) {
+                own.push(before);
                 more = true;
             }
+            needed.push(own);
         }
         // Streams that are paths of the graph, which is reduced, add nothing to it.
         let reduced = if more { transitive_reduction(&needed) } else { needed };
@@ -124,9 +235,14 @@ impl Schedule {
         self.predecessors[op].iter().copied().filter(move |&p| self.stream[p] != self.stream[op])
     }
 
-    /// Waits across streams in all.
+    /// Waits across streams in all, those for and of barriers included.
     pub fn wait_count(&self) -> usize {
-        (0..self.order.len()).map(|op| self.waits(op).count()).sum()
+        let steps = self.steps();
+        let crosses = |step: &Step, &before: &usize| match (step.op, steps[before].op) {
+            (Some(op), Some(before)) => self.stream[op] != self.stream[before],
+            _ => true,
+        };
+        steps.iter().map(|step| step.after.iter().filter(|before| crosses(step, before)).count()).sum()
     }
 
     /// For each op the one before it on its stream.
@@ -137,5 +253,72 @@ impl Schedule {
             before[op] = last[self.stream[op]].replace(op);
         }
         before
+    }
+}
+
+/// For each op its place in the order.
+fn positions(graph: &OpGraph, stream: &[usize], order: &[OpId]) -> Result<Vec<usize>> {
+    let invalid = |what: String| Err(Error::InvalidSchedule(what));
+    let ops = graph.len();
+    if stream.len() != ops || order.len() != ops {
+        return invalid(format!("{} ops have a stream and {} are launched, of {ops}", stream.len(), order.len()));
+    }
+    let mut position = vec![usize::MAX; ops];
+    for (at, &op) in order.iter().enumerate() {
+        if op >= ops || position[op] != usize::MAX {
+            return invalid(format!("op {op} is launched twice or does not exist"));
+        }
+        if let Some(p) = graph.predecessors(op).find(|&p| position[p] == usize::MAX) {
+            return invalid(format!("op {op} is launched before op {p}, which it depends on"));
+        }
+        position[op] = at;
+    }
+    Ok(position)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn diamond() -> OpGraph {
+        OpGraph::from_predecessors(vec![vec![], vec![0], vec![0], vec![1, 2]])
+    }
+
+    #[test]
+    fn schedules_that_are_none_are_refused() {
+        let new = |stream: &[usize], order: &[OpId]| Schedule::new(&diamond(), stream.into(), order.into());
+        for (stream, order, why) in [
+            (&[0, 0, 0, 0][..], &[0, 2, 1][..], "3 are launched"),
+            (&[0, 0, 0], &[0, 1, 2, 3], "3 ops have a stream"),
+            (&[0; 4], &[0, 1, 1, 3], "launched twice"),
+            (&[0; 4], &[0, 1, 2, 4], "does not exist"),
+            (&[0; 4], &[0, 1, 3, 2], "op 3 is launched before op 2"),
+        ] {
+            let error = new(stream, order).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let stages =
+            |barriers: &[usize]| Schedule::in_stages(&diamond(), vec![0; 4], vec![0, 1, 2, 3], barriers.into());
+        for barriers in [&[0][..], &[4], &[2, 2], &[3, 1]] {
+            assert!(stages(barriers).is_err(), "{barriers:?}");
+        }
+        assert_eq!(new(&[7, 7, 3, 7], &[0, 2, 1, 3]).unwrap().stream, [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn a_barrier_joins_what_nothing_waits_for() {
+        let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0], vec![1], vec![2]]);
+        let schedule = Schedule::in_stages(&graph, vec![0, 1, 0, 1, 0], vec![0, 1, 2, 3, 4], vec![3]).unwrap();
+        assert_eq!(schedule.predecessors, [vec![], vec![], vec![0], vec![], vec![]]);
+        let steps: Vec<_> = schedule.steps().into_iter().map(|step| (step.op, step.after)).collect();
+        let expected = [
+            (Some(0), vec![]),
+            (Some(1), vec![]),
+            (Some(2), vec![0]),
+            (None, vec![1, 2]),
+            (Some(3), vec![3]),
+            (Some(4), vec![3]),
+        ];
+        assert_eq!(steps, expected);
     }
 }

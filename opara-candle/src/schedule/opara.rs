@@ -4,9 +4,16 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::{Problem, Schedule};
 use crate::graph::OpGraph;
 use crate::profile::{Class, OpProfile};
 use crate::trace::OpId;
+use crate::Result;
+
+pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+    let Problem { graph, profile, .. } = *problem;
+    Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile))
+}
 
 /// Alg. 1: an op joins the stream of its first predecessor that no other op has followed yet, or else gets a stream of
 /// its own. Ops of one stream form a path of the graph, so the assignment costs no parallelism.
@@ -85,7 +92,6 @@ pub fn launch_order(graph: &OpGraph, profile: &[OpProfile]) -> Vec<OpId> {
 mod tests {
     use super::*;
     use crate::graph::reduce::tests::dags;
-    use crate::schedule::Schedule;
     use proptest::prelude::*;
 
     /// A four-branch block: 0 feeds 1, 2, 3 and 4; 2-5, 3-6, 4-7; 8 joins 1, 5, 6 and 7.
@@ -107,7 +113,7 @@ mod tests {
 
     #[test]
     fn waits_of_a_block_by_hand() {
-        let schedule = Schedule::new(&block(), stream_allocation(&block()), (0..9).collect());
+        let schedule = Schedule::new(&block(), stream_allocation(&block()), (0..9).collect()).unwrap();
         let waits: Vec<Vec<OpId>> = (0..9).map(|op| schedule.waits(op).collect()).collect();
         assert_eq!(waits, [vec![], vec![], vec![0], vec![0], vec![0], vec![], vec![], vec![], vec![5, 6, 7]]);
     }
@@ -135,7 +141,7 @@ mod tests {
     #[test]
     fn a_chain_needs_one_stream_and_no_wait() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![0], vec![1], vec![2]]);
-        let schedule = Schedule::new(&graph, stream_allocation(&graph), (0..4).collect());
+        let schedule = Schedule::new(&graph, stream_allocation(&graph), (0..4).collect()).unwrap();
         assert_eq!((schedule.streams(), schedule.wait_count()), (1, 0));
     }
 
@@ -143,7 +149,7 @@ mod tests {
         #[test]
         fn a_stream_is_a_path_of_the_graph(dag in dags()) {
             let graph = OpGraph::from_predecessors(dag);
-            let schedule = Schedule::new(&graph, stream_allocation(&graph), (0..graph.len()).collect());
+            let schedule = Schedule::new(&graph, stream_allocation(&graph), (0..graph.len()).collect()).unwrap();
             for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
                 prop_assert!(before.is_none_or(|p| graph.predecessors(op).any(|q| q == p)));
             }

@@ -57,6 +57,8 @@ pub struct Op {
     pub work: Work,
     /// Every part of memory that it reads or writes.
     pub accesses: Vec<Access>,
+    /// Nanoseconds that it takes alone on the device, where that was measured.
+    pub nanos: Option<u64>,
 }
 
 /// What an [`Op`] launches.

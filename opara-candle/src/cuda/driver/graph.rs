@@ -202,6 +202,17 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
+    /// Adds a node that does nothing behind the nodes `after`.
+    pub fn join(&mut self, after: &[usize]) -> Result<usize> {
+        let dependencies = self.after(after);
+        let mut new = std::ptr::null_mut();
+        // SAFETY: the graph is owned here and the dependencies are nodes of it; `new` receives the node.
+        check("cuGraphAddEmptyNode", unsafe {
+            sys::cuGraphAddEmptyNode(&mut new, self.graph.raw, dependencies.as_ptr(), dependencies.len())
+        })?;
+        Ok(self.added(new))
+    }
+
     /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.
     pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();

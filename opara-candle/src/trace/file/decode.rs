@@ -18,7 +18,10 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
     let device = device(contents.get(Tag::DEVICE)?)?;
     let strings = strings(contents.get(Tag::STRINGS)?)?;
     let mut buffers = buffers(contents.get(Tag::BUFFERS)?)?;
-    let ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
+    let mut ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
+    if let Ok(content) = contents.get(Tag::NANOS) {
+        nanos(content, &mut ops)?;
+    }
     if let Ok(content) = contents.get(Tag::WORKSPACES) {
         workspaces(content, &mut buffers)?;
     }
@@ -58,7 +61,7 @@ impl Contents {
 
 /// Every known section up to the end of the file.
 fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
-    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::WORKSPACES, Tag::PEAK, Tag::END];
+    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::WORKSPACES, Tag::PEAK, Tag::NANOS, Tag::END];
     let mut contents = Contents(Vec::new());
     for count in 1.. {
         at_most("sections of the file", count, limits::SECTIONS)?;
@@ -115,6 +118,17 @@ fn peak(mut content: Cursor<'_>) -> Result<u64, FileError> {
     Ok(bytes)
 }
 
+fn nanos(mut content: Cursor<'_>, ops: &mut [Op]) -> Result<(), FileError> {
+    let count = content.count(0, "durations", limits::OPS)?;
+    if count != ops.len() {
+        return Err(content.error(0, format!("{count} durations of {} ops", ops.len())));
+    }
+    for (id, op) in ops.iter_mut().enumerate() {
+        op.nanos = Some(content.read(id)?).filter(|&nanos| nanos > 0);
+    }
+    content.finish(count)
+}
+
 fn strings(mut content: Cursor<'_>) -> Result<Vec<&str>, FileError> {
     let count = content.count(0, "strings", 2 * limits::OPS)?;
     let strings = (0..count).map(|id| content.read(id)).collect::<Result<_, _>>()?;
@@ -163,7 +177,7 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
             };
             accesses.push(Access { buffer: index as usize, region, mode });
         }
-        ops.push(Op { name, label, work: record.work, accesses });
+        ops.push(Op { name, label, work: record.work, accesses, nanos: None });
     }
     content.finish(count)?;
     Ok(ops)

@@ -69,6 +69,14 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
         peak.push(0, &trace.peak_bytes)?;
         contents.push(peak);
     }
+    if trace.ops.iter().any(|op| op.nanos.is_some()) {
+        let mut nanos = Content::new(Tag::NANOS);
+        nanos.push(0, &trace.ops.len())?;
+        for (id, op) in trace.ops.iter().enumerate() {
+            nanos.push(id, &op.nanos.unwrap_or(0))?;
+        }
+        contents.push(nanos);
+    }
     contents.push(Content::new(Tag::END));
     Ok(contents.into_iter().map(|content| (content.tag, content.bytes)).collect())
 }

@@ -27,6 +27,8 @@ impl Tag {
     pub(super) const WORKSPACES: Tag = Tag(*b"work");
     /// Most bytes held at a time; absent where that is not known.
     pub(super) const PEAK: Tag = Tag(*b"peak");
+    /// Nanoseconds of each op; absent where none was measured.
+    pub(super) const NANOS: Tag = Tag(*b"nano");
     /// Ends the file; empty.
     pub(super) const END: Tag = Tag(*b"DONE");
 

@@ -99,9 +99,9 @@ fn a_large_trace_is_small() {
 #[test]
 fn optional_sections_are_skipped_and_others_refused() {
     let mut sections = encode::contents(&golden()).unwrap().to_vec();
-    // As later builds may write it, durations in nanoseconds for example; anywhere, and more than once.
-    sections.insert(2, (Tag(*b"nano"), vec![200, 1, 30]));
-    sections.insert(0, (Tag(*b"nano"), vec![]));
+    // As later builds may write it; anywhere, and more than once.
+    sections.insert(2, (Tag(*b"note"), vec![200, 1, 30]));
+    sections.insert(0, (Tag(*b"note"), vec![]));
     assert_eq!(read(&file(&sections)).unwrap(), golden());
 
     sections[3].0 = Tag(*b"Nano");

@@ -25,7 +25,13 @@ pub(super) fn golden() -> Trace {
         dynamic_shared: 65536,
         resident_blocks: 2,
     };
-    let op = |name: &str, label: &str, work, accesses| Op { name: name.into(), label: label.into(), work, accesses };
+    let op = |name: &str, label: &str, work, accesses| Op {
+        name: name.into(),
+        label: label.into(),
+        work,
+        accesses,
+        nanos: None,
+    };
     let buffers = [
         (4096, Role::Input(0)),
         (1024, Role::Output(1)),
@@ -98,7 +104,14 @@ fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
     let most = if buffers.is_empty() { 0 } else { 6 };
     let accesses = prop::collection::vec(accesses(buffers), 0..=most);
     let label = prop_oneof!["(layer/[0-4]/)?(add|conv)?", ".{0,20}"];
-    (".{0,20}", label, works(), accesses).prop_map(|(name, label, work, accesses)| Op { name, label, work, accesses })
+    let nanos = prop::option::of(1u64..1 << 40);
+    (".{0,20}", label, works(), accesses, nanos).prop_map(|(name, label, work, accesses, nanos)| Op {
+        name,
+        label,
+        work,
+        accesses,
+        nanos,
+    })
 }
 
 fn works() -> impl Strategy<Value = Work> {
@@ -188,6 +201,7 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
             label,
             work: Work::Kernel(launch),
             accesses: vec![access(near(1 + spread(i, 30)), Mode::Read), weight, channels, output],
+            nanos: None,
         }
     };
     let buffer = |id| Buffer {
