@@ -7,7 +7,7 @@ use candle::Tensor;
 use crate::plan::Planned;
 use crate::report::Mode;
 use crate::trace::Trace;
-use crate::Result;
+use crate::{Error, Result};
 
 /// A module, or any function of several tensors to several tensors.
 pub(crate) type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
@@ -26,12 +26,20 @@ pub(crate) struct Recording {
     pub program: Arc<dyn Program>,
 }
 
+/// For each op the nanoseconds at which it began and ended.
+pub(crate) type Spans = Vec<(u64, u64)>;
+
 /// What a device needs beside the trace to launch the ops again.
 pub(crate) trait Program: Send + Sync {
     /// Something that runs the folded ops now and replays the others as planned.
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>>;
 
-    /// The same with random launches held up and the arena poisoned before each call, where the device has a way to.
+    /// When each op runs, in each of so many replays of a plan.
+    fn spans(self: Arc<Self>, _plan: Arc<Planned>, _inputs: &[Tensor], _rounds: usize) -> Result<Vec<Spans>> {
+        Err(Error::NotMeasurable)
+    }
+
+    /// As [`replay`](Self::replay), with random launches held up and the arena poisoned before each call, where the device has a way to.
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, _seed: u64) -> Result<Box<dyn Replay>> {
         self.replay(plan)
     }
@@ -49,6 +57,12 @@ pub(crate) trait Replay: Send + Sync {
     fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())
+    }
+
+    /// Another schedule of the same prepared trace. It shares memory with this one where that saves some, so the two
+    /// take turns.
+    fn rescheduled(&self, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
+        plan.program.clone().replay(plan)
     }
 
     /// Whether memory that it reads, and does not own, has been freed: then it may not be called any more.

@@ -104,6 +104,10 @@ pub enum Error {
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
+    /// Times of single ops were asked for where they are not measured.
+    #[error("times of single ops are measured of captured modules on a CUDA device only")]
+    NotMeasurable,
+
     /// A closure that outputs are lent to calls the executor that lends them.
     #[error("the executor was called by the closure that it lends its outputs to: copy them and call it afterwards")]
     Lent,

@@ -328,6 +328,22 @@ impl OparaExecutor {
         self.planned(|planned| (*planned.trace).clone())
     }
 
+    /// What was recorded for inputs like these, with the time that each op takes alone on the device: the median over
+    /// replays of the sequential schedule, in which every op finds its counters, workspaces and operands as it should.
+    /// Ops that are folded into constants run in no replay and have none.
+    ///
+    /// CUPTI measures; it must be installed, and no profiler may be attached.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
+    /// [`call`](Self::call).
+    pub fn measure_ops(&self, inputs: &[Tensor]) -> Result<Trace> {
+        const ROUNDS: usize = 21;
+        self.check(inputs)?;
+        let plan = self.plan(inputs)?;
+        plan.planned.as_deref().ok_or(Error::NotMeasurable)?.measure_ops(inputs, ROUNDS)
+    }
+
     fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {
         let plan = self.plans.lock().last().map(|(_, plan)| plan.clone())?;
         plan.planned.as_deref().map(f)

@@ -25,10 +25,27 @@ pub(crate) struct Plan {
 /// What is replayed, and in which order.
 #[derive(Clone)]
 pub(crate) struct Planned {
+    pub program: Arc<dyn Program>,
     /// As it was recorded.
     pub trace: Arc<Trace>,
     pub prepared: Arc<Prepared>,
     pub schedule: Schedule,
+}
+
+impl Planned {
+    /// The trace with the median time of each op over so many replays of the sequential schedule.
+    pub fn measure_ops(&self, inputs: &[Tensor], rounds: usize) -> Result<Trace> {
+        let schedule = Policy::Sequential.schedule(&self.prepared.problem())?;
+        let sequential = Arc::new(Planned { schedule, ..self.clone() });
+        let spans = self.program.clone().spans(sequential, inputs, rounds)?;
+        let mut trace = (*self.trace).clone();
+        for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
+            let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
+            nanos.sort_unstable();
+            trace.ops[op].nanos = nanos.get(nanos.len() / 2).copied();
+        }
+        Ok(trace)
+    }
 }
 
 impl Plan {
@@ -81,7 +98,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
     let problem = prepared.problem();
     let schedule = stages.time("schedule", || options.scheduler.schedule(&problem))?;
-    let mut planned = Planned { trace, prepared: prepared.clone(), schedule };
+    let mut planned = Planned { program: program.clone(), trace, prepared: prepared.clone(), schedule };
     let mut reason = None;
     let mut policy = options.scheduler.name();
     loop {
@@ -204,7 +221,7 @@ fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec
 }
 
 fn describe(plan: &Planned) -> Report {
-    let Planned { trace, prepared, schedule } = plan;
+    let Planned { trace, prepared, schedule, .. } = plan;
     let Prepared { ops, graph, layouts: [tensors, workspaces], .. } = &**prepared;
     let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     Report {

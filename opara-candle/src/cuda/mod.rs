@@ -7,6 +7,7 @@ mod driver;
 mod kernels;
 pub(crate) mod ops;
 mod replay;
+mod spans;
 
 use std::sync::Arc;
 

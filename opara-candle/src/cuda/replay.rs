@@ -1,17 +1,16 @@
 //! Replay: a new graph with the schedule's edges, launched once a call.
 
-use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
-use parking_lot::{MutexGuard, ReentrantMutex};
+use parking_lot::{Mutex, MutexGuard, ReentrantMutex};
 
 use super::arena::{Arena, State};
 use super::capture::{Capture, OutputSpec, Recorded};
 use super::driver::{aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream};
-use crate::backend::{Function, Program, Replay};
+use crate::backend::{Function, Program, Replay, Spans};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
 use crate::plan::Planned;
@@ -33,6 +32,10 @@ pub(super) struct CudaProgram {
 impl Program for CudaProgram {
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
         super::while_not_capturing(|| Ok(Box::new(GraphReplay::new(self, plan, None)?) as _))
+    }
+
+    fn spans(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<Spans>> {
+        super::spans::spans(&self, &plan, inputs, rounds)
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {
@@ -123,6 +126,8 @@ impl CudaProgram {
             }
         }
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
+        let mut urgent = vec![false; ops.kept.len()];
+        plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
         let mut node: Vec<usize> = Vec::with_capacity(ops.kept.len());
         for step in plan.schedule.steps() {
             let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
@@ -137,7 +142,12 @@ impl CudaProgram {
                 let held_up = graph.fill(delay, seed as u8, &after)?;
                 after = vec![held_up];
             }
-            node.push(add(&mut graph, &launches.of[ops.kept[op]], &after)?);
+            let launch = &launches.of[ops.kept[op]];
+            let added = add(&mut graph, launch, &after)?;
+            if urgent[op] && matches!(launch.launch, Launch::Kernel(_)) {
+                graph.hurry(added)?;
+            }
+            node.push(added);
         }
         graph.instantiate(Box::new(self.function.clone()))
     }
@@ -165,18 +175,25 @@ fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize
 }
 
 /// A graph with its static outputs.
-struct GraphReplay {
+pub(super) struct GraphReplay {
     program: Arc<CudaProgram>,
     plan: Arc<Planned>,
-    outputs: Vec<Tensor>,
-    fixed: Relocation,
+    fixed: Arc<Fixed>,
     stress: Option<u64>,
-    /// One call at a time uses the static outputs. What they enqueue is then in order on the one stream.
-    built: ReentrantMutex<RefCell<Option<Built>>>,
+    built: Mutex<Option<Built>>,
     /// End of the last call's work, where every thread has a stream of its own.
     done: Option<Event>,
     /// Whether memory that the module had before has been freed since.
     stale: Arc<AtomicBool>,
+}
+
+/// Memory that does not move: what all schedules of one prepared trace share.
+struct Fixed {
+    outputs: Vec<Tensor>,
+    /// Where outputs and constants are.
+    relocation: Relocation,
+    /// One call at a time uses the outputs. What calls enqueue is then in order on the one stream.
+    turn: ReentrantMutex<()>,
 }
 
 /// A graph for the arenas as they were.
@@ -186,16 +203,21 @@ struct Built {
 }
 
 impl GraphReplay {
-    fn new(program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
+    pub fn new(program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
         let zeros = |o: &OutputSpec| Tensor::zeros(&o.shape, o.dtype, &program.device);
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
-        let fixed = program.relocation(&plan.prepared, &outputs)?;
-        program.run_once(&plan.prepared, &fixed)?;
+        let relocation = program.relocation(&plan.prepared, &outputs)?;
+        program.run_once(&plan.prepared, &relocation)?;
+        let fixed = Fixed { outputs, relocation, turn: ReentrantMutex::new(()) };
+        Self::sharing(Arc::new(fixed), program, plan, stress)
+    }
+
+    fn sharing(fixed: Arc<Fixed>, program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
         let stale = Arc::new(AtomicBool::new(false));
         watch_frees(&program.capture.external, &stale);
-        let replay = Self { program, plan, outputs, fixed, stress, built: Default::default(), done, stale };
-        replay.prepare(&mut replay.arenas(), &mut replay.built.lock().borrow_mut())?;
+        let replay = Self { program, plan, fixed, stress, built: Default::default(), done, stale };
+        replay.prepare(&mut replay.arenas(), &mut replay.built.lock())?;
         Ok(replay)
     }
 
@@ -215,7 +237,7 @@ impl GraphReplay {
         let generations = [arenas[0].generation, arenas[1].generation];
         if built.as_ref().is_none_or(|b| b.generations != generations) {
             *built = None;
-            let executable = self.program.build(&self.plan, &self.fixed, &memory, self.stress)?;
+            let executable = self.program.build(&self.plan, &self.fixed.relocation, &memory, self.stress)?;
             *built = Some(Built { generations, executable });
         }
         Ok(memory)
@@ -228,16 +250,17 @@ impl GraphReplay {
         copy: &mut dyn FnMut(&[Tensor]) -> Result<()>,
         f: &mut dyn FnMut(&[Tensor]),
     ) -> Result<()> {
-        if self.built.is_owned_by_current_thread() {
+        let Fixed { outputs, turn, .. } = &*self.fixed;
+        if turn.is_owned_by_current_thread() {
             return Err(Error::Lent);
         }
-        let built = super::while_waiting(|| self.built.lock());
+        let _turn = super::while_waiting(|| turn.lock());
         let result = super::while_not_capturing(|| {
-            self.launch(inputs, &mut built.borrow_mut())?;
-            copy(&self.outputs)
+            self.launch(inputs, &mut self.built.lock())?;
+            copy(outputs)
         });
         if result.is_ok() {
-            f(&self.outputs);
+            f(outputs);
         }
         // Also behind a failure: the next thread's stream must not overwrite what is still being read.
         if let Some(done) = &self.done {
@@ -252,7 +275,8 @@ impl GraphReplay {
         let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
         let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
         others.iter().try_for_each(|other| other.then(stream))?;
-        let inputs = inputs.iter().map(|input| aligned_input(input, &self.outputs)).collect::<Result<Vec<_>>>()?;
+        let inputs =
+            inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs)).collect::<Result<Vec<_>>>()?;
         if let Some(done) = &self.done {
             stream.wait(done)?;
         }
@@ -269,6 +293,11 @@ impl GraphReplay {
 impl Replay for GraphReplay {
     fn mode(&self) -> Mode {
         Mode::Graph
+    }
+
+    fn rescheduled(&self, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
+        let (fixed, program) = (self.fixed.clone(), self.program.clone());
+        super::while_not_capturing(|| Ok(Box::new(Self::sharing(fixed, program, plan, None)?) as _))
     }
 
     fn is_stale(&self) -> bool {

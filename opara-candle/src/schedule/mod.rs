@@ -116,6 +116,9 @@ pub struct Schedule {
     pub order: Vec<OpId>,
     /// Positions in the order, ascending, before which all that was launched so far has to finish.
     pub barriers: Vec<usize>,
+    /// Ops that go first where the device has to choose: they are launched with its highest priority.
+    #[serde(default)]
+    pub urgent: Vec<OpId>,
     /// For each op the ops right before which it may not start, ascending in launch order: its stream's predecessor
     /// and ops of other streams, less those that another one of them or a barrier already waits for.
     pub predecessors: Vec<Vec<OpId>>,
@@ -158,7 +161,7 @@ impl Schedule {
             let next = numbers.len();
             stream[op] = *numbers.entry(stream[op]).or_insert(next);
         }
-        let mut schedule = Self { stream, order, barriers, predecessors: Vec::new() };
+        let mut schedule = Self { stream, order, barriers, urgent: Vec::new(), predecessors: Vec::new() };
         schedule.predecessors = schedule.with_fewest_waits(graph, &position);
         Ok(schedule)
     }

@@ -66,6 +66,8 @@ pub(in crate::cuda) struct GraphBuilder {
     relocation: Relocation,
     /// Bytes on the host that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
+    /// Whether nodes differ in priority.
+    priorities: bool,
 }
 
 impl GraphBuilder {
@@ -76,7 +78,7 @@ impl GraphBuilder {
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
         let graph = Graph { raw, stream: stream.clone() };
-        Ok(Self { graph, nodes: Vec::new(), readers: Vec::new(), relocation, uploads: Vec::new() })
+        Ok(Self { graph, nodes: Vec::new(), readers: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
@@ -202,6 +204,21 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
+    /// Gives the node of a kernel the device's highest priority.
+    pub fn hurry(&mut self, kernel: usize) -> Result<()> {
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both receive numbers.
+        check("cuCtxGetStreamPriorityRange", unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) })?;
+        let value = sys::CUkernelNodeAttrValue { priority: greatest };
+        let attribute = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
+        self.priorities = true;
+        // SAFETY: the node belongs to the graph that is owned here; the driver refuses one that is no kernel; the value
+        // is of the attribute's type.
+        check("cuGraphKernelNodeSetAttribute", unsafe {
+            sys::cuGraphKernelNodeSetAttribute(self.nodes[kernel], attribute, &value)
+        })
+    }
+
     /// Adds a node that does nothing behind the nodes `after`.
     pub fn join(&mut self, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
@@ -216,8 +233,10 @@ impl GraphBuilder {
     /// The executable, uploaded to the device. `keep` owns what pointers that did not move point at: the module.
     pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();
+        let by_node = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+        let flags = if self.priorities { by_node.0 as u64 } else { 0 };
         // SAFETY: the graph is whole and owned here; `raw` receives the executable.
-        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.graph.raw, 0) })?;
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.graph.raw, flags) })?;
         let executable = Executable {
             raw,
             graph: self.graph,

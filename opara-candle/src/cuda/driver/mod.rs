@@ -8,6 +8,7 @@ mod calls;
 mod capture;
 #[cfg(feature = "cudnn")]
 pub(super) mod cudnn;
+mod cupti;
 mod graph;
 mod kernel;
 pub(super) mod kernels;
@@ -17,6 +18,7 @@ mod stream;
 pub(super) use arguments::Arguments;
 pub(super) use calls::{are_watched, watch_frees};
 pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
+pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};

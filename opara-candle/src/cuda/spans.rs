@@ -1,0 +1,56 @@
+//! When each op of a schedule runs, as the device saw it.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use super::driver::{Activity, Watch};
+use super::replay::{CudaProgram, GraphReplay};
+use crate::backend::{Replay, Spans};
+use crate::plan::Planned;
+use crate::trace::Work;
+use crate::{Error, Result};
+
+/// Replays before the first that counts.
+const WARMUP: usize = 3;
+
+/// Replays a schedule of its own graph so many times, and returns when each op began and ended in each.
+pub(super) fn spans(
+    program: &Arc<CudaProgram>,
+    plan: &Arc<Planned>,
+    inputs: &[Tensor],
+    rounds: usize,
+) -> Result<Vec<Spans>> {
+    let watch = Watch::start()?;
+    // Nodes are known by the order in which they were made, so the graph must be made under watch.
+    let replay = super::while_not_capturing(|| GraphReplay::new(program.clone(), plan.clone(), None))?;
+    let run = || {
+        replay.lend(inputs, &mut |_| ())?;
+        program.stream.synchronize_device()?;
+        watch.take()
+    };
+    for _ in 0..WARMUP {
+        run()?;
+    }
+    (0..rounds).map(|_| assign(run()?, plan)).collect()
+}
+
+/// Nanoseconds from the first start, by op.
+fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
+    let ops = &plan.prepared.ops.trace.ops;
+    let refused = |message: String| Err(Error::Driver { call: "cuptiActivityGetNextRecord", message });
+    if activities.len() != ops.len() {
+        return refused(format!("{} records of {} launches", activities.len(), ops.len()));
+    }
+    activities.sort_by_key(|activity| activity.node);
+    let first = activities.iter().map(|activity| activity.start).min().unwrap_or(0);
+    let mut spans = vec![(0, 0); ops.len()];
+    for (&op, activity) in plan.schedule.order.iter().zip(activities) {
+        let is_kernel = matches!(ops[op].work, Work::Kernel(_));
+        if is_kernel && activity.kernel.as_ref() != Some(&ops[op].name) {
+            return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));
+        }
+        spans[op] = (activity.start - first, activity.end - first);
+    }
+    Ok(spans)
+}
