@@ -30,7 +30,7 @@ impl Default for Pruning {
 const BARRIER_US: f64 = 2.;
 
 /// Endings that one search may consider. Beyond that its piece of the graph is cut in two.
-const BUDGET: usize = 1 << 14;
+const BUDGET: usize = 1 << 13;
 
 pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::of_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
@@ -70,9 +70,10 @@ pub fn stages(graph: &OpGraph, pruning: Pruning, mut cost: impl FnMut(&Stage) ->
         // Pieces yet to be scheduled, the next one last.
         let mut pieces = vec![by_level(graph, block)];
         while let Some(mut piece) = pieces.pop() {
-            let single = piece.iter().map(|&op| vec![op]).collect();
-            let searches = [single, chains(graph, &piece)];
-            let found = searches.into_iter().filter_map(|operators| {
+            let single: Vec<Vec<OpId>> = piece.iter().map(|&op| vec![op]).collect();
+            let chains = Some(chains(graph, &piece)).filter(|chains| chains.len() < single.len());
+            let searches = [Some(single), chains].into_iter().flatten();
+            let found = searches.filter_map(|operators| {
                 let mut search = Search::new(graph, operators, pruning, &mut cost)?;
                 search.solve(search.all()).map(|cost| (cost, search.stages()))
             });
@@ -195,7 +196,7 @@ impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
         }
         // Each operator of a level is left, in the ending, or gone: all of these are endings of some set.
         let widest = width.into_iter().max().unwrap_or(0);
-        let surely = 3usize.checked_pow(widest.min(pruning.max_groups as u32));
+        let surely = 3usize.checked_pow(widest);
         let (best, costs) = Default::default();
         let search = Self { operators, successors, linked, pruning, cost, best, costs, budget: BUDGET };
         surely.is_some_and(|surely| surely <= BUDGET).then_some(search)
@@ -230,7 +231,8 @@ impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
     /// Grows an ending of `set` by the operators among `below`. Operators join from the last to the first, so that each
     /// ending is met once.
     fn endings(&mut self, set: Set, ending: Set, below: Set, found: &mut Vec<Set>) -> Option<()> {
-        for operator in members(below).filter(|&at| self.successors[at] & set & !ending == 0).collect::<Vec<_>>() {
+        let free = |&at: &usize| self.successors[at] & set & !ending == 0;
+        for operator in members(members(below).filter(free).fold(0, |free, at| free | 1 << at)) {
             let grown = ending | 1 << operator;
             // Groups only grow, so what is pruned here has no descendants that are not.
             if self.group(grown, operator).count_ones() as usize > self.pruning.max_group.max(1) {
