@@ -6,7 +6,7 @@ use anyhow::Result;
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use opara_candle::{Policy, Report, SpanLabels};
+use opara_candle::{Policy, Report, Scheduler, SpanLabels};
 use opara_weights::Checkpoint;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
@@ -29,8 +29,9 @@ pub struct Options {
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub batch: usize,
 
-    /// How operators are scheduled: opara or sequential.
-    #[arg(long, default_value_t)]
+    /// How operators are scheduled.
+    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(|policy| policy.name()))
+        .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
 
     /// Forward passes to measure of each kind.

@@ -20,9 +20,11 @@ impl Finished {
         let mut finished = Self { words, bits: vec![0; n * words] };
         let mut last = vec![None; schedule.streams()];
         let mut joined = vec![0; words];
+        let mut stage = 0;
         for (at, &op) in schedule.order.iter().enumerate() {
             if schedule.barriers.binary_search(&at).is_ok() {
-                schedule.order[..at].iter().for_each(|p| joined[p / 64] |= 1 << (p % 64));
+                schedule.order[stage..at].iter().for_each(|p| joined[p / 64] |= 1 << (p % 64));
+                stage = at;
             }
             finished.bits[op * words..(op + 1) * words].copy_from_slice(&joined);
             let before = last[schedule.stream[op]].replace(op);

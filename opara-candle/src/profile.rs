@@ -2,20 +2,48 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::trace::{DeviceSpec, Launch, Trace, Work};
+use crate::trace::{DeviceSpec, Launch, Op, Trace, Work};
 
 /// What limits an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     /// Arithmetic: matrix products and convolutions.
     Compute,
     /// Memory: everything else.
+    #[default]
     Memory,
 }
 
+/// What one block takes of a multiprocessor, as shares of it. None for what runs no blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct BlockDemand {
+    /// Of its threads.
+    pub threads: f64,
+    /// Of its registers.
+    pub registers: f64,
+    /// Of its shared memory.
+    pub shared_memory: f64,
+}
+
+impl BlockDemand {
+    fn new(launch: &Launch, device: &DeviceSpec) -> Self {
+        let threads = launch.threads() as u64;
+        Self {
+            threads: share(threads, device.threads_per_processor),
+            registers: share(launch.registers as u64 * threads, device.registers_per_processor),
+            shared_memory: share(launch.shared() as u64, device.shared_memory_per_processor),
+        }
+    }
+
+    /// The share of the scarcest.
+    pub fn scarcest(&self) -> f64 {
+        self.threads.max(self.registers).max(self.shared_memory)
+    }
+}
+
 /// Resources of one op.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpProfile {
     /// What limits it.
     pub class: Class,
@@ -24,6 +52,12 @@ pub struct OpProfile {
     pub demand: f64,
     /// How many times the device must be filled to run all its blocks.
     pub waves: f64,
+    /// What one of its blocks takes.
+    pub block: BlockDemand,
+    /// Share of the device that nothing else can use while it runs, at most 1. A host operator takes one core.
+    pub share: f64,
+    /// Microseconds alone on the device: measured where the trace says so, else modelled.
+    pub us: f64,
 }
 
 /// Parts of the names of library kernels that do matrix products and convolutions.
@@ -46,24 +80,30 @@ const FLOPS_PER_BYTE: u64 = 4;
 
 /// Profiles every op of a trace, from the attributes that it carries (Opara, Sec. III-B: one pass, nothing is run).
 pub fn profile(trace: &Trace) -> Vec<OpProfile> {
-    trace
-        .ops
-        .iter()
-        .map(|op| match &op.work {
-            Work::Kernel(launch) => {
-                let compute =
-                    COMPUTE_KERNELS.iter().any(|part| op.name.contains(part)) && !op.name.starts_with("im2col");
-                let class = if compute { Class::Compute } else { Class::Memory };
-                OpProfile { class, demand: demand(launch, &trace.device), waves: waves(launch, &trace.device) }
-            }
-            // Copies need no multiprocessor to be free.
-            Work::Memset(_) | Work::Memcpy(_) => OpProfile { class: Class::Memory, demand: 0., waves: 0. },
-            Work::Host { bytes, flops } => {
-                let class = if *flops > FLOPS_PER_BYTE * bytes { Class::Compute } else { Class::Memory };
-                OpProfile { class, demand: (flops + bytes) as f64, waves: 1. }
-            }
-        })
-        .collect()
+    let device = &trace.device;
+    let resources = |op: &Op| match &op.work {
+        Work::Kernel(launch) => {
+            let compute = COMPUTE_KERNELS.iter().any(|part| op.name.contains(part)) && !op.name.starts_with("im2col");
+            let class = if compute { Class::Compute } else { Class::Memory };
+            let block = BlockDemand::new(launch, device);
+            let demand = share(launch.blocks(), device.processors) * block.scarcest();
+            let waves = share(launch.blocks(), device.processors * launch.resident_blocks.max(1));
+            OpProfile { class, demand, waves, block, share: demand.min(1.), us: 0. }
+        }
+        // Copies need no multiprocessor to be free.
+        Work::Memset(_) | Work::Memcpy(_) => OpProfile::default(),
+        Work::Host { bytes, flops } => {
+            let class = if *flops > FLOPS_PER_BYTE * bytes { Class::Compute } else { Class::Memory };
+            let share = share(1, device.processors);
+            OpProfile { class, demand: (flops + bytes) as f64, waves: 1., share, ..Default::default() }
+        }
+    };
+    let timed = |op: &Op| {
+        let profile = resources(op);
+        let us = op.nanos.map_or_else(|| modelled_us(profile.waves), |nanos| nanos as f64 / 1000.);
+        OpProfile { us, ..profile }
+    };
+    trace.ops.iter().map(timed).collect()
 }
 
 fn share(needed: u64, available: u32) -> f64 {
@@ -74,21 +114,14 @@ fn share(needed: u64, available: u32) -> f64 {
     }
 }
 
-fn demand(launch: &Launch, device: &DeviceSpec) -> f64 {
-    let threads = share(launch.threads() as u64, device.threads_per_processor);
-    let registers = share(launch.registers as u64 * launch.threads() as u64, device.registers_per_processor);
-    let shared = share(launch.shared() as u64, device.shared_memory_per_processor);
-    share(launch.blocks(), device.processors) * threads.max(registers).max(shared)
-}
-
-fn waves(launch: &Launch, device: &DeviceSpec) -> f64 {
-    share(launch.blocks(), device.processors * launch.resident_blocks.max(1))
+/// A launch costs something, and so does each time that the device is filled.
+fn modelled_us(waves: f64) -> f64 {
+    2. + 2. * waves.ceil()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::Op;
 
     #[test]
     fn the_scarcest_resource_decides() {
@@ -112,12 +145,14 @@ mod tests {
             label: String::new(),
             work: Work::Kernel(launch),
             accesses: vec![],
-            nanos: None,
+            nanos: Some(7500),
         };
         let ops = vec![op("ampere_sgemm_32x32"), op("badd_f32")];
         let found = profile(&Trace { device, ops, ..Default::default() });
         // Half a multiprocessor's shared memory a block, eight blocks, four multiprocessors.
-        assert_eq!(found[0], OpProfile { class: Class::Compute, demand: 1.0, waves: 1.0 });
+        let block = BlockDemand { threads: 0.125, registers: 0.125, shared_memory: 0.5 };
+        let expected = OpProfile { class: Class::Compute, demand: 1., waves: 1., block, share: 1., us: 7.5 };
+        assert_eq!(found[0], expected);
         assert_eq!(found[1].class, Class::Memory);
     }
 }

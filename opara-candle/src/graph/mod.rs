@@ -2,6 +2,7 @@
 
 mod ancestors;
 mod hazards;
+pub(crate) mod matching;
 pub(crate) mod reduce;
 
 pub(crate) use ancestors::Ancestors;
@@ -85,6 +86,11 @@ impl OpGraph {
     /// Ops that wait for `op`, the last recorded first.
     pub fn successors(&self, op: OpId) -> impl Iterator<Item = OpId> + '_ {
         self.dag.neighbors_directed(NodeIndex::new(op), Direction::Outgoing).map(NodeIndex::index)
+    }
+
+    /// Ops before `op` on the longest path that leads to it.
+    pub fn level(&self, op: OpId) -> usize {
+        self.level[op]
     }
 
     /// Ops on the longest path.

@@ -1,9 +1,17 @@
 //! Which stream, when: policies assign a stream to every op and choose a launch order; the waits follow from both.
 
+mod critical_path;
+mod dag;
+pub mod ios;
+mod nimble;
 mod opara;
+mod rammer;
 mod sequential;
+mod stages;
 
-pub use opara::{launch_order, stream_allocation};
+pub use nimble::stream_assignment;
+pub use opara::{launch_order, stream_allocation, Opara, Resource};
+pub use stages::Stage;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,41 +62,56 @@ pub trait Scheduler: std::fmt::Debug + Send + Sync {
     fn schedule(&self, problem: &Problem) -> Result<Schedule>;
 }
 
-/// How ops are assigned to streams and ordered.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
+macro_rules! policies {
+    ($($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)*) => {
+        /// How ops are assigned to streams and ordered.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Policy {
+            $($(#[$doc])* #[serde(rename = $name)] $policy,)*
+        }
+
+        impl Policy {
+            /// Every policy, in the order in which tables list them.
+            pub const ALL: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
+        }
+
+        impl Scheduler for Policy {
+            fn name(&self) -> String {
+                match self {
+                    $(Policy::$policy => $name.into(),)*
+                }
+            }
+
+            fn schedule(&self, problem: &Problem) -> Result<Schedule> {
+                match self {
+                    $(Policy::$policy => $schedule(problem),)*
+                }
+            }
+        }
+    };
+}
+
+policies! {
     /// One stream, in recorded order: what a plain CUDA graph of the module does.
-    Sequential,
+    Sequential, "sequential", sequential::schedule;
+    /// No streams: every op starts when all that it depends on has ended.
+    Dag, "dag", dag::schedule;
+    /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
+    Nimble, "nimble", nimble::schedule;
+    /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
+    Rammer, "rammer", rammer::schedule;
+    /// The best stages of parallel groups that dynamic programming finds (IOS).
+    Ios, "ios", ios::schedule;
+    /// Longest remaining path first, under the device's resources.
+    CriticalPath, "critical-path", critical_path::schedule;
     /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
     #[default]
-    Opara,
-}
-
-impl Policy {
-    /// Every policy, in the order in which tables list them.
-    pub const ALL: [Policy; 2] = [Policy::Sequential, Policy::Opara];
-}
-
-impl Scheduler for Policy {
-    fn name(&self) -> String {
-        self.to_string()
-    }
-
-    fn schedule(&self, problem: &Problem) -> Result<Schedule> {
-        match self {
-            Policy::Sequential => sequential::schedule(problem),
-            Policy::Opara => opara::schedule(problem),
-        }
-    }
+    Opara, "opara", |problem| Opara::default().schedule(problem);
 }
 
 impl std::fmt::Display for Policy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Policy::Sequential => "sequential",
-            Policy::Opara => "opara",
-        })
+        f.write_str(&self.name())
     }
 }
 
@@ -280,8 +303,24 @@ fn positions(graph: &OpGraph, stream: &[usize], order: &[OpId]) -> Result<Vec<us
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A four-branch block: 0 feeds 1, 2, 3 and 4; 2-5, 3-6, 4-7; 8 joins 1, 5, 6 and 7.
+    pub(crate) fn block() -> OpGraph {
+        let predecessors = [vec![], vec![0], vec![0], vec![0], vec![0], vec![2], vec![3], vec![4], vec![1, 5, 6, 7]];
+        OpGraph::from_predecessors(predecessors.to_vec())
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
+        }
+        let unknown = "fifo".parse::<Policy>().unwrap_err().to_string();
+        assert!(unknown.contains("`fifo`") && unknown.contains("sequential, dag, nimble"), "{unknown}");
+    }
 
     fn diamond() -> OpGraph {
         OpGraph::from_predecessors(vec![vec![], vec![0], vec![0], vec![1, 2]])

@@ -4,15 +4,82 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Problem, Schedule};
+use serde::{Deserialize, Serialize};
+
+use super::{Problem, Schedule, Scheduler};
 use crate::graph::OpGraph;
 use crate::profile::{Class, OpProfile};
 use crate::trace::OpId;
 use crate::Result;
 
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
-    let Problem { graph, profile, .. } = *problem;
-    Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile))
+/// What orders the ready ops of one class, the least first.
+///
+/// The paper speaks of "the least amount of GPU resources (e.g., shared memory, threads, registers)" (Sec. III-C) of a
+/// block (Sec. III-B) and chooses none of them; its authors' prototype takes the shared memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Resource {
+    /// The share of the whole device that the op takes of whatever it takes most of ([`OpProfile::demand`]).
+    #[default]
+    Scarcest,
+    /// Shared memory of a block.
+    SharedMemory,
+    /// Registers of a block.
+    Registers,
+    /// Threads of a block.
+    Threads,
+    /// How long the op takes alone.
+    Duration,
+}
+
+impl Resource {
+    /// Every resource.
+    pub const ALL: [Resource; 5] =
+        [Resource::Scarcest, Resource::SharedMemory, Resource::Registers, Resource::Threads, Resource::Duration];
+
+    /// How much an op needs.
+    pub fn of(self, op: &OpProfile) -> f64 {
+        match self {
+            Resource::Scarcest => op.demand,
+            Resource::SharedMemory => op.block.shared_memory,
+            Resource::Registers => op.block.registers,
+            Resource::Threads => op.block.threads,
+            Resource::Duration => op.us,
+        }
+    }
+}
+
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Resource::Scarcest => "scarcest",
+            Resource::SharedMemory => "shared-memory",
+            Resource::Registers => "registers",
+            Resource::Threads => "threads",
+            Resource::Duration => "duration",
+        })
+    }
+}
+
+/// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Opara {
+    /// What orders the launches.
+    pub resource: Resource,
+}
+
+impl Scheduler for Opara {
+    fn name(&self) -> String {
+        match self.resource {
+            Resource::Scarcest => "opara".into(),
+            resource => format!("opara-{resource}"),
+        }
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule> {
+        let Problem { graph, profile, .. } = *problem;
+        Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))
+    }
 }
 
 /// Alg. 1: an op joins the stream of its first predecessor that no other op has followed yet, or else gets a stream of
@@ -46,25 +113,25 @@ pub fn stream_allocation(graph: &OpGraph) -> Vec<usize> {
 }
 
 /// Alg. 2: among the ops whose predecessors are launched, memory- and compute-intensive ones alternate, and of each
-/// kind the one that demands the least of the device goes first. Memory-intensive ones begin; equal demands keep the
+/// kind the one that needs the least of the resource goes first. Memory-intensive ones begin; equal needs keep the
 /// recorded order.
 ///
 /// # Arguments
-/// `graph`, and for each op its class and demand.
+/// `graph`, for each op its class and what it needs, and the resource that counts.
 ///
 /// # Returns
 /// Every op once, in launch order.
 ///
 /// # Complexity
 /// `O(V log V + E)`.
-pub fn launch_order(graph: &OpGraph, profile: &[OpProfile]) -> Vec<OpId> {
-    /// Least demand first, then recorded order. Bits of a non-negative float order as the float does.
+pub fn launch_order(graph: &OpGraph, profile: &[OpProfile], resource: Resource) -> Vec<OpId> {
+    /// Least need first, then recorded order. Bits of a non-negative float order as the float does.
     type Ready = BinaryHeap<Reverse<(u64, OpId)>>;
     let (mut memory, mut compute) = (Ready::new(), Ready::new());
     let mut indegree: Vec<usize> = (0..graph.len()).map(|op| graph.predecessors(op).count()).collect();
     let mut order = Vec::with_capacity(graph.len());
     let push = |op: OpId, memory: &mut Ready, compute: &mut Ready| {
-        let entry = Reverse((profile[op].demand.max(0.).to_bits(), op));
+        let entry = Reverse((resource.of(&profile[op]).max(0.).to_bits(), op));
         match profile[op].class {
             Class::Memory => memory.push(entry),
             Class::Compute => compute.push(entry),
@@ -92,16 +159,12 @@ pub fn launch_order(graph: &OpGraph, profile: &[OpProfile]) -> Vec<OpId> {
 mod tests {
     use super::*;
     use crate::graph::reduce::tests::dags;
+    use crate::profile::BlockDemand;
+    use crate::schedule::tests::block;
     use proptest::prelude::*;
 
-    /// A four-branch block: 0 feeds 1, 2, 3 and 4; 2-5, 3-6, 4-7; 8 joins 1, 5, 6 and 7.
-    fn block() -> OpGraph {
-        let predecessors = [vec![], vec![0], vec![0], vec![0], vec![0], vec![2], vec![3], vec![4], vec![1, 5, 6, 7]];
-        OpGraph::from_predecessors(predecessors.to_vec())
-    }
-
     fn op(class: Class, demand: f64) -> OpProfile {
-        OpProfile { class, demand, waves: 0. }
+        OpProfile { class, demand, ..Default::default() }
     }
 
     #[test]
@@ -135,7 +198,23 @@ mod tests {
         // 0 memory; compute's turn: 2 (5), frees memory 5; memory: 5 (1); compute: 3 (7), frees compute 6; memory: 4
         // (2), frees compute 7; compute: 6 and 7 demand 1 each, 6 recorded first; memory empty, so compute 7; compute:
         // 1; 8 last.
-        assert_eq!(launch_order(&block(), &profile), [0, 2, 5, 3, 4, 6, 7, 1, 8]);
+        assert_eq!(launch_order(&block(), &profile, Resource::Scarcest), [0, 2, 5, 3, 4, 6, 7, 1, 8]);
+    }
+
+    #[test]
+    fn each_resource_orders_by_its_own_need() {
+        let graph = OpGraph::from_predecessors(vec![vec![]; 5]);
+        // Op i needs the least of the i-th resource.
+        let need = |op: usize, resource: usize| if op == resource { 1. } else { 2. };
+        let block = |i| BlockDemand { shared_memory: need(i, 1), registers: need(i, 2), threads: need(i, 3) };
+        let profile: Vec<OpProfile> = (0..5)
+            .map(|i| OpProfile { demand: need(i, 0), block: block(i), us: need(i, 4), ..Default::default() })
+            .collect();
+        for (least, resource) in Resource::ALL.into_iter().enumerate() {
+            assert_eq!(launch_order(&graph, &profile, resource)[0], least, "{resource}");
+        }
+        let names = Resource::ALL.map(|resource| Opara { resource }.name());
+        assert_eq!(names, ["opara", "opara-shared-memory", "opara-registers", "opara-threads", "opara-duration"]);
     }
 
     #[test]
@@ -162,7 +241,7 @@ mod tests {
             let profile: Vec<OpProfile> = (0..graph.len())
                 .map(|i| op(if bit(i) { Class::Memory } else { Class::Compute }, (seed.rotate_left(i as u32) % 5) as f64))
                 .collect();
-            let order = launch_order(&graph, &profile);
+            let order = launch_order(&graph, &profile, Resource::Scarcest);
             let mut launched = vec![false; graph.len()];
             let mut turn = Class::Memory;
             for &chosen in &order {
