@@ -30,10 +30,8 @@ pub struct Device {
     pub fp16_tflops: f64,
     /// Share of an arithmetic peak that library kernels reach on the multiprocessors that they fill.
     pub efficiency: f64,
-    /// Microseconds between a load of a thread and the next one that needs it.
+    /// Microseconds that a thread of a plain kernel takes to read or write one element after the other.
     pub access_us: f64,
-    /// Bytes that a thread loads at a time.
-    pub access_bytes: f64,
     /// Microseconds of the shortest kernel.
     pub kernel_us: f64,
     /// Microseconds from the end of a node of a CUDA graph to the start of one that waits for it.
@@ -43,6 +41,9 @@ pub struct Device {
     /// Kernels that are in flight at a time.
     pub queues: usize,
 }
+
+/// The kinds of room that a multiprocessor has: threads, registers, bytes of shared memory, and places for blocks.
+pub(crate) const RESOURCES: usize = 4;
 
 /// The name of a device that has no description.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -82,15 +83,15 @@ impl Device {
         needs.iter().zip(has).map(|(&needs, has)| has / needs.max(1)).min().unwrap_or(1)
     }
 
-    /// What one multiprocessor has: threads, registers, bytes of shared memory, and places for blocks.
-    pub(crate) fn processor(&self) -> [u32; 4] {
+    /// What one multiprocessor has.
+    pub(crate) fn processor(&self) -> [u32; RESOURCES] {
         let DeviceSpec { threads_per_processor, registers_per_processor, shared_memory_per_processor, .. } = self.spec;
         [threads_per_processor, registers_per_processor, shared_memory_per_processor, self.blocks_per_processor]
             .map(|has| has.max(1))
     }
 
     /// What of that a block takes; never more than there is.
-    pub(crate) fn block(&self, launch: &Launch) -> [u32; 4] {
+    pub(crate) fn block(&self, launch: &Launch) -> [u32; RESOURCES] {
         const WARP: u32 = 32;
         /// Registers are given to a warp in these portions, and by four quarters of a multiprocessor, each its own.
         const REGISTERS: u32 = 256;
@@ -132,8 +133,7 @@ fn h200() -> Device {
         tf32_tflops: 494.7,
         fp16_tflops: 989.4,
         efficiency: 0.5,
-        access_us: 0.5,
-        access_bytes: 4.,
+        access_us: 0.18,
         kernel_us: 1.5,
         launch_us: 1.0,
         edge_us: 0.4,

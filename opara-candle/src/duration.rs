@@ -8,22 +8,26 @@ use crate::trace::{Access, Launch, Op, Role, Trace, Work};
 pub(crate) fn duration(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
     match op.nanos {
         Some(nanos) => nanos as f64 / 1e3,
-        None => device.kernel_us + modelled(trace, op, class, device),
+        None => modelled(trace, op, class, device),
     }
 }
 
-/// Microseconds beyond those of the shortest kernel: of its memory traffic or of its arithmetic, whichever takes longer.
-fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
+/// Microseconds of the shortest kernel, and of memory traffic or of arithmetic, whichever takes longer.
+pub(crate) fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
     let Demand { bytes, flops } = Demand::of(trace, op, class);
     let (share, threads) = match &op.work {
         Work::Kernel(launch) => concurrency(launch, device),
         Work::Memset(_) | Work::Memcpy(_) => (1., f64::INFINITY),
         Work::Host { .. } => (1. / f64::from(device.spec.processors.max(1)), f64::INFINITY),
     };
-    let of_threads = threads * device.access_bytes / device.access_us;
-    let memory = bytes / (device.bandwidth_gbs * BYTES_PER_US).min(of_threads);
+    // The kernels of libraries load ahead, and much at a time.
+    let in_turn = match class {
+        Class::Memory if !has(op, REDUCTIONS) => device.access_us * bytes / Precision::of(op).bytes() / threads,
+        _ => 0.,
+    };
+    let memory = (bytes / (device.bandwidth_gbs * BYTES_PER_US)).max(in_turn);
     let arithmetic = flops / (Precision::of(op).tflops(device) * FLOPS_PER_US * device.efficiency * share);
-    memory.max(arithmetic)
+    device.kernel_us + memory.max(arithmetic)
 }
 
 /// At one GB/s.
@@ -53,6 +57,11 @@ const GATHERS: &[&str] = &["is_", "gather_"];
 /// Parts of the names of kernels that add up what the parts of a split product left.
 const REDUCTIONS: &[&str] = &["splitKreduce", "split_k"];
 
+/// Whether one of these is part of an op's name.
+fn has(op: &Op, parts: &[&str]) -> bool {
+    parts.iter().any(|part| op.name.contains(part))
+}
+
 impl Demand {
     /// By the accesses. What library kernels access are whole buffers, workspaces aside.
     pub fn of(trace: &Trace, op: &Op, class: Class) -> Self {
@@ -71,11 +80,10 @@ impl Demand {
                 let of = |written: bool| tensors.iter().filter(move |a| a.mode.writes() == written);
                 let sizes = |written| of(written).map(|a| a.region.bytes() as f64);
                 let (read, written): (f64, f64) = (sizes(false).sum(), sizes(true).sum());
-                let any = |parts: &[&str], is: fn(&str, &str) -> bool| parts.iter().any(|part| is(&op.name, part));
-                if any(REDUCTIONS, |name, part| name.contains(part)) {
+                if has(op, REDUCTIONS) {
                     return Self { bytes: 2. * written, flops: 0. };
                 }
-                if any(GATHERS, |name, part| name.starts_with(part)) {
+                if GATHERS.iter().any(|start| op.name.starts_with(start)) {
                     return Self { bytes: written + read.min(written), flops: 0. };
                 }
                 let flops = match class {
@@ -110,10 +118,9 @@ impl Precision {
     pub fn of(op: &Op) -> Self {
         const TENSOR: &[&str] = &["tf32", "s1688gemm", "s1688fprop", "tensorop_s1688"];
         const HALF: &[&str] = &["f16", "h16816", "s16816", "hsh", "hhh", "half", "hgemm", "h884", "h1688"];
-        let has = |parts: &[&str]| parts.iter().any(|part| op.name.contains(part));
         match () {
-            () if has(TENSOR) => Precision::Tensor,
-            () if has(HALF) => Precision::Half,
+            () if has(op, TENSOR) => Precision::Tensor,
+            () if has(op, HALF) => Precision::Half,
             () => Precision::Single,
         }
     }
