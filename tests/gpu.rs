@@ -30,7 +30,7 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16] {
         let module = bert(&device, dtype)?;
-        for policy in Policy::ALL {
+        for policy in Policy::FIXED {
             let example = sentence(&device, 0)?;
             let fast = OparaExecutor::builder().policy(policy).stress(8).build_fn(module.clone(), &example)?;
             let report = fast.report();

@@ -44,6 +44,10 @@ pub(crate) fn device_name(_: &Device) -> String {
     "cuda".into()
 }
 
+pub(crate) fn driver_version(_: &Device) -> String {
+    "none".into()
+}
+
 pub(crate) fn free_memory(_: &Device) -> Result<usize> {
     absent()
 }

@@ -12,8 +12,10 @@ use crate::plan::{Plan, Planned};
 use crate::prepared::Settings;
 use crate::report::Report;
 use crate::schedule::{Policy, Scheduler};
+use crate::simulate::{simulate, Device as Described};
 use crate::trace::Trace;
-use crate::{cuda, home, picture, Error, Result};
+use crate::tune::Tuning;
+use crate::{cuda, home, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,6 +30,8 @@ pub enum OnUncapturable {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub scheduler: Arc<dyn Scheduler>,
+    /// How to search for the schedule, where one is searched for.
+    pub tuning: Option<Tuning>,
     pub settings: Settings,
     pub verify: bool,
     pub stress: u64,
@@ -42,12 +46,24 @@ pub struct Builder(Options);
 
 impl Builder {
     /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
-    pub fn policy(self, policy: Policy) -> Self {
+    pub fn policy(mut self, policy: Policy) -> Self {
+        if policy == Policy::Tuned {
+            self.0.tuning.get_or_insert_default();
+            self.0.scheduler = Arc::new(policy);
+            return self;
+        }
         self.scheduler(policy)
+    }
+
+    /// Searches for the schedule ([`Policy::Tuned`]) in this way.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.0.tuning = Some(tuning);
+        self.policy(Policy::Tuned)
     }
 
     /// Assigns and orders launches in a way of the user's own.
     pub fn scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
+        self.0.tuning = None;
         self.0.scheduler = Arc::new(scheduler);
         self
     }
@@ -262,6 +278,7 @@ impl OparaExecutor {
     pub fn builder() -> Builder {
         Builder(Options {
             scheduler: Arc::new(Policy::default()),
+            tuning: None,
             settings: Settings::default(),
             verify: true,
             stress: 0,
@@ -318,9 +335,16 @@ impl OparaExecutor {
         }
     }
 
-    /// The schedule of the shapes used last as a picture in SVG: one lane a stream. `None` in eager mode.
+    /// The schedule of the shapes used last as a picture in SVG: its simulated timeline, one lane a stream. `None` in
+    /// eager mode.
     pub fn picture(&self) -> Option<String> {
-        self.planned(|planned| picture::svg(&planned.prepared.ops.trace, &planned.schedule))
+        self.planned(|Planned { prepared, schedule, .. }| {
+            let trace = &prepared.ops.trace;
+            let timeline = simulate(prepared, schedule, &Described::of(&trace.device));
+            let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
+            let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
+            timeline.to_svg(trace, &title)
+        })
     }
 
     /// What was recorded for the shapes used last. `None` in eager mode.

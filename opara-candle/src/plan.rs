@@ -12,6 +12,7 @@ use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
+use crate::tune::{self, race, Cache, Contestant, Track, Tuning};
 use crate::{cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -33,11 +34,15 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
+    /// The same with another schedule.
+    pub fn with(&self, schedule: Schedule) -> Arc<Self> {
+        Arc::new(Self { schedule, ..self.clone() })
+    }
+
     /// The trace with the median time of each op over so many replays of the sequential schedule.
     pub fn measure_ops(&self, inputs: &[Tensor], rounds: usize) -> Result<Trace> {
         let schedule = Policy::Sequential.schedule(&self.prepared.problem())?;
-        let sequential = Arc::new(Planned { schedule, ..self.clone() });
-        let spans = self.program.clone().spans(sequential, inputs, rounds)?;
+        let spans = self.program.clone().spans(self.with(schedule), inputs, rounds)?;
         let mut trace = (*self.trace).clone();
         for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
             let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
@@ -97,75 +102,110 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     let trace = Arc::new(trace);
     let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
     let problem = prepared.problem();
-    let schedule = stages.time("schedule", || options.scheduler.schedule(&problem))?;
-    let mut planned = Planned { program: program.clone(), trace, prepared: prepared.clone(), schedule };
-    let mut reason = None;
+    let cache = options.tuning.as_ref().and_then(|tuning| cache(tuning, &trace, device));
+    let mut tuned = cache.as_ref().and_then(|cache| cache.load(&problem));
+    let schedule = match &tuned {
+        Some((schedule, _)) => schedule.clone(),
+        // Of a tuned plan the base, which others share memory with.
+        None if options.tuning.is_some() => Policy::Sequential.schedule(&problem)?,
+        None => stages.time("schedule", || options.scheduler.schedule(&problem))?,
+    };
+    let mut plan = Arc::new(Planned { program, trace, prepared: prepared.clone(), schedule });
     let mut policy = options.scheduler.name();
-    loop {
-        let plan = Arc::new(planned);
+    let mut replay = stages.time("capture", || plan.program.clone().replay(plan.clone()))?;
+    let mut reason = None;
+    let mut track = Replays { base: &*replay, plan: plan.clone(), examples: &examples, device, next: 0 };
+    let sequential = Policy::Sequential.name();
+    if let (Some(tuning), None) = (&options.tuning, &tuned) {
+        let winner = stages.time("tune", || tune::search(&problem, &mut track, tuning))?;
+        cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
+        (plan, replay) = (plan.with(winner.schedule.clone()), winner.runner);
+        tuned = Some((winner.schedule, winner.findings));
+    } else if options.race && device.is_cuda() && prepared.ops.kept.len() <= RACE_OPS && policy != sequential {
+        let rival = Policy::Sequential.schedule(&problem)?;
+        if let Some(rival_replay) = stages.time("race", || faster(&mut track, &plan.schedule, &rival))? {
+            (plan, replay, policy) = (plan.with(rival), rival_replay, sequential.clone());
+        }
+    }
+    let replay_us = loop {
         if cfg!(debug_assertions) {
             stages.time("check", || prepared.check(&plan.schedule))?;
         }
-        let mut replay = stages.time("capture", || program.clone().replay(plan.clone()))?;
-        let sequential = Policy::Sequential.name();
         match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
-            Ok(mut replay_us) => {
-                for seed in 0..options.stress {
-                    let stressed = program.clone().stressed(plan.clone(), seed)?;
-                    stages.time("stress", || compare(&*stressed, &examples, device))?;
-                }
-                let mut plan = plan;
-                let races = options.race && device.is_cuda() && prepared.ops.kept.len() <= RACE_OPS;
-                if races && policy != sequential {
-                    let schedule = Policy::Sequential.schedule(&problem)?;
-                    let rival = Arc::new(Planned { schedule, ..(*plan).clone() });
-                    let faster = stages.time("race", || faster(&*replay, &program, &rival, &examples, device))?;
-                    if let Some((rival_replay, us)) = faster {
-                        (replay, replay_us, plan, policy) = (rival_replay, us, rival, sequential);
-                    }
-                }
-                let mut report = describe(&plan);
-                report.mode = replay.mode();
-                report.policy = policy;
-                report.reason = reason;
-                report.verified = options.verify;
-                report.replay_us = replay_us;
-                report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
-                return Ok((replay, report, plan));
-            }
+            Ok(us) => break us,
             Err(error @ Error::Mismatch { .. }) if policy != sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
                 reason = Some(format!("{error}; fell back to the sequential schedule"));
-                policy = sequential;
-                planned = Planned { schedule: Policy::Sequential.schedule(&problem)?, ..(*plan).clone() };
+                policy = sequential.clone();
+                tuned = None;
+                plan = plan.with(Policy::Sequential.schedule(&problem)?);
+                replay = stages.time("capture", || plan.program.clone().replay(plan.clone()))?;
             }
             Err(error) => return Err(error),
         }
+    };
+    for seed in 0..options.stress {
+        let stressed = plan.program.clone().stressed(plan.clone(), seed)?;
+        stages.time("stress", || compare(&*stressed, &examples, device))?;
+    }
+    let mut report = describe(&plan);
+    report.mode = replay.mode();
+    report.policy = policy;
+    report.reason = reason;
+    report.tuning = tuned.map(|(_, findings)| findings);
+    report.verified = options.verify;
+    report.replay_us = replay_us;
+    report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
+    Ok((replay, report, plan))
+}
+
+/// The place of this trace's tuned plan, if plans are kept.
+fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
+    let driver = if device.is_cuda() { cuda::driver_version(device) } else { "none".into() };
+    let cache = tuning.cache.as_deref().map(|folder| Cache::new(folder, trace, &driver))?;
+    cache.inspect_err(|error| tracing::warn!(%error, "a tuned plan cannot be kept")).ok()
+}
+
+/// Where schedules of one trace race on its device.
+struct Replays<'a> {
+    base: &'a dyn Replay,
+    plan: Arc<Planned>,
+    examples: &'a [Example],
+    device: &'a Device,
+    /// The example of the next run.
+    next: usize,
+}
+
+impl Track for Replays<'_> {
+    type Runner = Box<dyn Replay>;
+
+    fn runner(&mut self, schedule: &Schedule) -> Result<Box<dyn Replay>> {
+        self.base.rescheduled(self.plan.with(schedule.clone()))
+    }
+
+    fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
+        let inputs = &self.examples[self.next % self.examples.len()].inputs;
+        self.next += 1;
+        timing::once(self.device, || Ok(replay.lend(inputs, &mut |_| ())?))
     }
 }
 
 /// Launches above which a sequential schedule is not worth trying: such graphs are wide.
 const RACE_OPS: usize = 4096;
 
-/// The rival's replay with its time in microseconds, if it is faster than this one beyond noise.
-fn faster(
-    replay: &dyn Replay,
-    program: &Arc<dyn Program>,
-    rival: &Arc<Planned>,
-    examples: &[Example],
-    device: &Device,
-) -> Result<Option<(Box<dyn Replay>, f64)>> {
+/// The rival's replay, if it is faster than the schedule's beyond noise.
+fn faster(track: &mut Replays, schedule: &Schedule, rival: &Schedule) -> Result<Option<Box<dyn Replay>>> {
     /// Of each; medians are taken.
-    const SAMPLES: usize = 9;
-    const NOISE: f64 = 0.99;
-    let rival = program.clone().replay(rival.clone())?;
-    let (mut own, mut other) = (Vec::new(), Vec::new());
-    for example in examples.iter().cycle().take(SAMPLES) {
-        own.push(timed(replay, example, device)?.1);
-        other.push(timed(&*rival, example, device)?.1);
+    const ROUNDS: usize = 9;
+    const NOISE: f64 = 0.01;
+    let mut field = Vec::new();
+    for schedule in [schedule, rival] {
+        let (name, schedule) = (String::new(), schedule.clone());
+        field.push(Contestant { name, runner: track.runner(&schedule)?, schedule, samples: Vec::new() });
     }
-    let (own, other) = (Latency::of(own), Latency::of(other));
-    Ok((other.median_us < own.median_us * NOISE).then_some((rival, other.min_us)))
+    race(track, &mut field, ROUNDS)?;
+    let wins = field[1].median() < field[0].median() * (1. - NOISE);
+    Ok(wins.then(|| field.swap_remove(1).runner))
 }
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;
@@ -248,6 +288,7 @@ fn blank(policy: String) -> Report {
         mode: Mode::Eager,
         reason: None,
         policy,
+        tuning: None,
         ops: 0,
         folded: 0,
         edges: 0,

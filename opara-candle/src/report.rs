@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::tune::Findings;
+
 /// How calls are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -45,6 +47,8 @@ pub struct Report {
     pub reason: Option<String>,
     /// Name of the policy that made the schedule.
     pub policy: String,
+    /// What the search for a tuned schedule found.
+    pub tuning: Option<Findings>,
     /// Launches of one forward pass.
     pub ops: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
@@ -87,6 +91,9 @@ impl fmt::Display for Report {
         row("device", self.device.clone())?;
         row("mode", format!("{}{}", self.mode, self.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()))?;
         row("policy", self.policy.clone())?;
+        if let Some(tuning) = &self.tuning {
+            row("tuned", tuning.to_string())?;
+        }
         row("ops", format!("{}, of which {} ran once", self.ops, self.folded))?;
         row("edges", format!("{}, reduced to {}", self.edges, self.edges_reduced))?;
         row("width, depth", format!("{}, {}", self.width, self.depth))?;

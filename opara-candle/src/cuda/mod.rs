@@ -116,6 +116,11 @@ pub(crate) fn device_name(device: &Device) -> String {
     Stream::of(device).and_then(|s| s.device_spec()).map_or("cuda".into(), |spec| spec.name)
 }
 
+/// Version of the driver, as far as schedules are concerned.
+pub(crate) fn driver_version(device: &Device) -> String {
+    Stream::of(device).and_then(|s| s.driver_version()).map_or("unknown".into(), |version| version.to_string())
+}
+
 /// Free memory of the device in bytes.
 pub(crate) fn free_memory(device: &Device) -> Result<usize> {
     let stream = Stream::of(device)?;

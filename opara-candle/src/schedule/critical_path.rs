@@ -113,7 +113,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn scheduled(graph: &OpGraph, profile: &[OpProfile]) -> Schedule {
-        schedule(&Problem { graph, profile, device: &Default::default() }).unwrap()
+        schedule(&Problem { graph, profile, trace: &Default::default() }).unwrap()
     }
 
     fn op(us: f64, share: f64) -> OpProfile {
@@ -153,7 +153,7 @@ mod tests {
             let graph = OpGraph::from_predecessors(dag);
             let random = |i: usize, below: u64| (seed.rotate_left(i as u32 * 5) % below) as f64;
             let profile: Vec<_> = (0..graph.len()).map(|i| op(1. + random(i, 7), random(i + 20, 5) / 4.)).collect();
-            let ranks = upward_ranks(&Problem { graph: &graph, profile: &profile, device: &Default::default() });
+            let ranks = upward_ranks(&Problem { graph: &graph, profile: &profile, trace: &Default::default() });
             let order = scheduled(&graph, &profile).order;
             // The same simulation without heaps: one step of time after the other.
             let mut end: Vec<Option<f64>> = vec![None; graph.len()];

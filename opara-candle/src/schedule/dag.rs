@@ -23,7 +23,7 @@ mod tests {
         #[test]
         fn ops_wait_for_their_dependencies_alone(dag in dags()) {
             let graph = OpGraph::from_predecessors(dag);
-            let schedule = schedule(&Problem { graph: &graph, profile: &[], device: &Default::default() }).unwrap();
+            let schedule = schedule(&Problem { graph: &graph, profile: &[], trace: &Default::default() }).unwrap();
             for op in 0..graph.len() {
                 prop_assert_eq!(&schedule.predecessors[op], &graph.predecessors(op).collect::<Vec<_>>());
             }

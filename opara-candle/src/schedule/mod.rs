@@ -17,18 +17,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::graph::{reduce::transitive_reduction, OpGraph};
 use crate::profile::OpProfile;
-use crate::trace::{DeviceSpec, OpId};
-use crate::{Error, Result};
+use crate::trace::{OpId, Trace};
+use crate::{tune, Error, Result};
 
 /// What a scheduler knows.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
+    /// The ops, with the device that they run on.
+    pub trace: &'a Trace,
     /// What depends on what.
     pub graph: &'a OpGraph,
     /// What each op costs.
     pub profile: &'a [OpProfile],
-    /// Where they run.
-    pub device: &'a DeviceSpec,
 }
 
 /// A way to schedule ops: one of the [`Policy`]s, or a user's own.
@@ -107,6 +107,22 @@ policies! {
     /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
     #[default]
     Opara, "opara", |problem| Opara::default().schedule(problem);
+    /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On its
+    /// own, without a device, it searches by [simulation](crate::simulate).
+    Tuned, "tuned", tune::by_simulation;
+}
+
+impl Policy {
+    /// The policies that run nothing: all but the tuned one.
+    pub const FIXED: [Policy; 7] = [
+        Policy::Sequential,
+        Policy::Dag,
+        Policy::Nimble,
+        Policy::Rammer,
+        Policy::Ios,
+        Policy::CriticalPath,
+        Policy::Opara,
+    ];
 }
 
 impl std::fmt::Display for Policy {
@@ -131,7 +147,7 @@ impl std::str::FromStr for Policy {
 /// A stream for every op, an order of launches, and what each launch waits for. Plain data.
 ///
 /// Ops of one stream run one after the other in launch order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schedule {
     /// For each op its stream, counted from 0.
     pub stream: Vec<usize>,

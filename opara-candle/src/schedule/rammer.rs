@@ -24,7 +24,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn scheduled(graph: &OpGraph) -> Schedule {
-        schedule(&Problem { graph, profile: &[], device: &Default::default() }).unwrap()
+        schedule(&Problem { graph, profile: &[], trace: &Default::default() }).unwrap()
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod tests {
     #[test]
     fn ops_form_a_chain_whatever_they_depend_on() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0]]);
-        let schedule = schedule(&Problem { graph: &graph, profile: &[], device: &Default::default() }).unwrap();
+        let schedule = schedule(&Problem { graph: &graph, profile: &[], trace: &Default::default() }).unwrap();
         assert_eq!(schedule.predecessors, [vec![], vec![0], vec![1]]);
         assert_eq!((schedule.streams(), schedule.wait_count()), (1, 0));
     }

@@ -56,6 +56,12 @@ impl Stream {
         self.context().synchronize().map_err(wrap("cuCtxSynchronize"))
     }
 
+    /// The CUDA version that the driver supports: 13000 for 13.0.
+    pub fn driver_version(&self) -> Result<i32> {
+        // SAFETY: the call writes the number.
+        unsafe { super::get("cuDriverGetVersion", |version| sys::cuDriverGetVersion(version)) }
+    }
+
     /// Free memory of the device in bytes.
     pub fn free_memory(&self) -> Result<usize> {
         self.context().mem_get_info().map(|(free, _)| free).map_err(wrap("cuMemGetInfo"))

@@ -1,0 +1,273 @@
+//! The tuned policy: proposes schedules, runs each, and keeps what is faster beyond noise.
+//!
+//! Which schedule is the fastest depends on the device in ways that no model of it knows. So every policy's schedule
+//! enters a race, then every combination of their streams and launch orders, few streams, and priorities for what is
+//! critical; from the winner on, small random changes do. Runs take turns, so that a device that slows down does so
+//! for all. At the end the winner is built anew and held against the best policy once more: what does not hold up was
+//! noise.
+
+mod cache;
+mod candidates;
+mod neighbours;
+mod race;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+pub(crate) use self::cache::Cache;
+pub(crate) use self::race::{race, Contestant, Track};
+
+use self::candidates::Candidate;
+use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::simulate::{simulate, Device};
+use crate::Result;
+
+/// Runs of each contestant in the first race, and of those that are left in the second and in the last one.
+const ROUNDS: [usize; 3] = [9, 25, 51];
+
+/// Contestants of the second race.
+const FINALISTS: usize = 6;
+
+/// Changes that are tried in a search by simulation.
+const SIMULATED: usize = 64;
+
+/// Changes that are tried beside each other.
+const LITTER: usize = 4;
+
+/// What a schedule must be faster by at least, as a share of the time, to count as faster.
+pub(crate) const NOISE: f64 = 0.003;
+
+/// How a tuned schedule is searched for.
+#[derive(Clone)]
+pub struct Tuning {
+    /// Time that trying schedules may take; the first races and the last one are run in any case. Default: 2 s.
+    pub budget: Duration,
+    /// Changes to the winner that are tried at most. Default: 1000.
+    pub proposals: usize,
+    /// Seed of the changes. The same seed proposes the same changes as long as the same ones win. Default: 0.
+    pub seed: u64,
+    /// Folder that keeps plans from one start of the program to the next; `None` keeps none. Default: `opara-candle` in
+    /// the user's folder for caches.
+    pub cache: Option<PathBuf>,
+    /// Called with how far the search is.
+    pub progress: Option<Arc<dyn Fn(&Progress) + Send + Sync>>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        let cache = dirs::cache_dir().map(|folder| folder.join("opara-candle"));
+        Self { budget: Duration::from_secs(2), proposals: 1000, seed: 0, cache, progress: None }
+    }
+}
+
+impl std::fmt::Debug for Tuning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { budget, proposals, seed, cache, progress: _ } = self;
+        f.debug_struct("Tuning")
+            .field("budget", budget)
+            .field("proposals", proposals)
+            .field("seed", seed)
+            .field("cache", cache)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How far a search is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Share of the budget that is used, from 0 to 1.
+    pub share: f64,
+    /// Schedules tried.
+    pub tried: usize,
+    /// Microseconds of the best so far.
+    pub best_us: f64,
+}
+
+/// What a search found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Findings {
+    /// What the schedule is, in words.
+    pub origin: String,
+    /// Median of its runs in microseconds.
+    pub us: f64,
+    /// Every policy's median in microseconds, and those of the combinations, fastest first.
+    pub ranking: Vec<(String, f64)>,
+    /// Schedules tried.
+    pub tried: usize,
+    /// Changes that were kept.
+    pub kept: usize,
+    /// How much slower the winner's schedule was when it was built anew at the end, as a share of its time: what two
+    /// builds of one schedule differ by.
+    pub drift: f64,
+    /// Whether the plan was found in the cache, and nothing was run.
+    pub cached: bool,
+}
+
+impl std::fmt::Display for Findings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { origin, us, tried, kept, drift, .. } = self;
+        write!(f, "{origin}: {us:.1} us, ")?;
+        match self.cached {
+            true => f.write_str("kept from an earlier start"),
+            false => write!(f, "{tried} schedules tried, {kept} changes kept, drift {:.1} %", 100. * drift),
+        }
+    }
+}
+
+/// A schedule that won, with what ran it.
+pub(crate) struct Winner<R> {
+    pub schedule: Schedule,
+    pub runner: R,
+    pub findings: Findings,
+}
+
+/// Searches for the fastest schedule on a track.
+///
+/// # Errors
+/// Those of the track.
+pub(crate) fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>> {
+    let start = Instant::now();
+    let mut search = Search { problem, track, tuning, start, tried: 0 };
+    let mut field = Vec::new();
+    for candidate in candidates::all(problem)? {
+        field.push(search.enter(candidate)?);
+    }
+    race(search.track, &mut field, ROUNDS[0])?;
+    sort(&mut field);
+    let mut ranking: Vec<(String, f64)> = field.iter().map(|c| (c.name.clone(), c.median())).collect();
+    let best_policy =
+        |field: &[Contestant<_>]| field.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name));
+    let Some(at) = best_policy(&field) else { unreachable!("every policy is a candidate") };
+    let reserve = (at >= FINALISTS).then(|| field.remove(at));
+    field.truncate(FINALISTS);
+    field.extend(reserve);
+    race(search.track, &mut field, ROUNDS[1])?;
+    sort(&mut field);
+    for finalist in &field {
+        ranking.iter_mut().filter(|(name, _)| *name == finalist.name).for_each(|(_, us)| *us = finalist.median());
+    }
+    ranking.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let Some(at) = best_policy(&field) else { unreachable!("a policy is kept") };
+    let policy = field.remove(at);
+    let best = if at > 0 { field.swap_remove(0) } else { search.again(&policy)? };
+    drop(field);
+
+    let (best, kept) = search.improve(best)?;
+    let mut last = vec![search.again(&best)?, search.again(&policy)?, best, policy];
+    last.iter_mut().for_each(|contestant| contestant.samples.clear());
+    race(search.track, &mut last, ROUNDS[2])?;
+    let medians: Vec<f64> = last.iter().map(Contestant::median).collect();
+    let drift = medians[0] / medians[2] - 1.;
+    // Both builds of the best have to beat both of the policy.
+    let holds = medians[0].max(medians[2]) < medians[1].min(medians[3]) * (1. - NOISE);
+    let builds = if holds { [0, 2] } else { [1, 3] };
+    let [one, other] = builds;
+    let winner = last.swap_remove(if medians[one] <= medians[other] { one } else { other });
+    let findings = Findings {
+        us: winner.median(),
+        origin: winner.name,
+        ranking,
+        tried: search.tried,
+        kept: if holds { kept } else { 0 },
+        drift,
+        cached: false,
+    };
+    Ok(Winner { schedule: winner.schedule, runner: winner.runner, findings })
+}
+
+/// The policy's schedule where there is nothing to run on: searched for by simulating the device of the trace.
+pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
+    let tuning = Tuning { budget: Duration::MAX, proposals: SIMULATED, cache: None, ..Default::default() };
+    Ok(search(problem, &mut Simulation { problem, device: Device::of(&problem.trace.device) }, &tuning)?.schedule)
+}
+
+/// A device that is simulated: runs are exact.
+struct Simulation<'a> {
+    problem: &'a Problem<'a>,
+    device: Device,
+}
+
+impl Track for Simulation<'_> {
+    type Runner = f64;
+
+    fn runner(&mut self, schedule: &Schedule) -> Result<f64> {
+        Ok(simulate(self.problem, schedule, &self.device).total_us)
+    }
+
+    fn run(&mut self, us: &f64) -> Result<f64> {
+        Ok(*us)
+    }
+}
+
+fn sort<R>(field: &mut [Contestant<R>]) {
+    field.sort_by(|a, b| a.median().total_cmp(&b.median()));
+}
+
+struct Search<'a, T> {
+    problem: &'a Problem<'a>,
+    track: &'a mut T,
+    tuning: &'a Tuning,
+    start: Instant,
+    tried: usize,
+}
+
+impl<T: Track> Search<'_, T> {
+    fn enter(&mut self, candidate: Candidate) -> Result<Contestant<T::Runner>> {
+        self.tried += 1;
+        let runner = self.track.runner(&candidate.schedule)?;
+        Ok(Contestant { name: candidate.name, schedule: candidate.schedule, runner, samples: Vec::new() })
+    }
+
+    /// The same schedule, built once more.
+    fn again(&mut self, contestant: &Contestant<T::Runner>) -> Result<Contestant<T::Runner>> {
+        self.tried -= 1;
+        let (name, schedule) = (contestant.name.clone(), contestant.schedule.clone());
+        self.enter(Candidate { name, schedule })
+    }
+
+    fn progress(&self, proposed: usize, best_us: f64) -> f64 {
+        let time = self.start.elapsed().as_secs_f64() / self.tuning.budget.as_secs_f64().max(1e-9);
+        let share = time.max(proposed as f64 / self.tuning.proposals.max(1) as f64).min(1.);
+        if let Some(progress) = &self.tuning.progress {
+            progress(&Progress { share, tried: self.tried, best_us });
+        }
+        share
+    }
+
+    /// Changes the best schedule for as long as the budget lasts, and keeps what is faster; returns how often.
+    fn improve(&mut self, mut best: Contestant<T::Runner>) -> Result<(Contestant<T::Runner>, usize)> {
+        let mut random = fastrand::Rng::with_seed(self.tuning.seed);
+        let (mut kept, mut proposed) = (0, 0);
+        while self.tuning.proposals > proposed && self.progress(proposed, best.median()) < 1. {
+            let mut field = Vec::new();
+            for _ in 0..LITTER {
+                proposed += 1;
+                let schedule = neighbours::change(self.problem, &best.schedule, &mut random)?;
+                if schedule != best.schedule {
+                    let name = format!("{}, changed", best.name.trim_end_matches(", changed"));
+                    field.push(self.enter(Candidate { name, schedule })?);
+                }
+            }
+            best.samples.clear();
+            field.push(best);
+            race(self.track, &mut field, ROUNDS[0])?;
+            best = field.swap_remove(field.len() - 1);
+            let fastest = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
+            if let Some(rival) = fastest.filter(|rival| rival.median() < best.median() * (1. - NOISE)) {
+                // Once more, on its own: the fastest of several looks faster than it is.
+                let mut duel = [best, rival];
+                duel.iter_mut().for_each(|contestant| contestant.samples.clear());
+                race(self.track, &mut duel, ROUNDS[1])?;
+                let [old, rival] = duel;
+                let faster = rival.median() < old.median() * (1. - NOISE);
+                kept += usize::from(faster);
+                best = if faster { rival } else { old };
+            }
+        }
+        self.progress(proposed, best.median());
+        Ok((best, kept))
+    }
+}

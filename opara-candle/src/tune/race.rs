@@ -1,0 +1,56 @@
+//! Schedules that run against each other.
+
+use crate::schedule::Schedule;
+use crate::timing::Latency;
+use crate::Result;
+
+/// Where schedules run.
+pub(crate) trait Track {
+    /// A schedule, ready to run.
+    type Runner;
+
+    /// Makes a schedule ready.
+    fn runner(&mut self, schedule: &Schedule) -> Result<Self::Runner>;
+
+    /// Microseconds of one run.
+    fn run(&mut self, runner: &Self::Runner) -> Result<f64>;
+}
+
+/// A schedule in a race.
+pub(crate) struct Contestant<R> {
+    pub name: String,
+    pub schedule: Schedule,
+    pub runner: R,
+    /// Microseconds of its runs.
+    pub samples: Vec<f64>,
+}
+
+impl<R> Contestant<R> {
+    /// Microseconds; infinite before the first run.
+    pub fn median(&self) -> f64 {
+        if self.samples.is_empty() {
+            f64::INFINITY
+        } else {
+            Latency::of(self.samples.clone()).median_us
+        }
+    }
+}
+
+/// Lets all run so many times more. They take turns, and every round begins with another one: what runs first in a round
+/// finds other caches than what runs after it.
+///
+/// # Errors
+/// Those of the track.
+pub(crate) fn race<T: Track>(track: &mut T, field: &mut [Contestant<T::Runner>], rounds: usize) -> Result<()> {
+    for contestant in field.iter() {
+        track.run(&contestant.runner)?;
+    }
+    for round in 0..rounds {
+        for turn in 0..field.len() {
+            let contestant = (round + turn) % field.len();
+            let us = track.run(&field[contestant].runner)?;
+            field[contestant].samples.push(us);
+        }
+    }
+    Ok(())
+}
