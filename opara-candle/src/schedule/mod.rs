@@ -73,13 +73,18 @@ macro_rules! policies {
         impl Policy {
             /// Every policy, in the order in which tables list them.
             pub const ALL: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
+
+            /// Its name: what `Display` writes and `FromStr` reads.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Policy::$policy => $name,)*
+                }
+            }
         }
 
         impl Scheduler for Policy {
             fn name(&self) -> String {
-                match self {
-                    $(Policy::$policy => $name.into(),)*
-                }
+                self.as_str().into()
             }
 
             fn schedule(&self, problem: &Problem) -> Result<Schedule> {
@@ -111,20 +116,20 @@ policies! {
 
 impl std::fmt::Display for Policy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.name())
+        f.write_str(self.as_str())
     }
 }
 
 /// A policy's name that is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(|p| p.to_string()).join(", "))]
+#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(Policy::as_str).join(", "))]
 pub struct UnknownPolicy(String);
 
 impl std::str::FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> std::result::Result<Self, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|p| p.to_string() == name).ok_or_else(|| UnknownPolicy(name.into()))
+        Policy::ALL.into_iter().find(|p| p.as_str() == name).ok_or_else(|| UnknownPolicy(name.into()))
     }
 }
 
