@@ -6,7 +6,7 @@ use anyhow::Result;
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use opara_candle::{Policy, Report, Scheduler, SpanLabels};
+use opara_candle::{Policy, Report, SpanLabels};
 use opara_weights::Checkpoint;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
@@ -30,7 +30,7 @@ pub struct Options {
     pub batch: usize,
 
     /// How operators are scheduled.
-    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(|policy| policy.name()))
+    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
         .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
 

@@ -340,7 +340,7 @@ impl OparaExecutor {
     pub fn picture(&self) -> Option<String> {
         self.planned(|Planned { prepared, schedule, .. }| {
             let trace = &prepared.ops.trace;
-            let timeline = simulate(prepared, schedule, &Described::of(&trace.device));
+            let timeline = simulate(&prepared.problem(), schedule, &Described::of(&trace.device));
             let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
             let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
             timeline.to_svg(trace, &title)

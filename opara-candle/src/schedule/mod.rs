@@ -5,12 +5,14 @@ mod dag;
 pub mod ios;
 mod nimble;
 mod opara;
+mod policy;
 mod rammer;
 mod sequential;
 mod stages;
 
 pub use nimble::stream_assignment;
 pub use opara::{launch_order, stream_allocation, Opara, Resource};
+pub use policy::{Policy, UnknownPolicy};
 pub use stages::Stage;
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{reduce::transitive_reduction, OpGraph};
 use crate::profile::OpProfile;
 use crate::trace::{OpId, Trace};
-use crate::{tune, Error, Result};
+use crate::{Error, Result};
 
 /// What a scheduler knows.
 #[derive(Debug, Clone, Copy)]
@@ -60,88 +62,6 @@ pub trait Scheduler: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Its own, and those of [`Schedule::new`].
     fn schedule(&self, problem: &Problem) -> Result<Schedule>;
-}
-
-macro_rules! policies {
-    ($($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)*) => {
-        /// How ops are assigned to streams and ordered.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-        pub enum Policy {
-            $($(#[$doc])* #[serde(rename = $name)] $policy,)*
-        }
-
-        impl Policy {
-            /// Every policy, in the order in which tables list them.
-            pub const ALL: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
-        }
-
-        impl Scheduler for Policy {
-            fn name(&self) -> String {
-                match self {
-                    $(Policy::$policy => $name.into(),)*
-                }
-            }
-
-            fn schedule(&self, problem: &Problem) -> Result<Schedule> {
-                match self {
-                    $(Policy::$policy => $schedule(problem),)*
-                }
-            }
-        }
-    };
-}
-
-policies! {
-    /// One stream, in recorded order: what a plain CUDA graph of the module does.
-    Sequential, "sequential", sequential::schedule;
-    /// No streams: every op starts when all that it depends on has ended.
-    Dag, "dag", dag::schedule;
-    /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
-    Nimble, "nimble", nimble::schedule;
-    /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
-    Rammer, "rammer", rammer::schedule;
-    /// The best stages of parallel groups that dynamic programming finds (IOS).
-    Ios, "ios", ios::schedule;
-    /// Longest remaining path first, under the device's resources.
-    CriticalPath, "critical-path", critical_path::schedule;
-    /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
-    #[default]
-    Opara, "opara", |problem| Opara::default().schedule(problem);
-    /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On its
-    /// own, without a device, it searches by [simulation](crate::simulate).
-    Tuned, "tuned", tune::by_simulation;
-}
-
-impl Policy {
-    /// The policies that run nothing: all but the tuned one.
-    pub const FIXED: [Policy; 7] = [
-        Policy::Sequential,
-        Policy::Dag,
-        Policy::Nimble,
-        Policy::Rammer,
-        Policy::Ios,
-        Policy::CriticalPath,
-        Policy::Opara,
-    ];
-}
-
-impl std::fmt::Display for Policy {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.name())
-    }
-}
-
-/// A policy's name that is none.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(|p| p.to_string()).join(", "))]
-pub struct UnknownPolicy(String);
-
-impl std::str::FromStr for Policy {
-    type Err = UnknownPolicy;
-
-    fn from_str(name: &str) -> std::result::Result<Self, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|p| p.to_string() == name).ok_or_else(|| UnknownPolicy(name.into()))
-    }
 }
 
 /// A stream for every op, an order of launches, and what each launch waits for. Plain data.
@@ -326,16 +246,6 @@ pub(crate) mod tests {
     pub(crate) fn block() -> OpGraph {
         let predecessors = [vec![], vec![0], vec![0], vec![0], vec![0], vec![2], vec![3], vec![4], vec![1, 5, 6, 7]];
         OpGraph::from_predecessors(predecessors.to_vec())
-    }
-
-    #[test]
-    fn names_are_read_back() {
-        for policy in Policy::ALL {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
-            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
-        }
-        let unknown = "fifo".parse::<Policy>().unwrap_err().to_string();
-        assert!(unknown.contains("`fifo`") && unknown.contains("sequential, dag, nimble"), "{unknown}");
     }
 
     fn diamond() -> OpGraph {

@@ -15,45 +15,39 @@ pub(super) struct Candidate {
     pub schedule: Schedule,
 }
 
-/// Every policy's schedule; then, without those that are one of these, the streams of one policy with the launch order of
-/// another, limited numbers of streams, and each policy with its critical path first.
-pub(super) fn all(problem: &Problem) -> Result<Vec<Candidate>> {
+/// Every policy's schedule.
+pub(super) fn policies(problem: &Problem) -> Result<Vec<Candidate>> {
+    let candidate = |policy: Policy| Ok(Candidate { name: policy.name(), schedule: policy.schedule(problem)? });
+    Policy::FIXED.into_iter().map(candidate).collect()
+}
+
+/// What can be made of them, without what is one of them: the streams of one policy with the launch order of another,
+/// limited numbers of streams, and each policy with its critical path first.
+pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    for policy in Policy::FIXED {
-        candidates.push(Candidate { name: policy.name(), schedule: policy.schedule(problem)? });
-    }
-    let policies = candidates.len();
-    let mut known: HashSet<Schedule> = candidates.iter().map(|c| c.schedule.clone()).collect();
-    let mut add = |candidates: &mut Vec<Candidate>, name: String, schedule: Schedule| {
+    let mut known: HashSet<Schedule> = policies.iter().map(|c| c.schedule.clone()).collect();
+    let mut add = |name: String, schedule: Schedule| {
         if known.insert(schedule.clone()) {
             candidates.push(Candidate { name, schedule });
         }
     };
-    let parallel = |c: &Candidate| c.schedule.streams() > 1 && c.schedule.barriers.is_empty();
-    for streams in 0..policies {
-        for order in 0..policies {
-            let (a, b) = (&candidates[streams], &candidates[order]);
-            if parallel(a) && b.schedule.barriers.is_empty() {
-                let name = format!("{}'s streams in {}'s order", a.name, b.name);
-                let schedule = Schedule::new(problem.graph, a.schedule.stream.clone(), b.schedule.order.clone())?;
-                add(&mut candidates, name, schedule);
-            }
+    let parallel = |c: &&Candidate| c.schedule.streams() > 1 && c.schedule.barriers.is_empty();
+    for a in policies.iter().filter(parallel) {
+        for b in policies.iter().filter(|b| b.schedule.barriers.is_empty()) {
+            let schedule = Schedule::new(problem.graph, a.schedule.stream.clone(), b.schedule.order.clone())?;
+            add(format!("{}'s streams in {}'s order", a.name, b.name), schedule);
         }
     }
     let (path, _) = problem.graph.critical_path(&problem.profile.iter().map(|op| op.us).collect::<Vec<_>>());
     let order = Policy::CriticalPath.schedule(problem)?.order;
     for limit in STREAMS {
         let schedule = Schedule::new(problem.graph, onto(problem, &order, limit), order.clone())?;
-        add(&mut candidates, format!("{limit} streams"), schedule);
+        add(format!("{limit} streams"), schedule);
     }
-    for policy in 0..policies {
-        let Candidate { name, schedule } = &candidates[policy];
-        if parallel(&candidates[policy]) {
-            let (name, mut schedule) = (format!("{name}, critical path urgent"), schedule.clone());
-            schedule.urgent = path.clone();
-            schedule.urgent.sort_unstable();
-            add(&mut candidates, name, schedule);
-        }
+    for Candidate { name, schedule } in policies.iter().filter(parallel) {
+        // A path is ascending.
+        let schedule = Schedule { urgent: path.clone(), ..schedule.clone() };
+        add(format!("{name}, critical path urgent"), schedule);
     }
     Ok(candidates)
 }

@@ -10,6 +10,8 @@ mod cache;
 mod candidates;
 mod neighbours;
 mod race;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,6 +32,9 @@ const ROUNDS: [usize; 3] = [9, 25, 51];
 
 /// Contestants of the second race.
 const FINALISTS: usize = 6;
+
+/// Share of the budget that choosing among what to begin with, and each race, may take.
+const SHARE: f64 = 0.25;
 
 /// Changes that are tried in a search by simulation.
 const SIMULATED: usize = 64;
@@ -130,12 +135,20 @@ pub(crate) struct Winner<R> {
 /// Those of the track.
 pub(crate) fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>> {
     let start = Instant::now();
-    let mut search = Search { problem, track, tuning, start, tried: 0 };
+    let mut search = Search { problem, track, tuning, start, tried: 0, run_us: f64::INFINITY };
+    let policies = candidates::policies(problem)?;
+    let others = candidates::others(problem, &policies)?;
+    let count = policies.len();
     let mut field = Vec::new();
-    for candidate in candidates::all(problem)? {
-        field.push(search.enter(candidate)?);
+    for (at, candidate) in policies.into_iter().chain(others).enumerate() {
+        // Where each takes long, policies have to do.
+        if at < count || search.used() < SHARE {
+            field.push(search.enter(candidate)?);
+            race(search.track, &mut field[at..], 1)?;
+            search.run_us = search.run_us.min(field[at].median());
+        }
     }
-    race(search.track, &mut field, ROUNDS[0])?;
+    search.race(&mut field, ROUNDS[0] - 1)?;
     sort(&mut field);
     let mut ranking: Vec<(String, f64)> = field.iter().map(|c| (c.name.clone(), c.median())).collect();
     let best_policy =
@@ -144,13 +157,13 @@ pub(crate) fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning
     let reserve = (at >= FINALISTS).then(|| field.remove(at));
     field.truncate(FINALISTS);
     field.extend(reserve);
-    race(search.track, &mut field, ROUNDS[1])?;
+    search.race(&mut field, ROUNDS[1])?;
     sort(&mut field);
     for finalist in &field {
         ranking.iter_mut().filter(|(name, _)| *name == finalist.name).for_each(|(_, us)| *us = finalist.median());
     }
     ranking.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some(at) = best_policy(&field) else { unreachable!("a policy is kept") };
+    let Some(at) = best_policy(&field) else { unreachable!("the best policy is kept") };
     let policy = field.remove(at);
     let best = if at > 0 { field.swap_remove(0) } else { search.again(&policy)? };
     drop(field);
@@ -158,7 +171,7 @@ pub(crate) fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning
     let (best, kept) = search.improve(best)?;
     let mut last = vec![search.again(&best)?, search.again(&policy)?, best, policy];
     last.iter_mut().for_each(|contestant| contestant.samples.clear());
-    race(search.track, &mut last, ROUNDS[2])?;
+    search.race(&mut last, ROUNDS[2])?;
     let medians: Vec<f64> = last.iter().map(Contestant::median).collect();
     let drift = medians[0] / medians[2] - 1.;
     // Both builds of the best have to beat both of the policy.
@@ -212,6 +225,8 @@ struct Search<'a, T> {
     tuning: &'a Tuning,
     start: Instant,
     tried: usize,
+    /// Microseconds of the fastest contestant so far, as far as is known.
+    run_us: f64,
 }
 
 impl<T: Track> Search<'_, T> {
@@ -228,9 +243,20 @@ impl<T: Track> Search<'_, T> {
         self.enter(Candidate { name, schedule })
     }
 
+    /// Share of the budget's time that has passed.
+    fn used(&self) -> f64 {
+        self.start.elapsed().as_secs_f64() / self.tuning.budget.as_secs_f64().max(1e-9)
+    }
+
+    /// As many rounds as are asked for, or fewer where a run takes long, but one at least.
+    fn race(&mut self, field: &mut [Contestant<T::Runner>], rounds: usize) -> Result<()> {
+        let round_us = self.run_us * field.len() as f64;
+        let affordable = self.tuning.budget.as_secs_f64() * 1e6 * SHARE / round_us.max(1.);
+        race(self.track, field, rounds.min(affordable as usize).max(1))
+    }
+
     fn progress(&self, proposed: usize, best_us: f64) -> f64 {
-        let time = self.start.elapsed().as_secs_f64() / self.tuning.budget.as_secs_f64().max(1e-9);
-        let share = time.max(proposed as f64 / self.tuning.proposals.max(1) as f64).min(1.);
+        let share = self.used().max(proposed as f64 / self.tuning.proposals.max(1) as f64).min(1.);
         if let Some(progress) = &self.tuning.progress {
             progress(&Progress { share, tried: self.tried, best_us });
         }
@@ -253,14 +279,14 @@ impl<T: Track> Search<'_, T> {
             }
             best.samples.clear();
             field.push(best);
-            race(self.track, &mut field, ROUNDS[0])?;
+            self.race(&mut field, ROUNDS[0])?;
             best = field.swap_remove(field.len() - 1);
             let fastest = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
             if let Some(rival) = fastest.filter(|rival| rival.median() < best.median() * (1. - NOISE)) {
                 // Once more, on its own: the fastest of several looks faster than it is.
                 let mut duel = [best, rival];
                 duel.iter_mut().for_each(|contestant| contestant.samples.clear());
-                race(self.track, &mut duel, ROUNDS[1])?;
+                self.race(&mut duel, ROUNDS[1])?;
                 let [old, rival] = duel;
                 let faster = rival.median() < old.median() * (1. - NOISE);
                 kept += usize::from(faster);
