@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use rayon::prelude::*;
 
 use super::*;
+use crate::prepared::Prepared;
 use crate::graph::OpGraph;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
@@ -40,7 +41,7 @@ fn prepared(ops: Vec<Op>) -> Prepared {
 fn pair(ops: [Op; 2]) -> [Span; 2] {
     let prepared = prepared(ops.into());
     let schedule = Schedule::new(&prepared.graph, vec![0, 1], vec![0, 1]).unwrap();
-    let timeline = simulate(&prepared, &schedule, &h200());
+    let timeline = simulate(&prepared.problem(), &schedule, &h200());
     [timeline.spans[0], timeline.spans[1]]
 }
 
@@ -85,7 +86,7 @@ fn what_is_in_flight_is_limited() {
     let prepared = prepared((0..6).map(|i| op("a", 1, 10, i, 64)).collect());
     let schedule = Schedule::new(&prepared.graph, (0..6).collect(), (0..6).collect()).unwrap();
     let device = Device { queues: 2, ..h200() };
-    let starts: Vec<f64> = simulate(&prepared, &schedule, &device).spans.iter().map(|span| span.start_us).collect();
+    let starts: Vec<f64> = simulate(&prepared.problem(), &schedule, &device).spans.iter().map(|span| span.start_us).collect();
     let launch = device.launch_us;
     for (start, expected) in starts.into_iter().zip([0., 0., 10., 10., 20., 20.]) {
         assert!((start - launch - expected).abs() < US);
@@ -100,7 +101,7 @@ fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
         ops[0].accesses.extend([read, Access { region: Region::contiguous(0, 200_000_000), ..read }]);
         let prepared = prepared(ops);
         let schedule = Policy::Sequential.schedule(&prepared.problem()).unwrap();
-        simulate(&prepared, &schedule, device).total_us
+        simulate(&prepared.problem(), &schedule, device).total_us
     };
     let h100 = Device::named("h100").unwrap();
     let memory = us("uexp_f32", &h100) / us("uexp_f32", &h200());
@@ -115,7 +116,7 @@ fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
 fn a_barrier_joins_streams() {
     let prepared = prepared((0..4).map(|i| op("a", 1, 10 * (i as u64 + 1), i, 64)).collect());
     let schedule = Schedule::in_stages(&prepared.graph, vec![0, 1, 0, 1], vec![0, 1, 2, 3], vec![2]).unwrap();
-    let spans = simulate(&prepared, &schedule, &h200()).spans;
+    let spans = simulate(&prepared.problem(), &schedule, &h200()).spans;
     assert!(spans[2].start_us >= spans[1].end_us && spans[3].start_us >= spans[1].end_us);
 }
 
@@ -135,7 +136,7 @@ fn devices_that_make_no_sense_still_end() {
             queues: 0,
             ..h200()
         };
-        let timeline = simulate(&prepared, &schedule, &device);
+        let timeline = simulate(&prepared.problem(), &schedule, &device);
         assert!(timeline.spans.len() == 4 && timeline.total_us.is_finite());
     }
 }
@@ -189,7 +190,7 @@ proptest! {
         prepared.graph = OpGraph::from_predecessors(predecessors);
         let n = prepared.profile.len();
         let schedule = Schedule::new(&prepared.graph, streams, (0..n).collect()).unwrap();
-        let timeline = simulate(&prepared, &schedule, &device);
+        let timeline = simulate(&prepared.problem(), &schedule, &device);
         holds(&prepared, &schedule, &timeline);
 
         let cost: Vec<f64> = prepared.profile.iter().map(|cost| cost.us + device.launch_us).collect();
@@ -206,7 +207,7 @@ proptest! {
         prop_assert!((0. ..=1. + US).contains(&timeline.utilization()));
 
         let sequential = Policy::Sequential.schedule(&prepared.problem()).unwrap();
-        let total = simulate(&prepared, &sequential, &device).total_us;
+        let total = simulate(&prepared.problem(), &sequential, &device).total_us;
         prop_assert!((total - cost.iter().sum::<f64>()).abs() < US * total);
     }
 }
@@ -227,10 +228,10 @@ fn every_recorded_trace_can_be_simulated_on_another_device() {
         let prepared = Prepared::new(&trace, Settings::default());
         for policy in Policy::ALL {
             let schedule = policy.schedule(&prepared.problem()).unwrap();
-            let timeline = simulate(&prepared, &schedule, &recorded);
+            let timeline = simulate(&prepared.problem(), &schedule, &recorded);
             holds(&prepared, &schedule, &timeline);
             if policy == Policy::default() {
-                let a100 = simulate(&prepared, &schedule, &Device::named("a100-sxm").unwrap());
+                let a100 = simulate(&prepared.problem(), &schedule, &Device::named("a100-sxm").unwrap());
                 assert!(a100.total_us.is_finite() && a100.total_us > timeline.total_us, "{file:?}");
             }
         }
@@ -246,7 +247,7 @@ fn long_traces_do_not_take_long() {
     prepared.graph = OpGraph::from_predecessors((0..OPS).map(before).collect());
     let schedule = Schedule::new(&prepared.graph, (0..OPS).map(|op| op % 64).collect(), (0..OPS).collect()).unwrap();
     let began = Instant::now();
-    assert_eq!(simulate(&prepared, &schedule, &h200()).spans.len(), OPS);
+    assert_eq!(simulate(&prepared.problem(), &schedule, &h200()).spans.len(), OPS);
     // What is quadratic takes minutes.
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
