@@ -12,8 +12,9 @@ use crate::plan::{Plan, Planned};
 use crate::prepared::Settings;
 use crate::report::Report;
 use crate::schedule::{Policy, Scheduler};
+use crate::simulate::{simulate, Device as Described};
 use crate::trace::Trace;
-use crate::{cuda, home, picture, Error, Result};
+use crate::{cuda, home, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -318,9 +319,16 @@ impl OparaExecutor {
         }
     }
 
-    /// The schedule of the shapes used last as a picture in SVG: one lane a stream. `None` in eager mode.
+    /// The schedule of the shapes used last as a picture in SVG: its simulated timeline, one lane a stream. `None` in
+    /// eager mode.
     pub fn picture(&self) -> Option<String> {
-        self.planned(|planned| picture::svg(&planned.prepared.ops.trace, &planned.schedule))
+        self.planned(|Planned { prepared, schedule, .. }| {
+            let trace = &prepared.ops.trace;
+            let timeline = simulate(prepared, schedule, &Described::of(&trace.device));
+            let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
+            let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
+            timeline.to_svg(trace, &title)
+        })
     }
 
     /// What was recorded for the shapes used last. `None` in eager mode.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Device;
+use crate::duration::duration;
 use crate::trace::{DeviceSpec, Launch, Trace, Work};
 
 /// What limits an op.
@@ -24,6 +26,8 @@ pub struct OpProfile {
     pub demand: f64,
     /// How many times the device must be filled to run all its blocks.
     pub waves: f64,
+    /// Microseconds alone on the device: measured where the trace says so, else modelled.
+    pub us: f64,
 }
 
 /// Parts of the names of library kernels that do matrix products and convolutions.
@@ -46,22 +50,26 @@ const FLOPS_PER_BYTE: u64 = 4;
 
 /// Profiles every op of a trace, from the attributes that it carries (Opara, Sec. III-B: one pass, nothing is run).
 pub fn profile(trace: &Trace) -> Vec<OpProfile> {
+    let device = Device::of(&trace.device);
     trace
         .ops
         .iter()
-        .map(|op| match &op.work {
-            Work::Kernel(launch) => {
-                let compute =
-                    COMPUTE_KERNELS.iter().any(|part| op.name.contains(part)) && !op.name.starts_with("im2col");
-                let class = if compute { Class::Compute } else { Class::Memory };
-                OpProfile { class, demand: demand(launch, &trace.device), waves: waves(launch, &trace.device) }
-            }
-            // Copies need no multiprocessor to be free.
-            Work::Memset(_) | Work::Memcpy(_) => OpProfile { class: Class::Memory, demand: 0., waves: 0. },
-            Work::Host { bytes, flops } => {
-                let class = if *flops > FLOPS_PER_BYTE * bytes { Class::Compute } else { Class::Memory };
-                OpProfile { class, demand: (flops + bytes) as f64, waves: 1. }
-            }
+        .map(|op| {
+            let (class, demand, waves) = match &op.work {
+                Work::Kernel(launch) => {
+                    let compute =
+                        COMPUTE_KERNELS.iter().any(|part| op.name.contains(part)) && !op.name.starts_with("im2col");
+                    let class = if compute { Class::Compute } else { Class::Memory };
+                    (class, demand(launch, &trace.device), waves(launch, &trace.device))
+                }
+                // Copies need no multiprocessor to be free.
+                Work::Memset(_) | Work::Memcpy(_) => (Class::Memory, 0., 0.),
+                Work::Host { bytes, flops } => {
+                    let class = if *flops > FLOPS_PER_BYTE * bytes { Class::Compute } else { Class::Memory };
+                    (class, (flops + bytes) as f64, 1.)
+                }
+            };
+            OpProfile { class, demand, waves, us: duration(trace, op, class, &device) }
         })
         .collect()
 }
@@ -117,7 +125,7 @@ mod tests {
         let ops = vec![op("ampere_sgemm_32x32"), op("badd_f32")];
         let found = profile(&Trace { device, ops, ..Default::default() });
         // Half a multiprocessor's shared memory a block, eight blocks, four multiprocessors.
-        assert_eq!(found[0], OpProfile { class: Class::Compute, demand: 1.0, waves: 1.0 });
+        assert_eq!((found[0].class, found[0].demand, found[0].waves), (Class::Compute, 1.0, 1.0));
         assert_eq!(found[1].class, Class::Memory);
     }
 }

@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn op(class: Class, demand: f64) -> OpProfile {
-        OpProfile { class, demand, waves: 0. }
+        OpProfile { class, demand, waves: 0., us: 1. }
     }
 
     #[test]

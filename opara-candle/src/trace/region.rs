@@ -45,6 +45,11 @@ impl Region {
         }
     }
 
+    /// Number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.rows * self.len
+    }
+
     /// Whether it holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -1,0 +1,85 @@
+//! How well simulated times agree with measured ones.
+
+use serde::{Deserialize, Serialize};
+
+/// Agreement of simulated with measured times.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// Pairs that were compared.
+    pub pairs: usize,
+    /// Median of the errors, each relative to the measured time.
+    pub median_error: f64,
+    /// Spearman's rank correlation, from -1 to 1: whether what is simulated to be faster measures faster. `None` where
+    /// all simulated or all measured times are the same.
+    pub rank_correlation: Option<f64>,
+}
+
+impl Agreement {
+    /// Of pairs of a simulated and a measured time, in the same unit. Pairs that hold no time, such as zeros, are left
+    /// out; `None` if no pair is left.
+    pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
+        let is_time = |us: f64| us.is_finite() && us > 0.;
+        let pairs: Vec<(f64, f64)> = pairs.iter().copied().filter(|&(s, m)| is_time(s) && is_time(m)).collect();
+        let (simulated, measured): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
+        Some(Self {
+            pairs: pairs.len(),
+            median_error: median(pairs.iter().map(|(s, m)| (s - m).abs() / m).collect())?,
+            rank_correlation: correlation(&ranks(&simulated), &ranks(&measured)),
+        })
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    Some(if values.len() % 2 == 1 { upper } else { (values[values.len() / 2 - 1] + upper) / 2. })
+}
+
+/// The rank of each value; equal ones share the mean of their ranks.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
+    let mut ranks = vec![0.; values.len()];
+    let mut first = 0;
+    for equal in order.chunk_by(|&a, &b| values[a] == values[b]) {
+        equal.iter().for_each(|&at| ranks[at] = first as f64 + (equal.len() - 1) as f64 / 2.);
+        first += equal.len();
+    }
+    ranks
+}
+
+/// Pearson's correlation.
+fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
+    let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
+    let (mean_a, mean_b) = (mean(a), mean(b));
+    let products = |x: &[f64], mean_x: f64, y: &[f64], mean_y: f64| -> f64 {
+        x.iter().zip(y).map(|(x, y)| (x - mean_x) * (y - mean_y)).sum()
+    };
+    let spread = (products(a, mean_a, a, mean_a) * products(b, mean_b, b, mean_b)).sqrt();
+    (spread > 0.).then(|| (products(a, mean_a, b, mean_b) / spread).clamp(-1., 1.))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_what_was_measured() {
+        let agreement = Agreement::of(&[(90., 100.), (110., 100.), (300., 200.), (8., 10.)]).unwrap();
+        assert_eq!(agreement.pairs, 4);
+        assert!((agreement.median_error - 0.15).abs() < 1e-12);
+        assert_eq!(Agreement::of(&[(3., 2.)]).unwrap().rank_correlation, None);
+        assert_eq!(Agreement::of(&[(1., 0.), (f64::NAN, 1.)]), None);
+    }
+
+    #[test]
+    fn only_the_order_counts_for_the_correlation() {
+        let rank = |pairs: &[(f64, f64)]| Agreement::of(pairs).unwrap().rank_correlation.unwrap();
+        assert_eq!(rank(&[(1., 10.), (2., 1000.), (3., 1001.)]), 1.);
+        assert_eq!(rank(&[(1., 9.), (2., 3.), (3., 1.)]), -1.);
+        // One pair of neighbours of four swapped: 1 - 6 * 2 / (4 * 15).
+        assert!((rank(&[(1., 1.), (2., 2.), (3., 4.), (4., 3.)]) - 0.8).abs() < 1e-12);
+        // Ranks 0.5, 0.5, 2 against 0, 1, 2.
+        assert!((rank(&[(5., 1.), (5., 2.), (6., 3.)]) - 0.75f64.sqrt()).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,64 @@
+//! How long a schedule would take: an analytical model of a device, blocks, bandwidth and queues, that needs no device.
+//!
+//! The Opara paper leaves such a model of the interference between operators that run at the same time to future work.
+//!
+//! - A launch arrives once all that it waits for has ended, plus the latency of its launch and of its dependencies.
+//! - Of those that have arrived, as many as the device has queues for are in flight, in launch order.
+//! - Thread blocks go to the multiprocessors with the most room for them: threads, registers, shared memory and places
+//!   for blocks. What does not fit waits, and what arrived later waits behind it: kernels are not preempted.
+//! - Blocks that run share the device's bandwidth and its arithmetic. Where they ask for more than there is, each gets
+//!   its fair part and takes that much longer.
+
+mod agreement;
+mod kernel;
+mod processors;
+mod run;
+
+pub use self::agreement::Agreement;
+pub use crate::device::{Device, UnknownDevice};
+
+use self::kernel::Kernel;
+use self::run::Run;
+use crate::prepared::Prepared;
+use crate::schedule::Schedule;
+use crate::timeline::{Span, Timeline};
+
+/// When each op of a schedule of this trace would run on a device, which need not be the one that it was recorded on.
+///
+/// ```
+/// use opara_candle::prepared::{Prepared, Settings};
+/// use opara_candle::simulate::{simulate, Device};
+/// use opara_candle::trace::Trace;
+/// use opara_candle::{Policy, Scheduler};
+///
+/// let prepared = Prepared::new(&Trace::default(), Settings::default());
+/// let schedule = Policy::Opara.schedule(&prepared.problem())?;
+/// let timeline = simulate(&prepared, &schedule, &Device::named("a100-sxm")?);
+/// assert_eq!(timeline.total_us, 0.);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Complexity
+/// Linear in ops and edges, with the multiprocessors and what is in flight as factors.
+pub fn simulate(prepared: &Prepared, schedule: &Schedule, device: &Device) -> Timeline {
+    let trace = &prepared.ops.trace;
+    let recorded = Device::of(&trace.device);
+    let kernels: Vec<Kernel> = trace
+        .ops
+        .iter()
+        .zip(&prepared.profile)
+        .map(|(op, cost)| Kernel::new(trace, op, cost, &recorded, device))
+        .collect();
+    let times = Run::new(&kernels, schedule, device).finish();
+    let spans = times.into_iter().enumerate().map(|(op, (start_us, end_us))| Span {
+        op,
+        stream: schedule.stream[op],
+        start_us,
+        end_us,
+    });
+    let shares: Vec<f64> = kernels.iter().map(|kernel| kernel.share).collect();
+    Timeline::new(spans.collect(), &shares)
+}
+
+#[cfg(test)]
+mod tests;

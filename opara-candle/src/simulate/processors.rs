@@ -1,0 +1,86 @@
+//! Which multiprocessor has room for which blocks.
+
+use crate::device::{Device, RESOURCES};
+
+/// Blocks on multiprocessors: which one, and how many.
+pub(super) type Placement = Vec<(usize, u32)>;
+
+/// What is left of every multiprocessor.
+#[derive(Debug)]
+pub(super) struct Processors {
+    free: Vec<[u32; RESOURCES]>,
+    /// For each multiprocessor the blocks of one kernel that fit.
+    room: Vec<u32>,
+    /// How many multiprocessors have room for so many blocks.
+    with_room: Vec<u64>,
+}
+
+impl Processors {
+    pub fn new(device: &Device) -> Self {
+        let processors = device.spec.processors.max(1) as usize;
+        let most = device.processor()[RESOURCES - 1] as usize;
+        Self { free: vec![device.processor(); processors], room: vec![0; processors], with_room: vec![0; most + 1] }
+    }
+
+    /// Places up to `parts` blocks, each where most more would fit; returns where and how many.
+    pub fn place(&mut self, needs: [u32; RESOURCES], parts: u64) -> (Placement, u64) {
+        self.with_room.fill(0);
+        for (room, free) in self.room.iter_mut().zip(&self.free) {
+            *room = free.iter().zip(needs).map(|(free, needs)| free / needs.max(1)).min().unwrap_or(0);
+            self.with_room[*room as usize] += 1;
+        }
+        // Down to this much room on every multiprocessor, and one block less on some.
+        let (mut level, mut left) = (self.with_room.len() - 1, parts);
+        let mut above = 0;
+        while level > 0 {
+            above += self.with_room[level];
+            if above > left {
+                break;
+            }
+            left -= above;
+            level -= 1;
+        }
+        let mut placement = Placement::new();
+        let mut placed = 0;
+        for (at, (&room, free)) in self.room.iter().zip(&mut self.free).enumerate() {
+            let mut count = room.saturating_sub(level as u32);
+            if level > 0 && left > 0 && room as usize >= level {
+                count += 1;
+                left -= 1;
+            }
+            if count > 0 {
+                free.iter_mut().zip(needs).for_each(|(free, needs)| *free -= needs * count);
+                placement.push((at, count));
+                placed += u64::from(count);
+            }
+        }
+        (placement, placed)
+    }
+
+    /// Gives back what such blocks took.
+    pub fn release(&mut self, needs: [u32; RESOURCES], placement: &Placement) {
+        for &(at, count) in placement {
+            self.free[at].iter_mut().zip(needs).for_each(|(free, needs)| *free += needs * count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_go_where_there_is_most_room() {
+        let mut device = Device::named("h200").unwrap();
+        device.spec.processors = 3;
+        let mut processors = Processors::new(&device);
+        let half = [1024, 0, 0, 1];
+        assert_eq!(processors.place(half, 1), (vec![(0, 1)], 1));
+        assert_eq!(processors.place(half, 3), (vec![(0, 1), (1, 1), (2, 1)], 3));
+        let (placement, placed) = processors.place(half, 9);
+        assert_eq!((&placement, placed), (&vec![(1, 1), (2, 1)], 2));
+        assert_eq!(processors.place(half, 1).1, 0);
+        processors.release(half, &placement);
+        assert_eq!(processors.place(half, 9).1, 2);
+    }
+}

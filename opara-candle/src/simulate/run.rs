@@ -1,0 +1,231 @@
+//! One simulated pass, from event to event.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::kernel::{limited, Kernel, Shared};
+use super::processors::{Placement, Processors};
+use crate::device::Device;
+use crate::schedule::{Schedule, Step};
+use crate::trace::OpId;
+
+/// Parts of one kernel that were placed together, and so end together.
+#[derive(Debug)]
+struct Batch {
+    step: usize,
+    placement: Placement,
+    /// Microseconds until its end, were it alone.
+    left_us: f64,
+    draws: Shared,
+    /// Progress in a microsecond: 1 alone, less where others draw on the same.
+    rate: f64,
+}
+
+/// How far a step has come.
+#[derive(Debug, Clone)]
+struct State {
+    /// Earlier steps that have not ended.
+    waits: usize,
+    /// Parts that are not placed.
+    parts: u64,
+    /// Batches that run.
+    running: usize,
+    start_us: f64,
+    end_us: f64,
+}
+
+/// What is left of a microsecond by rounding.
+const ROUNDING_US: f64 = 1e-9;
+
+pub(super) struct Run<'a> {
+    kernels: &'a [Kernel],
+    device: &'a Device,
+    steps: Vec<Step>,
+    successors: Vec<Vec<usize>>,
+    states: Vec<State>,
+    now: f64,
+    /// Launches on their way, by the bits of their time, which are in order for times from 0, and by launch order.
+    arriving: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Arrived and without a queue, by launch order.
+    arrived: BinaryHeap<Reverse<usize>>,
+    /// With parts to place, first come first served.
+    placing: VecDeque<usize>,
+    running: Vec<Batch>,
+    in_flight: usize,
+    processors: Processors,
+}
+
+impl<'a> Run<'a> {
+    pub fn new(kernels: &'a [Kernel], schedule: &Schedule, device: &'a Device) -> Self {
+        let steps = schedule.steps();
+        let mut successors = vec![Vec::new(); steps.len()];
+        for (at, step) in steps.iter().enumerate() {
+            step.after.iter().for_each(|&before| successors[before].push(at));
+        }
+        let state = |step: &Step| State {
+            waits: step.after.len(),
+            parts: step.op.map_or(0, |op| kernels[op].parts),
+            running: 0,
+            start_us: 0.,
+            end_us: 0.,
+        };
+        let mut run = Self {
+            kernels,
+            device,
+            states: steps.iter().map(state).collect(),
+            successors,
+            steps,
+            now: 0.,
+            arriving: BinaryHeap::new(),
+            arrived: BinaryHeap::new(),
+            placing: VecDeque::new(),
+            running: Vec::new(),
+            in_flight: 0,
+            processors: Processors::new(device),
+        };
+        for step in 0..run.steps.len() {
+            if run.states[step].waits == 0 {
+                run.launch(step);
+            }
+        }
+        run
+    }
+
+    /// Runs to the end; returns for each op its start and its end in microseconds.
+    pub fn finish(mut self) -> Vec<(f64, f64)> {
+        loop {
+            self.admit();
+            self.place();
+            self.share();
+            let ends = self.running.iter().map(|batch| self.now + batch.left_us / batch.rate);
+            let arrives = self.arriving.peek().map(|Reverse((bits, _))| f64::from_bits(*bits));
+            let Some(next) = ends.chain(arrives).reduce(f64::min) else { break };
+            self.advance(next);
+        }
+        let mut times = vec![(0., 0.); self.kernels.len()];
+        for (step, state) in self.steps.iter().zip(&self.states) {
+            step.op.into_iter().for_each(|op| times[op] = (state.start_us, state.end_us));
+        }
+        times
+    }
+
+    /// All that a step waits for has ended: it arrives after the latency of its launch.
+    fn launch(&mut self, step: usize) {
+        let further = self.steps[step].after.len().saturating_sub(1) as f64;
+        let at = self.now + limited(self.device.launch_us + self.device.edge_us * further);
+        self.arriving.push(Reverse((at.to_bits(), step)));
+    }
+
+    fn admit(&mut self) {
+        while let Some(&Reverse((bits, step))) = self.arriving.peek() {
+            if f64::from_bits(bits) > self.now {
+                break;
+            }
+            self.arriving.pop();
+            match self.steps[step].op {
+                Some(_) => self.arrived.push(Reverse(step)),
+                None => self.end(step),
+            }
+        }
+        while self.in_flight < self.device.queues.max(1) {
+            let Some(Reverse(step)) = self.arrived.pop() else { break };
+            self.in_flight += 1;
+            match self.states[step].parts {
+                0 => self.start(step, Placement::new(), 1),
+                _ => self.placing.push_back(step),
+            }
+        }
+    }
+
+    fn place(&mut self) {
+        while let Some((&step, op)) = self.placing.front().and_then(|step| Some((step, self.steps[*step].op?))) {
+            let (placement, placed) = self.processors.place(self.kernels[op].needs, self.states[step].parts);
+            if placed > 0 {
+                self.states[step].parts -= placed;
+                self.start(step, placement, placed);
+            }
+            if self.states[step].parts > 0 {
+                break;
+            }
+            self.placing.pop_front();
+        }
+    }
+
+    fn start(&mut self, step: usize, placement: Placement, parts: u64) {
+        let Some(kernel) = self.kernel(step) else { return };
+        let state = &mut self.states[step];
+        if state.running == 0 && state.end_us == 0. {
+            state.start_us = self.now;
+        }
+        state.running += 1;
+        let draws = kernel.draws.map(|draw| draw * parts as f64);
+        self.running.push(Batch { step, placement, left_us: kernel.us, draws, rate: 1. });
+    }
+
+    fn kernel(&self, step: usize) -> Option<Kernel> {
+        self.steps[step].op.map(|op: OpId| self.kernels[op])
+    }
+
+    /// Rates of what runs: what draws more than its fair part of the device gets that.
+    fn share(&mut self) {
+        self.running.iter_mut().for_each(|batch| batch.rate = 1.);
+        for shared in 0..Shared::default().len() {
+            let draws = |batch: &Batch| batch.draws[shared];
+            if self.running.iter().map(draws).sum::<f64>() > 1. {
+                let fair = fair(self.running.iter().map(draws).collect());
+                for batch in self.running.iter_mut().filter(|batch| batch.draws[shared] > fair) {
+                    batch.rate = batch.rate.min(fair / batch.draws[shared]);
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self, next: f64) {
+        let passed = next - self.now;
+        self.now = next;
+        let mut at = 0;
+        while at < self.running.len() {
+            let batch = &mut self.running[at];
+            batch.left_us -= passed * batch.rate;
+            if batch.left_us > ROUNDING_US {
+                at += 1;
+                continue;
+            }
+            let Batch { step, placement, .. } = self.running.swap_remove(at);
+            if let Some(kernel) = self.kernel(step) {
+                self.processors.release(kernel.needs, &placement);
+            }
+            let state = &mut self.states[step];
+            state.running -= 1;
+            state.end_us = self.now;
+            if state.running == 0 && state.parts == 0 {
+                self.in_flight -= 1;
+                self.end(step);
+            }
+        }
+    }
+
+    fn end(&mut self, step: usize) {
+        self.states[step].end_us = self.now;
+        for next in std::mem::take(&mut self.successors[step]) {
+            self.states[next].waits -= 1;
+            if self.states[next].waits == 0 {
+                self.launch(next);
+            }
+        }
+    }
+}
+
+/// The most that each may draw so that all of them together draw 1.
+fn fair(mut draws: Vec<f64>) -> f64 {
+    draws.sort_by(f64::total_cmp);
+    let mut left = 1.;
+    for (at, draw) in draws.iter().enumerate() {
+        let part = left / (draws.len() - at) as f64;
+        if *draw > part {
+            return part;
+        }
+        left -= draw;
+    }
+    1.
+}
