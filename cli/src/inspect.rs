@@ -87,7 +87,7 @@ impl Args {
         let trace = self.input.load()?;
         let prepared = input::prepare(&trace);
         let graph = &prepared.graph;
-        let us: Vec<f64> = prepared.ops.trace.ops.iter().map(|op| op.nanos.unwrap_or(0) as f64 / 1e3).collect();
+        let us: Vec<f64> = prepared.profile.iter().map(|profile| profile.us).collect();
         let (path, critical_path_us) = graph.critical_path(&us);
         Ok(Inspection {
             ops: Ops::of(&trace, &prepared),

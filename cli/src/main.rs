@@ -2,7 +2,9 @@
 
 mod answer;
 mod check;
+mod compare;
 mod convert;
+mod device;
 mod drawing;
 mod graph;
 mod input;
@@ -12,7 +14,10 @@ mod plan;
 mod plan_file;
 mod policy;
 mod record;
+mod simulate;
+mod simulated;
 mod table;
+mod timeline;
 
 use std::io::{stderr, Write};
 use std::process::ExitCode;
@@ -40,6 +45,9 @@ enum Command {
     Inspect(inspect::Args),
     Plan(plan::Args),
     Check(check::Args),
+    Compare(compare::Args),
+    Simulate(simulate::Args),
+    Timeline(timeline::Args),
     Graph(graph::Args),
     Convert(convert::Args),
     Record(record::Args),
@@ -70,10 +78,25 @@ impl Args {
                     return Ok(ExitCode::FAILURE);
                 }
             }
+            Command::Compare(args) => answer::print(&args.run()?, self.json)?,
+            Command::Simulate(args) => answer::print(&args.run()?, self.json)?,
+            Command::Timeline(args) => answer::print(&args.run()?, self.json)?,
             Command::Graph(args) => answer::print(&args.run()?, self.json)?,
             Command::Convert(args) => answer::print(&args.run()?, self.json)?,
             Command::Record(args) => answer::print(&args.run()?, self.json)?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
     }
 }

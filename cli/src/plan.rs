@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
-use crate::policy::Chosen;
+use crate::policy::ChosenPolicy;
 
 /// Schedules a trace, and writes the plan as JSON.
 #[derive(Debug, Clone, clap::Args)]
@@ -19,7 +19,7 @@ pub struct Args {
     input: Input,
 
     #[command(flatten)]
-    chosen: Chosen,
+    chosen: ChosenPolicy,
 
     /// Write the plan into this file.
     #[arg(short, long)]

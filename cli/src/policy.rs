@@ -10,7 +10,7 @@ static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| Policy::ALL.map(|policy| 
 
 /// Which policy schedules; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Chosen {
+pub struct ChosenPolicy {
     /// How ops are assigned to streams and ordered.
     #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(NAMES.iter().map(String::as_str))
         .try_map(|name| name.parse::<Policy>()))]

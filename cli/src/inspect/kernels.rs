@@ -42,7 +42,7 @@ impl Kernels {
             let new = || Kernel { name: op.name.clone(), class: profile.class, count: 0, us: 0., share: 0. };
             let kernel = kernels.entry(&op.name).or_insert_with(new);
             kernel.count += 1;
-            kernel.us += op.nanos.unwrap_or(0) as f64 / 1e3;
+            kernel.us += profile.us;
         }
         let names = kernels.len();
         let total_us: f64 = kernels.values().map(|kernel| kernel.us).sum();

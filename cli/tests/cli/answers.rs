@@ -3,9 +3,10 @@
 use std::fs;
 
 use super::{json, opara, trace};
+use opara_candle::simulate::Device;
 use opara_candle::Policy;
 use predicates::prelude::*;
-use predicates::str::{contains, is_empty, starts_with};
+use predicates::str::{contains, is_empty, is_match, starts_with};
 use serde_json::Value;
 
 #[test]
@@ -87,6 +88,54 @@ fn a_plan_by_hand_is_a_schedule_alone() {
         fs::write(path, content).unwrap();
         opara(&["check", &deepfm, path]).code(2).stderr(contains(path).and(contains(why)));
     }
+}
+
+#[test]
+fn policies_are_compared() {
+    let traces = ["native-googlenet-f32", "native-deepfm-f32"].map(trace);
+    let text = opara(&["compare", &traces[0], &traces[1]]).success();
+    let sequential = is_match(r"(?m)^sequential +1 +0 .* 1\.00x ").unwrap().count(2);
+    text.stdout(sequential.and(contains("107 ops, simulated on h200")).and(contains("\nopara ").count(2)));
+    let answer = json(&["compare", &traces[0], "--device", "v100"]);
+    assert_eq!(answer[0]["device"], "v100");
+    let names = answer[0]["policies"].as_array().unwrap().iter().map(|row| row["policy"].as_str().unwrap());
+    assert!(names.eq(Policy::ALL.map(|policy| policy.to_string())));
+}
+
+#[test]
+fn every_device_simulates_every_policy() {
+    let googlenet = trace("native-googlenet-f32");
+    for device in Device::all().map(|device| device.name) {
+        for policy in Policy::ALL.map(|policy| policy.to_string()) {
+            let answer = json(&["simulate", &googlenet, "--policy", &policy, "--device", &device]);
+            assert_eq!((&answer["device"], &answer["policy"]), (&device.as_str().into(), &policy.as_str().into()));
+            let [total, share] = ["total_us", "utilization"].map(|number| answer[number].as_f64().unwrap());
+            assert!(total > 0. && (0. ..=1.).contains(&share), "{answer}");
+        }
+    }
+    let text = opara(&["simulate", &googlenet]).success();
+    text.stdout(contains("h200").and(contains("simulated, us")).and(contains("utilization")));
+}
+
+#[test]
+fn timelines_are_drawn_of_policies_and_plans() {
+    let folder = tempfile::tempdir().unwrap();
+    let [plan, svg] = ["plan.json", "timeline.svg"].map(|name| folder.path().join(name));
+    let [plan, svg] = [&plan, &svg].map(|path| path.to_str().unwrap());
+    let googlenet = trace("native-googlenet-f32");
+    opara(&["plan", &googlenet, "-o", plan]).success();
+    opara(&["timeline", &googlenet, "-o", svg]).success().stdout(starts_with("wrote "));
+    let drawn = fs::read_to_string(svg).unwrap();
+    assert!(drawn.contains("opara on h200"));
+    opara(&["timeline", &googlenet, "--plan", plan]).success().stdout(starts_with(drawn));
+    let chrome = opara(&["timeline", &googlenet, "--format", "chrome", "--policy", "sequential"]).success();
+    let chrome: Value = serde_json::from_slice(&chrome.get_output().stdout).unwrap();
+    let events = chrome["traceEvents"].as_array().or(chrome.as_array()).unwrap();
+    assert!(events.len() >= 107);
+    let both = opara(&["timeline", &googlenet, "--plan", plan, "--policy", "opara"]).code(2);
+    both.stderr(contains("cannot be used with"));
+    let other = opara(&["timeline", &trace("native-bert-f32"), "--plan", plan]).code(2);
+    other.stdout(is_empty()).stderr(contains(plan).and(contains("the plan is one of trace")));
 }
 
 #[test]

@@ -15,6 +15,9 @@ fn wrong_usage_says_what_there_is() {
     let policy = opara(&["plan", &deepfm, "--policy", "oprra"]).code(2);
     policy.stderr(contains("possible values: sequential").and(contains("similar value exists: 'opara'")));
     opara(&["graph", &deepfm, "--format", "png"]).code(2).stderr(contains("possible values: dot, svg"));
+    let device = opara(&["simulate", &deepfm, "--device", "h20"]).code(2);
+    device.stderr(contains("possible values: v100").and(contains("'h200'")));
+    opara(&["compare"]).code(2).stderr(contains("<TRACES>"));
     opara(&["record", "berd"]).code(2).stderr(contains("similar value exists: 'bert'"));
     opara(&["record", "bert", "--batch", "0"]).code(2).stderr(contains("0 is not in 1.."));
 }
