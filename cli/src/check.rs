@@ -10,8 +10,10 @@ use crate::answer;
 use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
 
-/// Proves that a plan gives a trace's results: no access overtakes another that it depends on, no two buffers that are in
-/// use share bytes, and no wait is needless. Exit code 1 if it does not.
+/// Proves a plan: that it gives the results of the trace.
+///
+/// No access overtakes another that it depends on, no two buffers that are in use share bytes, and no wait is needless.
+/// The exit code is 1 if that is not so.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]

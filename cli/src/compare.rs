@@ -64,26 +64,28 @@ impl Args {
         let trace = input::load(path)?;
         let device = self.device.device(&trace.device)?;
         let prepared = input::prepare(&trace);
-        let sequential = Policy::Sequential.schedule(&prepared.problem())?;
-        let sequential_us = simulate(&prepared, &sequential, &device).total_us;
         let row = |policy: Policy| -> Result<Row> {
             let start = Instant::now();
             let schedule = policy.schedule(&prepared.problem()).with_context(|| policy.name())?;
             let schedule_ms = start.elapsed().as_secs_f64() * 1e3;
             let timeline = simulate(&prepared, &schedule, &device);
-            let simulated_us = timeline.total_us;
             Ok(Row {
                 policy: policy.name(),
                 streams: schedule.streams(),
                 waits: schedule.wait_count(),
                 schedule_ms,
-                simulated_us,
-                // A trace without ops takes no time.
-                speedup: if simulated_us > 0. { sequential_us / simulated_us } else { 1. },
+                simulated_us: timeline.total_us,
+                speedup: 1.,
                 utilization: timeline.utilization(),
             })
         };
-        let policies = Policy::ALL.into_iter().map(row).collect::<Result<_>>()?;
+        let mut policies: Vec<Row> = Policy::ALL.into_iter().map(row).collect::<Result<_>>()?;
+        let sequential = policies.iter().find(|row| row.policy == Policy::Sequential.name());
+        let sequential_us = sequential.map_or(0., |row| row.simulated_us);
+        // A trace without ops takes no time.
+        for row in policies.iter_mut().filter(|row| row.simulated_us > 0.) {
+            row.speedup = sequential_us / row.simulated_us;
+        }
         Ok(Compared { trace: path.into(), device: device.name, ops: prepared.ops.kept.len(), policies })
     }
 }

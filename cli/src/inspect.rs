@@ -41,9 +41,11 @@ pub struct Inspection {
 #[derive(Debug, Clone, Serialize)]
 struct Ops {
     recorded: usize,
+    every_call: usize,
     /// Those that depend on no input.
     run_once: usize,
-    every_call: usize,
+    /// Those that depend on no input and whose results no call needs.
+    never: usize,
     /// Of those that every call runs.
     work: BTreeMap<&'static str, usize>,
 }
@@ -120,8 +122,16 @@ impl Ops {
             };
             *work.entry(kind).or_default() += 1;
         }
-        let recorded = trace.ops.len();
-        Self { recorded, run_once: prepared.ops.folded.len(), every_call: kept.len(), work }
+        // One that runs once may run again at every call, where its result is too large to keep.
+        let mut runs = vec![false; trace.ops.len()];
+        prepared.ops.kept.iter().chain(&prepared.ops.folded).for_each(|&op| runs[op] = true);
+        Self {
+            recorded: trace.ops.len(),
+            every_call: kept.len(),
+            run_once: prepared.ops.folded.len(),
+            never: runs.iter().filter(|&&runs| !runs).count(),
+            work,
+        }
     }
 }
 
@@ -153,9 +163,9 @@ impl fmt::Display for Inspection {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         let Self { device, ops, graph, memory, .. } = self;
         row("device", format!("{}, {} multiprocessors", device.name, device.processors))?;
-        row("ops", format!("{}: {} run once, {} at every call", ops.recorded, ops.run_once, ops.every_call))?;
-        let work: Vec<String> = ops.work.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        row("work", work.join(", "))?;
+        let Ops { recorded, every_call, run_once, never, work } = ops;
+        row("ops", format!("{recorded}: {every_call} run at every call, {run_once} once, {never} never"))?;
+        work.iter().try_for_each(|(kind, count)| row(kind, count.to_string()))?;
         row("edges", format!("{}, reduced to {}", graph.hazards, graph.edges))?;
         row("width, depth", format!("{}, {}", graph.width, graph.depth))?;
         row("critical path", format!("{} ops, {:.1} us", graph.critical_path_ops, graph.critical_path_us))?;

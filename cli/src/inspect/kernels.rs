@@ -45,7 +45,7 @@ impl Kernels {
             kernel.us += profile.us;
         }
         let names = kernels.len();
-        let total_us: f64 = kernels.values().map(|kernel| kernel.us).sum();
+        let total_us = kernels.values().fold(0., |sum, kernel| sum + kernel.us);
         let mut hottest: Vec<Kernel> = kernels.into_values().collect();
         hottest.sort_by(|a, b| b.us.total_cmp(&a.us).then(b.count.cmp(&a.count)));
         hottest.truncate(top);

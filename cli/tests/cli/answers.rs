@@ -13,7 +13,9 @@ use serde_json::Value;
 fn inspect_shows_what_a_trace_holds() {
     let googlenet = trace("native-googlenet-f32");
     let text = opara(&["inspect", &googlenet, "--top", "3"]).success();
-    text.stdout(contains("NVIDIA H200").and(contains("108: 1 run once, 107 at every call")).and(contains("3 of 13;")));
+    text.stdout(
+        contains("NVIDIA H200").and(contains("108: 107 run at every call, 1 once, 0 never")).and(contains("3 of 13;")),
+    );
     let answer = json(&["inspect", &googlenet, "--top", "3"]);
     assert_eq!(answer["ops"]["recorded"], 108);
     assert_eq!(answer["device"]["processors"], 132);
