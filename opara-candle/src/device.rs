@@ -9,7 +9,8 @@ use crate::trace::{DeviceSpec, Launch};
 /// Core GPU Architecture, and the H200's data sheet; dense throughput, at boost clock. Blocks and shared memory of a
 /// multiprocessor are those of the CUDA C++ Programming Guide, by compute capability.
 ///
-/// Latencies were measured on an H200 and stand for the other GPUs too.
+/// The latencies are those of an H200 and stand for the other GPUs too: those of launches and edges come from chains of
+/// a CUDA graph's nodes, those of elements from layer norms. The shortest kernel and the efficiency are assumed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// Its name here, such as `h200`.
@@ -38,7 +39,7 @@ pub struct Device {
     pub launch_us: f64,
     /// Microseconds that a node starts later for each dependency beyond its first.
     pub edge_us: f64,
-    /// Kernels that are in flight at a time.
+    /// Kernels that are in flight at a time; of GPUs, the resident grids of the CUDA C++ Programming Guide.
     pub queues: usize,
 }
 
@@ -202,7 +203,7 @@ fn unknown(spec: &DeviceSpec) -> Device {
 }
 
 /// A CPU, of which a trace tells no more than the cores: an operator takes one of them. Two 8-lane multiply-adds a cycle
-/// of 3 GHz, and one channel of DDR4-3200 for two cores.
+/// of 3 GHz, and one channel of DDR4-3200 for two cores, are assumed.
 fn cpu(spec: &DeviceSpec) -> Device {
     let cores = f64::from(spec.processors.max(1));
     Device {
@@ -214,5 +215,34 @@ fn cpu(spec: &DeviceSpec) -> Device {
         tf32_tflops: 0.096 * cores,
         fp16_tflops: 0.096 * cores,
         ..h200()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_names_lead_to_descriptions() {
+        for (driver, name) in [
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA A100-SXM4-40GB", "a100-sxm"),
+            ("NVIDIA A100-PCIE-40GB", "a100-pcie"),
+            ("Tesla V100-SXM2-16GB", "v100"),
+            ("NVIDIA GeForce RTX 2080 SUPER", "rtx-2080-super"),
+        ] {
+            assert_eq!(Device::of(&DeviceSpec { name: driver.into(), ..Default::default() }).name, name);
+        }
+        assert!(Device::all().iter().all(|device| Device::named(&device.name).as_ref() == Ok(device)));
+        assert!(Device::named("tpu").unwrap_err().to_string().contains("rtx-2080-super"));
+    }
+
+    #[test]
+    fn others_follow_from_their_limits() {
+        let laptop = Device::of(&spec("NVIDIA RTX 500", 54, 1536, 100));
+        assert_eq!((laptop.bandwidth_gbs, laptop.spec.threads_per_processor), (1555. / 2., 1536));
+        let cpu = Device::of(&DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() });
+        assert_eq!((cpu.bandwidth_gbs, cpu.spec.processors), (25.6, 2));
     }
 }

@@ -143,3 +143,63 @@ impl Precision {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Buffer, Mode, Region};
+
+    fn trace(name: &str, accesses: &[(u64, Role, Mode)], nanos: Option<u64>) -> Trace {
+        let launch = Launch { grid: [4096, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };
+        let access = |(buffer, &(bytes, _, mode)): (usize, &(u64, Role, Mode))| {
+            let region = Region::contiguous(0, bytes);
+            Access { buffer, region, mode }
+        };
+        let accesses_of = accesses.iter().enumerate().map(access).collect();
+        let op = Op { name: name.into(), label: "".into(), work: Work::Kernel(launch), accesses: accesses_of, nanos };
+        let buffers = accesses.iter().map(|&(bytes, role, _)| Buffer { bytes, role }).collect();
+        Trace { ops: vec![op], buffers, ..Default::default() }
+    }
+
+    fn demand(name: &str, class: Class, accesses: &[(u64, Role, Mode)]) -> Demand {
+        let trace = trace(name, accesses, None);
+        Demand::of(&trace, &trace.ops[0], class)
+    }
+
+    #[test]
+    fn sizes_tell_the_operations_of_a_product() {
+        // 128 x 768 by 768 x 3072, with a bias and a workspace.
+        let sizes = |element: u64| {
+            [
+                (128 * 768 * element, Role::Intermediate, Mode::Read),
+                (768 * 3072 * element, Role::External, Mode::Read),
+                (3072 * element, Role::External, Mode::Read),
+                (128 * 3072 * element, Role::Intermediate, Mode::ReadWrite),
+                (1 << 30, Role::Workspace, Mode::ReadWrite),
+            ]
+        };
+        for (name, element) in [("ampere_sgemm", 4), ("nvjet_hsh", 2)] {
+            let found = demand(name, Class::Compute, &sizes(element));
+            assert!((found.flops / (2. * 128. * 768. * 3072.) - 1.).abs() < 1e-9);
+            assert_eq!(found.bytes, (128 * 768 + 768 * 3072 + 3072 + 128 * 3072) as f64 * element as f64);
+        }
+    }
+
+    #[test]
+    fn a_gather_reads_no_more_than_it_writes() {
+        let table = [(1 << 30, Role::External, Mode::Read), (1 << 10, Role::Intermediate, Mode::Write)];
+        assert_eq!(demand("is_u32_f32", Class::Memory, &table), Demand { bytes: 2048., flops: 0. });
+    }
+
+    #[test]
+    fn what_was_measured_is_not_modelled() {
+        let device = Device::named("h200").unwrap();
+        let bytes = 480_000_000;
+        let of = |nanos| {
+            let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, Mode::ReadWrite)], nanos);
+            duration(&trace, &trace.ops[0], Class::Memory, &device)
+        };
+        assert_eq!(of(Some(2500)), 2.5);
+        assert!(of(None) >= device.kernel_us + bytes as f64 / device.bandwidth_gbs / BYTES_PER_US);
+    }
+}

@@ -8,11 +8,14 @@ use crate::trace::{Op, Trace, Work};
 /// What the device gives to all that runs at the same time: bandwidth and arithmetic.
 pub(super) type Shared = [f64; 2];
 
-/// An op in parts that are placed one by one: its blocks, or as many blocks in a row as make [`WAVES`] of them.
+/// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
+/// the device more than [`WAVES`] times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Kernel {
-    /// Its parts; none for copies, which no multiprocessor runs.
+    /// How many; none for copies, which no multiprocessor runs.
     pub parts: u64,
+    /// How many of them are placed at a time at least, unless fewer are left.
+    pub least: u64,
     /// What a part takes of one multiprocessor.
     pub needs: [u32; RESOURCES],
     /// Microseconds of a part.
@@ -25,6 +28,8 @@ pub(super) struct Kernel {
 
 /// How many times a kernel fills the device at most: more would tell no more.
 const WAVES: u64 = 8;
+/// Into how many portions the room of a full device may fall: fewer blocks would make an event each.
+const PORTIONS: u64 = 16;
 /// A time that no op takes, so that sums stay finite.
 pub(super) const LONGEST_US: f64 = 1e12;
 
@@ -39,13 +44,15 @@ impl Kernel {
         let demand = Demand::of(trace, op, cost.class);
         let bandwidth = device.bandwidth_gbs * duration::BYTES_PER_US;
         let arithmetic = Precision::of(op).tflops(device) * duration::FLOPS_PER_US * device.efficiency;
-        let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| (alone / us).max(0.).min(1.));
+        let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| within(alone / us, 1.));
 
         let processors = u64::from(device.spec.processors.max(1));
         let (blocks, needs) = match &op.work {
             Work::Kernel(launch) => (launch.blocks().max(1), device.block(launch)),
             Work::Host { .. } => (1, device.processor()),
-            Work::Memset(_) | Work::Memcpy(_) => return Self { parts: 0, needs: [0; RESOURCES], us, draws, share: 0. },
+            Work::Memset(_) | Work::Memcpy(_) => {
+                return Self { parts: 0, least: 0, needs: [0; RESOURCES], us, draws, share: 0. }
+            }
         };
         let parts_of = needs.iter().zip(device.processor()).map(|(&needs, has)| has / needs.max(1));
         let at_a_time = processors * u64::from(parts_of.min().unwrap_or(1));
@@ -54,6 +61,7 @@ impl Kernel {
         let together = parts.min(at_a_time) as f64;
         Self {
             parts,
+            least: at_a_time.div_ceil(PORTIONS),
             needs,
             us: us / parts.div_ceil(at_a_time) as f64,
             draws: draws.map(|draw| draw / together),
@@ -64,5 +72,14 @@ impl Kernel {
 
 /// A time as it may be added up; what is none takes no time.
 pub(super) fn limited(us: f64) -> f64 {
-    us.max(0.).min(LONGEST_US)
+    within(us, LONGEST_US)
+}
+
+/// A value from 0 to `most`; 0 for what is none.
+fn within(value: f64, most: f64) -> f64 {
+    if value > 0. {
+        value.min(most)
+    } else {
+        0.
+    }
 }

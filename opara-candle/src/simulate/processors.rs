@@ -9,6 +9,8 @@ pub(super) type Placement = Vec<(usize, u32)>;
 #[derive(Debug)]
 pub(super) struct Processors {
     free: Vec<[u32; RESOURCES]>,
+    /// What is left of all of them.
+    left: [u64; RESOURCES],
     /// For each multiprocessor the blocks of one kernel that fit.
     room: Vec<u32>,
     /// How many multiprocessors have room for so many blocks.
@@ -19,15 +21,33 @@ impl Processors {
     pub fn new(device: &Device) -> Self {
         let processors = device.spec.processors.max(1) as usize;
         let most = device.processor()[RESOURCES - 1] as usize;
-        Self { free: vec![device.processor(); processors], room: vec![0; processors], with_room: vec![0; most + 1] }
+        let left = device.processor().map(|has| u64::from(has) * processors as u64);
+        Self {
+            free: vec![device.processor(); processors],
+            left,
+            room: vec![0; processors],
+            with_room: vec![0; most + 1],
+        }
     }
 
-    /// Places up to `parts` blocks, each where most more would fit; returns where and how many.
-    pub fn place(&mut self, needs: [u32; RESOURCES], parts: u64) -> (Placement, u64) {
+    /// Places up to `parts` blocks, each where most more would fit, if at least `least` have room; returns where and how
+    /// many.
+    pub fn place(&mut self, needs: [u32; RESOURCES], parts: u64, least: u64) -> (Placement, u64) {
+        if self.left.iter().zip(needs).any(|(&left, needs)| left < least * u64::from(needs)) {
+            return (Placement::new(), 0);
+        }
         self.with_room.fill(0);
+        let mut rooms = 0;
         for (room, free) in self.room.iter_mut().zip(&self.free) {
-            *room = free.iter().zip(needs).map(|(free, needs)| free / needs.max(1)).min().unwrap_or(0);
+            *room = u32::MAX;
+            for (free, needs) in free.iter().zip(&needs) {
+                *room = (*room).min(free / (*needs).max(1));
+            }
             self.with_room[*room as usize] += 1;
+            rooms += u64::from(*room);
+        }
+        if rooms < least {
+            return (Placement::new(), 0);
         }
         // Down to this much room on every multiprocessor, and one block less on some.
         let (mut level, mut left) = (self.with_room.len() - 1, parts);
@@ -54,6 +74,7 @@ impl Processors {
                 placed += u64::from(count);
             }
         }
+        self.left.iter_mut().zip(needs).for_each(|(left, needs)| *left -= u64::from(needs) * placed);
         (placement, placed)
     }
 
@@ -61,6 +82,7 @@ impl Processors {
     pub fn release(&mut self, needs: [u32; RESOURCES], placement: &Placement) {
         for &(at, count) in placement {
             self.free[at].iter_mut().zip(needs).for_each(|(free, needs)| *free += needs * count);
+            self.left.iter_mut().zip(needs).for_each(|(left, needs)| *left += u64::from(needs * count));
         }
     }
 }
@@ -75,12 +97,13 @@ mod tests {
         device.spec.processors = 3;
         let mut processors = Processors::new(&device);
         let half = [1024, 0, 0, 1];
-        assert_eq!(processors.place(half, 1), (vec![(0, 1)], 1));
-        assert_eq!(processors.place(half, 3), (vec![(0, 1), (1, 1), (2, 1)], 3));
-        let (placement, placed) = processors.place(half, 9);
+        assert_eq!(processors.place(half, 1, 1), (vec![(0, 1)], 1));
+        assert_eq!(processors.place(half, 3, 1), (vec![(0, 1), (1, 1), (2, 1)], 3));
+        assert_eq!(processors.place(half, 9, 3).1, 0);
+        let (placement, placed) = processors.place(half, 9, 2);
         assert_eq!((&placement, placed), (&vec![(1, 1), (2, 1)], 2));
-        assert_eq!(processors.place(half, 1).1, 0);
+        assert_eq!(processors.place(half, 1, 1).1, 0);
         processors.release(half, &placement);
-        assert_eq!(processors.place(half, 9).1, 2);
+        assert_eq!(processors.place(half, 9, 1).1, 2);
     }
 }

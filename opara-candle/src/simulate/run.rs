@@ -139,7 +139,8 @@ impl<'a> Run<'a> {
 
     fn place(&mut self) {
         while let Some((&step, op)) = self.placing.front().and_then(|step| Some((step, self.steps[*step].op?))) {
-            let (placement, placed) = self.processors.place(self.kernels[op].needs, self.states[step].parts);
+            let (kernel, parts) = (&self.kernels[op], self.states[step].parts);
+            let (placement, placed) = self.processors.place(kernel.needs, parts, kernel.least.min(parts));
             if placed > 0 {
                 self.states[step].parts -= placed;
                 self.start(step, placement, placed);

@@ -66,3 +66,6 @@ impl Timeline {
         self.spans.iter().map(|span| span.stream + 1).max().unwrap_or(0)
     }
 }
+
+#[cfg(test)]
+mod tests;
