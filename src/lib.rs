@@ -1,10 +1,11 @@
-//! What the examples and benches share: options, tokens, pictures, tables, and one way to run, to measure and to print.
+//! What the examples, the benches and the program `opara` share: options, tokens, pictures, tables, and one way to run, to measure and to print.
 
 mod categories;
 mod classify;
 mod hash;
 mod latencies;
 mod model;
+mod native;
 mod options;
 mod picture;
 mod tokens;
@@ -13,6 +14,7 @@ pub use categories::Categories;
 pub use classify::Classify;
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};
+pub use native::Native;
 pub use options::Options;
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};

@@ -183,6 +183,16 @@ fn the_checker_finds_what_is_wrong() {
     assert!(broken(&|s| s.order.swap(0, 1)).contains("launched after"));
     assert!(broken(&|s| s.order[0] = s.order[1]).contains("twice"));
     assert!(broken(&|s| s.order.truncate(3)).contains("3 ops"));
+    assert!(broken(&|s| s.stream[0] = usize::MAX).contains("op 0 is on stream"));
+    assert!(broken(&|s| s.barriers = vec![2, 1]).contains("ascending"));
+    assert!(broken(&|s| s.barriers = vec![usize::MAX]).contains("inside the order"));
+    // Nothing that it touches needs that, but a stream is a queue.
+    assert!(broken(&|s| {
+        s.stream[3] = 0;
+        s.predecessors[3].clear()
+    })
+    .contains("op 3 does not wait for op 2"));
+    assert!(broken(&|s| s.predecessors[2] = vec![1, 1]).contains("ascending in launch order"));
     assert!(broken(&|s| {
         s.stream[1] = 2;
         s.predecessors[1].clear()

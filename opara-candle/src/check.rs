@@ -18,7 +18,6 @@ impl Finished {
         let n = schedule.order.len();
         let words = n.div_ceil(64);
         let mut finished = Self { words, bits: vec![0; n * words] };
-        let mut last = vec![None; schedule.streams()];
         let mut joined = vec![0; words];
         let mut stage = 0;
         for (at, &op) in schedule.order.iter().enumerate() {
@@ -27,10 +26,7 @@ impl Finished {
                 stage = at;
             }
             finished.bits[op * words..(op + 1) * words].copy_from_slice(&joined);
-            let before = last[schedule.stream[op]].replace(op);
-            for p in before.into_iter().chain(schedule.predecessors[op].iter().copied()) {
-                finished.inherit(op, p);
-            }
+            schedule.predecessors[op].iter().for_each(|&p| finished.inherit(op, p));
         }
         finished
     }
@@ -109,6 +105,13 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     if [schedule.order.len(), schedule.stream.len(), schedule.predecessors.len()] != [n; 3] {
         return invalid(format!("{} ops are scheduled of {n}", schedule.order.len()));
     }
+    // A schedule may come from outside, and what follows makes lists as long as there are streams.
+    if let Some(op) = (0..n).find(|&op| schedule.stream[op] >= n) {
+        return invalid(format!("op {op} is on stream {} of a schedule of {n} ops", schedule.stream[op]));
+    }
+    if !schedule.barriers.is_sorted_by(|a, b| a < b) || schedule.barriers.iter().any(|&b| b == 0 || b >= n) {
+        return invalid("barriers have to be ascending positions inside the order".into());
+    }
     let mut position = vec![usize::MAX; n];
     for (at, &op) in schedule.order.iter().enumerate() {
         if op >= n || position[op] != usize::MAX {
@@ -120,6 +123,9 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         if let Some(p) = predecessors.iter().find(|&&p| p >= n || position[p] >= position[op]) {
             return invalid(format!("op {op} waits for op {p}, which is launched after it"));
         }
+        if !predecessors.is_sorted_by(|&a, &b| position[a] < position[b]) {
+            return invalid(format!("what op {op} waits for is not ascending in launch order"));
+        }
     }
     let finished = Finished::new(schedule);
     for (first, second) in conflicts(trace) {
@@ -129,6 +135,9 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         }
     }
     for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
+        if let Some(before) = before.filter(|&before| !finished.before(before, op)) {
+            return invalid(format!("op {op} does not wait for op {before}, the one before it on its stream"));
+        }
         let waits: Vec<OpId> = schedule.waits(op).collect();
         if waits.is_empty() {
             continue;

@@ -19,7 +19,10 @@ pub type OpId = usize;
 pub type BufferId = usize;
 
 /// One recorded forward pass.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+///
+/// Serde checks its fields one by one. Whether they fit each other is for [`write_to`](Trace::write_to) to say, which
+/// takes only what a file may hold.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// The device that it was recorded on.
     pub device: DeviceSpec,
@@ -32,7 +35,7 @@ pub struct Trace {
 }
 
 /// The limits that decide how many thread blocks a device holds at a time.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSpec {
     /// Name as the driver gives it, or `cpu`.
     pub name: String,
@@ -47,7 +50,7 @@ pub struct DeviceSpec {
 }
 
 /// One launch: a kernel, a memset, a copy, or an operator on the host.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Op {
     /// Kernel or operator name.
     pub name: String,
@@ -62,7 +65,7 @@ pub struct Op {
 }
 
 /// What an [`Op`] launches.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Work {
     /// A CUDA kernel.
     Kernel(Launch),
@@ -80,7 +83,7 @@ pub enum Work {
 }
 
 /// Geometry and resources of a kernel launch, from the driver's function attributes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Blocks of the grid, x y z.
     pub grid: [u32; 3],
@@ -114,7 +117,7 @@ impl Launch {
 }
 
 /// One part of a buffer that an op touches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     /// The buffer.
     pub buffer: BufferId,
@@ -125,7 +128,7 @@ pub struct Access {
 }
 
 /// What an op does to the bytes of an [`Access`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Reads them.
     Read,
@@ -148,7 +151,7 @@ impl Mode {
 }
 
 /// One allocation, or memory that outlives the forward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffer {
     /// Size in bytes.
     pub bytes: u64,

@@ -1,12 +1,13 @@
 //! Byte regions of a buffer: contiguous, or rows at a fixed stride.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// `rows` runs of `len` bytes, the first at `start`, each `stride` after the one before.
 ///
 /// Rows matter because the copies of one concatenation write interleaved rows of the same buffer: their bounding
 /// intervals overlap although no byte is shared, and they must not order each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Rows")]
 pub struct Region {
     start: u64,
     len: u64,
@@ -78,6 +79,26 @@ impl Region {
     }
 }
 
+/// A region as others write it.
+#[derive(Deserialize)]
+#[serde(rename = "Region")]
+struct Rows {
+    start: u64,
+    len: u64,
+    stride: u64,
+    rows: u64,
+}
+
+impl TryFrom<Rows> for Region {
+    type Error = &'static str;
+
+    fn try_from(Rows { start, len, stride, rows }: Rows) -> Result<Self, Self::Error> {
+        let reach = rows.saturating_sub(1).checked_mul(stride).and_then(|reach| reach.checked_add(len));
+        reach.and_then(|reach| reach.checked_add(start)).ok_or("the region ends beyond 64 bits")?;
+        Ok(Region::rows(start, len, stride, rows))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +127,18 @@ mod tests {
         fn a_covered_region_is_a_subset(a in regions(), b in regions()) {
             prop_assert!(!a.covers(&b) || bytes(&b).is_subset(&bytes(&a)));
         }
+    }
+
+    #[test]
+    fn regions_of_others_are_checked_and_made_regular() {
+        let read = |json: &str| serde_json::from_str::<Region>(json).map_err(|error| error.to_string());
+        for region in [Region::contiguous(3, 5), Region::rows(8, 16, 24, 4)] {
+            assert_eq!(read(&serde_json::to_string(&region).unwrap()), Ok(region));
+        }
+        let touching = read(r#"{"start": 1, "len": 4, "stride": 4, "rows": 3}"#);
+        assert_eq!(touching, Ok(Region::contiguous(1, 12)));
+        let endless = read(r#"{"start": 1, "len": 4, "stride": 9223372036854775808, "rows": 3}"#);
+        assert!(endless.is_err_and(|error| error.contains("beyond 64 bits")));
     }
 
     #[test]

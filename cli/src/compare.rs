@@ -1,0 +1,117 @@
+//! `opara compare`: all policies side by side.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use opara_candle::simulate::simulate;
+use opara_candle::{Policy, Scheduler};
+use serde::Serialize;
+
+use crate::device::ChosenDevice;
+use crate::input;
+use crate::table::Table;
+
+/// Schedules traces with every policy, and simulates the schedules.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Recorded traces: trace files, or JSON where a name ends in `.json`.
+    #[arg(required = true)]
+    traces: Vec<PathBuf>,
+
+    #[command(flatten)]
+    device: ChosenDevice,
+}
+
+/// One table a trace.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+pub struct Comparison(Vec<Compared>);
+
+/// All policies on one trace.
+#[derive(Debug, Clone, Serialize)]
+struct Compared {
+    trace: PathBuf,
+    device: String,
+    ops: usize,
+    policies: Vec<Row>,
+}
+
+/// One policy.
+#[derive(Debug, Clone, Serialize)]
+struct Row {
+    policy: String,
+    streams: usize,
+    waits: usize,
+    schedule_ms: f64,
+    simulated_us: f64,
+    /// Over the sequential policy.
+    speedup: f64,
+    utilization: f64,
+}
+
+impl Args {
+    /// Compares the policies.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and the policies' own.
+    pub fn run(&self) -> Result<Comparison> {
+        Ok(Comparison(self.traces.iter().map(|path| self.compare(path)).collect::<Result<_>>()?))
+    }
+
+    fn compare(&self, path: &Path) -> Result<Compared> {
+        let trace = input::load(path)?;
+        let device = self.device.device(&trace.device)?;
+        let prepared = input::prepare(&trace);
+        let row = |policy: Policy| -> Result<Row> {
+            let start = Instant::now();
+            let schedule = policy.schedule(&prepared.problem()).with_context(|| policy.name())?;
+            let schedule_ms = start.elapsed().as_secs_f64() * 1e3;
+            let timeline = simulate(&prepared, &schedule, &device);
+            Ok(Row {
+                policy: policy.name(),
+                streams: schedule.streams(),
+                waits: schedule.wait_count(),
+                schedule_ms,
+                simulated_us: timeline.total_us,
+                speedup: 1.,
+                utilization: timeline.utilization(),
+            })
+        };
+        let mut policies: Vec<Row> = Policy::ALL.into_iter().map(row).collect::<Result<_>>()?;
+        let sequential = policies.iter().find(|row| row.policy == Policy::Sequential.name());
+        let sequential_us = sequential.map_or(0., |row| row.simulated_us);
+        // A trace without ops takes no time.
+        for row in policies.iter_mut().filter(|row| row.simulated_us > 0.) {
+            row.speedup = sequential_us / row.simulated_us;
+        }
+        Ok(Compared { trace: path.into(), device: device.name, ops: prepared.ops.kept.len(), policies })
+    }
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, Compared { trace, device, ops, policies }) in self.0.iter().enumerate() {
+            if at > 0 {
+                writeln!(f)?;
+            }
+            writeln!(f, "{}: {ops} ops, simulated on {device}", trace.display())?;
+            let header = ["policy", "streams", "waits", "scheduled in, ms", "simulated, us", "speed-up", "utilization"];
+            let mut table = Table::new(&header);
+            for row in policies {
+                let cells = [
+                    row.streams.to_string(),
+                    row.waits.to_string(),
+                    format!("{:.2}", row.schedule_ms),
+                    format!("{:.1}", row.simulated_us),
+                    format!("{:.2}x", row.speedup),
+                    format!("{:.1} %", 100. * row.utilization),
+                ];
+                table.row(&row.policy, cells);
+            }
+            table.fmt(f)?;
+        }
+        Ok(())
+    }
+}

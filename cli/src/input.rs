@@ -1,0 +1,60 @@
+//! Traces and results in files.
+
+use std::fs::File;
+use std::io::{sink, BufReader};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use opara_candle::prepared::{Prepared, Settings};
+use opara_candle::trace::Trace;
+
+/// The trace that a subcommand is about; flatten it into its arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Input {
+    /// A recorded trace: a trace file, or JSON if its name ends in `.json`.
+    pub trace: PathBuf,
+}
+
+impl Input {
+    /// The trace.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no trace.
+    pub fn load(&self) -> Result<Trace> {
+        load(&self.trace)
+    }
+}
+
+/// Reads a trace file, or JSON if its name says so.
+///
+/// # Errors
+/// A file that cannot be read or is no trace.
+pub fn load(path: &Path) -> Result<Trace> {
+    if !is_json(path) {
+        return Ok(Trace::load(path)?);
+    }
+    let told = || format!("trace `{}`", path.display());
+    let file = File::open(path).with_context(told)?;
+    let trace: Trace = serde_json::from_reader(BufReader::new(file)).with_context(told)?;
+    // What a file may hold, all later stages can work with.
+    trace.write_to(sink()).with_context(told)?;
+    Ok(trace)
+}
+
+/// Whether a file's name says that it is JSON.
+pub fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
+}
+
+/// Prepares a trace as an executor with the usual settings does.
+pub fn prepare(trace: &Trace) -> Prepared {
+    Prepared::new(trace, Settings::default())
+}
+
+/// Writes a file, replacing what was there.
+///
+/// # Errors
+/// A file that cannot be written, with its name.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
+    std::fs::write(path, content).with_context(|| format!("cannot write `{}`", path.display()))
+}

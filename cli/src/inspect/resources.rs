@@ -1,0 +1,89 @@
+//! What a trace's kernels take.
+
+use std::fmt;
+
+use opara_candle::prepared::Prepared;
+use opara_candle::trace::{Launch, Work};
+use serde::Serialize;
+
+use crate::table::Table;
+
+/// The resources of all kernels that every call launches.
+#[derive(Debug, Clone, Serialize)]
+pub struct Resources {
+    /// Thread blocks of a launch.
+    blocks: Spread,
+    /// Threads of a block.
+    threads: Spread,
+    /// Registers of a thread.
+    registers: Spread,
+    /// Bytes of shared memory of a block.
+    shared: Spread,
+    /// Share of the device that a launch wants at once.
+    demand: Spread,
+    /// How many times a launch fills the device.
+    waves: Spread,
+}
+
+/// How a number varies.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Spread {
+    min: f64,
+    median: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// `None` of no numbers.
+    fn of(numbers: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut numbers: Vec<f64> = numbers.collect();
+        numbers.sort_by(f64::total_cmp);
+        Some(Self { min: *numbers.first()?, median: numbers[numbers.len() / 2], max: *numbers.last()? })
+    }
+}
+
+impl Resources {
+    /// `None` where no kernel is launched, as on a CPU.
+    pub fn of(prepared: &Prepared) -> Option<Self> {
+        let kernels = prepared.ops.trace.ops.iter().zip(&prepared.profile).filter_map(|(op, profile)| match &op.work {
+            Work::Kernel(launch) => Some((launch, profile)),
+            _ => None,
+        });
+        let of = |number: fn(&Launch) -> f64| Spread::of(kernels.clone().map(|(launch, _)| number(launch)));
+        Some(Self {
+            blocks: of(|launch| launch.blocks() as f64)?,
+            threads: of(|launch| launch.threads().into())?,
+            registers: of(|launch| launch.registers.into())?,
+            shared: of(|launch| launch.shared().into())?,
+            demand: Spread::of(kernels.clone().map(|(_, profile)| profile.demand))?,
+            waves: Spread::of(kernels.clone().map(|(_, profile)| profile.waves))?,
+        })
+    }
+}
+
+impl fmt::Display for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new(&["kernels", "min", "median", "max"]);
+        let mut row = |name: &str, spread: Spread, digits: usize| {
+            table.row(name, [spread.min, spread.median, spread.max].map(|number| format!("{number:.digits$}")));
+        };
+        row("blocks", self.blocks, 0);
+        row("threads of a block", self.threads, 0);
+        row("registers of a thread", self.registers, 0);
+        row("shared memory of a block, bytes", self.shared, 0);
+        row("demand, share of the device", self.demand, 3);
+        row("waves", self.waves, 3);
+        table.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_that_of_sorted_numbers() {
+        assert_eq!(Spread::of([3., 1., 2.].into_iter()), Some(Spread { min: 1., median: 2., max: 3. }));
+        assert_eq!(Spread::of(std::iter::empty()), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! `opara`: looks into recorded traces, and schedules, checks, draws and converts them.
+
+mod answer;
+mod check;
+mod compare;
+mod convert;
+mod device;
+mod drawing;
+mod graph;
+mod input;
+mod inspect;
+mod layers;
+mod plan;
+mod plan_file;
+mod policy;
+mod record;
+mod simulate;
+mod simulated;
+mod table;
+mod timeline;
+
+use std::io::{stderr, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Looks into recorded traces, and schedules, checks, draws and converts them.
+///
+/// A trace is a file that an executor recorded, or JSON that `opara convert` made of one. Exit codes: 0 if all is well, 1
+/// if a check failed, 2 if a command or a file is not sound.
+#[derive(Parser)]
+#[command(name = "opara", version)]
+struct Args {
+    /// Print the answer as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Inspect(inspect::Args),
+    Plan(plan::Args),
+    Check(check::Args),
+    Compare(compare::Args),
+    Simulate(simulate::Args),
+    Timeline(timeline::Args),
+    Graph(graph::Args),
+    Convert(convert::Args),
+    Record(record::Args),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match args.run() {
+        Ok(code) => code,
+        Err(error) if answer::nobody_reads(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Where stderr is closed there is nobody to tell.
+            let _ = writeln!(stderr(), "error: {}", answer::told(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+impl Args {
+    fn run(&self) -> Result<ExitCode> {
+        match &self.command {
+            Command::Inspect(args) => answer::print(&args.run()?, self.json)?,
+            Command::Plan(args) => answer::print(&args.run()?, self.json)?,
+            Command::Check(args) => {
+                let verdict = args.run()?;
+                answer::print(&verdict, self.json)?;
+                if !verdict.ok {
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+            Command::Compare(args) => answer::print(&args.run()?, self.json)?,
+            Command::Simulate(args) => answer::print(&args.run()?, self.json)?,
+            Command::Timeline(args) => answer::print(&args.run()?, self.json)?,
+            Command::Graph(args) => answer::print(&args.run()?, self.json)?,
+            Command::Convert(args) => answer::print(&args.run()?, self.json)?,
+            Command::Record(args) => answer::print(&args.run()?, self.json)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+}

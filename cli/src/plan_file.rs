@@ -1,0 +1,71 @@
+//! Plans in files: a schedule, and what it is a schedule of.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use opara_candle::prepared::Prepared;
+use opara_candle::schedule::Schedule;
+use opara_candle::trace::{OpId, Trace};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// A schedule as JSON. One that was made elsewhere may leave out all else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanFile {
+    /// The trace's [`fingerprint`].
+    pub trace: Option<String>,
+    /// Who made the schedule.
+    pub policy: Option<String>,
+    /// For each op of the schedule its number in the trace, which also holds those that run once.
+    pub ops: Option<Vec<OpId>>,
+    /// Streams, order and waits.
+    pub schedule: Schedule,
+}
+
+impl PlanFile {
+    /// A schedule of a trace by a policy.
+    ///
+    /// # Errors
+    /// Those of writing the trace as JSON.
+    pub fn new(trace: &Trace, prepared: &Prepared, policy: String, schedule: Schedule) -> Result<Self> {
+        let ops = Some(prepared.ops.kept.clone());
+        Ok(Self { trace: Some(fingerprint(trace)?), policy: Some(policy), ops, schedule })
+    }
+
+    /// Reads a plan. Whether it is right is for [`prove`](Self::prove) to say.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no plan.
+    pub fn load(path: &Path) -> Result<Self> {
+        let told = || format!("plan `{}`", path.display());
+        let file = File::open(path).with_context(told)?;
+        serde_json::from_reader(BufReader::new(file)).with_context(told)
+    }
+
+    /// Proves that the plan is one of this trace and that every op and every buffer is safe under it.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn prove(&self, trace: &Trace, prepared: &Prepared) -> Result<()> {
+        if let Some(found) = &self.trace {
+            let expected = fingerprint(trace)?;
+            ensure!(*found == expected, "the plan is one of trace `{found}`, and this is trace `{expected}`");
+        }
+        let ops = &prepared.ops.kept;
+        ensure!(self.ops.as_ref().is_none_or(|found| found == ops), "the plan has other ops than every call runs");
+        Ok(prepared.check(&self.schedule)?)
+    }
+}
+
+/// A name for the content of a trace: the SHA-256 of its JSON.
+///
+/// # Errors
+/// Those of writing it as JSON.
+pub fn fingerprint(trace: &Trace) -> Result<String> {
+    let mut hash = Sha256::new();
+    serde_json::to_writer(&mut hash, trace)?;
+    Ok(format!("{:x}", hash.finalize()))
+}

@@ -1,0 +1,68 @@
+//! One pass, simulated.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use opara_candle::prepared::Prepared;
+use opara_candle::schedule::Schedule;
+use opara_candle::simulate::{simulate, Device};
+use opara_candle::timeline::Timeline;
+use opara_candle::Scheduler;
+
+use crate::device::ChosenDevice;
+use crate::input::{self, Input};
+use crate::plan_file::PlanFile;
+use crate::policy::ChosenPolicy;
+
+/// Which pass is simulated; flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Pass {
+    #[command(flatten)]
+    input: Input,
+
+    #[command(flatten)]
+    policy: ChosenPolicy,
+
+    /// Take the schedule from this plan, once it is proven.
+    #[arg(long, conflicts_with = "policy")]
+    plan: Option<PathBuf>,
+
+    #[command(flatten)]
+    device: ChosenDevice,
+}
+
+/// A pass that was simulated.
+pub struct Simulated {
+    /// The trace.
+    pub prepared: Prepared,
+    /// Who made the schedule.
+    pub policy: String,
+    /// When what was to run where.
+    pub schedule: Schedule,
+    /// What it ran on.
+    pub device: Device,
+    /// When it ran.
+    pub timeline: Timeline,
+}
+
+impl Pass {
+    /// Simulates the pass.
+    ///
+    /// # Errors
+    /// Files that cannot be read, a plan that is wrong, and the policy's own.
+    pub fn run(&self) -> Result<Simulated> {
+        let trace = self.input.load()?;
+        let device = self.device.device(&trace.device)?;
+        let prepared = input::prepare(&trace);
+        let (policy, schedule) = match &self.plan {
+            Some(path) => {
+                let plan = PlanFile::load(path)?;
+                plan.prove(&trace, &prepared).with_context(|| format!("plan `{}`", path.display()))?;
+                (plan.policy.unwrap_or_else(|| "plan".into()), plan.schedule)
+            }
+            None => (self.policy.policy.name(), self.policy.policy.schedule(&prepared.problem())?),
+        };
+        let timeline = simulate(&prepared, &schedule, &device);
+        Ok(Simulated { prepared, policy, schedule, device, timeline })
+    }
+}

@@ -1,0 +1,48 @@
+//! `opara timeline`: a simulated pass as a picture.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::drawing::Drawing;
+use crate::simulated::Pass;
+
+/// Draws a simulated pass: one lane a stream.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pass: Pass,
+
+    /// What to write.
+    #[arg(long, value_enum, default_value = "svg")]
+    format: Format,
+
+    /// Write into this file instead of stdout.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    /// A picture.
+    Svg,
+    /// JSON for chrome://tracing and Perfetto.
+    Chrome,
+}
+
+impl Args {
+    /// Draws the pass.
+    ///
+    /// # Errors
+    /// Those of [`Pass::run`], and a file that cannot be written.
+    pub fn run(&self) -> Result<Drawing> {
+        let simulated = self.pass.run()?;
+        let (trace, timeline) = (&simulated.prepared.ops.trace, &simulated.timeline);
+        let content = match self.format {
+            Format::Svg => timeline.to_svg(trace, &format!("{} on {}", simulated.policy, simulated.device.name)),
+            Format::Chrome => timeline.to_chrome_json(trace),
+        };
+        Drawing::new(content, self.output.as_deref())
+    }
+}

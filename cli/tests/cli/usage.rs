@@ -1,0 +1,75 @@
+//! What the program says of commands and files that are not sound, and that it ends in order.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use super::{opara, trace};
+use predicates::prelude::*;
+use predicates::str::contains;
+
+#[test]
+fn wrong_usage_says_what_there_is() {
+    let deepfm = trace("native-deepfm-f32");
+    opara(&[]).code(2).stderr(contains("Usage"));
+    opara(&["inspekt"]).code(2).stderr(contains("'inspect'"));
+    let policy = opara(&["plan", &deepfm, "--policy", "oprra"]).code(2);
+    policy.stderr(contains("possible values: sequential").and(contains("similar value exists: 'opara'")));
+    opara(&["graph", &deepfm, "--format", "png"]).code(2).stderr(contains("possible values: dot, svg"));
+    let device = opara(&["simulate", &deepfm, "--device", "h20"]).code(2);
+    device.stderr(contains("possible values: v100").and(contains("'h200'")));
+    opara(&["compare"]).code(2).stderr(contains("<TRACES>"));
+    opara(&["record", "berd"]).code(2).stderr(contains("similar value exists: 'bert'"));
+    opara(&["record", "bert", "--batch", "0"]).code(2).stderr(contains("0 is not in 1.."));
+}
+
+#[test]
+fn files_that_are_not_sound_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing.trace");
+    let missing = missing.to_str().unwrap();
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    opara(&["inspect", missing]).code(2).stderr(contains(missing).and(contains("No such file")));
+    opara(&["inspect", here]).code(2).stderr(contains(here).and(contains("not those of a trace file")));
+    opara(&["inspect", &format!("{missing}.json")]).code(2).stderr(contains("No such file"));
+    let deepfm = trace("native-deepfm-f32");
+    opara(&["check", &deepfm, missing]).code(2).stderr(contains(missing));
+    let nowhere = format!("{missing}/plan.json");
+    for args in [["plan", &deepfm, "-o", &nowhere], ["graph", &deepfm, "-o", &nowhere]] {
+        opara(&args).code(2).stderr(contains("cannot write").and(contains(&nowhere)));
+    }
+    opara(&["convert", &deepfm, &nowhere]).code(2).stderr(contains("cannot write"));
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_opara"))
+        // More than a pipe holds.
+        .args(["graph", &trace("efficientnet-b0-f32")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 7];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(first, *b"digraph");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn models_are_recorded_on_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deepfm.trace");
+    let path = path.to_str().unwrap();
+    let recorded = opara(&["record", "deepfm", "--cpu", "--batch", "2", "-o", path]).success();
+    recorded.stdout(contains("deepfm on cpu"));
+    opara(&["inspect", path]).success().stdout(contains("host operators"));
+    let nowhere = format!("{path}/deepfm.trace");
+    opara(&["record", "deepfm", "--cpu", "-o", &nowhere]).code(2).stderr(contains(&nowhere));
+}
+
+#[test]
+#[cfg(not(feature = "cuda"))]
+fn without_a_gpu_record_asks_for_the_cpu() {
+    opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu records on the CPU").and(contains("--features cuda")));
+}
