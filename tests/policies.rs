@@ -65,7 +65,7 @@ fn traces() -> impl Strategy<Value = Trace> {
         (prop::collection::vec(op(buffers), ops), prop::collection::vec(roles, buffers)).prop_map(
             move |(ops, roles)| {
                 let buffers = roles.into_iter().map(|role| Buffer { bytes: BYTES, role }).collect();
-                Trace { device: device.clone(), ops, buffers, peak_bytes: 0 }
+                Trace { device: device.clone(), ops, buffers, ..Default::default() }
             },
         )
     })

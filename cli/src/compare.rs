@@ -68,7 +68,7 @@ impl Args {
             let start = Instant::now();
             let schedule = policy.schedule(&prepared.problem()).with_context(|| policy.name())?;
             let schedule_ms = start.elapsed().as_secs_f64() * 1e3;
-            let timeline = simulate(&prepared, &schedule, &device);
+            let timeline = simulate(&prepared.problem(), &schedule, &device);
             Ok(Row {
                 policy: policy.name(),
                 streams: schedule.streams(),

@@ -14,10 +14,12 @@ mod plan;
 mod plan_file;
 mod policy;
 mod record;
+mod recording;
 mod simulate;
 mod simulated;
 mod table;
 mod timeline;
+mod tune;
 
 use std::io::{stderr, Write};
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ enum Command {
     Graph(graph::Args),
     Convert(convert::Args),
     Record(record::Args),
+    Tune(tune::Args),
 }
 
 fn main() -> ExitCode {
@@ -84,6 +87,7 @@ impl Args {
             Command::Graph(args) => answer::print(&args.run()?, self.json)?,
             Command::Convert(args) => answer::print(&args.run()?, self.json)?,
             Command::Record(args) => answer::print(&args.run()?, self.json)?,
+            Command::Tune(args) => answer::print(&args.run()?, self.json)?,
         }
         Ok(ExitCode::SUCCESS)
     }

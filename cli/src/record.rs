@@ -3,33 +3,32 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::{bail, Context, Result};
-use candle::{DType, Device};
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use opara_candle::{OparaExecutor, SpanLabels};
-use opara_examples::Native;
+use anyhow::{Context, Result};
+use opara_candle::OparaExecutor;
 use serde::Serialize;
-use tracing_subscriber::prelude::*;
+
+use crate::policy::ChosenPolicy;
+use crate::recording::Recording;
+use crate::table::Table;
+use crate::timeline::Format;
 
 /// Records a forward pass of one of the library's models, of random weights, on the first GPU.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The model.
-    #[arg(value_enum)]
-    model: Native,
+    #[command(flatten)]
+    recording: Recording,
 
-    /// Type of weights and activations.
-    #[arg(long, default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "f16"])
-        .try_map(|name| name.parse::<DType>()))]
-    dtype: DType,
+    #[command(flatten)]
+    chosen: ChosenPolicy,
 
-    /// Items in a batch.
-    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    batch: usize,
-
-    /// Record on the CPU.
+    /// Measure each op alone and each policy's replay, too, and keep that in the trace (GPU and CUPTI only).
     #[arg(long)]
-    cpu: bool,
+    measure: bool,
+
+    /// Write a timeline of one replay, measured on the GPU, into this file: a picture, or JSON for chrome://tracing and
+    /// Perfetto where the name ends in `.json`.
+    #[arg(long)]
+    timeline: Option<PathBuf>,
 
     /// Write the trace into this file; without it, into one that is called after model and type.
     #[arg(short, long)]
@@ -44,6 +43,16 @@ pub struct Recorded {
     ops: usize,
     buffers: usize,
     file: PathBuf,
+    measured: Vec<Row>,
+    timeline: Option<PathBuf>,
+}
+
+/// One policy, as measured.
+#[derive(Debug, Clone, Serialize)]
+struct Row {
+    policy: String,
+    us: f64,
+    utilization: Option<f64>,
 }
 
 impl Args {
@@ -52,31 +61,50 @@ impl Args {
     /// # Errors
     /// No GPU, a model that cannot be captured, a file that cannot be written.
     pub fn run(&self) -> Result<Recorded> {
-        // Layers enter spans; these become the ops' labels.
-        tracing_subscriber::registry().with(SpanLabels).init();
-        let device = match self.cpu {
-            true => Device::Cpu,
-            false => opara_candle::cuda_device(0).context("there is no GPU to record on; --cpu records on the CPU")?,
+        let builder = OparaExecutor::builder().verify(false).race(false).policy(self.chosen.policy);
+        let (executor, example) = self.recording.executor(builder)?;
+        let trace = match self.measure {
+            true => executor.measure(&example)?,
+            false => executor.trace().context("there is nothing recorded")?,
         };
-        let model = self.model.load(opara_weights::seeded(0, self.dtype, &device))?;
-        let example = [self.model.example(self.batch, self.dtype, &device)?];
-        let executor =
-            OparaExecutor::builder().verify(false).race(false).build_fn(move |inputs| model.call(inputs), &example)?;
-        let Some(trace) = executor.trace() else {
-            bail!("the model cannot be recorded: {}", executor.report().reason.unwrap_or_default());
-        };
-        let name = self.model.name();
-        let usual = || format!("{name}-{}.trace", self.dtype.as_str()).into();
+        let usual = || format!("{}.trace", self.recording.name()).into();
         let file = self.output.clone().unwrap_or_else(usual);
         trace.save(&file)?;
-        let (ops, buffers) = (trace.ops.len(), trace.buffers.len());
-        Ok(Recorded { model: name, device: trace.device.name, ops, buffers, file })
+        if let Some(path) = &self.timeline {
+            let timeline = executor.timeline(&example)?;
+            let (ops, _) = executor.schedule().context("there is nothing recorded")?;
+            let title = format!("{}, {}, measured on {}", self.recording.name(), self.chosen.policy, trace.device.name);
+            Format::of(path).write(&timeline, &ops, &title, path)?;
+        }
+        let measured = trace.measured.iter().map(|measured| Row {
+            policy: measured.schedule.clone(),
+            us: measured.nanos as f64 / 1e3,
+            utilization: measured.busy.map(|busy| f64::from(busy) / 1e3),
+        });
+        Ok(Recorded {
+            model: self.recording.name(),
+            ops: trace.ops.len(),
+            buffers: trace.buffers.len(),
+            measured: measured.collect(),
+            device: trace.device.name,
+            file,
+            timeline: self.timeline.clone(),
+        })
     }
 }
 
 impl fmt::Display for Recorded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, device, ops, buffers, file } = self;
-        writeln!(f, "{model} on {device}: {ops} ops, {buffers} buffers in {}", file.display())
+        let Self { model, device, ops, buffers, file, .. } = self;
+        writeln!(f, "{model} on {device}: {ops} ops, {buffers} buffers in {}", file.display())?;
+        if !self.measured.is_empty() {
+            let mut table = Table::new(&["policy", "us", "device in use"]);
+            for row in &self.measured {
+                let share = row.utilization.map_or("-".into(), |share| format!("{:.0} %", 100. * share));
+                table.row(&row.policy, [format!("{:.1}", row.us), share]);
+            }
+            table.fmt(f)?;
+        }
+        self.timeline.iter().try_for_each(|path| writeln!(f, "timeline in {}", path.display()))
     }
 }

@@ -62,7 +62,7 @@ impl Pass {
             }
             None => (self.policy.policy.name(), self.policy.policy.schedule(&prepared.problem())?),
         };
-        let timeline = simulate(&prepared, &schedule, &device);
+        let timeline = simulate(&prepared.problem(), &schedule, &device);
         Ok(Simulated { prepared, policy, schedule, device, timeline })
     }
 }

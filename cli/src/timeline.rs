@@ -1,11 +1,14 @@
 //! `opara timeline`: a simulated pass as a picture.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::ValueEnum;
+use opara_candle::timeline::Timeline;
+use opara_candle::trace::Trace;
 
 use crate::drawing::Drawing;
+use crate::input;
 use crate::simulated::Pass;
 
 /// Draws a simulated pass: one lane a stream.
@@ -23,8 +26,9 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
+/// What a timeline is written as.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Format {
+pub enum Format {
     /// A picture.
     Svg,
     /// JSON for chrome://tracing and Perfetto.
@@ -39,10 +43,32 @@ impl Args {
     pub fn run(&self) -> Result<Drawing> {
         let simulated = self.pass.run()?;
         let (trace, timeline) = (&simulated.prepared.ops.trace, &simulated.timeline);
-        let content = match self.format {
-            Format::Svg => timeline.to_svg(trace, &format!("{} on {}", simulated.policy, simulated.device.name)),
+        let title = format!("{} on {}", simulated.policy, simulated.device.name);
+        Drawing::new(self.format.draw(timeline, trace, &title), self.output.as_deref())
+    }
+}
+
+impl Format {
+    /// JSON where a file's name says so, else a picture.
+    pub fn of(path: &Path) -> Self {
+        match path.extension().is_some_and(|extension| extension == "json") {
+            true => Format::Chrome,
+            false => Format::Svg,
+        }
+    }
+
+    fn draw(self, timeline: &Timeline, trace: &Trace, title: &str) -> String {
+        match self {
+            Format::Svg => timeline.to_svg(trace, title),
             Format::Chrome => timeline.to_chrome_json(trace),
-        };
-        Drawing::new(content, self.output.as_deref())
+        }
+    }
+
+    /// Writes a timeline of the ops of this trace.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write(self, timeline: &Timeline, trace: &Trace, title: &str, path: &Path) -> Result<()> {
+        input::write(path, self.draw(timeline, trace, title).as_bytes())
     }
 }

@@ -43,7 +43,7 @@ fn main() -> Result<()> {
         let prepared = Prepared::new(&Trace::load(path)?, Settings::default());
         let mut group = criterion.benchmark_group(format!("policies/{model}"));
         group.throughput(Throughput::Elements(prepared.graph.len() as u64));
-        for policy in Policy::ALL {
+        for policy in Policy::FIXED {
             group.bench_function(policy.name(), |b| b.iter(|| policy.schedule(black_box(&prepared.problem()))));
         }
         group.finish();

@@ -11,8 +11,9 @@ use crate::error::caught;
 use crate::plan::{Plan, Planned};
 use crate::prepared::Settings;
 use crate::report::Report;
-use crate::schedule::{Policy, Scheduler};
+use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::simulate::{simulate, Device as Described};
+use crate::timeline::Timeline;
 use crate::trace::Trace;
 use crate::tune::Tuning;
 use crate::{cuda, home, Error, Result};
@@ -352,20 +353,41 @@ impl OparaExecutor {
         self.planned(|planned| (*planned.trace).clone())
     }
 
-    /// What was recorded for inputs like these, with the time that each op takes alone on the device: the median over
-    /// replays of the sequential schedule, in which every op finds its counters, workspaces and operands as it should.
-    /// Ops that are folded into constants run in no replay and have none.
+    /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
+    /// on the device, and for each policy the time of a replay and the share of the device in use.
     ///
-    /// CUPTI measures; it must be installed, and no profiler may be attached.
+    /// An op's time is its median over replays of the sequential schedule, in which it finds its counters, workspaces
+    /// and operands as it should. Ops that are folded into constants run in no replay and have none. Policies are replayed
+    /// in turns. Single ops are measured by CUPTI, which must be installed; no profiler may be attached.
     ///
     /// # Errors
     /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
     /// [`call`](Self::call).
-    pub fn measure_ops(&self, inputs: &[Tensor]) -> Result<Trace> {
-        const ROUNDS: usize = 21;
+    pub fn measure(&self, inputs: &[Tensor]) -> Result<Trace> {
+        let (plan, planned) = self.measurable(inputs)?;
+        planned.measure(plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
+    }
+
+    /// When each op of the schedule ran in one replay: the one of median length of some.
+    ///
+    /// # Errors
+    /// As for [`measure`](Self::measure).
+    pub fn timeline(&self, inputs: &[Tensor]) -> Result<Timeline> {
+        let (_, planned) = self.measurable(inputs)?;
+        planned.timeline(inputs)
+    }
+
+    /// The ops that every call runs, which the timeline's spans refer to, and how they are scheduled, for the shapes used
+    /// last. `None` in eager mode.
+    pub fn schedule(&self) -> Option<(Trace, Schedule)> {
+        self.planned(|planned| (planned.prepared.ops.trace.clone(), planned.schedule.clone()))
+    }
+
+    fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Plan>, Arc<Planned>)> {
         self.check(inputs)?;
         let plan = self.plan(inputs)?;
-        plan.planned.as_deref().ok_or(Error::NotMeasurable)?.measure_ops(inputs, ROUNDS)
+        let planned = plan.planned.clone().ok_or(Error::NotMeasurable)?;
+        Ok((plan, planned))
     }
 
     fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {

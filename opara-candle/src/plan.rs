@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Example, Function, Program, Recording, Replay};
+use crate::backend::{Example, Function, Program, Recording, Replay, Spans};
 use crate::executor::{OnUncapturable, Options};
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule, Scheduler};
+use crate::timeline::{Span, Timeline};
 use crate::timing::{self, Latency, Stages};
-use crate::trace::Trace;
+use crate::trace::{Measured, Trace};
 use crate::tune::{self, race, Cache, Contestant, Track, Tuning};
 use crate::{cpu, cuda, verify, Error, Result};
 
@@ -39,11 +40,26 @@ impl Planned {
         Arc::new(Self { schedule, ..self.clone() })
     }
 
-    /// The trace with the median time of each op over so many replays of the sequential schedule.
-    pub fn measure_ops(&self, inputs: &[Tensor], rounds: usize) -> Result<Trace> {
-        let schedule = Policy::Sequential.schedule(&self.prepared.problem())?;
-        let spans = self.program.clone().spans(self.with(schedule), inputs, rounds)?;
+    /// The trace with the median time of each op alone, and with every policy's replay.
+    pub fn measure(&self, base: &dyn Replay, inputs: &[Tensor]) -> Result<Trace> {
+        let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        let problem = self.prepared.problem();
         let mut trace = (*self.trace).clone();
+        // Before the first use of CUPTI, whatever that leaves behind.
+        let mut track = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
+        let mut field = Vec::new();
+        for policy in Policy::FIXED {
+            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut track)?);
+        }
+        race(&mut track, &mut field, REPLAYS)?;
+        for contestant in field {
+            let nanos = (contestant.median() * 1e3) as u64;
+            let timeline = self.with(contestant.schedule).timeline(inputs)?;
+            let busy = Some((timeline.utilization() * 1e3).round() as u32);
+            trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
+        }
+        let sequential = self.with(Policy::Sequential.schedule(&problem)?);
+        let spans = self.program.clone().spans(sequential, inputs, ROUNDS)?;
         for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
             let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
             nanos.sort_unstable();
@@ -51,7 +67,31 @@ impl Planned {
         }
         Ok(trace)
     }
+
+    /// The replay of median length of some.
+    pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
+        let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
+        let rounds = self.program.clone().spans(self.clone(), inputs, ROUNDS)?;
+        let us = |nanos: u64| nanos as f64 / 1e3;
+        let timeline = |spans: Spans| {
+            let span = |(op, (start, end)): (usize, (u64, u64))| Span {
+                op,
+                stream: self.schedule.stream[op],
+                start_us: us(start),
+                end_us: us(end),
+            };
+            Timeline::new(spans.into_iter().enumerate().map(span).collect(), &shares)
+        };
+        let mut timelines: Vec<Timeline> = rounds.into_iter().map(timeline).collect();
+        timelines.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+        let middle = timelines.len() / 2;
+        Ok(timelines.swap_remove(middle))
+    }
 }
+
+/// Replays of each schedule that is measured, and replays whose single ops are.
+const REPLAYS: usize = 51;
+const ROUNDS: usize = 21;
 
 impl Plan {
     /// Builds a plan for inputs like these.
@@ -114,7 +154,8 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     let mut policy = options.scheduler.name();
     let mut replay = stages.time("capture", || plan.program.clone().replay(plan.clone()))?;
     let mut reason = None;
-    let mut track = Replays { base: &*replay, plan: plan.clone(), examples: &examples, device, next: 0 };
+    let inputs = examples.iter().map(|example| &example.inputs[..]).collect();
+    let mut track = Replays { base: &*replay, plan: &plan.clone(), inputs, device, next: 0 };
     let sequential = Policy::Sequential.name();
     if let (Some(tuning), None) = (&options.tuning, &tuned) {
         let winner = stages.time("tune", || tune::search(&problem, &mut track, tuning))?;
@@ -169,10 +210,11 @@ fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
 /// Where schedules of one trace race on its device.
 struct Replays<'a> {
     base: &'a dyn Replay,
-    plan: Arc<Planned>,
-    examples: &'a [Example],
+    plan: &'a Planned,
+    /// Sets that runs take in turns.
+    inputs: Vec<&'a [Tensor]>,
     device: &'a Device,
-    /// The example of the next run.
+    /// The set of the next run.
     next: usize,
 }
 
@@ -184,7 +226,7 @@ impl Track for Replays<'_> {
     }
 
     fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
-        let inputs = &self.examples[self.next % self.examples.len()].inputs;
+        let inputs = self.inputs[self.next % self.inputs.len()];
         self.next += 1;
         timing::once(self.device, || Ok(replay.lend(inputs, &mut |_| ())?))
     }
@@ -200,8 +242,7 @@ fn faster(track: &mut Replays, schedule: &Schedule, rival: &Schedule) -> Result<
     const NOISE: f64 = 0.01;
     let mut field = Vec::new();
     for schedule in [schedule, rival] {
-        let (name, schedule) = (String::new(), schedule.clone());
-        field.push(Contestant { name, runner: track.runner(&schedule)?, schedule, samples: Vec::new() });
+        field.push(Contestant::new(String::new(), schedule.clone(), track)?);
     }
     race(track, &mut field, ROUNDS)?;
     let wins = field[1].median() < field[0].median() * (1. - NOISE);

@@ -221,6 +221,11 @@ impl GraphReplay {
         Ok(replay)
     }
 
+    /// The numbers that CUPTI's records give its graph.
+    pub fn ids(&self) -> Result<[u32; 2]> {
+        self.built.lock().as_ref().map_or(Err(Error::NotMeasurable), |built| built.executable.ids())
+    }
+
     /// Arena and workspaces, for one call.
     fn arenas(&self) -> [MutexGuard<'_, State>; 2] {
         [self.program.arena.lock(), self.program.workspaces.lock()]

@@ -32,6 +32,21 @@ pub struct Trace {
     pub buffers: Vec<Buffer>,
     /// The most bytes of tensors that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
     pub peak_bytes: u64,
+    /// Schedules of the pass that were replayed on the device and measured.
+    #[serde(default)]
+    pub measured: Vec<Measured>,
+}
+
+/// A schedule as it was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Name of the policy that made it, or what it is in words.
+    pub schedule: String,
+    /// Nanoseconds of a replay on the device, the median of many.
+    pub nanos: u64,
+    /// Parts per thousand of the multiprocessors' time in a replay that kernels had taken, by their resources; `None`
+    /// where single kernels were not measured.
+    pub busy: Option<u32>,
 }
 
 /// The limits that decide how many thread blocks a device holds at a time.

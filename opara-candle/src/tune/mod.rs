@@ -232,8 +232,7 @@ struct Search<'a, T> {
 impl<T: Track> Search<'_, T> {
     fn enter(&mut self, candidate: Candidate) -> Result<Contestant<T::Runner>> {
         self.tried += 1;
-        let runner = self.track.runner(&candidate.schedule)?;
-        Ok(Contestant { name: candidate.name, schedule: candidate.schedule, runner, samples: Vec::new() })
+        Contestant::new(candidate.name, candidate.schedule, self.track)
     }
 
     /// The same schedule, built once more.

@@ -26,6 +26,15 @@ pub(crate) struct Contestant<R> {
 }
 
 impl<R> Contestant<R> {
+    /// A schedule that is ready to run.
+    ///
+    /// # Errors
+    /// Those of the track.
+    pub fn new(name: String, schedule: Schedule, track: &mut impl Track<Runner = R>) -> Result<Self> {
+        let runner = track.runner(&schedule)?;
+        Ok(Self { name, schedule, runner, samples: Vec::new() })
+    }
+
     /// Microseconds; infinite before the first run.
     pub fn median(&self) -> f64 {
         if self.samples.is_empty() {

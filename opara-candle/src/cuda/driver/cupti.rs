@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_void, CStr};
 use std::sync::OnceLock;
 
+use cudarc::driver::sys;
 use libloading::Library;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 /// A node of a graph, as it ran.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cuda) struct Activity {
+    /// The graph.
+    pub graph: u32,
     /// The node; nodes that were added later to a graph have larger numbers.
     pub node: u64,
     /// The kernel's mangled name; `None` for copies and memsets.
@@ -34,6 +37,8 @@ struct Cupti {
     flush_all: unsafe extern "C" fn(u32) -> Status,
     register: unsafe extern "C" fn(Requested, Completed) -> Status,
     finalize: unsafe extern "C" fn() -> Status,
+    graph_id: unsafe extern "C" fn(sys::CUgraph, *mut u32) -> Status,
+    executable_id: unsafe extern "C" fn(sys::CUgraphExec, *mut u32) -> Status,
     next_record: unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> Status,
 }
 
@@ -77,6 +82,8 @@ fn load() -> std::result::Result<Cupti, String> {
             disable: *library.get(b"cuptiActivityDisable").map_err(missing)?,
             flush_all: *library.get(b"cuptiActivityFlushAll").map_err(missing)?,
             register: *library.get(b"cuptiActivityRegisterCallbacks").map_err(missing)?,
+            graph_id: *library.get(b"cuptiGetGraphId").map_err(missing)?,
+            executable_id: *library.get(b"cuptiGetGraphExecId").map_err(missing)?,
             finalize: *library.get(b"cuptiFinalize").map_err(missing)?,
             next_record: *library.get(b"cuptiActivityGetNextRecord").map_err(missing)?,
         })
@@ -117,17 +124,38 @@ extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid
 /// `record` must point at a record of one of [`KINDS`].
 unsafe fn read(record: *const u8) -> Option<Activity> {
     // SAFETY: all kinds begin with their number, and have their times at these places, in every version since the
-    // oldest; kernels have name and node at theirs, copies and memsets the node. (cupti_activity.h: ActivityKernel5 and
+    // oldest; kernels have name, node and graph at theirs, copies and memsets node and graph. (cupti_activity.h: ActivityKernel6 and
     // later, ActivityMemcpy5 and later, ActivityMemset3 and later.) A name is a string that CUPTI keeps.
     unsafe {
         let word = |offset: usize| record.add(offset).cast::<u64>().read_unaligned();
         let kind = record.cast::<u32>().read_unaligned();
         let kernel = kind == CONCURRENT_KERNEL;
         let node = word(if kernel { 144 } else { 64 });
+        let graph = record.add(if kernel { 156 } else { 72 }).cast::<u32>().read_unaligned();
         let name = word(104) as *const c_char;
         let name = (kernel && !name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned());
-        (KINDS.contains(&kind) && node != 0).then(|| Activity { node, kernel: name, start: word(16), end: word(24) })
+        (KINDS.contains(&kind) && node != 0).then(|| Activity {
+            graph,
+            node,
+            kernel: name,
+            start: word(16),
+            end: word(24),
+        })
     }
+}
+
+/// The numbers that records give a graph: its own and its executable's.
+///
+/// # Safety
+/// Both handles must be those of things that are there.
+pub(super) unsafe fn graph_ids(graph: sys::CUgraph, executable: sys::CUgraphExec) -> Result<[u32; 2]> {
+    let (cupti, mut ids) = (cupti()?, [0; 2]);
+    // SAFETY: the caller vouches for the handles, and each call writes one number.
+    unsafe {
+        status("cuptiGetGraphId", (cupti.graph_id)(graph, &mut ids[0]))?;
+        status("cuptiGetGraphExecId", (cupti.executable_id)(executable, &mut ids[1]))?;
+    }
+    Ok(ids)
 }
 
 /// Records what graphs run, as long as it lives. One at a time: others wait.

@@ -305,6 +305,17 @@ impl Executable {
     }
 }
 
+impl Executable {
+    /// The numbers that CUPTI's records give this graph.
+    ///
+    /// # Errors
+    /// CUPTI is not in use.
+    pub fn ids(&self) -> Result<[u32; 2]> {
+        // SAFETY: this value owns both.
+        unsafe { super::cupti::graph_ids(self.graph.raw, self.raw) }
+    }
+}
+
 impl Reader {
     /// Lets the node read inputs at these addresses from the next launch on.
     ///

@@ -4,7 +4,7 @@ use std::io::{BufReader, Read};
 
 use serde::Deserialize;
 
-use super::super::{Access, Buffer, DeviceSpec, Op, Role, Trace};
+use super::super::{Access, Buffer, DeviceSpec, Measured, Op, Role, Trace};
 use super::limits::{self, at_most};
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
@@ -26,7 +26,8 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
         workspaces(content, &mut buffers)?;
     }
     let peak_bytes = contents.get(Tag::PEAK).map_or(Ok(0), peak)?;
-    let trace = Trace { device, ops, buffers, peak_bytes };
+    let measured = contents.get(Tag::MEASURED).map_or(Ok(Vec::new()), measured)?;
+    let trace = Trace { device, ops, buffers, peak_bytes, measured };
     limits::check(&trace)?;
     Ok(trace)
 }
@@ -61,7 +62,17 @@ impl Contents {
 
 /// Every known section up to the end of the file.
 fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
-    let known = [Tag::DEVICE, Tag::STRINGS, Tag::BUFFERS, Tag::OPS, Tag::WORKSPACES, Tag::PEAK, Tag::NANOS, Tag::END];
+    let known = [
+        Tag::DEVICE,
+        Tag::STRINGS,
+        Tag::BUFFERS,
+        Tag::OPS,
+        Tag::WORKSPACES,
+        Tag::PEAK,
+        Tag::NANOS,
+        Tag::MEASURED,
+        Tag::END,
+    ];
     let mut contents = Contents(Vec::new());
     for count in 1.. {
         at_most("sections of the file", count, limits::SECTIONS)?;
@@ -127,6 +138,14 @@ fn nanos(mut content: Cursor<'_>, ops: &mut [Op]) -> Result<(), FileError> {
         op.nanos = Some(content.read(id)?).filter(|&nanos| nanos > 0);
     }
     content.finish(count)
+}
+
+fn measured(mut content: Cursor<'_>) -> Result<Vec<Measured>, FileError> {
+    let count = content.count(0, "measured schedules", limits::MEASURED)?;
+    let measured = (0..count).map(|id| content.read::<record::Measured>(id).map(|record| record.0));
+    let measured = measured.collect::<Result<_, _>>()?;
+    content.finish(count)?;
+    Ok(measured)
 }
 
 fn strings(mut content: Cursor<'_>) -> Result<Vec<&str>, FileError> {

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::super::{Role, Trace};
-use super::record::{Access, Buffer, Device, Op, Part};
+use super::record::{Access, Buffer, Device, Measured, Op, Part};
 use super::section::{self, Tag};
 use super::{limits, FileError, MAGIC, VERSION};
 
@@ -76,6 +76,14 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
             nanos.push(id, &op.nanos.unwrap_or(0))?;
         }
         contents.push(nanos);
+    }
+    if !trace.measured.is_empty() {
+        let mut measured = Content::new(Tag::MEASURED);
+        measured.push(0, &trace.measured.len())?;
+        for (id, one) in trace.measured.iter().enumerate() {
+            measured.push(id, &Measured(one.clone()))?;
+        }
+        contents.push(measured);
     }
     contents.push(Content::new(Tag::END));
     Ok(contents.into_iter().map(|content| (content.tag, content.bytes)).collect())

@@ -14,6 +14,10 @@ pub(super) const OPS: u64 = 1 << 20;
 pub(super) const BUFFERS: u64 = 1 << 20;
 /// Accesses of all ops together.
 pub(super) const ACCESSES: u64 = 1 << 22;
+/// Measured schedules.
+pub(super) const MEASURED: u64 = 10_000;
+/// Nanoseconds of one: some days.
+const NANOS: u64 = 1 << 50;
 /// Bytes of all names and labels together. The file holds each string once, so a few bytes could ask for any amount.
 pub(super) const TEXT: u64 = 1 << 27;
 /// Bytes of one section, compressed or not. Deflate can make a thousand bytes of one, and each known section is expanded
@@ -50,6 +54,11 @@ pub(super) fn check(trace: &Trace) -> Result<(), FileError> {
     at_most("operations of all ops", sum(|op| operations(&op.work)), TOTAL)?;
     at_most("bytes of all buffers", trace.buffers.iter().map(|b| b.bytes as u128).sum(), TOTAL)?;
     at_most("bytes held at a time", trace.peak_bytes as u128, TOTAL)?;
+    at_most("measured schedules", trace.measured.len() as u128, MEASURED)?;
+    let nanos = trace.measured.iter().map(|one| one.nanos).chain(trace.ops.iter().filter_map(|op| op.nanos)).max();
+    at_most("nanoseconds of an op or a schedule", nanos.unwrap_or(0) as u128, NANOS)?;
+    let names = trace.measured.iter().map(|one| one.schedule.len() as u128).sum();
+    at_most("bytes of the names of measured schedules", names, TEXT)?;
     device(&trace.device)?;
     for (id, buffer) in trace.buffers.iter().enumerate() {
         if let Role::Input(index) | Role::Output(index) = buffer.role {

@@ -22,6 +22,18 @@ struct DeviceFields {
     shared_memory_per_processor: u32,
 }
 
+/// A measured schedule.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Measured(#[serde(with = "MeasuredFields")] pub(super) super::super::Measured);
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "super::super::Measured")]
+struct MeasuredFields {
+    schedule: String,
+    nanos: u64,
+    busy: Option<u32>,
+}
+
 /// A buffer.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Buffer {

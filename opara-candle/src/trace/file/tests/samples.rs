@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, Buffer, DeviceSpec, Launch, Measured, Mode, Op, Region, Role, Trace, Work};
 
 fn device() -> DeviceSpec {
     DeviceSpec {
@@ -58,6 +58,7 @@ pub(super) fn golden() -> Trace {
         ],
         buffers: buffers.map(|(bytes, role)| Buffer { bytes, role }).to_vec(),
         peak_bytes: 0,
+        measured: vec![],
     }
 }
 
@@ -67,11 +68,8 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
     buffers.prop_flat_map(|buffers| {
         let ops = prop::collection::vec(ops(buffers.clone()), 0..12);
         let peak = prop_oneof![Just(0), 0u64..1 << 50];
-        (devices(), ops, Just(buffers), peak).prop_map(|(device, ops, buffers, peak_bytes)| Trace {
-            device,
-            ops,
-            buffers,
-            peak_bytes,
+        (devices(), ops, Just(buffers), peak, measured()).prop_map(|(device, ops, buffers, peak_bytes, measured)| {
+            Trace { device, ops, buffers, peak_bytes, measured }
         })
     })
 }
@@ -112,6 +110,11 @@ fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
         accesses,
         nanos,
     })
+}
+
+fn measured() -> impl Strategy<Value = Vec<Measured>> {
+    let one = (".{0,20}", 0u64..1 << 40, prop::option::of(0u32..1001));
+    prop::collection::vec(one.prop_map(|(schedule, nanos, busy)| Measured { schedule, nanos, busy }), 0..4)
 }
 
 fn works() -> impl Strategy<Value = Work> {
@@ -214,7 +217,7 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
         },
     };
     let (ops, buffers) = ((0..ops).map(op).collect(), (0..buffers).map(buffer).collect());
-    Trace { device: device(), ops, buffers, peak_bytes: 1 << 30 }
+    Trace { device: device(), ops, buffers, peak_bytes: 1 << 30, measured: vec![] }
 }
 
 fn size(buffer: usize) -> u64 {

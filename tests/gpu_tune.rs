@@ -1,0 +1,121 @@
+//! Schedules that are searched for on a GPU, and what is measured there. Without one, or without the `cuda` feature, each
+//! test says that it skips.
+
+mod common;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use candle::{DType, Device, Tensor};
+use common::gpu;
+use opara_candle::schedule::{Problem, Schedule};
+use opara_candle::{OparaExecutor, Policy, Scheduler, Tuning};
+use opara_examples::{Model, Native};
+
+/// GoogLeNet with an example of its inputs.
+fn googlenet(device: &Device) -> Result<(Model, [Tensor; 1])> {
+    let model = Native::Googlenet.load(opara_weights::seeded(0, DType::F16, device))?;
+    let example = [Native::Googlenet.example(1, DType::F16, device)?];
+    Ok((model, example))
+}
+
+fn bits(tensors: &[Tensor]) -> Result<Vec<Vec<half::f16>>> {
+    tensors.iter().map(|t| Ok(t.flatten_all()?.to_vec1()?)).collect()
+}
+
+fn tuning(folder: &std::path::Path) -> Tuning {
+    let budget = Duration::from_millis(500);
+    Tuning { budget, proposals: 16, cache: Some(folder.into()), ..Tuning::default() }
+}
+
+#[test]
+fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (model, example) = googlenet(&device)?;
+    let folder = tempfile::tempdir()?;
+    let build = || {
+        let model = model.clone();
+        OparaExecutor::builder().tuning(tuning(folder.path())).build_fn(move |inputs| model.call(inputs), &example)
+    };
+    let expected = bits(&model.call(&example)?)?;
+    let first = build()?;
+    let findings = first.report().tuning.expect("a search");
+    assert!(!findings.cached && findings.tried >= Policy::FIXED.len());
+    assert_eq!(bits(&first.call(&example)?)?, expected);
+    let again = build()?;
+    assert!(again.report().tuning.expect("what was kept").cached);
+    assert_eq!(first.schedule().map(|(_, schedule)| schedule), again.schedule().map(|(_, schedule)| schedule));
+    assert_eq!(bits(&again.call(&example)?)?, expected);
+    for file in std::fs::read_dir(folder.path())? {
+        std::fs::write(file?.path(), "{}")?;
+    }
+    assert!(!build()?.report().tuning.expect("a new search").cached);
+    Ok(())
+}
+
+/// Opara's schedule, every other op urgent.
+#[derive(Debug)]
+struct Hurried;
+
+impl Scheduler for Hurried {
+    fn name(&self) -> String {
+        "hurried".into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+        let urgent = (0..problem.graph.len()).step_by(2).collect();
+        Ok(Schedule { urgent, ..Policy::Opara.schedule(problem)? })
+    }
+}
+
+#[test]
+fn priorities_and_users_own_schedulers_keep_the_bits() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (model, example) = googlenet(&device)?;
+    let expected = bits(&model.call(&example)?)?;
+    let builder = OparaExecutor::builder().scheduler(Hurried).race(false).stress(4);
+    let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
+    assert_eq!(executor.report().policy, "hurried");
+    assert_eq!(bits(&executor.call(&example)?)?, expected);
+    Ok(())
+}
+
+#[test]
+fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (model, example) = googlenet(&device)?;
+    let expected = bits(&model.call(&example)?)?;
+    for policy in [Policy::Opara, Policy::Rammer] {
+        let model = model.clone();
+        let builder = OparaExecutor::builder().policy(policy).race(false);
+        let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
+        let timeline = executor.timeline(&example)?;
+        let (ops, schedule) = executor.schedule().expect("a schedule");
+        assert_eq!(timeline.spans.len(), ops.ops.len());
+        let mut spans = timeline.spans.clone();
+        spans.sort_by_key(|span| span.op);
+        // Joins take no time: what waits for one waits for what it joins.
+        let mut ends: Vec<f64> = Vec::new();
+        for step in schedule.steps() {
+            let ready = step.after.iter().map(|&before| ends[before]).fold(0., f64::max);
+            let Some(op) = step.op else {
+                ends.push(ready);
+                continue;
+            };
+            let span = spans[op];
+            assert!(
+                ready <= span.start_us && span.start_us < span.end_us,
+                "op {op} starts too early: {span:?}, {ready}"
+            );
+            ends.push(span.end_us);
+        }
+        let trace = executor.measure(&example)?;
+        let measured = trace.ops.iter().filter(|op| op.nanos.is_some()).count();
+        assert_eq!(measured, ops.ops.len());
+        let names: Vec<&str> = trace.measured.iter().map(|measured| measured.schedule.as_str()).collect();
+        assert_eq!(names, Policy::FIXED.map(Policy::as_str));
+        assert!(trace.measured.iter().all(|measured| measured.nanos > 0 && measured.busy.is_some()));
+        assert_eq!(bits(&executor.call(&example)?)?, expected);
+    }
+    Ok(())
+}
