@@ -28,7 +28,15 @@ fn tuning(folder: &std::path::Path) -> Tuning {
     Tuning { budget, proposals: 16, cache: Some(folder.into()), ..Tuning::default() }
 }
 
+/// One after the other on one thread: candle keeps cuDNN's handle in a thread-local, and a thread that ends while another
+/// captures cannot give its handle back.
 #[test]
+fn schedules_are_tuned_and_measured() -> Result<()> {
+    a_tuned_schedule_gives_eager_bits_and_is_found_again()?;
+    priorities_and_users_own_schedulers_keep_the_bits()?;
+    what_is_measured_keeps_to_the_schedule()
+}
+
 fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
@@ -68,7 +76,6 @@ impl Scheduler for Hurried {
     }
 }
 
-#[test]
 fn priorities_and_users_own_schedulers_keep_the_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
@@ -80,7 +87,6 @@ fn priorities_and_users_own_schedulers_keep_the_bits() -> Result<()> {
     Ok(())
 }
 
-#[test]
 fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
@@ -113,7 +119,7 @@ fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
         let measured = trace.ops.iter().filter(|op| op.nanos.is_some()).count();
         assert_eq!(measured, ops.ops.len());
         let names: Vec<&str> = trace.measured.iter().map(|measured| measured.schedule.as_str()).collect();
-        assert_eq!(names, Policy::FIXED.map(Policy::as_str));
+        assert!(names.starts_with(&Policy::FIXED.map(Policy::as_str)), "{names:?}");
         assert!(trace.measured.iter().all(|measured| measured.nanos > 0 && measured.busy.is_some()));
         assert_eq!(bits(&executor.call(&example)?)?, expected);
     }

@@ -11,7 +11,7 @@ use opara_candle::graph::OpGraph;
 use opara_candle::prepared::{Prepared, Settings};
 use opara_candle::profile::{Class, OpProfile};
 use opara_candle::schedule::{stream_allocation, stream_assignment, Problem, Scheduler};
-use opara_candle::trace::{DeviceSpec, Trace};
+use opara_candle::trace::Trace;
 use opara_candle::Policy;
 
 const MODELS: [&str; 6] = ["bert", "t5", "deepfm", "googlenet", "inception", "nasnet"];
@@ -59,7 +59,8 @@ fn main() -> Result<()> {
         let profile: Vec<OpProfile> = (0..ops)
             .map(|op| OpProfile { class: class(op), demand: (op * 7 % 11) as f64 / 8., ..Default::default() })
             .collect();
-        let problem = Problem { graph: &graph, profile: &profile, device: &DeviceSpec::default() };
+        let trace = Trace::default();
+        let problem = Problem { trace: &trace, graph: &graph, profile: &profile };
         group.throughput(Throughput::Elements(ops as u64));
         for policy in [Policy::Opara, Policy::Nimble] {
             let id = BenchmarkId::new(policy.name(), ops);

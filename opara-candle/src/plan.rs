@@ -7,6 +7,7 @@ use candle::{Device, Tensor};
 
 use crate::backend::{Example, Function, Program, Recording, Replay, Spans};
 use crate::executor::{OnUncapturable, Options};
+use crate::graph::hazards;
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule, Scheduler};
@@ -51,6 +52,14 @@ impl Planned {
         for policy in Policy::FIXED {
             field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut track)?);
         }
+        // What leaving implied edges out is worth.
+        let mut every = Policy::Dag.schedule(&problem)?;
+        every.predecessors.iter_mut().zip(hazards(&self.prepared.ops.trace)).for_each(|(edges, hazards)| {
+            edges.extend(hazards);
+            edges.sort_unstable();
+            edges.dedup();
+        });
+        field.push(Contestant::new(EVERY_EDGE.into(), every, &mut track)?);
         race(&mut track, &mut field, REPLAYS)?;
         for contestant in field {
             let nanos = (contestant.median() * 1e3) as u64;
@@ -88,6 +97,9 @@ impl Planned {
         Ok(timelines.swap_remove(middle))
     }
 }
+
+/// Name of the DAG's schedule with all edges, those too that others imply.
+const EVERY_EDGE: &str = "dag, every edge";
 
 /// Replays of each schedule that is measured, and replays whose single ops are.
 const REPLAYS: usize = 51;

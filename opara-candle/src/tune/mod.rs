@@ -45,6 +45,9 @@ const LITTER: usize = 4;
 /// What a schedule must be faster by at least, as a share of the time, to count as faster.
 pub(crate) const NOISE: f64 = 0.003;
 
+/// Is told how far a search is.
+pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
+
 /// How a tuned schedule is searched for.
 #[derive(Clone)]
 pub struct Tuning {
@@ -58,7 +61,7 @@ pub struct Tuning {
     /// the user's folder for caches.
     pub cache: Option<PathBuf>,
     /// Called with how far the search is.
-    pub progress: Option<Arc<dyn Fn(&Progress) + Send + Sync>>,
+    pub progress: Option<OnProgress>,
 }
 
 impl Default for Tuning {

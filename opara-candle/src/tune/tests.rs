@@ -81,7 +81,7 @@ fn progress_ends_at_the_whole() {
     let problem = prepared.problem();
     let seen = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let log = seen.clone();
-    let progress: Arc<dyn Fn(&Progress) + Send + Sync> = Arc::new(move |at: &Progress| log.lock().push(*at));
+    let progress: OnProgress = Arc::new(move |at: &Progress| log.lock().push(*at));
     search(&problem, &mut noisy(&problem), &Tuning { progress: Some(progress), ..tuning(8, 0) }).unwrap();
     let seen = seen.lock();
     assert!(seen.is_sorted_by(|a, b| a.share <= b.share && a.tried <= b.tried));
