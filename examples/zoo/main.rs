@@ -27,6 +27,7 @@ use anyhow::{anyhow, Context, Error, Result};
 use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::Parser;
+use opara_candle::Policy;
 
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
@@ -58,6 +59,11 @@ struct Args {
     /// How often to put each schedule under stress while it is built.
     #[arg(long, default_value_t = 0)]
     stress: u64,
+
+    /// How operators are scheduled.
+    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
+        .try_map(|name| name.parse::<Policy>()))]
+    policy: Policy,
 
     /// File to write to, one line of JSON a row.
     #[arg(long)]
@@ -102,7 +108,7 @@ fn main() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    let counts = Counts { iters: args.iters, replays: args.replays, stress: args.stress };
+    let counts = Counts { iters: args.iters, replays: args.replays, stress: args.stress, policy: args.policy };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {

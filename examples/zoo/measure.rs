@@ -22,12 +22,14 @@ const INPUT_SETS: usize = 20;
 /// group, which takes whole seconds for some models: those are measured less often.
 const EAGER_SECONDS: f64 = 10.;
 
-/// How often to measure and to compare.
+/// What to measure and to compare, and how often.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts {
     pub iters: usize,
     pub replays: usize,
     pub stress: u64,
+    /// Of the schedule that is held against the sequential one.
+    pub policy: Policy,
 }
 
 /// One entry in one dtype.
@@ -92,7 +94,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let build = |policy: Policy, stress: u64| {
         model.executor(OparaExecutor::builder().policy(policy).stress(stress)).context("the executor fails")
     };
-    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(Policy::default(), counts.stress))?;
+    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(counts.policy, counts.stress))?;
     let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
     let report = scheduled.report();
     let build_ms = report.build_ms.iter().filter(|(stage, _)| **stage != "stress").map(|(_, ms)| ms).sum();
