@@ -9,9 +9,10 @@ use crate::trace::{DeviceSpec, Launch};
 /// Core GPU Architecture, and the H200's data sheet; dense throughput, at boost clock. Blocks and shared memory of a
 /// multiprocessor are those of the CUDA C++ Programming Guide, by compute capability.
 ///
-/// The latencies are those of an H200 and stand for the other GPUs too: those of waits and edges come from small CUDA
-/// graphs, those of elements from layer norms. The time of a kernel and the efficiency are assumed. None is fitted to
-/// the traces that [`Agreement`](crate::simulate::Agreement) is stated for.
+/// The latencies are those of an H200 and stand for the other GPUs too: that of edges comes from chains of a CUDA
+/// graph's nodes, that of elements from layer norms. That of waits is fitted to the replays that
+/// `tests/data/native-*.trace` hold; a fifth more or less agrees with them almost as well. The time of a kernel and the
+/// efficiency are assumed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Device {
     /// Its name here, such as `h200`.
