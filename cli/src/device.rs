@@ -8,7 +8,7 @@ use opara_candle::simulate::Device;
 use opara_candle::trace::DeviceSpec;
 
 /// The devices' names, for as long as clap wants them.
-static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| Device::all().map(|device| device.name).into());
+static NAMES: LazyLock<Vec<String>> = LazyLock::new(Device::names);
 
 /// Which device is simulated; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]

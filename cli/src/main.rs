@@ -1,5 +1,6 @@
 //! `opara`: looks into recorded traces, and schedules, checks, draws and converts them.
 
+mod agreement;
 mod answer;
 mod check;
 mod compare;
@@ -49,6 +50,7 @@ enum Command {
     Check(check::Args),
     Compare(compare::Args),
     Simulate(simulate::Args),
+    Agreement(agreement::Args),
     Timeline(timeline::Args),
     Graph(graph::Args),
     Convert(convert::Args),
@@ -83,6 +85,7 @@ impl Args {
             }
             Command::Compare(args) => answer::print(&args.run()?, self.json)?,
             Command::Simulate(args) => answer::print(&args.run()?, self.json)?,
+            Command::Agreement(args) => answer::print(&args.run()?, self.json)?,
             Command::Timeline(args) => answer::print(&args.run()?, self.json)?,
             Command::Graph(args) => answer::print(&args.run()?, self.json)?,
             Command::Convert(args) => answer::print(&args.run()?, self.json)?,

@@ -12,7 +12,7 @@ pub(crate) fn duration(trace: &Trace, op: &Op, class: Class, device: &Device) ->
     }
 }
 
-/// Microseconds of the shortest kernel, and of memory traffic or of arithmetic, whichever takes longer.
+/// Microseconds of any kernel, and of memory traffic or of arithmetic, whichever takes longer.
 pub(crate) fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
     let Demand { bytes, flops } = Demand::of(trace, op, class);
     let (share, threads) = match &op.work {

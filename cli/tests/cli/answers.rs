@@ -105,6 +105,23 @@ fn policies_are_compared() {
 }
 
 #[test]
+fn simulated_times_are_compared_with_measured_ones() {
+    let traces = ["native-googlenet-f32", "native-t5-f32"].map(trace);
+    let text = opara(&["agreement", &traces[0], &traces[1]]).success();
+    let row = is_match(r"(?m)^sequential +[\d.]+ +[\d.]+ +[+-][\d.]+ %$").unwrap().count(2);
+    text.stdout(row.and(contains("all times are the same")).and(contains("all 14 pairs: median error")));
+    let answer = json(&["agreement", &traces[0], &traces[1]]);
+    let [googlenet, t5] = [&answer["traces"][0], &answer["traces"][1]];
+    assert_eq!((&googlenet["device"], &googlenet["pairs"]), (&"NVIDIA H200".into(), &7.into()));
+    assert!(googlenet["rank_correlation"].as_f64().unwrap() > 0. && t5["rank_correlation"].is_null());
+    let [simulated, measured, error] =
+        ["simulated_us", "measured_us", "error"].map(|number| googlenet["policies"][1][number].as_f64().unwrap());
+    assert!((simulated / measured - 1. - error).abs() < 1e-9);
+    let unmeasured = trace("resnet18-f32");
+    opara(&["agreement", &unmeasured]).code(2).stderr(contains("resnet18-f32").and(contains("no measurement")));
+}
+
+#[test]
 fn every_device_simulates_every_policy() {
     let googlenet = trace("native-googlenet-f32");
     for device in Device::all().map(|device| device.name) {

@@ -2,6 +2,45 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::simulate;
+use crate::device::Device;
+use crate::prepared::Prepared;
+use crate::schedule::{Policy, Scheduler};
+use crate::trace::Trace;
+use crate::Result;
+
+/// A policy's schedule, simulated and measured on the device that the trace was recorded on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Compared {
+    /// The policy.
+    pub policy: Policy,
+    /// Microseconds of a pass, simulated.
+    pub simulated_us: f64,
+    /// Microseconds of a pass, measured.
+    pub measured_us: f64,
+}
+
+impl Compared {
+    /// Every policy that was measured on a trace, in the order of the measurements. Schedules that follow from the trace
+    /// are compared, tuned ones do not.
+    ///
+    /// # Errors
+    /// Those of the policies.
+    pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
+        let device = Device::of(&trace.device);
+        let problem = prepared.problem();
+        let mut compared = Vec::new();
+        for measured in &trace.measured {
+            let named = |policy: &Policy| policy.name() == measured.schedule;
+            if let Some(policy) = Policy::FIXED.into_iter().find(named) {
+                let simulated_us = simulate(&problem, &policy.schedule(&problem)?, &device).total_us;
+                compared.push(Self { policy, simulated_us, measured_us: measured.nanos as f64 / 1e3 });
+            }
+        }
+        Ok(compared)
+    }
+}
+
 /// Agreement of simulated with measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
@@ -9,10 +48,13 @@ pub struct Agreement {
     pub pairs: usize,
     /// Median of the errors, each relative to the measured time.
     pub median_error: f64,
-    /// Spearman's rank correlation, from -1 to 1: whether what is simulated to be faster measures faster. `None` where
-    /// all simulated or all measured times are the same.
+    /// Spearman's rank correlation, from -1 to 1: whether what is simulated to be faster measures faster. Times within
+    /// [`NOISE`] of each other count as equal; `None` where all simulated or all measured times do.
     pub rank_correlation: Option<f64>,
 }
+
+/// Parts of a time by which that of one schedule differs between two processes on one device.
+pub const NOISE: f64 = 0.02;
 
 impl Agreement {
     /// Of pairs of a simulated and a measured time, in the same unit. Pairs that hold no time, such as zeros, are left
@@ -35,17 +77,18 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if values.len() % 2 == 1 { upper } else { (values[values.len() / 2 - 1] + upper) / 2. })
 }
 
-/// The rank of each value; equal ones share the mean of their ranks.
-fn ranks(values: &[f64]) -> Vec<f64> {
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
-    let mut ranks = vec![0.; values.len()];
-    let mut first = 0;
-    for equal in order.chunk_by(|&a, &b| values[a] == values[b]) {
-        equal.iter().for_each(|&at| ranks[at] = first as f64 + (equal.len() - 1) as f64 / 2.);
-        first += equal.len();
-    }
-    ranks
+/// The rank of each time: how many are shorter, and half of those that are not longer either, itself aside.
+fn ranks(times: &[f64]) -> Vec<f64> {
+    let shorter = |a: f64, b: f64| a < b * (1. - NOISE);
+    let rank = |&time: &f64| -> f64 {
+        let part = |&other: &f64| match (shorter(other, time), shorter(time, other)) {
+            (true, _) => 1.,
+            (_, true) => 0.,
+            _ => 0.5,
+        };
+        times.iter().map(part).sum::<f64>() - 0.5
+    };
+    times.iter().map(rank).collect()
 }
 
 /// Pearson's correlation.
@@ -75,11 +118,12 @@ mod tests {
     #[test]
     fn only_the_order_counts_for_the_correlation() {
         let rank = |pairs: &[(f64, f64)]| Agreement::of(pairs).unwrap().rank_correlation.unwrap();
-        assert_eq!(rank(&[(1., 10.), (2., 1000.), (3., 1001.)]), 1.);
+        assert_eq!(rank(&[(1., 10.), (2., 1000.), (3., 1031.)]), 1.);
         assert_eq!(rank(&[(1., 9.), (2., 3.), (3., 1.)]), -1.);
         // One pair of neighbours of four swapped: 1 - 6 * 2 / (4 * 15).
         assert!((rank(&[(1., 1.), (2., 2.), (3., 4.), (4., 3.)]) - 0.8).abs() < 1e-12);
         // Ranks 0.5, 0.5, 2 against 0, 1, 2.
-        assert!((rank(&[(5., 1.), (5., 2.), (6., 3.)]) - 0.75f64.sqrt()).abs() < 1e-12);
+        assert!((rank(&[(500., 1.), (501., 2.), (600., 3.)]) - 0.75f64.sqrt()).abs() < 1e-12);
+        assert_eq!(Agreement::of(&[(1., 100.), (2., 101.), (3., 100.5)]).unwrap().rank_correlation, None);
     }
 }

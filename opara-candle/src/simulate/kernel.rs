@@ -26,6 +26,8 @@ pub(super) struct Kernel {
     pub share: f64,
 }
 
+/// How many multiprocessors are simulated at most; no GPU has as many.
+const PROCESSORS: u64 = 1024;
 /// How many times a kernel fills the device at most: more would tell no more.
 const WAVES: u64 = 8;
 /// Into how many portions the room of a full device may fall: fewer blocks would make an event each.
@@ -46,9 +48,9 @@ impl Kernel {
         let arithmetic = Precision::of(op).tflops(device) * duration::FLOPS_PER_US * device.efficiency;
         let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| within(alone / us, 1.));
 
-        let processors = u64::from(device.spec.processors.max(1));
+        let (processors, of_each) = processors(device);
         let (blocks, needs) = match &op.work {
-            Work::Kernel(launch) => (launch.blocks().max(1), device.block(launch)),
+            Work::Kernel(launch) => (launch.blocks().max(1).div_ceil(of_each), device.block(launch)),
             Work::Host { .. } => (1, device.processor()),
             Work::Memset(_) | Work::Memcpy(_) => {
                 return Self { parts: 0, least: 0, needs: [0; RESOURCES], us, draws, share: 0. }
@@ -68,6 +70,14 @@ impl Kernel {
             share: (together * of_processor.fold(0., f64::max) / processors as f64).min(1.),
         }
     }
+}
+
+/// How many multiprocessors are simulated, and how many of the device each of them stands for: what is placed on it is
+/// placed on all of these.
+pub(super) fn processors(device: &Device) -> (u64, u64) {
+    let processors = u64::from(device.spec.processors.max(1));
+    let of_each = processors.div_ceil(PROCESSORS);
+    (processors.div_ceil(of_each), of_each)
 }
 
 /// A time as it may be added up; what is none takes no time.

@@ -2,7 +2,8 @@
 //!
 //! The Opara paper leaves such a model of the interference between operators that run at the same time to future work.
 //!
-//! - A launch arrives once all that it waits for has ended, plus the latency of its launch and of its dependencies.
+//! - A launch arrives once all that it waits for has ended. Where that is not just the one before it in a chain, waiting
+//!   has a latency.
 //! - Of those that have arrived, as many as the device has queues for are in flight, in launch order.
 //! - Thread blocks go to the multiprocessors with the most room for them: threads, registers, shared memory and places
 //!   for blocks. What does not fit waits, and what arrived later waits behind it: kernels are not preempted.
@@ -14,7 +15,7 @@ mod kernel;
 mod processors;
 mod run;
 
-pub use self::agreement::Agreement;
+pub use self::agreement::{Agreement, Compared, NOISE};
 pub use crate::device::{Device, UnknownDevice};
 
 use self::kernel::Kernel;

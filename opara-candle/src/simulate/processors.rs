@@ -1,5 +1,6 @@
 //! Which multiprocessor has room for which blocks.
 
+use super::kernel::processors;
 use crate::device::{Device, RESOURCES};
 
 /// Blocks on multiprocessors: which one, and how many.
@@ -19,7 +20,7 @@ pub(super) struct Processors {
 
 impl Processors {
     pub fn new(device: &Device) -> Self {
-        let processors = device.spec.processors.max(1) as usize;
+        let processors = processors(device).0 as usize;
         let most = device.processor()[RESOURCES - 1] as usize;
         let left = device.processor().map(|has| u64::from(has) * processors as u64);
         Self {

@@ -26,6 +26,8 @@ struct Batch {
 struct State {
     /// Earlier steps that have not ended.
     waits: usize,
+    /// Microseconds from the last of their ends to its arrival.
+    latency_us: f64,
     /// Parts that are not placed.
     parts: u64,
     /// Batches that run.
@@ -39,7 +41,8 @@ const ROUNDING_US: f64 = 1e-9;
 
 pub(super) struct Run<'a> {
     kernels: &'a [Kernel],
-    device: &'a Device,
+    /// How many kernels may be in flight.
+    queues: usize,
     steps: Vec<Step>,
     successors: Vec<Vec<usize>>,
     states: Vec<State>,
@@ -56,7 +59,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(kernels: &'a [Kernel], schedule: &Schedule, device: &'a Device) -> Self {
+    pub fn new(kernels: &'a [Kernel], schedule: &Schedule, device: &Device) -> Self {
         let steps = schedule.steps();
         let mut successors = vec![Vec::new(); steps.len()];
         for (at, step) in steps.iter().enumerate() {
@@ -64,6 +67,7 @@ impl<'a> Run<'a> {
         }
         let state = |step: &Step| State {
             waits: step.after.len(),
+            latency_us: latency_us(step, &successors, device),
             parts: step.op.map_or(0, |op| kernels[op].parts),
             running: 0,
             start_us: 0.,
@@ -71,7 +75,7 @@ impl<'a> Run<'a> {
         };
         let mut run = Self {
             kernels,
-            device,
+            queues: device.queues.max(1),
             states: steps.iter().map(state).collect(),
             successors,
             steps,
@@ -109,10 +113,9 @@ impl<'a> Run<'a> {
         times
     }
 
-    /// All that a step waits for has ended: it arrives after the latency of its launch.
+    /// All that a step waits for has ended: it arrives after the latency of that.
     fn launch(&mut self, step: usize) {
-        let further = self.steps[step].after.len().saturating_sub(1) as f64;
-        let at = self.now + limited(self.device.launch_us + self.device.edge_us * further);
+        let at = self.now + self.states[step].latency_us;
         self.arriving.push(Reverse((at.to_bits(), step)));
     }
 
@@ -127,7 +130,7 @@ impl<'a> Run<'a> {
                 None => self.end(step),
             }
         }
-        while self.in_flight < self.device.queues.max(1) {
+        while self.in_flight < self.queues {
             let Some(Reverse(step)) = self.arrived.pop() else { break };
             self.in_flight += 1;
             match self.states[step].parts {
@@ -188,7 +191,8 @@ impl<'a> Run<'a> {
         while at < self.running.len() {
             let batch = &mut self.running[at];
             batch.left_us -= passed * batch.rate;
-            if batch.left_us > ROUNDING_US {
+            // Late in a long pass, what is left may be too little to move the time on.
+            if batch.left_us > ROUNDING_US && self.now + batch.left_us > self.now {
                 at += 1;
                 continue;
             }
@@ -214,6 +218,15 @@ impl<'a> Run<'a> {
                 self.launch(next);
             }
         }
+    }
+}
+
+/// None for what begins the pass, and none along a chain: what a kernel takes in one is measured from launch to launch.
+fn latency_us(step: &Step, successors: &[Vec<usize>], device: &Device) -> f64 {
+    match step.after[..] {
+        [] => 0.,
+        [before] if successors[before].len() == 1 => 0.,
+        _ => limited(device.wait_us + device.edge_us * (step.after.len() - 1) as f64),
     }
 }
 
