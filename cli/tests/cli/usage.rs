@@ -62,7 +62,7 @@ fn models_are_recorded_on_the_cpu() {
     let path = folder.path().join("deepfm.trace");
     let path = path.to_str().unwrap();
     let recorded = opara(&["record", "deepfm", "--cpu", "--batch", "2", "-o", path]).success();
-    recorded.stdout(contains("deepfm on cpu"));
+    recorded.stdout(contains("deepfm-f32 on cpu"));
     opara(&["inspect", path]).success().stdout(contains("host operators"));
     let nowhere = format!("{path}/deepfm.trace");
     opara(&["record", "deepfm", "--cpu", "-o", &nowhere]).code(2).stderr(contains(&nowhere));
@@ -71,5 +71,5 @@ fn models_are_recorded_on_the_cpu() {
 #[test]
 #[cfg(not(feature = "cuda"))]
 fn without_a_gpu_record_asks_for_the_cpu() {
-    opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu records on the CPU").and(contains("--features cuda")));
+    opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu uses the CPU").and(contains("--features cuda")));
 }
