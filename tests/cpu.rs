@@ -9,7 +9,8 @@ use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use common::{same_bits, waves, CPU};
 use opara_candle::ops::ConvConfig;
-use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
+use opara_candle::schedule::{Problem, Schedule};
+use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Tuning};
 use opara_models::bert::{BertModel, Config};
 
 /// Replays a module on several inputs under every policy and compares with eager.
@@ -32,13 +33,19 @@ where
     Ok(reports)
 }
 
+/// The report of a policy, of those of all.
+fn of(reports: &[opara_candle::Report], policy: Policy) -> &opara_candle::Report {
+    reports.iter().find(|report| report.policy == policy.to_string()).expect("every policy has a report")
+}
+
 #[test]
 fn bert_is_bit_equal() -> anyhow::Result<()> {
     let model = Arc::new(BertModel::load(opara_weights::seeded(1, DType::F32, CPU), &Config::tiny())?);
     let ids = |i: usize| Tensor::from_vec((0..24).map(|j| (j * 7 + i as u32) % 60).collect(), (2, 12), CPU);
     let reports = check_module(move |x: &Tensor| Module::forward(&*model, x), ids)?;
-    assert_eq!((reports[0].streams, reports[0].waits), (1, 0));
-    assert!(reports[1].streams > 1 && reports[1].width >= 3, "query, key and value are independent: {}", reports[1]);
+    let (sequential, opara) = (of(&reports, Policy::Sequential), of(&reports, Policy::Opara));
+    assert_eq!((sequential.streams, sequential.waits), (1, 0));
+    assert!(opara.streams > 1 && opara.width >= 3, "query, key and value are independent: {opara}");
     Ok(())
 }
 
@@ -68,7 +75,8 @@ fn a_four_branch_block_is_bit_equal_and_has_four_streams() -> anyhow::Result<()>
     let block = Block::new(opara_weights::seeded(2, DType::F32, CPU))?;
     // Large enough for workers to take part.
     let reports = check_module(block, |i| waves(i, (1, 8, 48, 48)))?;
-    assert_eq!((reports[1].streams, reports[1].width, reports[1].waits), (4, 4, 3));
+    let opara = of(&reports, Policy::Opara);
+    assert_eq!((opara.streams, opara.width, opara.waits), (4, 4, 3));
     Ok(())
 }
 
@@ -77,7 +85,8 @@ fn a_chain_needs_one_stream() -> anyhow::Result<()> {
     let weight = Tensor::rand(-1f32, 1., (16, 16), CPU)?;
     let chain = move |x: &Tensor| (0..6).try_fold(x.clone(), |x, _| ops::tanh(&ops::matmul(&x, &weight)?));
     let reports = check_module(chain, |i| waves(i, (4, 16)))?;
-    assert_eq!((reports[1].streams, reports[1].waits, reports[1].depth), (1, 0, 12));
+    let opara = of(&reports, Policy::Opara);
+    assert_eq!((opara.streams, opara.waits, opara.depth), (1, 0, 12));
     Ok(())
 }
 
@@ -313,6 +322,56 @@ fn the_report_as_json_has_its_keys() -> anyhow::Result<()> {
     }
     for stage in ["trace", "graph", "profile", "schedule", "memory", "capture", "verify"] {
         assert!(json["build_ms"][stage].is_number(), "stage {stage} is missing");
+    }
+    Ok(())
+}
+
+/// Every op on a stream of its own; without any wait if it is reckless.
+#[derive(Debug)]
+struct Scattered {
+    reckless: bool,
+}
+
+impl Scheduler for Scattered {
+    fn name(&self) -> String {
+        "scattered".into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+        let ops = problem.graph.len();
+        let mut schedule = Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())?;
+        if self.reckless {
+            schedule.predecessors.iter_mut().for_each(Vec::clear);
+        }
+        Ok(schedule)
+    }
+}
+
+#[test]
+fn users_schedulers_are_used_and_proven() -> anyhow::Result<()> {
+    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
+    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
+    let build = |reckless| OparaExecutor::builder().scheduler(Scattered { reckless }).build(block.clone(), &x);
+    let fast = build(false)?;
+    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Lanes));
+    assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
+    let Err(error) = build(true) else { panic!("ops may overtake what they read") };
+    assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
+    Ok(())
+}
+
+#[test]
+fn schedules_are_searched_for_on_the_cpu_too() -> anyhow::Result<()> {
+    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
+    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
+    let folder = tempfile::tempdir()?;
+    let tuning = Tuning { proposals: 8, cache: Some(folder.path().into()), ..Tuning::default() };
+    let build = || OparaExecutor::builder().tuning(tuning.clone()).build(block.clone(), &x);
+    for cached in [false, true] {
+        let fast = build()?;
+        let findings = fast.report().tuning.expect("a search");
+        assert_eq!((findings.cached, fast.report().policy.as_str()), (cached, "tuned"));
+        assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     }
     Ok(())
 }

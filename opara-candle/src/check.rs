@@ -119,6 +119,9 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         }
         position[op] = at;
     }
+    if let Some(op) = schedule.urgent.iter().find(|&&op| op >= n) {
+        return invalid(format!("op {op} is urgent and does not exist"));
+    }
     for (op, predecessors) in schedule.predecessors.iter().enumerate() {
         if let Some(p) = predecessors.iter().find(|&&p| p >= n || position[p] >= position[op]) {
             return invalid(format!("op {op} waits for op {p}, which is launched after it"));

@@ -31,6 +31,8 @@ pub enum OnUncapturable {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub scheduler: Arc<dyn Scheduler>,
+    /// Whether its schedules are proven before they are used.
+    pub check: bool,
     /// How to search for the schedule, where one is searched for.
     pub tuning: Option<Tuning>,
     pub settings: Settings,
@@ -48,12 +50,9 @@ pub struct Builder(Options);
 impl Builder {
     /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
     pub fn policy(mut self, policy: Policy) -> Self {
-        if policy == Policy::Tuned {
-            self.0.tuning.get_or_insert_default();
-            self.0.scheduler = Arc::new(policy);
-            return self;
-        }
-        self.scheduler(policy)
+        self.0.tuning = (policy == Policy::Tuned).then(|| self.0.tuning.unwrap_or_default());
+        (self.0.scheduler, self.0.check) = (Arc::new(policy), false);
+        self
     }
 
     /// Searches for the schedule ([`Policy::Tuned`]) in this way.
@@ -62,10 +61,10 @@ impl Builder {
         self.policy(Policy::Tuned)
     }
 
-    /// Assigns and orders launches in a way of the user's own.
+    /// Assigns and orders launches in a way of the user's own. Each schedule is proven against the trace: one that lets
+    /// an op overtake another that it depends on is [`Error::InvalidSchedule`].
     pub fn scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
-        self.0.tuning = None;
-        self.0.scheduler = Arc::new(scheduler);
+        (self.0.scheduler, self.0.check, self.0.tuning) = (Arc::new(scheduler), true, None);
         self
     }
 
@@ -279,6 +278,7 @@ impl OparaExecutor {
     pub fn builder() -> Builder {
         Builder(Options {
             scheduler: Arc::new(Policy::default()),
+            check: false,
             tuning: None,
             settings: Settings::default(),
             verify: true,

@@ -12,6 +12,7 @@ mod error;
 mod executor;
 pub mod graph;
 mod home;
+mod measure;
 pub mod memory;
 pub mod nn;
 pub mod ops;

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Example, Function, Program, Recording, Replay, Spans};
+use crate::backend::{Example, Function, Program, Recording, Replay};
 use crate::executor::{OnUncapturable, Options};
-use crate::graph::hazards;
+use crate::measure::Replays;
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule, Scheduler};
-use crate::timeline::{Span, Timeline};
 use crate::timing::{self, Latency, Stages};
-use crate::trace::{Measured, Trace};
-use crate::tune::{self, race, Cache, Contestant, Track, Tuning};
+use crate::trace::Trace;
+use crate::tune::{self, race, Cache, Contestant, Tuning};
 use crate::{cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -40,70 +39,7 @@ impl Planned {
     pub fn with(&self, schedule: Schedule) -> Arc<Self> {
         Arc::new(Self { schedule, ..self.clone() })
     }
-
-    /// The trace with the median time of each op alone, and with every policy's replay.
-    pub fn measure(&self, base: &dyn Replay, inputs: &[Tensor]) -> Result<Trace> {
-        let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
-        let problem = self.prepared.problem();
-        let mut trace = (*self.trace).clone();
-        // Before the first use of CUPTI, whatever that leaves behind.
-        let mut track = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
-        let mut field = Vec::new();
-        for policy in Policy::FIXED {
-            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut track)?);
-        }
-        // What leaving implied edges out is worth.
-        let mut every = Policy::Dag.schedule(&problem)?;
-        every.predecessors.iter_mut().zip(hazards(&self.prepared.ops.trace)).for_each(|(edges, hazards)| {
-            edges.extend(hazards);
-            edges.sort_unstable();
-            edges.dedup();
-        });
-        field.push(Contestant::new(EVERY_EDGE.into(), every, &mut track)?);
-        race(&mut track, &mut field, REPLAYS)?;
-        for contestant in field {
-            let nanos = (contestant.median() * 1e3) as u64;
-            let timeline = self.with(contestant.schedule).timeline(inputs)?;
-            let busy = Some((timeline.utilization() * 1e3).round() as u32);
-            trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
-        }
-        let sequential = self.with(Policy::Sequential.schedule(&problem)?);
-        let spans = self.program.clone().spans(sequential, inputs, ROUNDS)?;
-        for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
-            let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
-            nanos.sort_unstable();
-            trace.ops[op].nanos = nanos.get(nanos.len() / 2).copied();
-        }
-        Ok(trace)
-    }
-
-    /// The replay of median length of some.
-    pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
-        let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
-        let rounds = self.program.clone().spans(self.clone(), inputs, ROUNDS)?;
-        let us = |nanos: u64| nanos as f64 / 1e3;
-        let timeline = |spans: Spans| {
-            let span = |(op, (start, end)): (usize, (u64, u64))| Span {
-                op,
-                stream: self.schedule.stream[op],
-                start_us: us(start),
-                end_us: us(end),
-            };
-            Timeline::new(spans.into_iter().enumerate().map(span).collect(), &shares)
-        };
-        let mut timelines: Vec<Timeline> = rounds.into_iter().map(timeline).collect();
-        timelines.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
-        let middle = timelines.len() / 2;
-        Ok(timelines.swap_remove(middle))
-    }
 }
-
-/// Name of the DAG's schedule with all edges, those too that others imply.
-const EVERY_EDGE: &str = "dag, every edge";
-
-/// Replays of each schedule that is measured, and replays whose single ops are.
-const REPLAYS: usize = 51;
-const ROUNDS: usize = 21;
 
 impl Plan {
     /// Builds a plan for inputs like these.
@@ -162,6 +98,9 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         None if options.tuning.is_some() => Policy::Sequential.schedule(&problem)?,
         None => stages.time("schedule", || options.scheduler.schedule(&problem))?,
     };
+    if options.check {
+        stages.time("check", || prepared.check(&schedule))?;
+    }
     let mut plan = Arc::new(Planned { program, trace, prepared: prepared.clone(), schedule });
     let mut policy = options.scheduler.name();
     let mut replay = stages.time("capture", || plan.program.clone().replay(plan.clone()))?;
@@ -217,31 +156,6 @@ fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
     let driver = if device.is_cuda() { cuda::driver_version(device) } else { "none".into() };
     let cache = tuning.cache.as_deref().map(|folder| Cache::new(folder, trace, &driver))?;
     cache.inspect_err(|error| tracing::warn!(%error, "a tuned plan cannot be kept")).ok()
-}
-
-/// Where schedules of one trace race on its device.
-struct Replays<'a> {
-    base: &'a dyn Replay,
-    plan: &'a Planned,
-    /// Sets that runs take in turns.
-    inputs: Vec<&'a [Tensor]>,
-    device: &'a Device,
-    /// The set of the next run.
-    next: usize,
-}
-
-impl Track for Replays<'_> {
-    type Runner = Box<dyn Replay>;
-
-    fn runner(&mut self, schedule: &Schedule) -> Result<Box<dyn Replay>> {
-        self.base.rescheduled(self.plan.with(schedule.clone()))
-    }
-
-    fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
-        let inputs = self.inputs[self.next % self.inputs.len()];
-        self.next += 1;
-        timing::once(self.device, || Ok(replay.lend(inputs, &mut |_| ())?))
-    }
 }
 
 /// Launches above which a sequential schedule is not worth trying: such graphs are wide.

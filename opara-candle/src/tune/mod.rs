@@ -240,9 +240,7 @@ impl<T: Track> Search<'_, T> {
 
     /// The same schedule, built once more.
     fn again(&mut self, contestant: &Contestant<T::Runner>) -> Result<Contestant<T::Runner>> {
-        self.tried -= 1;
-        let (name, schedule) = (contestant.name.clone(), contestant.schedule.clone());
-        self.enter(Candidate { name, schedule })
+        Contestant::new(contestant.name.clone(), contestant.schedule.clone(), self.track)
     }
 
     /// Share of the budget's time that has passed.

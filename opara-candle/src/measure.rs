@@ -1,0 +1,105 @@
+//! What is measured of a plan on its device: schedules against each other, and single ops.
+
+use std::sync::Arc;
+
+use candle::{Device, Tensor};
+
+use crate::backend::{Replay, Spans};
+use crate::graph::hazards;
+use crate::plan::Planned;
+use crate::schedule::{Policy, Schedule, Scheduler};
+use crate::timeline::{Span, Timeline};
+use crate::timing;
+use crate::trace::{Measured, Trace};
+use crate::tune::{race, Contestant, Track};
+use crate::Result;
+
+/// Name of the DAG's schedule with all edges, those too that others imply.
+const EVERY_EDGE: &str = "dag, every edge";
+
+/// Replays of each schedule that is measured, and replays whose single ops are.
+const REPLAYS: usize = 51;
+const ROUNDS: usize = 21;
+
+impl Planned {
+    /// The trace with the median time of each op alone, and with every policy's replay.
+    pub fn measure(&self, base: &dyn Replay, inputs: &[Tensor]) -> Result<Trace> {
+        let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        let problem = self.prepared.problem();
+        let mut trace = (*self.trace).clone();
+        // Before the first use of CUPTI, whatever that leaves behind.
+        let mut track = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
+        let mut field = Vec::new();
+        for policy in Policy::FIXED {
+            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut track)?);
+        }
+        // What leaving implied edges out is worth.
+        let mut every = Policy::Dag.schedule(&problem)?;
+        every.predecessors.iter_mut().zip(hazards(&self.prepared.ops.trace)).for_each(|(edges, hazards)| {
+            edges.extend(hazards);
+            edges.sort_unstable();
+            edges.dedup();
+        });
+        field.push(Contestant::new(EVERY_EDGE.into(), every, &mut track)?);
+        race(&mut track, &mut field, REPLAYS)?;
+        for contestant in field {
+            let nanos = (contestant.median() * 1e3) as u64;
+            let timeline = self.with(contestant.schedule).timeline(inputs)?;
+            let busy = Some((timeline.utilization() * 1e3).round() as u32);
+            trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
+        }
+        let sequential = self.with(Policy::Sequential.schedule(&problem)?);
+        let spans = self.program.clone().spans(sequential, inputs, ROUNDS)?;
+        for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
+            let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
+            nanos.sort_unstable();
+            trace.ops[op].nanos = nanos.get(nanos.len() / 2).copied();
+        }
+        Ok(trace)
+    }
+
+    /// The replay of median length of some.
+    pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
+        let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
+        let rounds = self.program.clone().spans(self.clone(), inputs, ROUNDS)?;
+        let us = |nanos: u64| nanos as f64 / 1e3;
+        let timeline = |spans: Spans| {
+            let span = |(op, (start, end)): (usize, (u64, u64))| Span {
+                op,
+                stream: self.schedule.stream[op],
+                start_us: us(start),
+                end_us: us(end),
+            };
+            Timeline::new(spans.into_iter().enumerate().map(span).collect(), &shares)
+        };
+        let mut timelines: Vec<Timeline> = rounds.into_iter().map(timeline).collect();
+        timelines.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
+        let middle = timelines.len() / 2;
+        Ok(timelines.swap_remove(middle))
+    }
+}
+
+/// Where schedules of one trace race on its device.
+pub(crate) struct Replays<'a> {
+    pub base: &'a dyn Replay,
+    pub plan: &'a Planned,
+    /// Sets that runs take in turns.
+    pub inputs: Vec<&'a [Tensor]>,
+    pub device: &'a Device,
+    /// The set of the next run.
+    pub next: usize,
+}
+
+impl Track for Replays<'_> {
+    type Runner = Box<dyn Replay>;
+
+    fn runner(&mut self, schedule: &Schedule) -> Result<Box<dyn Replay>> {
+        self.base.rescheduled(self.plan.with(schedule.clone()))
+    }
+
+    fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
+        let inputs = self.inputs[self.next % self.inputs.len()];
+        self.next += 1;
+        timing::once(self.device, || Ok(replay.lend(inputs, &mut |_| ())?))
+    }
+}
