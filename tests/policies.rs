@@ -212,7 +212,8 @@ fn the_checker_finds_what_is_wrong() {
     assert!(check::layout(&trace, &good, &missing).unwrap_err().to_string().contains("no place"));
 }
 
-/// Traces of the zoo, recorded on an NVIDIA H200 by `examples/zoo --traces`, and of `examples/bert --trace`.
+/// Traces of the zoo, recorded on an NVIDIA H200 by `examples/zoo --traces`, and of the six models by
+/// `opara record --measure`.
 fn recorded() -> Vec<(String, Trace)> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -233,6 +234,8 @@ fn recorded_traces_are_scheduled_soundly_within_their_memory() {
             prepared.check(&schedule).unwrap_or_else(|error| panic!("{name}, {policy}: {error}"));
         }
         let graph = OpGraph::new(&prepared.ops.trace);
-        assert!(graph.width() >= 2 && graph.depth() < graph.len(), "{name}: no parallelism");
+        // Our T5 makes one product of queries, keys and values: its encoder is a chain.
+        let parallel = graph.width() >= 2 && graph.depth() < graph.len();
+        assert!(parallel || name.contains("native-t5"), "{name}: no parallelism");
     }
 }
