@@ -6,22 +6,32 @@ use super::{critical_path, dag, ios, nimble, rammer, sequential, Opara, Problem,
 use crate::{tune, Result};
 
 /// Makes [`Policy`] from one table: a policy's name and its scheduler cannot be forgotten or differ from place to place.
+/// Those that search stand behind `searching`.
 macro_rules! policies {
-    ($($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)*) => {
+    (
+        fixed { $($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)* }
+        searching { $($(#[$its_doc:meta])* $searching:ident, $its_name:literal, $search:expr;)* }
+    ) => {
         /// How ops are assigned to streams and ordered.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum Policy {
             $($(#[$doc])* #[serde(rename = $name)] $policy,)*
+            $($(#[$its_doc])* #[serde(rename = $its_name)] $searching,)*
         }
 
         impl Policy {
             /// Every policy, in the order in which tables list them.
-            pub const ALL: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
+            pub const ALL: [Policy; [$($name,)* $($its_name,)*].len()] =
+                [$(Policy::$policy,)* $(Policy::$searching,)*];
+
+            /// The policies that run nothing: all but the tuned one.
+            pub const FIXED: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
 
             /// Its name: what `Display` writes and `FromStr` reads.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Policy::$policy => $name,)*
+                    $(Policy::$searching => $its_name,)*
                 }
             }
         }
@@ -34,6 +44,7 @@ macro_rules! policies {
             fn schedule(&self, problem: &Problem) -> Result<Schedule> {
                 match self {
                     $(Policy::$policy => $schedule(problem),)*
+                    $(Policy::$searching => $search(problem),)*
                 }
             }
         }
@@ -41,37 +52,28 @@ macro_rules! policies {
 }
 
 policies! {
-    /// One stream, in recorded order: what a plain CUDA graph of the module does.
-    Sequential, "sequential", sequential::schedule;
-    /// No streams: every op starts when all that it depends on has ended.
-    Dag, "dag", dag::schedule;
-    /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
-    Nimble, "nimble", nimble::schedule;
-    /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
-    Rammer, "rammer", rammer::schedule;
-    /// The best stages of parallel groups that dynamic programming finds (IOS).
-    Ios, "ios", ios::schedule;
-    /// Longest remaining path first, under the device's resources.
-    CriticalPath, "critical-path", critical_path::schedule;
-    /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
-    #[default]
-    Opara, "opara", |problem| Opara::default().schedule(problem);
-    /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On its
-    /// own, without a device, it searches by [simulation](crate::simulate).
-    Tuned, "tuned", tune::by_simulation;
-}
-
-impl Policy {
-    /// The policies that run nothing: all but the tuned one.
-    pub const FIXED: [Policy; 7] = [
-        Policy::Sequential,
-        Policy::Dag,
-        Policy::Nimble,
-        Policy::Rammer,
-        Policy::Ios,
-        Policy::CriticalPath,
-        Policy::Opara,
-    ];
+    fixed {
+        /// One stream, in recorded order: what a plain CUDA graph of the module does.
+        Sequential, "sequential", sequential::schedule;
+        /// No streams: every op starts when all that it depends on has ended.
+        Dag, "dag", dag::schedule;
+        /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
+        Nimble, "nimble", nimble::schedule;
+        /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
+        Rammer, "rammer", rammer::schedule;
+        /// The best stages of parallel groups that dynamic programming finds (IOS).
+        Ios, "ios", ios::schedule;
+        /// Longest remaining path first, under the device's resources.
+        CriticalPath, "critical-path", critical_path::schedule;
+        /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
+        #[default]
+        Opara, "opara", |problem| Opara::default().schedule(problem);
+    }
+    searching {
+        /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On
+        /// its own, without a device, it searches by [simulation](crate::simulate).
+        Tuned, "tuned", tune::by_simulation;
+    }
 }
 
 impl std::fmt::Display for Policy {
