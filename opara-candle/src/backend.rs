@@ -39,7 +39,8 @@ pub(crate) trait Program: Send + Sync {
         Err(Error::NotMeasurable)
     }
 
-    /// As [`replay`](Self::replay), with random launches held up and the arena poisoned before each call, where the device has a way to.
+    /// As [`replay`](Self::replay), with random launches held up and the arena poisoned before each call, where the
+    /// device has a way to.
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, _seed: u64) -> Result<Box<dyn Replay>> {
         self.replay(plan)
     }

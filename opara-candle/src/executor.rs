@@ -354,8 +354,8 @@ impl OparaExecutor {
     }
 
     /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
-    /// on the device, and for each policy, and for the DAG with the edges that
-    /// others imply, the time of a replay and the share of the device in use.
+    /// on the device, and for each policy, and for the DAG with the edges that others imply, the time of a replay and the
+    /// share of the device in use.
     ///
     /// An op's time is its median over replays of the sequential schedule, in which it finds its counters, workspaces
     /// and operands as it should. Ops that are folded into constants run in no replay and have none. Policies are replayed

@@ -100,6 +100,13 @@ impl Track for Replays<'_> {
     fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
         let inputs = self.inputs[self.next % self.inputs.len()];
         self.next += 1;
+        self.lap(&**replay, inputs)
+    }
+}
+
+impl Replays<'_> {
+    /// Microseconds of one replay.
+    pub fn lap(&self, replay: &dyn Replay, inputs: &[Tensor]) -> Result<f64> {
         timing::once(self.device, || Ok(replay.lend(inputs, &mut |_| ())?))
     }
 }

@@ -13,7 +13,7 @@ use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
-use crate::tune::{self, race, Cache, Contestant, Tuning};
+use crate::tune::{self, Cache, Track, Tuning};
 use crate::{cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -115,7 +115,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         tuned = Some((winner.schedule, winner.findings));
     } else if options.race && device.is_cuda() && prepared.ops.kept.len() <= RACE_OPS && policy != sequential {
         let rival = Policy::Sequential.schedule(&problem)?;
-        if let Some(rival_replay) = stages.time("race", || faster(&mut track, &plan.schedule, &rival))? {
+        if let Some(rival_replay) = stages.time("race", || faster(&mut track, &rival))? {
             (plan, replay, policy) = (plan.with(rival), rival_replay, sequential.clone());
         }
     }
@@ -161,18 +161,19 @@ fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
 /// Launches above which a sequential schedule is not worth trying: such graphs are wide.
 const RACE_OPS: usize = 4096;
 
-/// The rival's replay, if it is faster than the schedule's beyond noise.
-fn faster(track: &mut Replays, schedule: &Schedule, rival: &Schedule) -> Result<Option<Box<dyn Replay>>> {
+/// The rival's replay, if it is faster than the base beyond noise.
+fn faster(track: &mut Replays, rival: &Schedule) -> Result<Option<Box<dyn Replay>>> {
     /// Of each; medians are taken.
     const ROUNDS: usize = 9;
     const NOISE: f64 = 0.01;
-    let mut field = Vec::new();
-    for schedule in [schedule, rival] {
-        field.push(Contestant::new(String::new(), schedule.clone(), track)?);
+    let rival = track.runner(rival)?;
+    let (mut own, mut other) = (Vec::new(), Vec::new());
+    for inputs in track.inputs.iter().cycle().take(ROUNDS) {
+        own.push(track.lap(track.base, inputs)?);
+        other.push(track.lap(&*rival, inputs)?);
     }
-    race(track, &mut field, ROUNDS)?;
-    let wins = field[1].median() < field[0].median() * (1. - NOISE);
-    Ok(wins.then(|| field.swap_remove(1).runner))
+    let wins = Latency::of(other).median_us < Latency::of(own).median_us * (1. - NOISE);
+    Ok(wins.then_some(rival))
 }
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;

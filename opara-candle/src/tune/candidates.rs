@@ -39,10 +39,12 @@ pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Ca
         }
     }
     let (path, _) = problem.graph.critical_path(&problem.profile.iter().map(|op| op.us).collect::<Vec<_>>());
-    let order = Policy::CriticalPath.schedule(problem)?.order;
-    for limit in STREAMS {
-        let schedule = Schedule::new(problem.graph, onto(problem, &order, limit), order.clone())?;
-        add(format!("{limit} streams"), schedule);
+    let by_path = policies.iter().find(|c| c.name == Policy::CriticalPath.as_str());
+    if let Some(Candidate { schedule: Schedule { order, .. }, .. }) = by_path {
+        for limit in STREAMS {
+            let schedule = Schedule::new(problem.graph, onto(problem, order, limit), order.clone())?;
+            add(format!("{limit} streams"), schedule);
+        }
     }
     for Candidate { name, schedule } in policies.iter().filter(parallel) {
         // A path is ascending.
