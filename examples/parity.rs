@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::Parser;
+use opara_examples::relative_error;
 use opara_models::{bert, deepfm, googlenet, inception, nasnet, t5};
 use opara_weights::seeded_with_gain;
 
@@ -114,18 +115,6 @@ fn reference(folder: &Path, model: &str, dtype: DType) -> Result<HashMap<String,
     tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?))).collect()
 }
 
-/// The largest difference as a part of the largest expected value.
-fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f32> {
-    ensure!(got.shape() == expected.shape(), "a shape of {:?} instead of {:?}", got.dims(), expected.dims());
-    let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
-    let (got, expected) = (values(got)?, values(expected)?);
-    // Not `f32::max`, which passes over NaN.
-    let max = |values: &mut dyn Iterator<Item = f32>| {
-        values.fold(0f32, |max, value| if value.abs() <= max { max } else { value.abs() })
-    };
-    Ok(max(&mut got.iter().zip(&expected).map(|(a, b)| a - b)) / max(&mut expected.iter().copied()))
-}
-
 fn main() -> Result<()> {
     let Args { folder, only, dtype: dtypes, cpu } = Args::parse();
     let device = if cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
@@ -138,7 +127,7 @@ fn main() -> Result<()> {
                 let (Some(expected), Some(exact)) = (reference.get(name), exact.get(name)) else {
                     bail!("no output {name} of {} in {}", model.name, folder.display())
                 };
-                let error = relative_error(&got.to_dtype(DType::F32)?.to_device(&Device::Cpu)?, expected)?;
+                let error = relative_error(&got, expected)?;
                 let own = relative_error(expected, exact)?;
                 println!("{:<14}{:<6}{name:<14}{error:>12.1e}{own:>16.1e}", model.name, dtype.as_str());
             }

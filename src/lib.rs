@@ -2,6 +2,7 @@
 
 mod categories;
 mod classify;
+mod difference;
 mod hash;
 mod latencies;
 mod model;
@@ -12,6 +13,7 @@ mod tokens;
 
 pub use categories::Categories;
 pub use classify::Classify;
+pub use difference::relative_error;
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};
 pub use native::Native;

@@ -9,6 +9,7 @@ use opara_models::googlenet::{self, GoogLeNet};
 use opara_models::inception::{self, InceptionV3};
 use opara_models::nasnet::{self, NasNet};
 use opara_models::t5::{self, T5Encoder};
+use opara_weights::{seeded, seeded_with_gain};
 
 use crate::Model;
 
@@ -40,6 +41,24 @@ impl Native {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
+    /// What seeded kernels of convolutions are multiplied by
+    /// ([`seeded_with_gain`](opara_weights::seeded_with_gain)), so that the input shows in the output.
+    pub fn gain(self) -> f32 {
+        match self {
+            Native::Bert | Native::T5 | Native::Deepfm => 1.,
+            Native::Googlenet | Native::Inception => std::f32::consts::SQRT_2,
+            Native::NasnetMobile | Native::Nasnet => 1.2,
+        }
+    }
+
+    /// Loads it with seeded weights.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn load_seeded(self, seed: u64, dtype: DType, device: &Device) -> candle::Result<Model> {
+        self.load(seeded_with_gain(seed, self.gain(), dtype, device))
+    }
+
     /// Loads it.
     ///
     /// # Errors
@@ -59,7 +78,7 @@ impl Native {
         })
     }
 
-    /// An input of `batch` items: ids, or pictures of this type.
+    /// An input of `batch` items: ids, or pictures of this type with values in [-1, 1). The same at every call.
     ///
     /// # Errors
     /// Those of the device.
@@ -67,7 +86,10 @@ impl Native {
         let ids = |columns: usize| {
             Tensor::from_iter((0..batch * columns).map(|i| (37 * i % 10_000) as u32), device)?.reshape((batch, columns))
         };
-        let picture = |side: usize| Tensor::rand(-1f32, 1., (batch, 3, side, side), device)?.to_dtype(dtype);
+        let picture = |side: usize| {
+            let values = seeded(0, DType::F32, &Device::Cpu).get(batch * 3 * side * side, "input")?;
+            (values * 10.)?.reshape((batch, 3, side, side))?.to_dtype(dtype)?.to_device(device)
+        };
         match self {
             Native::Bert | Native::T5 => ids(TOKENS),
             Native::Deepfm => ids(deepfm::Config::criteo().field_sizes.len()),

@@ -45,7 +45,7 @@ impl Recording {
             true => Device::Cpu,
             false => opara_candle::cuda_device(0).context("there is no GPU; --cpu uses the CPU")?,
         };
-        let model = self.model.load(opara_weights::seeded(0, self.dtype, &device))?;
+        let model = self.model.load_seeded(0, self.dtype, &device)?;
         let example = [self.model.example(self.batch, self.dtype, &device)?];
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let report = executor.report();

@@ -30,18 +30,36 @@ impl Latency {
     }
 }
 
+/// One call, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Between two events around it on the device's stream; wall time on the CPU.
+    pub gpu_us: f64,
+    /// Until its work was done, on the host's clock.
+    pub wall_us: f64,
+    /// Until it returned.
+    pub host_us: f64,
+}
+
+/// One call of `f`, by the device's clock and by the host's.
+///
+/// # Errors
+/// Those of `f` and of the driver.
+pub fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
+    if device.is_cuda() {
+        return crate::cuda::sample(device, f);
+    }
+    let (result, us) = wall_us(f);
+    result?;
+    Ok(Sample { gpu_us: us, wall_us: us, host_us: us })
+}
+
 /// Time of one call of `f` in microseconds: between two events on the device's stream on a GPU, wall time on the CPU.
 ///
 /// # Errors
 /// Those of `f` and of the driver.
 pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f64> {
-    if device.is_cuda() {
-        crate::cuda::time_us(device, f)
-    } else {
-        let (result, us) = wall_us(f);
-        result?;
-        Ok(us)
-    }
+    Ok(sample(device, f)?.gpu_us)
 }
 
 /// Latency of `iters` calls of `f` after `warmup` more.
@@ -76,7 +94,12 @@ impl Stages {
 pub(crate) fn wall_us<T>(f: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = f();
-    (result, start.elapsed().as_secs_f64() * 1e6)
+    (result, micros_since(start))
+}
+
+/// Microseconds since `start`.
+pub(crate) fn micros_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod replay;
 mod spans;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use candle::{Device, Tensor};
 
@@ -18,6 +19,7 @@ pub(crate) use self::capturing::{while_not_capturing, while_waiting};
 use self::driver::Stream;
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Recording};
+use crate::timing::{micros_since, Sample};
 use crate::{home, verify, Error, Result};
 
 /// A CUDA device on which modules can be captured: it has a stream of its own, and cudarc's event tracking, which one
@@ -66,7 +68,7 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
         let mut outputs = Vec::new();
         let on_example = examples.is_empty();
-        let eager_us = time_us(&device, || {
+        let eager = sample(&device, || {
             outputs = function(&inputs)?;
             Ok(())
         })
@@ -75,7 +77,7 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
         for output in outputs.iter().filter(|o| !o.is_contiguous()) {
             output.force_contiguous()?;
         }
-        examples.push(Example { inputs, outputs, eager_us });
+        examples.push(Example { inputs, outputs, eager_us: eager.gpu_us });
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.synchronize_device()?;
@@ -101,14 +103,17 @@ pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     }
 }
 
-/// Microseconds between an event before and one after what `f` launches.
-pub(crate) fn time_us(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f64> {
+/// One call of `f`; on the device, from an event before to one after what it launches.
+pub(crate) fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
     let stream = Stream::of(device)?;
     let (start, end) = (stream.event(true)?, stream.event(true)?);
     stream.record(&start)?;
+    let began = Instant::now();
     f()?;
+    let host_us = micros_since(began);
     stream.record(&end)?;
-    start.elapsed_us(&end)
+    let gpu_us = start.elapsed_us(&end)?;
+    Ok(Sample { gpu_us, wall_us: micros_since(began), host_us })
 }
 
 /// Name of the device.

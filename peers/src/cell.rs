@@ -1,0 +1,232 @@
+//! One cell: contestants get ready one after another, and then take turns.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{ensure, Result};
+use candle::Tensor;
+use opara_examples::relative_error;
+use opara_peers::results::{Contestant, Measured, Outcome, Series};
+
+use crate::gpu::Gpu;
+use crate::way::{Ready, Way};
+
+/// How long the GPU's counters are read, and how long a contestant runs before: they lag behind by a tenth of a second.
+const WATCHED: Duration = Duration::from_millis(150);
+const BEFORE: Duration = Duration::from_millis(150);
+
+/// How often and how long contestants run; flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Turns {
+    /// Calls of each contestant that are measured, with the L2 cache flushed before each and as often without.
+    #[arg(long, default_value_t = 300)]
+    pub calls: usize,
+
+    /// Calls that a contestant makes before the next one has its turn.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    pub turn: u16,
+
+    /// Seconds after which a contestant has no more turns in a series; slow ones make fewer calls then.
+    #[arg(long, default_value_t = 3.)]
+    pub seconds: f64,
+}
+
+/// The contestants of a cell, in the order of their turns.
+pub struct Race {
+    /// What eager execution gives on this library's operators.
+    expected: Tensor,
+    /// How far outputs may lie from that, as a part of its largest value.
+    tolerance: f32,
+    entrants: Vec<Entrant>,
+}
+
+struct Entrant {
+    name: String,
+    state: Result<(Box<dyn Way>, Measured)>,
+}
+
+impl Race {
+    /// A race without contestants.
+    pub fn new(expected: Tensor, tolerance: f32) -> Self {
+        Self { expected, tolerance, entrants: Vec::new() }
+    }
+
+    /// Enters a contestant, unless it is not ready or its output is not the expected one: then that is its outcome.
+    pub fn enter(&mut self, name: String, ready: Result<Ready>) {
+        let state = ready.and_then(|ready| self.checked(ready));
+        match &state {
+            Ok((_, measured)) => eprintln!("    {name}: ready in {:.1} s", measured.setup_s),
+            Err(error) => eprintln!("    {name}: {error:#}"),
+        }
+        self.entrants.push(Entrant { name, state });
+    }
+
+    fn checked(&self, ready: Ready) -> Result<(Box<dyn Way>, Measured)> {
+        let error = relative_error(&ready.output, &self.expected)?;
+        let tolerance = self.tolerance;
+        ensure!(error <= tolerance, "the output differs by {error:.1e} of the largest value; {tolerance:.0e} may be");
+        let measured = Measured {
+            note: ready.note,
+            setup_s: ready.setup_s,
+            peak_bytes: ready.peak_bytes,
+            error: error.into(),
+            ..Measured::default()
+        };
+        Ok((ready.way, measured))
+    }
+
+    /// Lets them take turns.
+    pub fn run(&mut self, turns: &Turns) {
+        for flush in [false, true] {
+            let rounds = turns.calls.div_ceil(turns.turn.into());
+            let mut spent = vec![Duration::ZERO; self.entrants.len()];
+            for round in 0..rounds {
+                // Everyone follows everyone: what one leaves behind, in heat or in caches, hits all alike.
+                for place in 0..self.entrants.len() {
+                    let at = (place + round) % self.entrants.len();
+                    if spent[at].as_secs_f64() < turns.seconds {
+                        let began = Instant::now();
+                        self.entrants[at].turn(turns.turn.into(), flush);
+                        spent[at] += began.elapsed();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the GPU's counters while each runs.
+    pub fn watch(&mut self, gpu: &Gpu) {
+        for Entrant { state, .. } in &mut self.entrants {
+            let Ok((way, measured)) = state else { continue };
+            let watched = std::thread::scope(|scope| {
+                let watching = scope.spawn(|| {
+                    std::thread::sleep(BEFORE);
+                    gpu.utilization(WATCHED)
+                });
+                way.spin(BEFORE + WATCHED)?;
+                watching.join().unwrap_or_else(|_| anyhow::bail!("the reader of the counters panicked"))
+            });
+            // Not every GPU has such counters, and not every machine lets one read them.
+            measured.utilization = watched.ok();
+        }
+    }
+
+    /// Times their kernels. Later calls may be slower.
+    pub fn profile(&mut self) {
+        for Entrant { name, state } in &mut self.entrants {
+            let Ok((way, measured)) = state else { continue };
+            match way.kernels() {
+                Ok(kernels) => measured.kernels = kernels,
+                Err(error) => eprintln!("    {name}: no times of kernels: {error:#}"),
+            }
+        }
+    }
+
+    /// What came of them.
+    pub fn outcomes(self) -> Vec<Contestant> {
+        let outcome = |state: Result<(_, Measured)>| match state {
+            Ok((_, measured)) => Outcome::Measured(Box::new(measured)),
+            Err(error) => Outcome::Failed(format!("{error:#}")),
+        };
+        self.entrants.into_iter().map(|Entrant { name, state }| Contestant { name, outcome: outcome(state) }).collect()
+    }
+}
+
+impl Entrant {
+    fn turn(&mut self, calls: usize, flush: bool) {
+        let Ok((way, measured)) = &mut self.state else { return };
+        let series = if flush { &mut measured.flushed } else { &mut measured.warm };
+        match way.turn(calls, flush) {
+            Ok(Series { gpu_us, wall_us, host_us }) => {
+                series.gpu_us.extend(gpu_us);
+                series.wall_us.extend(wall_us);
+                series.host_us.extend(host_us);
+            }
+            Err(error) => self.state = Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use anyhow::bail;
+    use candle::Device;
+    use opara_peers::results::Kernel;
+
+    use super::*;
+
+    /// Writes down its turns, takes some time for them, and fails after some.
+    struct Noted {
+        name: &'static str,
+        log: Rc<RefCell<Vec<(&'static str, bool)>>>,
+        fails_after: usize,
+    }
+
+    impl Way for Noted {
+        fn turn(&mut self, calls: usize, flush: bool) -> Result<Series> {
+            self.log.borrow_mut().push((self.name, flush));
+            let turns = self.log.borrow().iter().filter(|(name, _)| *name == self.name).count();
+            if turns > self.fails_after {
+                bail!("out of memory")
+            }
+            Ok(Series { gpu_us: vec![1.; calls], wall_us: vec![2.; calls], host_us: vec![3.; calls] })
+        }
+
+        fn spin(&mut self, _: Duration) -> Result<()> {
+            Ok(())
+        }
+
+        fn kernels(&mut self) -> Result<Vec<Kernel>> {
+            Ok(vec![Kernel { name: self.name.into(), calls: 1., us: 1. }])
+        }
+    }
+
+    fn ready(way: Noted, output: f32) -> Result<Ready> {
+        let output = Tensor::new(&[output], &Device::Cpu)?;
+        Ok(Ready { way: Box::new(way), output, setup_s: 0., peak_bytes: None, note: None })
+    }
+
+    const TURNS: Turns = Turns { calls: 6, turn: 2, seconds: 60. };
+
+    #[test]
+    fn contestants_take_turns_and_what_fails_is_told() -> Result<()> {
+        let log = Rc::default();
+        let way = |name, fails_after| Noted { name, log: Rc::clone(&log), fails_after };
+        let expected = Tensor::new(&[1f32], &Device::Cpu)?;
+        let mut race = Race::new(expected, 1e-3);
+        race.enter("a".into(), ready(way("a", 99), 1.));
+        race.enter("wrong".into(), ready(way("wrong", 99), 1.1));
+        race.enter("b".into(), ready(way("b", 99), 1.));
+        race.enter("ends".into(), ready(way("ends", 1), 1.));
+        race.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
+        race.run(&TURNS);
+        race.profile();
+        let turns = |flush| log.borrow().iter().filter(|turn| turn.1 == flush).map(|turn| turn.0).collect::<Vec<_>>();
+        assert_eq!(turns(false), ["a", "b", "ends", "b", "ends", "a", "b", "a"]);
+        assert_eq!(turns(true), ["a", "b", "b", "a", "b", "a"]);
+        let outcomes = race.outcomes();
+        let told = outcomes.iter().map(|contestant| match &contestant.outcome {
+            Outcome::Measured(measured) => {
+                format!("{}: {}, {} kernels", contestant.name, measured.flushed.wall_us.len(), measured.kernels.len())
+            }
+            Outcome::Failed(error) => format!("{}: {error}", contestant.name),
+        });
+        let wrong = "wrong: the output differs by 1.0e-1 of the largest value; 1e-3 may be";
+        let expected = ["a: 6, 1 kernels", wrong, "b: 6, 1 kernels", "ends: out of memory", "absent: not installed"];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        Ok(())
+    }
+
+    #[test]
+    fn whoever_is_out_of_time_has_no_more_turns() -> Result<()> {
+        let log = Rc::default();
+        let expected = Tensor::new(&[1f32], &Device::Cpu)?;
+        let mut race = Race::new(expected, 1e-3);
+        race.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
+        race.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
+        assert_eq!(*log.borrow(), [("a", false), ("a", true)]);
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! `peers compile`: what frameworks compile and export, made ahead and side by side.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{ensure, Result};
+use opara_peers::results::Key;
+use tempfile::TempDir;
+
+use crate::measure::{Parts, SEED};
+use crate::peer::{Framework, Launch, FRAMEWORKS};
+
+/// Fills the frameworks' cache of compiled code and exported models, several processes at a time.
+///
+/// `measure` with the same cache then finds them there: it takes less time, and its set-up times are those of a second
+/// start.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    parts: Parts,
+
+    /// Modes to compile for, such as "torch reduce-overhead"; all without it.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Processes at a time.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+
+    #[command(flatten)]
+    launch: Launch,
+}
+
+impl Args {
+    /// Fills the cache.
+    ///
+    /// # Errors
+    /// No cache to fill. What goes wrong in a process is told, and the others go on.
+    pub fn run(&self) -> Result<()> {
+        ensure!(self.launch.has_cache(), "--cache says where to keep what is compiled");
+        let models = self.parts.models();
+        let keys: Vec<Key> = models.flat_map(|(model, dtype)| self.parts.keys(model, dtype)).collect();
+        let all: Vec<(&Key, &'static str)> =
+            keys.iter().flat_map(|key| FRAMEWORKS.map(|framework| (key, framework))).collect();
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..self.jobs.max(1) {
+                scope.spawn(|| {
+                    while let Some((key, framework)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        match self.compile(key, framework) {
+                            Ok(seconds) => eprintln!("{key}, {framework}: {seconds:.0} s"),
+                            Err(error) => eprintln!("{key}, {framework}: {error:#}"),
+                        }
+                    }
+                });
+            }
+        });
+        Ok(())
+    }
+
+    /// Seconds that it took.
+    fn compile(&self, key: &Key, framework: &'static str) -> Result<f64> {
+        let framework = Framework::start(&self.launch, framework)?;
+        let wanted = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        let modes: Vec<&str> = framework.modes().filter(|(name, _)| wanted(name)).map(|(_, mode)| mode).collect();
+        if modes.is_empty() {
+            return Ok(0.);
+        }
+        framework.load(key, SEED)?;
+        framework.loaded()?;
+        let files = TempDir::new()?;
+        modes.iter().map(|mode| Ok(framework.prepare(mode, files.path())?.setup_s)).sum()
+    }
+}

@@ -1,0 +1,100 @@
+//! Who takes part: on which side, in which order, in which colour.
+
+use opara_candle::Policy;
+use plotters::style::RGBColor;
+
+use crate::results::Cell;
+
+/// Those whom every table and plot shows if they were measured, in this order: candle in grey, ours in blue, PyTorch in
+/// orange, ONNX Runtime in green.
+const KNOWN: [(&str, RGBColor); 13] = [
+    ("candle", RGBColor(0x99, 0x99, 0x99)),
+    ("eager", RGBColor(0xbd, 0xd7, 0xe7)),
+    ("sequential", RGBColor(0x8f, 0xc1, 0xe3)),
+    ("opara", RGBColor(0x3b, 0x8b, 0xc4)),
+    ("tuned", RGBColor(0x08, 0x40, 0x8a)),
+    ("torch eager", RGBColor(0xfd, 0xc8, 0x94)),
+    ("torch graph", RGBColor(0xfb, 0x9a, 0x4b)),
+    ("torch opara", RGBColor(0xe6, 0x6f, 0x1a)),
+    ("torch reduce-overhead", RGBColor(0xbf, 0x3a, 0x07)),
+    ("torch max-autotune", RGBColor(0x70, 0x1c, 0x04)),
+    ("onnxruntime", RGBColor(0x9a, 0xd6, 0x8c)),
+    ("onnxruntime eager", RGBColor(0x74, 0xc4, 0x76)),
+    ("onnxruntime graph", RGBColor(0x23, 0x8b, 0x45)),
+];
+
+/// Of whoever is not [`KNOWN`].
+const UNKNOWN: RGBColor = RGBColor(0x88, 0x56, 0xa7);
+
+/// Whose a contestant is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// candle's own operators.
+    Candle,
+    /// This library's: its operators, eager, and its policies.
+    Ours,
+    /// Another framework's.
+    Peer,
+}
+
+impl Side {
+    /// The side of the contestant called `name`. It is ours if its first word is `eager` or a policy's name.
+    pub fn of(name: &str) -> Self {
+        match name.split(' ').next() {
+            Some("candle") => Self::Candle,
+            Some("eager") => Self::Ours,
+            Some(word) if word.parse::<Policy>().is_ok() => Self::Ours,
+            _ => Self::Peer,
+        }
+    }
+}
+
+/// The same in all plots.
+pub fn colour(name: &str) -> RGBColor {
+    KNOWN.iter().find(|(known, _)| *known == name).map_or(UNKNOWN, |(_, colour)| *colour)
+}
+
+/// The contestants of these cells, measured or failed, in the order of tables. Of the policies only `sequential`, `opara`
+/// and `tuned`; the [table of policies](crate::markdown::policies) has the others.
+pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell> + Clone) -> Vec<&'a str> {
+    let all = || cells.clone().flat_map(|cell| &cell.contestants).map(|contestant| contestant.name.as_str());
+    let mut names: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).filter(|known| all().any(|n| n == *known)).collect();
+    for name in all() {
+        if !names.contains(&name) && name.parse::<Policy>().is_err() {
+            names.push(name);
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{cell, measured};
+
+    #[test]
+    fn sides() {
+        for ours in ["eager", "sequential", "critical-path", "tuned", "opara lent"] {
+            assert_eq!(Side::of(ours), Side::Ours, "{ours}");
+        }
+        for peer in ["torch eager", "torch opara", "onnxruntime", "another graph", ""] {
+            assert_eq!(Side::of(peer), Side::Peer, "{peer}");
+        }
+        assert_eq!(Side::of("candle"), Side::Candle);
+    }
+
+    #[test]
+    fn the_line_up_has_an_order_and_room_for_strangers() {
+        let names = ["torch graph", "another graph", "dag", "tuned", "sequential"];
+        let cells = [cell("bert", "f32", 1, names.map(|name| measured(name, 1.))), cell("t5", "f32", 1, [])];
+        assert_eq!(line_up(cells.iter()), ["sequential", "tuned", "torch graph", "another graph"]);
+        assert_eq!(line_up([].iter()), [""; 0]);
+    }
+
+    #[test]
+    fn no_two_colours_are_alike() {
+        for (at, (name, colour)) in KNOWN.iter().enumerate() {
+            assert!(KNOWN[..at].iter().all(|(_, other)| other != colour), "{name}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! What the program `peers` does with what it measured: files of results, tables, plots, and comparisons.
+
+pub mod contestants;
+pub mod diff;
+pub mod draw;
+pub mod families;
+pub mod markdown;
+pub mod plots;
+pub mod results;
+pub mod stats;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,34 @@
+//! Where and with what results were measured.
+
+use std::process::Command;
+
+use candle::Device;
+use opara_peers::results::Machine;
+use time::OffsetDateTime;
+
+use crate::gpu::Gpu;
+
+const UNKNOWN: &str = "unknown";
+
+/// This machine. Frameworks tell their versions themselves.
+pub fn of(device: &Device, gpu: Option<&Gpu>, commit: Option<String>) -> Machine {
+    let told = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.into());
+    Machine {
+        gpu: match device.is_cuda() {
+            true => told(gpu.and_then(|gpu| gpu.name().ok())),
+            false => "none: on the CPU".into(),
+        },
+        driver: told(gpu.and_then(|gpu| gpu.driver().ok())),
+        commit: told(commit.or_else(head)),
+        date: OffsetDateTime::now_utc().date().to_string(),
+        versions: [("opara-candle".into(), env!("CARGO_PKG_VERSION").into())].into(),
+        absent: Default::default(),
+    }
+}
+
+/// The commit that is checked out, marked if files differ from it.
+fn head() -> Option<String> {
+    let git = Command::new("git").args(["describe", "--always", "--dirty", "--exclude=*"]).output().ok()?;
+    let commit = String::from_utf8(git.stdout).ok()?.trim().to_owned();
+    (git.status.success() && !commit.is_empty()).then_some(commit)
+}

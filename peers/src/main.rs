@@ -1,0 +1,127 @@
+//! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws what was measured, and compares
+//! results from before and after a change.
+
+mod cell;
+mod compile;
+mod gpu;
+mod machine;
+mod measure;
+mod own;
+mod peer;
+mod way;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use opara_peers::results::Results;
+use opara_peers::{diff, draw};
+
+/// Measures the library side by side with PyTorch and ONNX Runtime, and draws and compares results.
+///
+/// Exit codes: 0 if all is well, 1 if a comparison found something slower, 2 if a command or a file is not sound.
+#[derive(Parser)]
+#[command(name = "peers", version)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Measure(measure::Args),
+    Compile(compile::Args),
+    Draw(Draw),
+    Diff(Diff),
+}
+
+/// Draws tables and plots of what was measured; needs no GPU.
+#[derive(clap::Args)]
+struct Draw {
+    /// Files of results. Where several have measured the same, the last counts.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+
+    /// Folder to write into.
+    #[arg(short, long)]
+    output: PathBuf,
+
+    /// The contestant that speed-ups are over.
+    #[arg(long, default_value = draw::BASELINE)]
+    baseline: String,
+}
+
+/// Compares results from before a change with those after it, and tells changes from noise.
+///
+/// A change counts if the ratio of the medians differs from 1 by more than the threshold, and by more than resampled turns
+/// do.
+#[derive(clap::Args)]
+struct Diff {
+    /// Results from before.
+    before: PathBuf,
+
+    /// Results from after.
+    after: PathBuf,
+
+    /// Least change that counts.
+    #[arg(long, default_value_t = diff::Options::default().threshold)]
+    threshold: f64,
+
+    /// Divide by how much the contestants that are not ours have changed, cell by cell: where the two were measured on
+    /// different machines.
+    #[arg(long)]
+    control: bool,
+
+    /// Print the answer as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Draw {
+    fn run(&self) -> Result<()> {
+        for file in draw::draw(&Results::load(&self.files)?, &self.output, &self.baseline)? {
+            println!("{}", file.display());
+        }
+        Ok(())
+    }
+}
+
+impl Diff {
+    fn run(&self) -> Result<ExitCode> {
+        let [before, after] = [&self.before, &self.after].map(|file| Results::load(&[file]));
+        let options = diff::Options { threshold: self.threshold, control: self.control };
+        let found = diff::diff(&before?, &after?, options);
+        match self.json {
+            true => println!("{}", serde_json::to_string_pretty(&found)?),
+            false => print!("{found}"),
+        }
+        Ok(if found.regressed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().command {
+        Command::Measure(args) => args.run().map(|()| ExitCode::SUCCESS),
+        Command::Compile(args) => args.run().map(|()| ExitCode::SUCCESS),
+        Command::Draw(args) => args.run().map(|()| ExitCode::SUCCESS),
+        Command::Diff(args) => args.run(),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Args::command().debug_assert();
+    }
+}

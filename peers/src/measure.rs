@@ -1,0 +1,231 @@
+//! `peers measure`: this library and its peers on one machine in one run.
+
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use candle::{DType, Device};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use opara_candle::SpanLabels;
+use opara_examples::Native;
+use opara_peers::results::{Cell, Contestant, Key, Results, Run};
+use tracing_subscriber::prelude::*;
+
+use crate::cell::{Race, Turns};
+use crate::gpu::Gpu;
+use crate::machine;
+use crate::own::{self, Subject};
+use crate::peer::{Framework, Launch, FRAMEWORKS};
+
+/// Seed of weights.
+pub const SEED: u64 = 0;
+
+/// Measures this library and its peers, which take turns, on the first GPU.
+///
+/// Each model has the same seeded weights and the same input everywhere; outputs are compared before anything is timed.
+/// TF32 is allowed in convolutions and not in products. A peer that is not there is reported as absent.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    parts: Parts,
+
+    /// Contestants: candle, eager, a policy, or framework and mode as in "torch graph"; all without it.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+
+    #[command(flatten)]
+    turns: Turns,
+
+    /// Sizes of batches at which the kernels of replays are timed, too.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    kernels: Vec<usize>,
+
+    #[command(flatten)]
+    launch: Launch,
+
+    /// Measure on the CPU, where a policy is lanes on threads.
+    #[arg(long)]
+    cpu: bool,
+
+    /// The commit that is measured; asked of git without it.
+    #[arg(long)]
+    commit: Option<String>,
+
+    /// File of the results, which is written after each cell.
+    #[arg(short, long)]
+    output: PathBuf,
+}
+
+/// Which cells; flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Parts {
+    /// Models.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bert,t5,deepfm,googlenet,inception,nasnet")]
+    models: Vec<Native>,
+
+    /// Types of weights and activations.
+    #[arg(long, value_delimiter = ',', default_value = "f32,f16", value_parser = PossibleValuesParser::new(["f32", "f16"])
+        .try_map(|name| name.parse::<DType>()))]
+    dtypes: Vec<DType>,
+
+    /// Sizes of batches.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
+    batches: Vec<usize>,
+}
+
+impl Parts {
+    /// Models in their types.
+    pub fn models(&self) -> impl Iterator<Item = (Native, DType)> + '_ {
+        self.models.iter().flat_map(|model| self.dtypes.iter().map(|dtype| (*model, *dtype)))
+    }
+
+    /// The cells of one model.
+    pub fn keys(&self, model: Native, dtype: DType) -> impl Iterator<Item = Key> + '_ {
+        let key = move |&batch| Key { model: model.name(), dtype: dtype.as_str().into(), batch };
+        self.batches.iter().map(key)
+    }
+}
+
+/// How far outputs may lie from those of eager execution, as a part of the largest value: other kernels round otherwise,
+/// and cuDNN's choose TF32 or not.
+fn tolerance(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 2e-3,
+        _ => 2e-2,
+    }
+}
+
+impl Args {
+    /// Measures.
+    ///
+    /// # Errors
+    /// No GPU, models that cannot be made, a file that cannot be written. What goes wrong with a contestant is its
+    /// outcome.
+    pub fn run(&self) -> Result<()> {
+        ensure!(self.parts.batches.iter().all(|&batch| batch > 0), "a batch has at least one item");
+        tracing_subscriber::registry().with(SpanLabels).init();
+        let device = match self.cpu {
+            true => Device::Cpu,
+            false => opara_candle::cuda_device(0).context("there is no GPU; --cpu measures on the CPU")?,
+        };
+        let gpu = Gpu::open();
+        let mut machine = machine::of(&device, gpu.as_ref().ok(), self.commit.clone());
+        let mut frameworks = Vec::new();
+        for name in FRAMEWORKS.into_iter().filter(|framework| self.wants_any(framework)) {
+            match Framework::start(&self.launch, name) {
+                Ok(framework) => {
+                    machine.versions.extend(framework.versions().clone());
+                    frameworks.push(framework);
+                }
+                Err(error) => {
+                    eprintln!("{name} is absent: {error:#}");
+                    machine.absent.insert(name.into(), format!("{error:#}"));
+                }
+            }
+        }
+        self.check_names(&frameworks)?;
+        let mut results = Results::new(vec![Run { machine, turn: self.turns.turn.into(), cells: Vec::new() }]);
+        for (model, dtype) in self.parts.models() {
+            let mut bench = Bench { model, dtype, device: &device, frameworks: &mut frameworks, subject: None };
+            for key in self.parts.keys(model, dtype) {
+                let contestants = bench.race(
+                    &key,
+                    |name| self.wants(name),
+                    |race| {
+                        race.run(&self.turns);
+                        if let Ok(gpu) = &gpu {
+                            race.watch(gpu);
+                        }
+                    },
+                )?;
+                results.runs[0].cells.push(Cell { key, contestants });
+                results.save(&self.output)?;
+            }
+        }
+        // Last: whoever was profiled may be slower from then on.
+        for (model, dtype) in self.parts.models() {
+            let mut bench = Bench { model, dtype, device: &device, frameworks: &mut frameworks, subject: None };
+            for key in self.parts.keys(model, dtype).filter(|key| self.kernels.contains(&key.batch)) {
+                let wanted = |name: &str| PROFILED.contains(&name) && self.wants(name);
+                let profiled = bench.race(&key, wanted, Race::profile)?;
+                results.runs[0].add_kernels(&key, profiled);
+                results.save(&self.output)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    fn wants_any(&self, framework: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only.split(' ').next() == Some(framework))
+    }
+
+    /// A name that nobody has is an error, unless it is that of a framework that is absent.
+    fn check_names(&self, frameworks: &[Framework]) -> Result<()> {
+        let known: Vec<String> =
+            own::names().chain(frameworks.iter().flat_map(|f| f.modes().map(|(name, _)| name))).collect();
+        let is_peer = |name: &str| FRAMEWORKS.iter().any(|framework| name.starts_with(framework));
+        match self.only.iter().find(|name| !known.contains(name) && !is_peer(name)) {
+            Some(name) => bail!("there is no contestant {name:?}, but {}", known.join(", ")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One model in one type, and all that can run it.
+struct Bench<'a> {
+    model: Native,
+    dtype: DType,
+    device: &'a Device,
+    frameworks: &'a mut [Framework],
+    /// Loaded with the first cell.
+    subject: Option<Subject>,
+}
+
+impl Bench<'_> {
+    /// Makes the contestants that are wanted ready, lets `f` run them, and returns what came of them.
+    fn race(&mut self, key: &Key, wanted: impl Fn(&str) -> bool, f: impl FnOnce(&mut Race)) -> Result<Vec<Contestant>> {
+        eprintln!("{key}");
+        // Loading is work for the host and for the GPU: all load, and what is timed comes after.
+        let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
+        let subject = match &self.subject {
+            Some(subject) => subject,
+            None => self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device)?),
+        };
+        let input = self.model.example(key.batch, self.dtype, self.device)?;
+        let expected = subject.eager(&input)?;
+        let loaded = self.frameworks.iter_mut().zip(loading).map(|(framework, loading)| {
+            let loaded = loading.and_then(|()| framework.loaded());
+            // An error in one cell may have left the process without a working device.
+            loaded.or_else(|_| {
+                framework.restart().and_then(|()| framework.load(key, SEED)).and_then(|()| framework.loaded())
+            })
+        });
+        let loaded: Vec<Result<()>> = loaded.collect();
+
+        let mut race = Race::new(expected, tolerance(self.dtype));
+        for name in own::names().filter(|name| wanted(name)) {
+            race.enter(name.clone(), subject.prepare(&name, &input));
+        }
+        let files = tempfile::tempdir()?;
+        for (framework, loaded) in self.frameworks.iter().zip(&loaded) {
+            for (name, mode) in framework.modes().filter(|(name, _)| wanted(name)) {
+                race.enter(
+                    name,
+                    match loaded {
+                        Ok(()) => framework.prepare(mode, files.path()),
+                        Err(error) => Err(anyhow!("{error:#}")),
+                    },
+                );
+            }
+        }
+        f(&mut race);
+        Ok(race.outcomes())
+    }
+}
+
+/// Contestants whose kernels are timed: of all those that replay the same kernels in another order, one.
+const PROFILED: [&str; 6] =
+    ["sequential", "tuned", "torch graph", "torch reduce-overhead", "torch max-autotune", "onnxruntime graph"];

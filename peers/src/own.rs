@@ -1,0 +1,198 @@
+//! This library's ways to run a model, and candle's.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use candle::{DType, Device, Tensor};
+use opara_candle::trace::Trace;
+use opara_candle::{device_memory, ops, timing, Mode, OparaExecutor, Policy};
+use opara_examples::{Model, Native};
+use opara_peers::results::{Kernel, Series};
+
+use crate::way::{Ready, Way};
+
+/// Candle's own operators, one after another.
+pub const CANDLE: &str = "candle";
+/// This library's operators, one after another.
+pub const EAGER: &str = "eager";
+
+/// Names of all ways: the two above, and a replay for each policy.
+pub fn names() -> impl Iterator<Item = String> {
+    [CANDLE, EAGER].into_iter().map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
+}
+
+/// Bytes that are written to overwrite the L2 cache: GPUs have a quarter of that.
+const FLUSH: usize = 256 << 20;
+
+/// Microseconds as files keep them: clocks resolve no more.
+fn rounded(us: f64) -> f64 {
+    (us * 100.).round() / 100.
+}
+
+/// One model with its weights on the device, twice: candle's operators want them laid out otherwise.
+pub struct Subject {
+    device: Device,
+    own: Model,
+    candle: Model,
+    /// What is overwritten to empty the L2 cache.
+    cache: Tensor,
+}
+
+impl Subject {
+    /// Loads it with seeded weights.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn load(model: Native, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
+        let load = |candle_only| {
+            ops::use_candle_only(candle_only);
+            model.load_seeded(seed, dtype, device)
+        };
+        let cache = Tensor::zeros(if device.is_cuda() { FLUSH } else { 1 }, DType::U8, device)?;
+        Ok(Self { device: device.clone(), candle: load(true)?, own: load(false)?, cache })
+    }
+
+    /// Output of eager execution on this library's operators.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn eager(&self, input: &Tensor) -> Result<Tensor> {
+        ops::use_candle_only(false);
+        first(self.own.call(std::slice::from_ref(input))?)
+    }
+
+    /// Makes the way called `name` ready to run on this input.
+    ///
+    /// # Errors
+    /// Those of the model and of the device, and a module that cannot be captured.
+    pub fn prepare(&self, name: &str, input: &Tensor) -> Result<Ready> {
+        let began = Instant::now();
+        let (ready, memory) = device_memory::watch(&self.device, || {
+            let mut own = self.own(name, input)?;
+            let output = own.output()?;
+            anyhow::Ok((own, output))
+        })?;
+        let ((own, output), setup_s) = (ready, began.elapsed().as_secs_f64());
+        let report = own.executor().map(OparaExecutor::report);
+        let note = report.map(|report| {
+            let streams = format!("{} streams, {} waits", report.streams, report.waits);
+            report.tuning.map_or(streams.clone(), |found| format!("{}, {streams}", found.origin))
+        });
+        let peak_bytes = memory.map(|memory| memory.peak - memory.before);
+        Ok(Ready { way: Box::new(own), output, setup_s, peak_bytes, note })
+    }
+
+    fn own(&self, name: &str, input: &Tensor) -> Result<Own> {
+        let call = match name {
+            CANDLE => Call::Eager { model: self.candle.clone(), candle_only: true },
+            EAGER => Call::Eager { model: self.own.clone(), candle_only: false },
+            policy => {
+                ops::use_candle_only(false);
+                // What a policy does is what is measured, also where it is slower than the sequential graph.
+                let builder = OparaExecutor::builder().policy(policy.parse::<Policy>()?).race(false);
+                let model = self.own.clone();
+                let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
+                let report = executor.report();
+                ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
+                Call::Replay(executor)
+            }
+        };
+        Ok(Own { device: self.device.clone(), call, inputs: [input.clone()], cache: self.cache.clone() })
+    }
+}
+
+enum Call {
+    Eager { model: Model, candle_only: bool },
+    Replay(OparaExecutor),
+}
+
+/// One way, ready to run.
+struct Own {
+    device: Device,
+    call: Call,
+    inputs: [Tensor; 1],
+    cache: Tensor,
+}
+
+impl Own {
+    fn executor(&self) -> Option<&OparaExecutor> {
+        match &self.call {
+            Call::Replay(executor) => Some(executor),
+            Call::Eager { .. } => None,
+        }
+    }
+
+    /// One call, whose outputs are dropped or stay where they are.
+    fn call(&self) -> candle::Result<()> {
+        match &self.call {
+            Call::Eager { model, candle_only } => {
+                ops::use_candle_only(*candle_only);
+                model.call(&self.inputs).map(drop)
+            }
+            Call::Replay(executor) => Ok(executor.lend(&self.inputs, |_| ())?),
+        }
+    }
+
+    fn output(&mut self) -> Result<Tensor> {
+        match &self.call {
+            Call::Eager { model, candle_only } => {
+                ops::use_candle_only(*candle_only);
+                first(model.call(&self.inputs)?)
+            }
+            Call::Replay(executor) => first(executor.call(&self.inputs)?),
+        }
+    }
+}
+
+fn first(outputs: Vec<Tensor>) -> Result<Tensor> {
+    outputs.into_iter().next().context("the model has no output")
+}
+
+impl Way for Own {
+    fn turn(&mut self, calls: usize, flush: bool) -> Result<Series> {
+        self.call()?;
+        let mut series = Series::default();
+        for _ in 0..calls {
+            if flush {
+                self.cache.zero_set()?;
+            }
+            self.device.synchronize()?;
+            let sample = timing::sample(&self.device, || self.call())?;
+            series.gpu_us.push(rounded(sample.gpu_us));
+            series.wall_us.push(rounded(sample.wall_us));
+            series.host_us.push(rounded(sample.host_us));
+        }
+        Ok(series)
+    }
+
+    fn spin(&mut self, time: Duration) -> Result<()> {
+        /// Calls that may be under way at a time.
+        const AHEAD: usize = 8;
+        let began = Instant::now();
+        for call in 1.. {
+            self.call()?;
+            if call % AHEAD == 0 || began.elapsed() >= time {
+                self.device.synchronize()?;
+            }
+            if began.elapsed() >= time {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn kernels(&mut self) -> Result<Vec<Kernel>> {
+        let Some(executor) = self.executor() else { bail!("only replays are timed by kernel") };
+        let timeline = executor.timeline(&self.inputs)?;
+        let (Trace { ops, .. }, _) = executor.schedule().context("there is nothing recorded")?;
+        let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
+        for span in &timeline.spans {
+            let name = ops[span.op].name.as_str();
+            let kernel = kernels.entry(name).or_insert(Kernel { name: name.into(), calls: 0., us: 0. });
+            kernel.calls += 1.;
+            kernel.us += span.end_us - span.start_us;
+        }
+        Ok(kernels.into_values().map(|kernel| Kernel { us: rounded(kernel.us), ..kernel }).collect())
+    }
+}

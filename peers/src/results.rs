@@ -1,0 +1,261 @@
+//! Files of results: raw samples, and where they come from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::Path;
+
+use anyhow::{ensure, Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::stats;
+
+/// Version of the files.
+const FORMAT: u32 = 1;
+
+/// What was measured: any number of runs, each on one machine. Of a contestant that several runs have measured in one
+/// cell, the last counts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    format: u32,
+    /// Oldest first.
+    pub runs: Vec<Run>,
+}
+
+/// One run of the program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Where and with what.
+    pub machine: Machine,
+    /// Calls that a contestant makes before the next one has its turn.
+    pub turn: usize,
+    /// In the order in which they were measured.
+    pub cells: Vec<Cell>,
+}
+
+/// Where and with what a run was made.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Name of the GPU.
+    pub gpu: String,
+    /// Version of its driver.
+    pub driver: String,
+    /// Commit of this project.
+    pub commit: String,
+    /// Day, in UTC, as 2026-11-21.
+    pub date: String,
+    /// Versions of libraries and frameworks, by name.
+    pub versions: BTreeMap<String, String>,
+    /// Frameworks that were not there, and why.
+    pub absent: BTreeMap<String, String>,
+}
+
+/// One model in one dtype with one size of batch.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// As on the command line.
+    pub model: String,
+    /// `f32` or `f16`.
+    pub dtype: String,
+    /// Items in a batch.
+    pub batch: usize,
+}
+
+/// What was measured of one [`Key`]: contestants that took turns.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// What was run.
+    #[serde(flatten)]
+    pub key: Key,
+    /// In the order of their turns.
+    pub contestants: Vec<Contestant>,
+}
+
+/// One way to run a model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Contestant {
+    /// A policy of this library, `eager`, `candle` (eager, on candle's own operators), or framework and mode, as
+    /// `torch graph`.
+    pub name: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a contestant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It ran and gave the expected outputs.
+    Measured(Box<Measured>),
+    /// It could not run, or its outputs were others than ours.
+    Failed(String),
+}
+
+/// What was measured of a contestant.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// What it says of itself, such as its number of streams.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Seconds until it could answer.
+    pub setup_s: f64,
+    /// Most device memory beyond weights and input.
+    pub peak_bytes: Option<u64>,
+    /// Largest difference from the outputs of eager execution, as a part of their largest value.
+    pub error: f64,
+    /// Calls one after another.
+    pub warm: Series,
+    /// Calls before each of which the L2 cache was overwritten.
+    pub flushed: Series,
+    /// How busy the GPU was meanwhile, where its counters can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<Utilization>,
+    /// Time of one call by kernel, where it was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernels: Vec<Kernel>,
+}
+
+/// Samples of one call each, in microseconds, in the order in which they were taken.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// From an event before the call to one after it, on the GPU.
+    pub gpu_us: Vec<f64>,
+    /// From the beginning of the call to the end of its work, on the host.
+    pub wall_us: Vec<f64>,
+    /// Until the call returned to the host, which may be before its work is done.
+    pub host_us: Vec<f64>,
+}
+
+/// How busy a GPU was, from 0 to 1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Utilization {
+    /// Share of the multiprocessors that had work, over time.
+    pub sm: f64,
+    /// Share of the warps that they have room for.
+    pub occupancy: f64,
+}
+
+/// One kernel's share of a call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// As the profiler shows it.
+    pub name: String,
+    /// How often it runs in one call.
+    pub calls: f64,
+    /// Microseconds of all of these together.
+    pub us: f64,
+}
+
+impl Results {
+    /// Results of these runs.
+    pub fn new(runs: Vec<Run>) -> Self {
+        Self { format: FORMAT, runs }
+    }
+
+    /// The results in these files, as if one program had measured all, the files' runs in turn.
+    ///
+    /// # Errors
+    /// Files that are not there, or no results, or of another version.
+    pub fn load<P: AsRef<Path>>(files: &[P]) -> Result<Self> {
+        let mut runs = Vec::new();
+        for path in files {
+            let shown = path.as_ref().display();
+            let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
+            let results: Self = serde_json::from_reader(BufReader::new(file))
+                .with_context(|| format!("{shown} holds no results of this program"))?;
+            ensure!(results.format == FORMAT, "{shown} is of format {}; this program reads {FORMAT}", results.format);
+            runs.extend(results.runs);
+        }
+        Ok(Self::new(runs))
+    }
+
+    /// Writes them into a file.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let write = || -> Result<()> {
+            let mut file = BufWriter::new(File::create(path)?);
+            serde_json::to_writer(&mut file, self)?;
+            Ok(file.flush()?)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The cells of all runs, one for each key, by key; contestants measured last win.
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut cells: BTreeMap<&Key, Vec<Contestant>> = BTreeMap::new();
+        for cell in self.runs.iter().flat_map(|run| &run.cells) {
+            let known = cells.entry(&cell.key).or_default();
+            for contestant in &cell.contestants {
+                match known.iter_mut().find(|other| other.name == contestant.name) {
+                    Some(other) => *other = contestant.clone(),
+                    None => known.push(contestant.clone()),
+                }
+            }
+        }
+        cells.into_iter().map(|(key, contestants)| Cell { key: key.clone(), contestants }).collect()
+    }
+
+    /// Calls in a turn of the contestant called `name`, in the run that counts for this key; 1 if there is none.
+    pub fn turn(&self, key: &Key, name: &str) -> usize {
+        let took_part = |cell: &Cell| cell.key == *key && cell.outcome(name).is_some();
+        let last = self.runs.iter().rev().find(|run| run.cells.iter().any(took_part));
+        last.map_or(1, |run| run.turn)
+    }
+}
+
+impl Run {
+    /// Adds the times of kernels that were measured apart to what is known of the same contestants.
+    pub fn add_kernels(&mut self, key: &Key, profiled: Vec<Contestant>) {
+        let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == *key) else { return };
+        for Contestant { name, outcome } in profiled {
+            let known = cell.contestants.iter_mut().find(|known| known.name == name).map(|known| &mut known.outcome);
+            if let (Some(Outcome::Measured(known)), Outcome::Measured(measured)) = (known, outcome) {
+                known.kernels = measured.kernels;
+            }
+        }
+    }
+}
+
+impl Cell {
+    /// What came of the contestant called `name`, if it took part.
+    pub fn outcome(&self, name: &str) -> Option<&Outcome> {
+        self.contestants.iter().find(|contestant| contestant.name == name).map(|contestant| &contestant.outcome)
+    }
+
+    /// What was measured of the contestant called `name`.
+    pub fn measured(&self, name: &str) -> Option<&Measured> {
+        self.contestants.iter().find(|contestant| contestant.name == name)?.measured()
+    }
+}
+
+impl Measured {
+    /// Median of GPU time, in microseconds; none without samples.
+    pub fn gpu_us(&self) -> Option<f64> {
+        stats::median(&self.warm.gpu_us)
+    }
+
+    /// Items in a second of wall time at this size of batch, call after call.
+    pub fn items_per_second(&self, batch: usize) -> Option<f64> {
+        stats::ratio(batch as f64 * 1e6, stats::median(&self.warm.wall_us)?)
+    }
+}
+
+impl Contestant {
+    /// What was measured, unless it failed.
+    pub fn measured(&self) -> Option<&Measured> {
+        match &self.outcome {
+            Outcome::Measured(measured) => Some(measured),
+            Outcome::Failed(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} batch {}", self.model, self.dtype, self.batch)
+    }
+}

@@ -1,0 +1,136 @@
+//! A framework that is measured in a process of its own, spoken to in lines of JSON (`python/worker.py` documents them).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{anyhow, bail, Context, Result};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Longest that an answer may take: compilers tune for minutes.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// A process that answers each line with one line. It ends when this is dropped.
+pub struct Worker {
+    process: Child,
+    requests: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Worker {
+    /// Starts `script` for one framework.
+    ///
+    /// # Errors
+    /// An interpreter that is not there.
+    pub fn start(python: &str, script: &Path, framework: &str, cache: Option<&Path>) -> Result<Self> {
+        let mut command = Command::new(python);
+        command.arg(script).arg(framework);
+        if let Some(cache) = cache {
+            command.arg("--cache").arg(cache);
+        }
+        Self::of(command).with_context(|| format!("cannot start {python}"))
+    }
+
+    fn of(mut command: Command) -> Result<Self> {
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(requests), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
+            bail!("the process has no pipes");
+        };
+        let (sender, received) = channel();
+        // Lines are read aside, so that waiting for one may end.
+        std::thread::spawn(move || {
+            let lines = BufReader::new(answers).lines().map_while(|line| line.ok());
+            lines.map(|line| sender.send(line)).take_while(|sent| sent.is_ok()).for_each(drop);
+        });
+        Ok(Self { process, requests, answers: received })
+    }
+
+    /// Sends a request; its answer is the next that [`answer`](Self::answer) returns.
+    ///
+    /// # Errors
+    /// A process that has ended.
+    pub fn send(&mut self, request: &Value) -> Result<()> {
+        writeln!(self.requests, "{request}").and_then(|()| self.requests.flush()).context("the worker has ended")
+    }
+
+    /// Waits for the answer to the oldest request that has none.
+    ///
+    /// # Errors
+    /// What the worker says went wrong, an answer of another form, none at all. A worker that is silent for too long is
+    /// ended.
+    pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let line = self.answers.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => anyhow!("the worker has ended"),
+            RecvTimeoutError::Timeout => {
+                // Whether or not it still runs, it answers nothing more.
+                let _ = self.process.kill();
+                anyhow!("no answer from the worker in {} s", PATIENCE.as_secs())
+            }
+        })?;
+        let answer: Value = serde_json::from_str(&line).with_context(|| format!("the worker answered {line:?}"))?;
+        match answer.get("error") {
+            Some(error) => bail!("{}", error.as_str().unwrap_or("the worker failed")),
+            None => serde_json::from_value(answer).context("the worker's answer is of another form"),
+        }
+    }
+
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send) and [`answer`](Self::answer).
+    pub fn ask<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
+        self.send(request)?;
+        self.answer()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn worker(script: &str) -> Worker {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(script);
+        Worker::of(command).expect("a shell")
+    }
+
+    #[test]
+    fn requests_come_back_in_turn() -> Result<()> {
+        let mut echo = worker("cat");
+        echo.send(&json!({"a": 1}))?;
+        echo.send(&json!({"b": 2}))?;
+        assert_eq!(echo.answer::<BTreeMap<String, u32>>()?, BTreeMap::from([("a".into(), 1)]));
+        assert_eq!(echo.answer::<BTreeMap<String, u32>>()?, BTreeMap::from([("b".into(), 2)]));
+        Ok(())
+    }
+
+    #[test]
+    fn what_goes_wrong_is_told() {
+        let told = |script: &str| worker(script).ask::<Vec<u32>>(&json!({})).expect_err("an error").to_string();
+        assert_eq!(told(r#"read x; echo '{"error": "out of memory"}'"#), "out of memory");
+        assert_eq!(told("read x; echo nonsense"), "the worker answered \"nonsense\"");
+        assert_eq!(told("read x; echo 3"), "the worker's answer is of another form");
+        assert_eq!(told("read x; exit 1"), "the worker has ended");
+    }
+
+    #[test]
+    fn an_interpreter_that_is_not_there_is_named() {
+        let started = Worker::start("no-such-python", Path::new("worker.py"), "torch", None);
+        assert_eq!(started.err().map(|error| error.to_string()).as_deref(), Some("cannot start no-such-python"));
+    }
+}

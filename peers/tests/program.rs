@@ -1,0 +1,75 @@
+//! The program from end to end, on the CPU and without peers.
+
+use std::path::Path;
+
+use anyhow::Result;
+use assert_cmd::Command;
+use opara_peers::results::{Outcome, Results};
+use predicates::prelude::*;
+use predicates::str::contains;
+use tempfile::TempDir;
+
+fn peers() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_peers"))
+}
+
+/// A quick measurement of DeepFM, with a Python that is not there.
+fn measure(file: &Path) -> Command {
+    let mut command = peers();
+    command.args(["measure", "--cpu", "--models", "deepfm", "--dtypes", "f32", "--batches", "1,2", "--calls", "4"]);
+    command.args(["--turn", "2", "--python", "no-such-python", "--commit", "abc", "-o"]).arg(file);
+    command
+}
+
+#[test]
+fn what_is_measured_is_drawn_and_compared() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("results.json");
+    measure(&file).args(["--only", "candle,eager,sequential,opara,torch graph"]).assert().success();
+
+    let results = Results::load(&[&file])?;
+    let [run] = &results.runs[..] else { panic!("{} runs", results.runs.len()) };
+    assert_eq!(run.machine.commit, "abc");
+    assert_eq!(run.machine.absent.keys().collect::<Vec<_>>(), ["torch"]);
+    assert!(run.machine.absent["torch"].contains("cannot start no-such-python"), "{:?}", run.machine.absent);
+    assert_eq!(run.cells.iter().map(|cell| cell.key.batch).collect::<Vec<_>>(), [1, 2]);
+    for cell in &run.cells {
+        let names: Vec<&str> = cell.contestants.iter().map(|contestant| contestant.name.as_str()).collect();
+        assert_eq!(names, ["candle", "eager", "sequential", "opara"]);
+        for contestant in &cell.contestants {
+            let Outcome::Measured(measured) = &contestant.outcome else { panic!("{contestant:?}") };
+            for series in [&measured.warm, &measured.flushed] {
+                let counts = [&series.gpu_us, &series.wall_us, &series.host_us].map(Vec::len);
+                assert_eq!(counts, [4; 3], "{}", contestant.name);
+                assert!(series.gpu_us.iter().all(|&us| us > 0.), "{series:?}");
+            }
+            // Replays give the bits of eager execution; candle's operators round otherwise.
+            assert!(measured.error < 1e-3 && (contestant.name == "candle" || measured.error == 0.));
+        }
+    }
+
+    let drawn = folder.path().join("drawn");
+    peers().arg("draw").arg(&file).arg("-o").arg(&drawn).assert().success();
+    let table = std::fs::read_to_string(drawn.join("results.md"))?;
+    assert!(table.contains("deepfm") && table.contains("cannot start no-such-python"), "{table}");
+
+    // Against itself, nothing has changed.
+    peers().arg("diff").arg(&file).arg(&file).assert().success().stdout(contains("same"));
+    Ok(())
+}
+
+#[test]
+fn what_is_not_sound_is_an_error() -> Result<()> {
+    let folder = TempDir::new()?;
+    let file = folder.path().join("results.json");
+    let unknown = "there is no contestant \"fastest\", but candle, eager, sequential";
+    measure(&file).args(["--only", "fastest"]).assert().code(2).stderr(contains(unknown));
+    assert!(!file.exists());
+
+    std::fs::write(&file, "{}")?;
+    let none = contains("holds no results of this program").and(contains("results.json"));
+    peers().arg("draw").arg(&file).arg("-o").arg(folder.path()).assert().code(2).stderr(none);
+    std::fs::write(&file, r#"{"format": 99, "runs": []}"#)?;
+    peers().arg("diff").arg(&file).arg(&file).assert().code(2).stderr(contains("is of format 99"));
+    Ok(())
+}
