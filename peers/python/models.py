@@ -77,7 +77,7 @@ MODELS = {make.__name__: make for make in (bert, t5, googlenet, inception, nasne
 def build(model: str, dtype: str, seed: int, device: torch.device) -> torch.nn.Module:
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}: one of {', '.join(MODELS)}")
-    return MODELS[model](seed).requires_grad_(False).to(device, DTYPES[dtype])
+    return MODELS[model](seed).eval().requires_grad_(False).to(device, DTYPES[dtype])
 
 
 def example(model: str, dtype: str, batch: int, seed: int, device: torch.device) -> torch.Tensor:

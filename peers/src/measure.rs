@@ -192,7 +192,7 @@ impl Bench<'_> {
         let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
         let subject = match &self.subject {
             Some(subject) => subject,
-            None => self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device)?),
+            None => self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device, wanted(own::CANDLE))?),
         };
         let input = self.model.example(key.batch, self.dtype, self.device)?;
         let expected = subject.eager(&input)?;

@@ -30,27 +30,29 @@ fn rounded(us: f64) -> f64 {
     (us * 100.).round() / 100.
 }
 
-/// One model with its weights on the device, twice: candle's operators want them laid out otherwise.
+/// One model with its weights on the device.
 pub struct Subject {
     device: Device,
     own: Model,
-    candle: Model,
+    /// Once more where it is wanted: candle's operators want weights laid out otherwise.
+    candle: Option<Model>,
     /// What is overwritten to empty the L2 cache.
     cache: Tensor,
 }
 
 impl Subject {
-    /// Loads it with seeded weights.
+    /// Loads it with seeded weights, for candle's own operators, too, if they are `with_candle`.
     ///
     /// # Errors
     /// Those of the device.
-    pub fn load(model: Native, seed: u64, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn load(model: Native, seed: u64, dtype: DType, device: &Device, with_candle: bool) -> Result<Self> {
         let load = |candle_only| {
             ops::use_candle_only(candle_only);
             model.load_seeded(seed, dtype, device)
         };
+        let candle = with_candle.then(|| load(true)).transpose()?;
         let cache = Tensor::zeros(if device.is_cuda() { FLUSH } else { 1 }, DType::U8, device)?;
-        Ok(Self { device: device.clone(), candle: load(true)?, own: load(false)?, cache })
+        Ok(Self { device: device.clone(), candle, own: load(false)?, cache })
     }
 
     /// Output of eager execution on this library's operators.
@@ -85,7 +87,10 @@ impl Subject {
 
     fn own(&self, name: &str, input: &Tensor) -> Result<Own> {
         let call = match name {
-            CANDLE => Call::Eager { model: self.candle.clone(), candle_only: true },
+            CANDLE => {
+                let model = self.candle.clone().context("the model was not loaded for candle's own operators")?;
+                Call::Eager { model, candle_only: true }
+            }
             EAGER => Call::Eager { model: self.own.clone(), candle_only: false },
             policy => {
                 ops::use_candle_only(false);
