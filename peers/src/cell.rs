@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 use candle::Tensor;
 use opara_examples::relative_error;
-use opara_peers::results::{Contestant, Measured, Outcome, Series};
+use opara_peers::results::{Contestant, Measured, Outcome};
 
 use crate::gpu::Gpu;
 use crate::way::{Ready, Way};
@@ -136,11 +136,7 @@ impl Entrant {
         let Ok((way, measured)) = &mut self.state else { return };
         let series = if flush { &mut measured.flushed } else { &mut measured.warm };
         match way.turn(calls, flush) {
-            Ok(Series { gpu_us, wall_us, host_us }) => {
-                series.gpu_us.extend(gpu_us);
-                series.wall_us.extend(wall_us);
-                series.host_us.extend(host_us);
-            }
+            Ok(turn) => series.append(turn),
             Err(error) => self.state = Err(error),
         }
     }
@@ -153,7 +149,7 @@ mod tests {
 
     use anyhow::bail;
     use candle::Device;
-    use opara_peers::results::Kernel;
+    use opara_peers::results::{Kernel, Series};
 
     use super::*;
 

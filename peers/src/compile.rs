@@ -6,7 +6,8 @@ use anyhow::{ensure, Result};
 use opara_peers::results::Key;
 use tempfile::TempDir;
 
-use crate::measure::{Parts, SEED};
+use crate::bench::SEED;
+use crate::measure::Parts;
 use crate::peer::{Framework, Launch, FRAMEWORKS};
 
 /// Fills the frameworks' cache of compiled code and exported models, several processes at a time.

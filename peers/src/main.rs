@@ -1,6 +1,7 @@
 //! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws what was measured, and compares
 //! results from before and after a change.
 
+mod bench;
 mod cell;
 mod compile;
 mod gpu;

@@ -2,22 +2,20 @@
 
 use std::path::PathBuf;
 
-use anyhow::{anyhow, bail, ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use opara_candle::SpanLabels;
 use opara_examples::Native;
-use opara_peers::results::{Cell, Contestant, Key, Results, Run};
+use opara_peers::results::{Cell, Key, Results, Run};
 use tracing_subscriber::prelude::*;
 
+use crate::bench::Bench;
 use crate::cell::{Race, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
-use crate::own::{self, Subject};
+use crate::own;
 use crate::peer::{Framework, Launch, FRAMEWORKS};
-
-/// Seed of weights.
-pub const SEED: u64 = 0;
 
 /// Measures this library and its peers, which take turns, on the first GPU.
 ///
@@ -85,15 +83,6 @@ impl Parts {
     }
 }
 
-/// How far outputs may lie from those of eager execution, as a part of the largest value: other kernels round otherwise,
-/// and cuDNN's choose TF32 or not.
-fn tolerance(dtype: DType) -> f32 {
-    match dtype {
-        DType::F32 => 2e-3,
-        _ => 2e-2,
-    }
-}
-
 impl Args {
     /// Measures.
     ///
@@ -125,26 +114,21 @@ impl Args {
         self.check_names(&frameworks)?;
         let mut results = Results::new(vec![Run { machine, turn: self.turns.turn.into(), cells: Vec::new() }]);
         for (model, dtype) in self.parts.models() {
-            let mut bench = Bench { model, dtype, device: &device, frameworks: &mut frameworks, subject: None };
+            let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype) {
-                let contestants = bench.race(
-                    &key,
-                    |name| self.wants(name),
-                    |race| {
-                        race.run(&self.turns);
-                        if let Ok(gpu) = &gpu {
-                            race.watch(gpu);
-                        }
-                    },
-                )?;
+                let timed = |race: &mut Race| {
+                    race.run(&self.turns);
+                    gpu.iter().for_each(|gpu| race.watch(gpu));
+                };
+                let contestants = bench.race(&key, |name| self.wants(name), timed)?;
                 results.runs[0].cells.push(Cell { key, contestants });
                 results.save(&self.output)?;
             }
         }
         // Last: whoever was profiled may be slower from then on.
         for (model, dtype) in self.parts.models() {
-            let mut bench = Bench { model, dtype, device: &device, frameworks: &mut frameworks, subject: None };
-            for key in self.parts.keys(model, dtype).filter(|key| self.kernels.contains(&key.batch)) {
+            let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
+            for key in self.parts.keys(model, dtype).filter(|key| !self.cpu && self.kernels.contains(&key.batch)) {
                 let wanted = |name: &str| PROFILED.contains(&name) && self.wants(name);
                 let profiled = bench.race(&key, wanted, Race::profile)?;
                 results.runs[0].add_kernels(&key, profiled);
@@ -171,58 +155,6 @@ impl Args {
             Some(name) => bail!("there is no contestant {name:?}, but {}", known.join(", ")),
             None => Ok(()),
         }
-    }
-}
-
-/// One model in one type, and all that can run it.
-struct Bench<'a> {
-    model: Native,
-    dtype: DType,
-    device: &'a Device,
-    frameworks: &'a mut [Framework],
-    /// Loaded with the first cell.
-    subject: Option<Subject>,
-}
-
-impl Bench<'_> {
-    /// Makes the contestants that are wanted ready, lets `f` run them, and returns what came of them.
-    fn race(&mut self, key: &Key, wanted: impl Fn(&str) -> bool, f: impl FnOnce(&mut Race)) -> Result<Vec<Contestant>> {
-        eprintln!("{key}");
-        // Loading is work for the host and for the GPU: all load, and what is timed comes after.
-        let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
-        let subject = match &self.subject {
-            Some(subject) => subject,
-            None => self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device, wanted(own::CANDLE))?),
-        };
-        let input = self.model.example(key.batch, self.dtype, self.device)?;
-        let expected = subject.eager(&input)?;
-        let loaded = self.frameworks.iter_mut().zip(loading).map(|(framework, loading)| {
-            let loaded = loading.and_then(|()| framework.loaded());
-            // An error in one cell may have left the process without a working device.
-            loaded.or_else(|_| {
-                framework.restart().and_then(|()| framework.load(key, SEED)).and_then(|()| framework.loaded())
-            })
-        });
-        let loaded: Vec<Result<()>> = loaded.collect();
-
-        let mut race = Race::new(expected, tolerance(self.dtype));
-        for name in own::names().filter(|name| wanted(name)) {
-            race.enter(name.clone(), subject.prepare(&name, &input));
-        }
-        let files = tempfile::tempdir()?;
-        for (framework, loaded) in self.frameworks.iter().zip(&loaded) {
-            for (name, mode) in framework.modes().filter(|(name, _)| wanted(name)) {
-                race.enter(
-                    name,
-                    match loaded {
-                        Ok(()) => framework.prepare(mode, files.path()),
-                        Err(error) => Err(anyhow!("{error:#}")),
-                    },
-                );
-            }
-        }
-        f(&mut race);
-        Ok(race.outcomes())
     }
 }
 

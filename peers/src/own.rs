@@ -25,11 +25,6 @@ pub fn names() -> impl Iterator<Item = String> {
 /// Bytes that are written to overwrite the L2 cache: GPUs have a quarter of that.
 const FLUSH: usize = 256 << 20;
 
-/// Microseconds as files keep them: clocks resolve no more.
-fn rounded(us: f64) -> f64 {
-    (us * 100.).round() / 100.
-}
-
 /// One model with its weights on the device.
 pub struct Subject {
     device: Device,
@@ -164,9 +159,9 @@ impl Way for Own {
             }
             self.device.synchronize()?;
             let sample = timing::sample(&self.device, || self.call())?;
-            series.gpu_us.push(rounded(sample.gpu_us));
-            series.wall_us.push(rounded(sample.wall_us));
-            series.host_us.push(rounded(sample.host_us));
+            series.gpu_us.push(sample.gpu_us);
+            series.wall_us.push(sample.wall_us);
+            series.host_us.push(sample.host_us);
         }
         Ok(series)
     }
@@ -198,6 +193,6 @@ impl Way for Own {
             kernel.calls += 1.;
             kernel.us += span.end_us - span.start_us;
         }
-        Ok(kernels.into_values().map(|kernel| Kernel { us: rounded(kernel.us), ..kernel }).collect())
+        Ok(kernels.into_values().collect())
     }
 }

@@ -232,6 +232,16 @@ impl Cell {
     }
 }
 
+impl Series {
+    /// Adds a turn's samples, rounded to tenths of a microsecond: clocks resolve little more.
+    pub fn append(&mut self, turn: Self) {
+        let rounded = |us: f64| (us * 10.).round() / 10.;
+        self.gpu_us.extend(turn.gpu_us.into_iter().map(rounded));
+        self.wall_us.extend(turn.wall_us.into_iter().map(rounded));
+        self.host_us.extend(turn.host_us.into_iter().map(rounded));
+    }
+}
+
 impl Measured {
     /// Median of GPU time, in microseconds; none without samples.
     pub fn gpu_us(&self) -> Option<f64> {
