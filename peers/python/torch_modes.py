@@ -46,6 +46,7 @@ def compiled(mode: str) -> Callable[[Cell], Way]:
     """torch.compile, whose graphs copy their input in themselves."""
 
     def way(cell: Cell) -> Way:
+        import torch._inductor.config
         from torch._dynamo.exc import Unsupported
         from torch._dynamo.utils import counters
 
@@ -59,6 +60,8 @@ def compiled(mode: str) -> Callable[[Cell], Way]:
 
             return call
 
+        # Else it prints a table for each operator that it tunes.
+        torch._inductor.config.autotune_num_choices_displayed = 0
         skipped, notes = counters["inductor"]["cudagraph_skips"], []
         call = calling(fullgraph=True)
         try:

@@ -29,7 +29,7 @@ impl Worker {
         let mut command = Command::new(python);
         command.arg(script).arg(framework);
         if let Some(cache) = cache {
-            command.arg("--cache").arg(cache);
+            command.arg("--cache").arg(cache).env("TORCHINDUCTOR_CACHE_DIR", cache.join("inductor"));
         }
         Self::of(command).with_context(|| format!("cannot start {python}"))
     }
