@@ -4,7 +4,7 @@
 mod common;
 
 use candle::{DType, Device, Result, Tensor};
-use common::{gpu, waves, CPU};
+use common::{gpu, layouts, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
 
 /// Dtypes with the relative error that they may make.
@@ -132,6 +132,75 @@ fn concatenations() -> Result<()> {
         let on_gpu = rows.iter().map(|part| part.to_device(&device)).collect::<Result<Vec<_>>>()?;
         let got = ops::cat(&on_gpu.iter().collect::<Vec<_>>(), 0)?;
         assert_near(&got, &Tensor::cat(&rows, 0)?.to_dtype(DType::F64)?, 0., format!("rows in {dtype:?}"));
+    }
+    Ok(())
+}
+
+/// Lengths of rows: of one thread and of many, of whole loads and not, that fit into registers and not.
+const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 20000];
+
+/// Rows of mean zero, unless only squares count, and of variance one, in f64.
+fn standard(x: &Tensor, centred: bool, eps: f32) -> Result<Tensor> {
+    let x = if centred { x.broadcast_sub(&x.mean_keepdim(1)?)? } else { x.clone() };
+    x.broadcast_div(&(x.sqr()?.mean_keepdim(1)? + f64::from(eps))?.sqrt()?)
+}
+
+#[test]
+fn normalisations() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    const EPS: f32 = 1e-5;
+    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        // With a mean much larger than the deviations from it, too.
+        for mean in [0., 100.] {
+            let (x, x_gpu) = both(&(waves(0, (6, columns))? + mean)?, dtype, &device)?;
+            let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
+            let vectors = (2..5).map(|i| both(&waves(i, columns)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
+            let [(bias, bias_gpu), (scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
+            let end = |x: Tensor| x.broadcast_mul(scale)?.broadcast_add(shift);
+            let expected = [
+                end(standard(&x, true, EPS)?)?,
+                end(standard(&(&x + &residual)?, true, EPS)?)?,
+                end(standard(&x.broadcast_add(bias)?.add(&residual)?, true, EPS)?)?,
+                standard(&x, false, EPS)?.broadcast_mul(scale)?,
+            ];
+            let mut first: Option<[Tensor; 4]> = None;
+            for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
+                let add = |bias| ops::add_layer_norm(&x, bias, &residual_gpu, scale_gpu, shift_gpu, EPS);
+                let got = [
+                    ops::layer_norm(&x, scale_gpu, shift_gpu, EPS)?,
+                    add(None)?,
+                    add(Some(bias_gpu))?,
+                    ops::rms_norm(&x, scale_gpu, EPS)?,
+                ];
+                for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                    let of = format!("normalisation {i} of {columns} columns in {dtype:?}, mean {mean}, {layout}");
+                    assert_near(got, expected, tolerance, &of);
+                    if let Some(first) = &first {
+                        assert!(same_bits(got, &first[i])?, "{of}: bits depend on where elements lie");
+                    }
+                }
+                first.get_or_insert(got);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn normalisations_of_many_rows_and_of_none() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for shape in [(70_001, 8), (70_001, 260), (3, 40)] {
+        let (x, scale, shift) = (waves(0, shape)?, waves(1, shape.1)?, waves(2, shape.1)?);
+        let [x_gpu, scale_gpu, shift_gpu] = [&x, &scale, &shift].map(|t| t.to_device(&device));
+        let (x_gpu, scale_gpu, shift_gpu) = (x_gpu?, scale_gpu?, shift_gpu?);
+        let got = ops::layer_norm(&x_gpu, &scale_gpu, &shift_gpu, 1e-5)?;
+        let expected = ops::layer_norm(&x, &scale, &shift, 1e-5)?.to_dtype(DType::F64)?;
+        assert_near(&got, &expected, 2e-3, format!("{shape:?}"));
+        let none =
+            ops::add_layer_norm(&x_gpu.narrow(0, 0, 0)?, None, &x_gpu.narrow(0, 0, 0)?, &scale_gpu, &shift_gpu, 1e-5)?;
+        assert_eq!(none.dims(), [0, shape.1]);
+        assert!(ops::add_layer_norm(&x_gpu, None, &x_gpu.narrow(0, 0, 1)?, &scale_gpu, &shift_gpu, 1e-5).is_err());
+        assert!(ops::rms_norm(&x_gpu, &scale_gpu.narrow(0, 1, 3)?, 1e-5).is_err());
     }
     Ok(())
 }

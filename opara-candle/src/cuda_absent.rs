@@ -83,6 +83,21 @@ pub(crate) mod ops {
         Ok(None)
     }
 
+    pub(crate) fn layer_norm(
+        _: &Tensor,
+        _: Option<&Tensor>,
+        _: Option<&Tensor>,
+        _: &Tensor,
+        _: &Tensor,
+        _: f32,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn rms_norm(_: &Tensor, _: &Tensor, _: f32) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn cat(_: &[&Tensor], _: usize) -> Result<Option<Tensor>> {
         Ok(None)
     }

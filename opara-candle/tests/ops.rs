@@ -1,4 +1,4 @@
-//! Convolutions and pools against definitions written out in double precision.
+//! Operators against definitions written out in double precision.
 
 use std::ops::Range;
 
@@ -366,5 +366,47 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
     refused(&x.narrow(2, 0, 0)?, &weight, None, &ConvConfig { padding: 2.into(), ..config }, "may be empty");
     refused(&x.narrow(1, 0, 0)?, &weight.narrow(1, 0, 0)?, None, &config, "may be empty");
+    Ok(())
+}
+
+/// Rows of so many columns normalised by their definition.
+fn normalised(x: &[f64], columns: usize, centred: bool, eps: f64) -> Vec<f64> {
+    let mean_of = |row: &[f64]| row.iter().sum::<f64>() / columns as f64;
+    let row = |row: &[f64]| {
+        let mean = if centred { mean_of(row) } else { 0. };
+        let row: Vec<f64> = row.iter().map(|x| x - mean).collect();
+        let variance = mean_of(&row.iter().map(|x| x * x).collect::<Vec<_>>());
+        row.into_iter().map(move |x| x / (variance + eps).sqrt())
+    };
+    x.chunks(columns).flat_map(row).collect()
+}
+
+#[test]
+fn normalisations_follow_their_definition() -> Result<()> {
+    const EPS: f32 = 1e-3;
+    let dtype = DType::F32; // candle has no normalisation in f64.
+    for columns in [1, 7, 64, 1000] {
+        let x = values(1, &[columns, 2, 3], dtype)?.transpose(0, 2)?;
+        let residual = values(2, &[3, 2, columns], dtype)?;
+        let [bias, scale, shift] = [3, 4, 5].map(|seed| values(seed, &[columns], dtype));
+        let (bias, scale, shift) = (bias?, scale?, shift?);
+        let [xs, residuals, biases, scales, shifts] = [&x, &residual, &bias, &scale, &shift].map(doubles);
+        let (xs, residuals, biases, scales, shifts) = (xs?, residuals?, biases?, scales?, shifts?);
+        let expected = |sum: Vec<f64>, centred| -> Vec<f64> {
+            let normed = normalised(&sum, columns, centred, EPS.into()).into_iter().enumerate();
+            let shift = |i: usize| if centred { shifts[i % columns] } else { 0. };
+            normed.map(|(i, x)| x * scales[i % columns] + shift(i)).collect()
+        };
+        let sum = |bias: f64| {
+            let sum = |(i, x): (usize, &f64)| x + bias * biases[i % columns] + residuals[i];
+            xs.iter().enumerate().map(sum).collect::<Vec<_>>()
+        };
+        assert_close(&ops::layer_norm(&x, &scale, &shift, EPS)?, &expected(xs.clone(), true));
+        assert_close(&ops::rms_norm(&x, &scale, EPS)?, &expected(xs.clone(), false));
+        let add = |bias| ops::add_layer_norm(&x, bias, &residual, &scale, &shift, EPS);
+        assert_close(&add(None)?, &expected(sum(0.), true));
+        assert_close(&add(Some(&bias))?, &expected(sum(1.), true));
+        assert!(ops::add_layer_norm(&x, None, &bias, &scale, &shift, EPS).is_err());
+    }
     Ok(())
 }

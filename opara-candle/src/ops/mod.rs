@@ -27,7 +27,7 @@ use crate::cuda;
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own: convolutions, pools and concatenations. For comparisons. Load models after it.
+/// own: convolutions, pools, concatenations and normalisations. For comparisons. Load models after it.
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
@@ -35,6 +35,11 @@ pub fn use_candle_only(yes: bool) {
 /// Whether kernels of this library may be used.
 fn has_own_kernels() -> bool {
     !CANDLE_ONLY.load(Ordering::Relaxed)
+}
+
+/// Whether kernels of this library for GPUs may be used on `x`.
+fn runs_own(x: &Tensor) -> bool {
+    has_own_kernels() && x.device().is_cuda()
 }
 
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
@@ -136,8 +141,41 @@ pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
 /// Shapes that do not agree.
 pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
     apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
-        candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps)
+        let fast = if runs_own(t[0]) { cuda::ops::layer_norm(t[0], None, None, t[1], t[2], eps)? } else { None };
+        fast.map_or_else(|| candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps), Ok)
     })
+}
+
+/// Layer normalisation of `x + bias + residual` over the last dimension, which is the length of `bias`, `scale` and
+/// `shift`: what follows the product at the end of each half of a Transformer's layer. On a GPU the sum is not rounded.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn add_layer_norm(
+    x: &Tensor,
+    bias: Option<&Tensor>,
+    residual: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+) -> Result<Tensor> {
+    let run = move |t: &[&Tensor]| {
+        let (x, residual, scale, shift, bias) = (t[0], t[1], t[2], t[3], t.get(4).copied());
+        let fast = match runs_own(x) {
+            true => cuda::ops::layer_norm(x, bias, Some(residual), scale, shift, eps)?,
+            false => None,
+        };
+        let composed = || {
+            let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            candle_nn::ops::layer_norm(&(x + residual)?.contiguous()?, scale, shift, eps)
+        };
+        fast.map_or_else(composed, Ok)
+    };
+    let flops = 10 * x.elem_count() as u64;
+    match bias {
+        Some(bias) => apply("add_layer_norm", &[x, residual, scale, shift, bias], flops, run),
+        None => apply("add_layer_norm", &[x, residual, scale, shift], flops, run),
+    }
 }
 
 /// Root-mean-square normalisation over the last dimension, with a scale of that length.
@@ -146,7 +184,8 @@ pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Resul
 /// Shapes that do not agree.
 pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     apply("rms_norm", &[x, scale], 5 * x.elem_count() as u64, move |t| {
-        candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps)
+        let fast = if runs_own(t[0]) { cuda::ops::rms_norm(t[0], t[1], eps)? } else { None };
+        fast.map_or_else(|| candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps), Ok)
     })
 }
 
@@ -164,7 +203,7 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     apply("cat", parts, 0, move |t| {
-        let on_gpu = has_own_kernels() && t.first().is_some_and(|first| first.device().is_cuda());
+        let on_gpu = t.first().is_some_and(|first| runs_own(first));
         let fast = if on_gpu { cuda::ops::cat(t, dim)? } else { None };
         fast.map_or_else(|| Tensor::cat(t, dim), Ok)
     })

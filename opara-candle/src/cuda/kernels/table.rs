@@ -156,6 +156,10 @@ pub(super) const FAMILIES: &[Family] = &[
     // Ours, window.cu: numel, ..., in, [weight, bias,] out
     writes("opara_pool_", 15, Elements(&[Argument(0)])),
     writes("opara_depthwise_", 16, Elements(&[Argument(0)])),
+    // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null
+    writes("opara_layer_norm_", 8, Elements(&[Argument(0), Argument(1)])).reads(&[3, 5]),
+    // Ours, norm.cu: rows, columns, eps, in, scale, out
+    writes("opara_rms_norm_", 5, Elements(&[Argument(0), Argument(1)])).reads(&[3]),
     // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),

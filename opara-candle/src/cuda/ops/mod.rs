@@ -3,10 +3,13 @@
 mod cat;
 mod conv;
 mod format;
+mod launch;
+mod norm;
 mod pool;
 
 pub(crate) use cat::cat;
 pub(crate) use conv::{conv2d, weight_for};
+pub(crate) use norm::{layer_norm, rms_norm};
 pub(crate) use pool::pool;
 
 /// The kernels of this folder, as the build compiled them.

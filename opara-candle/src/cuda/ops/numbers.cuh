@@ -25,3 +25,33 @@ template <typename T, int N> __device__ inline Vec<T, N> load(const T *from) {
 template <typename T, int N> __device__ inline void store(T *to, Vec<T, N> v) {
     *reinterpret_cast<Vec<T, N> *>(to) = v;
 }
+
+// As many neighbours as 16 bytes hold.
+template <typename T> constexpr int WIDE = 16 / sizeof(T);
+
+// Whether these can be loaded and stored 16 bytes at once. Null can.
+template <typename... T> __device__ inline bool are_aligned(const T *...at) {
+    return (((unsigned long long)at % 16 == 0) && ...);
+}
+
+// N neighbours at once if TOGETHER, else as many of them as are there, and zeros.
+template <typename T, int N, bool TOGETHER> __device__ inline Vec<T, N> load_some(const T *from, unsigned there) {
+    if constexpr (TOGETHER) {
+        return load<T, N>(from);
+    } else {
+        Vec<T, N> v;
+#pragma unroll
+        for (int n = 0; n < N; n++) v.at[n] = n < there ? from[n] : narrow<T>(0);
+        return v;
+    }
+}
+
+template <typename T, int N, bool TOGETHER> __device__ inline void store_some(T *to, Vec<T, N> v, unsigned there) {
+    if constexpr (TOGETHER) {
+        store<T, N>(to, v);
+    } else {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (n < there) to[n] = v.at[n];
+    }
+}

@@ -1,0 +1,86 @@
+//! Operators of several operands that are one launch.
+
+use candle::backend::BackendStorage;
+use candle::cuda_backend::{CudaDType, CudaStorage};
+use candle::{CpuStorage, CudaDevice, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+use half::{bf16, f16};
+
+use crate::cuda::driver::kernels;
+
+/// An operator of one kernel, which there is for every dtype of floats.
+pub(super) trait Kernel {
+    /// candle's name for it.
+    const NAME: &'static str;
+
+    /// Launches it on the elements of its first operand: it writes all of `y`, which has those of the result.
+    fn launch<T: CudaDType + DeviceRepr>(
+        &self,
+        device: &CudaDevice,
+        dtype: DType,
+        x: &CudaView<T>,
+        y: &mut CudaSlice<T>,
+    ) -> Result<()>;
+}
+
+/// Whether the kernels take these operands: floats of one dtype on one GPU.
+pub(super) fn takes(first: &Tensor, rest: &[Option<&Tensor>]) -> bool {
+    let alike = |other: &&Tensor| other.dtype() == first.dtype() && other.device().same_device(first.device());
+    matches!(first.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+        && first.device().is_cuda()
+        && rest.iter().flatten().all(alike)
+}
+
+/// The result, of `shape`, of `kernel` on `x` and what else it holds. All must be contiguous.
+pub(super) fn launch<K: Kernel>(kernel: K, x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    x.apply_op1_no_bwd(&Operator { kernel, shape: shape.into() })
+}
+
+/// Calls `f` with the elements of contiguous tensors.
+pub(super) fn with_elements<T: CudaDType, R, const N: usize>(
+    tensors: [Option<&Tensor>; N],
+    f: impl FnOnce([Option<CudaView<T>>; N]) -> Result<R>,
+) -> Result<R> {
+    let storages = tensors.map(|tensor| tensor.map(Tensor::storage_and_layout));
+    let mut views = [const { None }; N];
+    for (view, storage) in views.iter_mut().zip(&storages) {
+        let Some((storage, layout)) = storage else { continue };
+        let Storage::Cuda(storage) = &**storage else { candle::bail!("an operand is not on the GPU") };
+        *view = Some(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..));
+    }
+    f(views)
+}
+
+struct Operator<K> {
+    kernel: K,
+    shape: Shape,
+}
+
+impl<K: Kernel> Operator<K> {
+    fn run<T: CudaDType + DeviceRepr>(&self, x: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+        let elements = x.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
+        let mut y = kernels::uninit::<T>(&x.device, self.shape.elem_count())?;
+        self.kernel.launch(&x.device, x.dtype(), &elements, &mut y)?;
+        Ok(CudaStorage::wrap_cuda_slice(y, x.device.clone()))
+    }
+}
+
+impl<K: Kernel> CustomOp1 for Operator<K> {
+    fn name(&self) -> &'static str {
+        K::NAME
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        candle::bail!("this operator is for tensors on a GPU")
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let y = match x.dtype() {
+            DType::F16 => self.run::<f16>(x, layout)?,
+            DType::BF16 => self.run::<bf16>(x, layout)?,
+            DType::F32 => self.run::<f32>(x, layout)?,
+            _ => self.run::<f64>(x, layout)?,
+        };
+        Ok((y, self.shape.clone()))
+    }
+}

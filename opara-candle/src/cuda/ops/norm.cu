@@ -1,0 +1,171 @@
+// Normalisation of rows, of the sum of x, a bias and a residual where they are not null.
+//
+// The threads along x of a block make a row, each of them WIDE neighbours in turn; a block has several rows if a warp
+// is enough for each. Which thread adds up what does not depend on addresses, and what is rounded once is written as
+// `fma`, so the bits of the result do not depend on them either.
+#include "numbers.cuh"
+
+// How often a thread takes neighbours that it then keeps in registers. What lies beyond in a longer row is read anew.
+constexpr int HELD = 2;
+
+// Threads of a block at most.
+constexpr int MOST = 512;
+
+template <typename S> __device__ inline S sum_of_warp(S x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+}
+
+// Over the threads of a row. A row of more than a warp is alone in its block; `room` then serves one sum only.
+template <typename S> __device__ inline S sum_of_row(S x, S (&room)[MOST / 32]) {
+    x = sum_of_warp(x);
+    if (blockDim.x == 32) return x;
+    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    return sum_of_warp(lane < blockDim.x / 32 ? room[lane] : (S)0);
+}
+
+// What is normalised.
+template <typename T, bool TOGETHER> struct Row {
+    using S = typename Sum<T>::type;
+    static constexpr int N = WIDE<T>;
+    unsigned columns;
+    const T *x, *bias, *residual;
+
+    __device__ Row(size_t row, unsigned columns, const T *x, const T *bias, const T *residual)
+        : columns(columns), x(x + row * columns), bias(bias), residual(residual ? residual + row * columns : nullptr) {}
+
+    __device__ Vec<T, N> some(const T *from, unsigned at) const {
+        return load_some<T, N, TOGETHER>(from + at, columns - at);
+    }
+
+    // Zeros beyond the end.
+    __device__ void read(unsigned at, S (&v)[N]) const {
+        Vec<T, N> own = some(x, at);
+#pragma unroll
+        for (int n = 0; n < N; n++) v[n] = widen(own.at[n]);
+        add(bias, at, v);
+        add(residual, at, v);
+    }
+
+    __device__ void add(const T *from, unsigned at, S (&v)[N]) const {
+        if (!from) return;
+        Vec<T, N> more = some(from, at);
+#pragma unroll
+        for (int n = 0; n < N; n++) v[n] += (S)widen(more.at[n]);
+    }
+
+    __device__ bool has(unsigned at, int n) const { return TOGETHER || at + n < columns; }
+
+    __device__ S sum(const S (&v)[N]) const {
+        S sum = 0;
+#pragma unroll
+        for (int n = 0; n < N; n++) sum += v[n];
+        return sum;
+    }
+
+    __device__ S squares(unsigned at, const S (&v)[N], S mean) const {
+        S sum = 0;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            S distance = has(at, n) ? v[n] - mean : (S)0;
+            sum = fma(distance, distance, sum);
+        }
+        return sum;
+    }
+
+    __device__ void write(unsigned at, const S (&v)[N], S mean, S factor, Vec<T, N> scale, Vec<T, N> shift, T *y) const {
+        Vec<T, N> out;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            out.at[n] = narrow<T>(fma((v[n] - mean) * factor, (S)widen(scale.at[n]), (S)widen(shift.at[n])));
+        store_some<T, N, TOGETHER>(y + at, out, columns - at);
+    }
+};
+
+// By mean and variance if CENTRED, else by the mean of the squares alone and without a shift.
+template <typename T, bool CENTRED, bool TOGETHER>
+__device__ inline void norm(size_t index, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
+                            const T *scale, const T *shift, T *y) {
+    using S = typename Sum<T>::type;
+    constexpr int N = WIDE<T>;
+    __shared__ S room[2][MOST / 32];
+    Row<T, TOGETHER> row(index, columns, x, bias, residual);
+    y += index * columns;
+    const unsigned first = threadIdx.x * N, step = blockDim.x * N;
+
+    // All loads before the first sum: each takes about as long as the rest of the kernel.
+    S held[HELD][N];
+    Vec<T, N> scales[HELD], shifts[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        unsigned at = first + k * step;
+        if (at >= columns) continue;
+        row.read(at, held[k]);
+        scales[k] = row.some(scale, at);
+        if (CENTRED) shifts[k] = row.some(shift, at);
+    }
+
+    S mean = 0;
+    if (CENTRED) {
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * step < columns) mean += row.sum(held[k]);
+        for (unsigned at = first + HELD * step; at < columns; at += step) {
+            S v[N];
+            row.read(at, v);
+            mean += row.sum(v);
+        }
+        mean = sum_of_row(mean, room[0]) / columns;
+    }
+
+    S squares = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (first + k * step < columns) squares += row.squares(first + k * step, held[k], mean);
+    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        S v[N];
+        row.read(at, v);
+        squares += row.squares(at, v, mean);
+    }
+    S factor = (S)1 / sqrt(sum_of_row(squares, room[1]) / columns + (S)eps);
+
+    const Vec<T, N> none{};
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (first + k * step < columns)
+            row.write(first + k * step, held[k], mean, factor, scales[k], CENTRED ? shifts[k] : none, y);
+    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        S v[N];
+        row.read(at, v);
+        row.write(at, v, mean, factor, row.some(scale, at), CENTRED ? row.some(shift, at) : none, y);
+    }
+}
+
+template <typename T, bool CENTRED>
+__device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
+                            const T *scale, const T *shift, T *y) {
+    size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= rows) return; // A whole warp, and no other one waits for it.
+    if (columns % WIDE<T> == 0 && are_aligned(x, bias, residual, scale, shift, y))
+        norm<T, CENTRED, true>(row, columns, eps, x, bias, residual, scale, shift, y);
+    else
+        norm<T, CENTRED, false>(row, columns, eps, x, bias, residual, scale, shift, y);
+}
+
+#define NORMS(T, NAME)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(MOST) opara_layer_norm_##NAME(size_t rows, unsigned columns,          \
+        float eps, const T *x, const T *bias, const T *residual, const T *scale, const T *shift, T *y) {               \
+        norm<T, true>(rows, columns, eps, x, bias, residual, scale, shift, y);                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(MOST) opara_rms_norm_##NAME(size_t rows, unsigned columns, float eps, \
+        const T *x, const T *scale, T *y) {                                                                            \
+        norm<T, false>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, y);                                    \
+    }
+
+NORMS(float, f32)
+NORMS(double, f64)
+NORMS(__half, f16)
+NORMS(__nv_bfloat16, bf16)
