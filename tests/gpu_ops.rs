@@ -4,8 +4,9 @@
 mod common;
 
 use candle::{DType, Device, Result, Tensor};
-use common::{gpu, layouts, same_bits, waves, CPU};
+use common::{gpu, layouts, replayed, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+use opara_candle::Mode;
 
 /// Dtypes with the relative error that they may make.
 const DTYPES: [(DType, f64); 4] = [(DType::F64, 1e-12), (DType::F32, 2e-3), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
@@ -68,6 +69,22 @@ fn convolutions() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+const ACTIVATIONS: [Activation; 5] =
+    [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
+
+#[test]
+fn convolutions_with_every_activation() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (activation, (dtype, tolerance)) in ACTIVATIONS.into_iter().flat_map(|a| DTYPES.map(|d| (a, d))) {
+        let config = ConvConfig { padding: 1.into(), activation, ..Default::default() };
+        let (x, x_gpu) = both(&waves(0, (2, 8, 9, 7))?, dtype, &device)?;
+        let (w, w_gpu) = both(&(waves(1, (16, 8, 3, 3))? * 0.3)?, dtype, &device)?;
+        let got = ops::conv2d(&x_gpu, &w_gpu, None, &config)?;
+        assert_near(&got, &ops::conv2d(&x, &w, None, &config)?, 2. * tolerance, format!("{activation:?} in {dtype:?}"));
     }
     Ok(())
 }
@@ -203,4 +220,99 @@ fn normalisations_of_many_rows_and_of_none() -> Result<()> {
         assert!(ops::rms_norm(&x_gpu, &scale_gpu.narrow(0, 1, 3)?, 1e-5).is_err());
     }
     Ok(())
+}
+
+#[test]
+fn products_with_bias_and_activation() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        // Large enough to reach every part of an activation.
+        let (x, x_gpu) = both(&(waves(0, (6, 4))? * 6.)?, dtype, &device)?;
+        let (weight, weight_gpu) = both(&waves(1, (columns, 4))?, dtype, &device)?;
+        let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
+        for (activation, bias) in ACTIVATIONS.into_iter().flat_map(|a| [(a, None), (a, Some((&bias, &bias_gpu)))]) {
+            let expected = ops::linear_act(&x, &weight, bias.map(|b| b.0), activation)?;
+            let bias = bias.map(|b| b.1);
+            let of = format!("{activation:?} of {columns} columns in {dtype:?}, bias {}", bias.is_some());
+            for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
+                let got = ops::linear_act(&x, &weight_gpu, bias, activation)?;
+                assert_near(&got, &expected, 2. * tolerance, format!("{of}, {layout}"));
+                let batch = x.unsqueeze(0)?.broadcast_as((3, 6, 4))?;
+                let got = ops::linear_act(&batch, &weight_gpu, bias, activation)?;
+                let expected = expected.unsqueeze(0)?.repeat((3, 1, 1))?;
+                assert_near(&got, &expected, 2. * tolerance, format!("{of}, a batch, {layout}"));
+            }
+            if let Some(bias) = bias {
+                let moved = Tensor::cat(&[&bias.narrow(0, 0, 1)?, bias], 0)?.narrow(0, 1, columns)?;
+                let [here, there] = [bias, &moved].map(|b| ops::linear_act(&x_gpu, &weight_gpu, Some(b), activation));
+                assert!(same_bits(&here?, &there?)?, "{of}: bits depend on where the bias lies");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_are_split() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let cases = [(1, 1, 1, 1), (2, 5, 3, 7), (2, 9, 12, 64), (1, 128, 12, 64), (3, 4, 2, 1000), (1, 3, 1, 20000)];
+    for ((batch, seq, heads, dim), (dtype, tolerance)) in cases.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        let hidden = heads * dim;
+        let (x, x_gpu) = both(&waves(0, (batch * seq + 1, hidden))?, dtype, &device)?;
+        let (bias, bias_gpu) = both(&waves(1, hidden)?, dtype, &device)?;
+        let [x, x_gpu] = [x, x_gpu].map(|x| x.narrow(0, 1, batch * seq));
+        let (x, x_gpu) = (x?, x_gpu?);
+        for (bias, scale) in
+            [(None, 1.), (Some((&bias, &bias_gpu)), 1.), (Some((&bias, &bias_gpu)), 0.125), (None, 0.3)]
+        {
+            let split = |x: &Tensor, bias| ops::split_heads(&x.reshape((batch, seq, hidden))?, bias, heads, scale);
+            let expected = split(&x, bias.map(|b| b.0))?;
+            for (layout, x) in layouts(&x_gpu)?.into_iter().take(if batch * seq > 1 { 4 } else { 1 }) {
+                let of = format!("{batch} x {seq} x {heads} x {dim} in {dtype:?}, {layout}, times {scale}");
+                let got = split(&x, bias.map(|b| b.1))?;
+                assert!(got.is_contiguous(), "{of}");
+                assert_near(&got, &expected, tolerance, of);
+            }
+        }
+        assert!(ops::split_heads(&x_gpu.reshape((batch, seq, hidden))?, None, hidden + 1, 1.).is_err());
+        let none = x_gpu.narrow(0, 0, 0)?.reshape((0, seq, hidden))?;
+        assert_eq!(ops::split_heads(&none, None, heads, 1.)?.dims(), [0, heads, seq, dim]);
+    }
+    Ok(())
+}
+
+/// A layer of a Transformer out of the fused operators, and more that may run beside each other: their launches must
+/// wait for each other where one reads what another writes, and only there.
+#[test]
+fn fused_operators_are_replayed() {
+    let Some(device) = gpu() else { return };
+    for (dtype, columns) in DTYPES.into_iter().flat_map(|(dtype, _)| [(dtype, 64), (dtype, 60), (dtype, 14)]) {
+        let weights = |i: usize| waves(i, (columns, columns))?.to_dtype(dtype)?.to_device(&device);
+        let vectors = |i: usize| waves(i, columns)?.to_dtype(dtype)?.to_device(&device);
+        let weights = (10..14).map(weights).collect::<Result<Vec<_>>>().expect("weights");
+        let vectors = (20..24).map(vectors).collect::<Result<Vec<_>>>().expect("vectors");
+        let function = move |t: &[Tensor]| {
+            let x = &t[0];
+            let [bias, scale, shift, other] = &vectors[..] else { unreachable!() };
+            let heads = weights
+                .iter()
+                .take(3)
+                .zip([0.5, 1., 1.])
+                .map(|(weight, factor)| ops::split_heads(&ops::linear(x, weight, None)?, Some(bias), 2, factor));
+            let heads = heads.collect::<Result<Vec<_>>>()?;
+            let scores = ops::softmax_last_dim(&ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?)?;
+            let context = ops::matmul(&scores, &heads[2])?.transpose(1, 2)?.reshape(x.shape())?;
+            let sum =
+                ops::add_layer_norm(&ops::linear(&context, &weights[3], None)?, Some(other), x, scale, shift, 1e-5)?;
+            let branches = ACTIVATIONS.map(|activation| {
+                let y = ops::linear_act(&sum, &weights[0], Some(bias), activation)?;
+                ops::add_layer_norm(&ops::rms_norm(&y, scale, 1e-5)?, None, &sum, scale, other, 1e-5)
+            });
+            let halves = ops::layer_norm(&sum.narrow(1, 3, 4)?, scale, shift, 1e-5)?;
+            branches.into_iter().chain([Ok(halves), Ok(sum)]).collect()
+        };
+        replayed(Mode::Graph, function, |i| {
+            Ok(vec![waves(i, (2, 9, columns))?.to_dtype(dtype)?.to_device(&device)?])
+        });
+    }
 }

@@ -69,7 +69,7 @@ pub(crate) fn reset_pool_peak(_: &Device) -> Result<()> {
 pub(crate) mod ops {
     use candle::{Result, Tensor};
 
-    use crate::ops::{ConvConfig, PoolConfig, PoolKind};
+    use crate::ops::{Activation, ConvConfig, PoolConfig, PoolKind};
 
     pub(crate) fn conv2d(_: &Tensor, _: &Tensor, _: Option<&Tensor>, _: &ConvConfig) -> Result<Option<Tensor>> {
         Ok(None)
@@ -95,6 +95,14 @@ pub(crate) mod ops {
     }
 
     pub(crate) fn rms_norm(_: &Tensor, _: &Tensor, _: f32) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn bias_act(_: &Tensor, _: Option<&Tensor>, _: Activation) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn split_heads(_: &Tensor, _: Option<&Tensor>, _: usize, _: f64) -> Result<Option<Tensor>> {
         Ok(None)
     }
 

@@ -3,7 +3,7 @@
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
-use crate::ops::{self, ConvConfig};
+use crate::ops::{self, Activation, ConvConfig};
 use crate::trace::scope::scope;
 
 /// The last part of a variable builder's path, which labels what the layer launches.
@@ -42,6 +42,43 @@ impl Linear {
     /// layer launches.
     pub fn new(name: impl Into<String>, weight: Tensor, bias: Option<Tensor>) -> Self {
         Self { name: name.into(), weight, bias }
+    }
+
+    /// `(out_dim, in_dim)`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// `(out_dim)`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// With `activation` after it, in one launch with the bias.
+    ///
+    /// # Errors
+    /// Shapes that do not agree.
+    pub fn forward_act(&self, x: &Tensor, activation: Activation) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::linear_act(x, &self.weight, self.bias.as_ref(), activation)
+    }
+
+    /// The product alone, where what follows adds the bias: see [`LayerNorm::forward_add`].
+    ///
+    /// # Errors
+    /// Shapes that do not agree.
+    pub fn forward_no_bias(&self, x: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::linear(x, &self.weight, None)
+    }
+
+    /// The result times `scale`, split into heads: `(batch, heads, seq, out_dim / heads)` of `(batch, seq, in_dim)`.
+    ///
+    /// # Errors
+    /// Shapes that do not agree, or heads that do not divide `out_dim`.
+    pub fn forward_heads(&self, x: &Tensor, heads: usize, scale: f64) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::split_heads(&ops::linear(x, &self.weight, None)?, self.bias.as_ref(), heads, scale)
     }
 }
 
@@ -92,6 +129,17 @@ pub fn layer_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<LayerNorm> {
     let scale = vb.get_with_hints(size, "weight", Init::Const(1.))?;
     let shift = vb.get_with_hints(size, "bias", Init::Const(0.))?;
     Ok(LayerNorm { name: name_of(&vb), scale, shift, eps })
+}
+
+impl LayerNorm {
+    /// Of `x + bias + residual`, in one launch: the end of each half of a Transformer's layer.
+    ///
+    /// # Errors
+    /// Shapes that do not agree.
+    pub fn forward_add(&self, x: &Tensor, bias: Option<&Tensor>, residual: &Tensor) -> Result<Tensor> {
+        let _scope = scope(&self.name);
+        ops::add_layer_norm(x, bias, residual, &self.scale, &self.shift, self.eps as f32)
+    }
 }
 
 impl Module for LayerNorm {

@@ -410,3 +410,55 @@ fn normalisations_follow_their_definition() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn what_follows_a_product_follows_its_definition() -> Result<()> {
+    type Definition = fn(&Tensor) -> Result<Tensor>;
+    let definitions: [(Activation, Definition); 5] = [
+        (Activation::None, |x| Ok(x.clone())),
+        (Activation::Relu, Tensor::relu),
+        (Activation::Gelu, Tensor::gelu),
+        (Activation::GeluErf, Tensor::gelu_erf),
+        (Activation::Silu, Tensor::silu),
+    ];
+    let weight = values(2, &[10, 7], DType::F64)?;
+    let bias = values(3, &[10], DType::F64)?;
+    for x in [values(1, &[3, 2, 7], DType::F64)?, values(1, &[7, 2, 3], DType::F64)?.transpose(0, 2)?] {
+        let product = x.contiguous()?.reshape((6, 7))?.matmul(&weight.t()?)?.reshape((3, 2, 10))?;
+        for (activation, definition) in definitions {
+            for bias in [None, Some(&bias)] {
+                let sum = bias.map_or(Ok(product.clone()), |bias| product.broadcast_add(bias))?;
+                let got = ops::linear_act(&x, &weight, bias, activation)?;
+                assert_eq!(got.dims(), [3, 2, 10]);
+                assert_close(&got, &doubles(&definition(&sum)?)?);
+            }
+            let (image, kernel) = (values(4, &[1, 2, 5, 5], DType::F64)?, values(5, &[4, 2, 3, 3], DType::F64)?);
+            let config = ConvConfig { activation, ..Default::default() };
+            let plain = ops::conv2d(&image, &kernel, None, &ConvConfig::default())?;
+            assert_close(&ops::conv2d(&image, &kernel, None, &config)?, &doubles(&definition(&plain)?)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_lie_one_after_the_other() -> Result<()> {
+    let (x, bias) = (values(1, &[2, 5, 12], DType::F64)?, values(2, &[12], DType::F64)?);
+    let (xs, biases) = (doubles(&x)?, doubles(&bias)?);
+    for (heads, scale, biased) in [(1, 1., false), (3, 1., true), (4, 0.25, true), (12, 3., false)] {
+        let dim = 12 / heads;
+        let at = |i: usize| {
+            let (batch, head, seq, element) = (i / 60, i / (dim * 5) % heads, i / dim % 5, i % dim);
+            let column = head * dim + element;
+            (xs[(batch * 5 + seq) * 12 + column] + if biased { biases[column] } else { 0. }) * scale
+        };
+        let got = ops::split_heads(&x, biased.then_some(&bias), heads, scale)?;
+        assert!(got.dims() == [2, heads, 5, dim] && got.is_contiguous());
+        assert_close(&got, &(0..120).map(at).collect::<Vec<_>>());
+    }
+    for heads in [0, 5] {
+        let error = ops::split_heads(&x, None, heads, 1.).expect_err("no such heads").to_string();
+        assert!(error.contains("do not divide"), "{error}");
+    }
+    Ok(())
+}

@@ -1,6 +1,6 @@
 //! Convolution with groups, asymmetric padding, bias and activation in one call.
 
-use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Result, Shape, Tensor};
+use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Module, Result, Shape, Tensor};
 use half::{bf16, f16};
 
 use super::{apply, has_own_kernels, pad, product_flops, Activation, ConvConfig};
@@ -31,7 +31,12 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     }
     let (oh, ow) = config.output((h, w), (kh, kw))?;
     let flops = product_flops(batch * out * oh * ow, k * kh * kw);
-    let config = *config;
+    // The libraries have no other activation.
+    let (within, after) = match config.activation {
+        simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),
+        other => (Activation::None, other),
+    };
+    let config = ConvConfig { activation: within, ..*config };
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         let fast = match x.device() {
@@ -40,7 +45,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
             Device::Cuda(_) => cuda::ops::conv2d(x, weight, bias, &config)?,
             _ => None,
         };
-        fast.map_or_else(|| composed(x, weight, bias, &config), Ok)
+        after.forward(&fast.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
     };
     match bias {
         Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
@@ -146,8 +151,5 @@ fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvCon
     if let Some(bias) = bias {
         y = y.broadcast_add(&bias.reshape((1, (), 1, 1))?)?;
     }
-    match config.activation {
-        Activation::None => Ok(y),
-        Activation::Relu => y.relu(),
-    }
+    config.activation.forward(&y)
 }

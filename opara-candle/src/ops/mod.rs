@@ -6,19 +6,21 @@
 //! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
 //! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
 
+mod activation;
 mod conv;
 pub(crate) mod format;
 mod pool;
 mod window;
 
+pub use activation::Activation;
 pub use conv::{conv2d, conv2d_weight};
 pub(crate) use pool::PoolKind;
 pub use pool::{avg_pool2d, max_pool2d};
-pub use window::{Activation, ConvConfig, Padding, PoolConfig};
+pub use window::{ConvConfig, Padding, PoolConfig};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle::{DType, Result, Shape, Tensor, D};
+use candle::{bail, DType, Module, Result, Shape, Tensor, D};
 
 use crate::cpu::record::apply;
 use crate::cuda;
@@ -27,7 +29,7 @@ use crate::cuda;
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own: convolutions, pools, concatenations and normalisations. For comparisons. Load models after it.
+/// own: convolutions, pools, concatenations, normalisations, and what follows a product. For comparisons. Load models after it.
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
@@ -86,15 +88,66 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not agree.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    linear_act(x, weight, bias, Activation::None)
+}
+
+/// `activation` of what [`linear`] gives: one launch after the product on a GPU.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let (out, k) = weight.dims2()?;
     let flops = product_flops(x.elem_count() / k.max(1) * out, k);
-    let run = |t: &[&Tensor]| {
-        let layer = candle_nn::Linear::new(t[1].clone(), t.get(2).map(|b| (*b).clone()));
-        candle::Module::forward(&layer, t[0])
+    let run = move |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(2).copied());
+        // Of a contiguous operand candle makes one product, of any other one for each item of the batch.
+        let x = if x.rank() > 2 && runs_own(x) { x.contiguous()? } else { x.clone() };
+        let y = candle_nn::Linear::new(t[1].clone(), None).forward(&x)?;
+        if bias.is_none() && activation == Activation::None {
+            return Ok(y);
+        }
+        let fast = if runs_own(&y) { cuda::ops::bias_act(&y, bias, activation)? } else { None };
+        let composed = || match bias {
+            Some(bias) => activation.forward(&y.broadcast_add(bias)?),
+            None => activation.forward(&y),
+        };
+        fast.map_or_else(composed, Ok)
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),
         None => apply("linear", &[x, weight], flops, run),
+    }
+}
+
+/// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`]
+/// wants it: what follows the product that makes the queries, keys or values of attention.
+///
+/// # Errors
+/// Shapes that do not agree, or heads that do not divide the last dimension.
+pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Tensor> {
+    let (_, _, hidden) = x.dims3()?;
+    if heads == 0 || hidden % heads != 0 {
+        bail!("{heads} heads do not divide {hidden} elements")
+    }
+    let run = move |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(1).copied());
+        let fast = if runs_own(x) { cuda::ops::split_heads(x, bias, heads, scale)? } else { None };
+        let composed = || {
+            let (batch, seq, hidden) = x.dims3()?;
+            let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            let x = x.reshape((batch, seq, heads, hidden / heads))?.transpose(1, 2)?;
+            // Scaling makes a contiguous tensor, too.
+            if scale == 1. {
+                x.contiguous()
+            } else {
+                x.affine(scale, 0.)
+            }
+        };
+        fast.map_or_else(composed, Ok)
+    };
+    match bias {
+        Some(bias) => apply("split_heads", &[x, bias], 0, run),
+        None => apply("split_heads", &[x], 0, run),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use candle::{bail, Result};
 
+use super::Activation;
+
 /// Rows and columns beyond each edge of the input: zeros to a convolution or a mean, nothing to a maximum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Padding {
@@ -44,16 +46,6 @@ impl From<(usize, usize)> for Padding {
     fn from((rows, columns): (usize, usize)) -> Self {
         Self { top: rows, bottom: rows, left: columns, right: columns }
     }
-}
-
-/// What is applied to the result of a convolution, in the same call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    None,
-    /// `max(x, 0)`.
-    Relu,
 }
 
 /// A two-dimensional convolution.

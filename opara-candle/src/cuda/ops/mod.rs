@@ -2,6 +2,7 @@
 
 mod cat;
 mod conv;
+mod element;
 mod format;
 mod launch;
 mod norm;
@@ -9,6 +10,7 @@ mod pool;
 
 pub(crate) use cat::cat;
 pub(crate) use conv::{conv2d, weight_for};
+pub(crate) use element::{bias_act, split_heads};
 pub(crate) use norm::{layer_norm, rms_norm};
 pub(crate) use pool::pool;
 

@@ -1,0 +1,100 @@
+// What follows a matrix product, in one launch: a bias where it is not null, and an activation or a scale and another
+// order. A block makes as many elements as 16 bytes of each of its threads hold.
+#include "numbers.cuh"
+
+enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_ERF = 3, SILU = 4 };
+
+// What is rounded once is written as `fma`: bits do not depend on how elements are loaded.
+template <typename S> __device__ inline S activate(int activation, S x) {
+    switch (activation) {
+    case RELU: return x < (S)0 ? (S)0 : x; // NaN stays.
+    case GELU: {
+        S half = (S)0.5 * x, cubic = fma((S)0.044715 * x * x, x, x);
+        return fma(half, tanh((S)0.7978845608028654 * cubic), half);
+    }
+    case GELU_ERF: return x * normcdf(x);
+    case SILU: return x / ((S)1 + exp(-x));
+    default: return x;
+    }
+}
+
+// Elements are counted in 32 bits: the host sees to it that there are fewer than 2^31.
+struct Elements {
+    unsigned first, step, count;
+
+    // Of this thread: neighbours if TOGETHER, else those that its warp takes together are.
+    template <int N> __device__ static Elements of(unsigned numel, bool together) {
+        unsigned block = blockIdx.x * blockDim.x * N;
+        unsigned first = block + threadIdx.x * (together ? N : 1), step = together ? 1 : blockDim.x;
+        unsigned count = first >= numel ? 0 : together ? N : min((unsigned)N, (numel - first + step - 1) / step);
+        return {first, step, count};
+    }
+};
+
+template <typename T>
+__device__ inline void bias_act(unsigned numel, unsigned columns, int activation, const T *x, const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    constexpr int N = WIDE<T>;
+    const bool together = columns % N == 0 && are_aligned(x, bias, y);
+    const Elements mine = Elements::of<N>(numel, together);
+    if (mine.count == 0) return;
+    if (together) {
+        Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
+        if (bias) b = load<T, N>(bias + mine.first % columns);
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate<S>(activation, (S)widen(v.at[n]) + (S)widen(b.at[n])));
+        store<T, N>(y + mine.first, out);
+        return;
+    }
+    for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step) {
+        S v = widen(x[i]);
+        if (bias) v += (S)widen(bias[i % columns]);
+        y[i] = narrow<T>(activate<S>(activation, v));
+    }
+}
+
+// From (batch, seq, heads, dim) to (batch, heads, seq, dim).
+template <typename T>
+__device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads, unsigned dim, double scale, const T *x,
+                                   const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    constexpr int N = WIDE<T>;
+    const bool together = dim % N == 0 && are_aligned(x, bias, y);
+    const Elements mine = Elements::of<N>(numel, together);
+    if (mine.count == 0) return;
+    // Of an element of y: where it is in the bias, and where in x.
+    auto place = [&](unsigned i, unsigned &column) {
+        unsigned d = i % dim, row = i / dim, s = row % seq, h = row / seq % heads, b = row / seq / heads;
+        column = h * dim + d;
+        return (b * seq + s) * heads * dim + column;
+    };
+    unsigned column;
+    if (together) {
+        Vec<T, N> v = load<T, N>(x + place(mine.first, column)), b{}, out;
+        if (bias) b = load<T, N>(bias + column);
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(((S)widen(v.at[n]) + (S)widen(b.at[n])) * (S)scale);
+        store<T, N>(y + mine.first, out);
+        return;
+    }
+    for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step) {
+        S v = widen(x[place(i, column)]);
+        if (bias) v += (S)widen(bias[column]);
+        y[i] = narrow<T>(v * (S)scale);
+    }
+}
+
+#define KERNELS(T, NAME)                                                                                               \
+    extern "C" __global__ void opara_bias_act_##NAME(unsigned numel, unsigned columns, int activation, const T *x,     \
+        const T *bias, T *y) {                                                                                         \
+        bias_act<T>(numel, columns, activation, x, bias, y);                                                           \
+    }                                                                                                                  \
+    extern "C" __global__ void opara_split_heads_##NAME(unsigned numel, unsigned seq, unsigned heads, unsigned dim,    \
+        double scale, const T *x, const T *bias, T *y) {                                                               \
+        split_heads<T>(numel, seq, heads, dim, scale, x, bias, y);                                                     \
+    }
+
+KERNELS(float, f32)
+KERNELS(double, f64)
+KERNELS(__half, f16)
+KERNELS(__nv_bfloat16, bf16)
