@@ -5,7 +5,8 @@
 use candle::{bail, DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use opara_candle::nn::{embedding, layer_norm, linear, Embedding, LayerNorm, Linear};
-use opara_candle::{ops, scope};
+use opara_candle::ops::{self, Activation};
+use opara_candle::scope;
 
 use crate::mask;
 
@@ -37,9 +38,9 @@ impl Embeddings {
 
     fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor) -> Result<Tensor> {
         let _scope = scope("embeddings");
-        let x = ops::add(&self.word.forward(input_ids)?, &self.token_type.forward(token_type_ids)?)?;
         let position = ops::narrow(&self.position, 0, 0, input_ids.dim(1)?)?;
-        self.norm.forward(&ops::add(&x, &position)?)
+        let rest = ops::add(&self.token_type.forward(token_type_ids)?, &position)?;
+        self.norm.forward_add(&self.word.forward(input_ids)?, None, &rest)
     }
 }
 
@@ -59,7 +60,7 @@ impl Output {
 
     fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
         let _scope = scope("output");
-        self.norm.forward(&ops::add(&self.dense.forward(x)?, residual)?)
+        self.norm.forward_add(&self.dense.forward_no_bias(x)?, self.dense.bias(), residual)
     }
 }
 
@@ -84,20 +85,13 @@ impl Attention {
         })
     }
 
-    /// A view of `(batch, seq, hidden)` as `(batch, heads, seq, hidden / heads)`.
-    fn split(&self, x: &Tensor) -> Result<Tensor> {
-        let (batch, seq, hidden) = x.dims3()?;
-        ops::transpose(&ops::reshape(x, (batch, seq, self.heads, hidden / self.heads))?, 1, 2)
-    }
-
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let _scope = scope("attention");
-        // candle multiplies contiguous heads only. For the query, the copy that makes them so is also the one that
-        // scales: cheaper than scaling the scores, and safer from overflow in f16.
-        let query = self.split(&self.query.forward(x)?)?;
-        let query = ops::affine(&query, 1. / (query.dim(3)? as f64).sqrt(), 0.)?;
-        let key = ops::contiguous(&self.split(&self.key.forward(x)?)?)?;
-        let value = ops::contiguous(&self.split(&self.value.forward(x)?)?)?;
+        // Scaling the query is cheaper than scaling the scores, and safer from overflow in f16.
+        let scale = ((x.dim(2)? / self.heads) as f64).sqrt().recip();
+        let query = self.query.forward_heads(x, self.heads, scale)?;
+        let key = self.key.forward_heads(x, self.heads, 1.)?;
+        let value = self.value.forward_heads(x, self.heads, 1.)?;
 
         let mut scores = ops::matmul(&query, &ops::transpose(&key, 2, 3)?)?;
         if let Some(mask) = mask {
@@ -114,7 +108,7 @@ struct Layer {
     name: String,
     attention: Attention,
     intermediate: Linear,
-    activation: HiddenAct,
+    activation: Activation,
     output: Output,
 }
 
@@ -124,7 +118,7 @@ impl Layer {
             name: format!("layer.{index}"),
             attention: Attention::load(vb.pp("attention"), config)?,
             intermediate: linear(config.hidden_size, config.intermediate_size, vb.pp("intermediate.dense"))?,
-            activation: config.hidden_act,
+            activation: config.hidden_act.into(),
             output: Output::load(config.intermediate_size, config, vb.pp("output"))?,
         })
     }
@@ -134,7 +128,7 @@ impl Layer {
         let x = self.attention.forward(x, mask)?;
         let intermediate = {
             let _scope = scope("intermediate");
-            self.activation.forward(&self.intermediate.forward(&x)?)?
+            self.intermediate.forward_act(&x, self.activation)?
         };
         self.output.forward(&intermediate, &x)
     }

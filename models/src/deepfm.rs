@@ -15,7 +15,8 @@
 use candle::{bail, DType, Device, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use opara_candle::nn::{linear, Linear};
-use opara_candle::{ops, scope};
+use opara_candle::ops::{self, Activation};
+use opara_candle::scope;
 use serde::Deserialize;
 
 /// What a DeepFM is made of.
@@ -144,10 +145,8 @@ impl DeepFm {
         let (batch, fields, dim) = embeddings.dims3()?;
         let mut x = ops::reshape(embeddings, (batch, fields * dim))?;
         for (i, layer) in self.deep.iter().enumerate() {
-            if i > 0 {
-                x = ops::relu(&x)?;
-            }
-            x = candle::Module::forward(layer, &x)?;
+            let is_last = i + 1 == self.deep.len();
+            x = layer.forward_act(&x, if is_last { Activation::None } else { Activation::Relu })?;
         }
         Ok(x)
     }

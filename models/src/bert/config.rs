@@ -1,7 +1,6 @@
 //! What a checkpoint's `config.json` says.
 
-use candle::{Module, Result, Tensor};
-use opara_candle::ops;
+use opara_candle::ops::Activation;
 use serde::Deserialize;
 
 /// The non-linearity of the feed-forward network.
@@ -17,12 +16,12 @@ pub enum HiddenAct {
     Relu,
 }
 
-impl Module for HiddenAct {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Gelu => ops::gelu_erf(x),
-            Self::GeluNew => ops::gelu(x),
-            Self::Relu => ops::relu(x),
+impl From<HiddenAct> for Activation {
+    fn from(act: HiddenAct) -> Self {
+        match act {
+            HiddenAct::Gelu => Self::GeluErf,
+            HiddenAct::GeluNew => Self::Gelu,
+            HiddenAct::Relu => Self::Relu,
         }
     }
 }

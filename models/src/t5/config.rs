@@ -1,7 +1,7 @@
 //! What a checkpoint's `config.json` says.
 
-use candle::{bail, Module, Result, Tensor};
-use opara_candle::ops;
+use candle::{bail, Result};
+use opara_candle::ops::Activation;
 use serde::Deserialize;
 
 /// The feed-forward network: its non-linearity, and whether a second product gates it.
@@ -24,12 +24,12 @@ impl FeedForwardProj {
 }
 
 /// The non-linearity alone.
-impl Module for FeedForwardProj {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::Relu => ops::relu(x),
-            Self::GatedGelu => ops::gelu(x),
-            Self::GatedSilu => ops::silu(x),
+impl From<FeedForwardProj> for Activation {
+    fn from(projection: FeedForwardProj) -> Self {
+        match projection {
+            FeedForwardProj::Relu => Self::Relu,
+            FeedForwardProj::GatedGelu => Self::Gelu,
+            FeedForwardProj::GatedSilu => Self::Silu,
         }
     }
 }

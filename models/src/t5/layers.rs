@@ -3,9 +3,10 @@
 use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::nn::{rms_norm, Linear, RmsNorm};
-use opara_candle::{ops, scope};
+use opara_candle::ops::{self, Activation};
+use opara_candle::scope;
 
-use super::{Config, FeedForwardProj};
+use super::Config;
 
 /// What the sum that runs through a stack is multiplied with.
 ///
@@ -167,7 +168,7 @@ impl CrossAttention {
 pub(super) struct FeedForward {
     norm: RmsNorm,
     input: Input,
-    activation: FeedForwardProj,
+    activation: Activation,
     output: Linear,
 }
 
@@ -188,7 +189,7 @@ impl FeedForward {
             } else {
                 Input::Plain(Linear::new("wi", weight("wi")?, None))
             },
-            activation: config.feed_forward_proj,
+            activation: config.feed_forward_proj.into(),
             output: output(config.d_ff, "wo", &dense, config)?,
         })
     }
@@ -198,7 +199,7 @@ impl FeedForward {
         let _scope = scope("DenseReluDense");
         let normed = self.norm.forward(x)?;
         let hidden = match &self.input {
-            Input::Plain(input) => self.activation.forward(&input.forward(&normed)?)?,
+            Input::Plain(input) => input.forward_act(&normed, self.activation)?,
             Input::Gated(input) => {
                 let both = input.forward(&normed)?;
                 let gate = self.activation.forward(&ops::narrow(&both, 0, 0, 1)?)?;
