@@ -271,12 +271,19 @@ fn heads_are_split() -> Result<()> {
                 let of = format!("{batch} x {seq} x {heads} x {dim} in {dtype:?}, {layout}, times {scale}");
                 let got = split(&x, bias.map(|b| b.1))?;
                 assert!(got.is_contiguous(), "{of}");
-                assert_near(&got, &expected, tolerance, of);
+                assert_near(&got, &expected, tolerance, &of);
+                let merged = expected.transpose(1, 2)?.reshape((batch, seq, hidden))?;
+                let strided = got.transpose(2, 3)?.contiguous()?.transpose(2, 3)?;
+                for got in [got, strided] {
+                    assert_near(&ops::merge_heads(&got)?, &merged, tolerance, &of);
+                }
             }
         }
         assert!(ops::split_heads(&x_gpu.reshape((batch, seq, hidden))?, None, hidden + 1, 1.).is_err());
         let none = x_gpu.narrow(0, 0, 0)?.reshape((0, seq, hidden))?;
-        assert_eq!(ops::split_heads(&none, None, heads, 1.)?.dims(), [0, heads, seq, dim]);
+        let none = ops::split_heads(&none, None, heads, 1.)?;
+        assert_eq!(none.dims(), [0, heads, seq, dim]);
+        assert_eq!(ops::merge_heads(&none)?.dims(), [0, seq, hidden]);
     }
     Ok(())
 }
@@ -301,7 +308,7 @@ fn fused_operators_are_replayed() {
                 .map(|(weight, factor)| ops::split_heads(&ops::linear(x, weight, None)?, Some(bias), 2, factor));
             let heads = heads.collect::<Result<Vec<_>>>()?;
             let scores = ops::softmax_last_dim(&ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?)?;
-            let context = ops::matmul(&scores, &heads[2])?.transpose(1, 2)?.reshape(x.shape())?;
+            let context = ops::merge_heads(&ops::matmul(&scores, &heads[2])?)?;
             let sum =
                 ops::add_layer_norm(&ops::linear(&context, &weights[3], None)?, Some(other), x, scale, shift, 1e-5)?;
             let branches = ACTIVATIONS.map(|activation| {

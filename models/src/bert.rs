@@ -98,8 +98,7 @@ impl Attention {
             scores = ops::add(&scores, mask)?;
         }
         let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
-        let context = ops::reshape(&ops::transpose(&context, 1, 2)?, x.shape())?;
-        self.output.forward(&context, x)
+        self.output.forward(&ops::merge_heads(&context)?, x)
     }
 }
 

@@ -455,6 +455,7 @@ fn heads_lie_one_after_the_other() -> Result<()> {
         let got = ops::split_heads(&x, biased.then_some(&bias), heads, scale)?;
         assert!(got.dims() == [2, heads, 5, dim] && got.is_contiguous());
         assert_close(&got, &(0..120).map(at).collect::<Vec<_>>());
+        assert_same_bits(&ops::merge_heads(&ops::split_heads(&x, None, heads, 1.)?)?, &x);
     }
     for heads in [0, 5] {
         let error = ops::split_heads(&x, None, heads, 1.).expect_err("no such heads").to_string();

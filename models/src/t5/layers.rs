@@ -82,7 +82,8 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
         scores = ops::add(&scores, bias)?;
     }
     let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
-    ops::reshape(&ops::permute(&context, &[1, 2, 0, 3])?, (batch, seq, heads * width))
+    let context = ops::merge_heads(&ops::reshape(&context, (1, heads, batch * seq, width))?)?;
+    ops::reshape(&context, (batch, seq, heads * width))
 }
 
 /// Keys and values of the tokens so far, as one decoder layer keeps them.

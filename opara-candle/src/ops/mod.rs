@@ -151,6 +151,24 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
     }
 }
 
+/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: undoes [`split_heads`].
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    x.dims4()?;
+    apply("merge_heads", &[x], 0, |t| {
+        let (batch, heads, seq, dim) = t[0].dims4()?;
+        let merged = t[0].transpose(1, 2)?;
+        // Places are to heads what heads are to places.
+        let fast = match runs_own(&merged) && !merged.is_contiguous() {
+            true => cuda::ops::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None, seq, 1.)?,
+            false => None,
+        };
+        fast.unwrap_or(merged).reshape((batch, seq, heads * dim))
+    })
+}
+
 /// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended.
 ///
 /// # Errors
