@@ -41,20 +41,13 @@ template <typename T, bool TOGETHER> struct Row {
         return load_some<T, N, TOGETHER>(from + at, columns - at);
     }
 
-    // Zeros beyond the end.
+    // Zeros beyond the end. No load waits for another.
     __device__ void read(unsigned at, S (&v)[N]) const {
-        Vec<T, N> own = some(x, at);
+        Vec<T, N> own = some(x, at), second{}, third{};
+        if (bias) second = some(bias, at);
+        if (residual) third = some(residual, at);
 #pragma unroll
-        for (int n = 0; n < N; n++) v[n] = widen(own.at[n]);
-        add(bias, at, v);
-        add(residual, at, v);
-    }
-
-    __device__ void add(const T *from, unsigned at, S (&v)[N]) const {
-        if (!from) return;
-        Vec<T, N> more = some(from, at);
-#pragma unroll
-        for (int n = 0; n < N; n++) v[n] += (S)widen(more.at[n]);
+        for (int n = 0; n < N; n++) v[n] = (S)widen(own.at[n]) + (S)widen(second.at[n]) + (S)widen(third.at[n]);
     }
 
     __device__ bool has(unsigned at, int n) const { return TOGETHER || at + n < columns; }
@@ -96,16 +89,16 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
     y += index * columns;
     const unsigned first = threadIdx.x * N, step = blockDim.x * N;
 
-    // All loads before the first sum: each takes about as long as the rest of the kernel.
+    // Scale and shift come along with the rest: to wait for them later would take as long again.
     S held[HELD][N];
     Vec<T, N> scales[HELD], shifts[HELD];
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         unsigned at = first + k * step;
         if (at >= columns) continue;
-        row.read(at, held[k]);
         scales[k] = row.some(scale, at);
         if (CENTRED) shifts[k] = row.some(shift, at);
+        row.read(at, held[k]);
     }
 
     S mean = 0;
