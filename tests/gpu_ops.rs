@@ -206,7 +206,7 @@ fn normalisations() -> Result<()> {
 #[test]
 fn normalisations_of_many_rows_and_of_none() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for shape in [(70_001, 8), (70_001, 260), (3, 40)] {
+    for shape in [(70_001, 8), (70_001, 136), (3, 40)] {
         let (x, scale, shift) = (waves(0, shape)?, waves(1, shape.1)?, waves(2, shape.1)?);
         let [x_gpu, scale_gpu, shift_gpu] = [&x, &scale, &shift].map(|t| t.to_device(&device));
         let (x_gpu, scale_gpu, shift_gpu) = (x_gpu?, scale_gpu?, shift_gpu?);
@@ -255,7 +255,7 @@ fn products_with_bias_and_activation() -> Result<()> {
 #[test]
 fn heads_are_split() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let cases = [(1, 1, 1, 1), (2, 5, 3, 7), (2, 9, 12, 64), (1, 128, 12, 64), (3, 4, 2, 1000), (1, 3, 1, 20000)];
+    let cases = [(1, 2, 1, 1), (2, 5, 3, 7), (2, 9, 12, 64), (1, 128, 12, 64), (3, 4, 2, 1000), (1, 3, 1, 20000)];
     for ((batch, seq, heads, dim), (dtype, tolerance)) in cases.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
         let hidden = heads * dim;
         let (x, x_gpu) = both(&waves(0, (batch * seq + 1, hidden))?, dtype, &device)?;
@@ -267,7 +267,7 @@ fn heads_are_split() -> Result<()> {
         {
             let split = |x: &Tensor, bias| ops::split_heads(&x.reshape((batch, seq, hidden))?, bias, heads, scale);
             let expected = split(&x, bias.map(|b| b.0))?;
-            for (layout, x) in layouts(&x_gpu)?.into_iter().take(if batch * seq > 1 { 4 } else { 1 }) {
+            for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
                 let of = format!("{batch} x {seq} x {heads} x {dim} in {dtype:?}, {layout}, times {scale}");
                 let got = split(&x, bias.map(|b| b.1))?;
                 assert!(got.is_contiguous(), "{of}");

@@ -100,8 +100,10 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
     let flops = product_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
         let (x, bias) = (t[0], t.get(2).copied());
-        // Of a contiguous operand candle makes one product, of any other one for each item of the batch.
-        let x = if x.rank() > 2 && runs_own(x) { x.contiguous()? } else { x.clone() };
+        // Of a contiguous operand candle makes one product. Of others it makes one for each item of the batch, or refuses
+        // them; transposed matrices it takes as they are.
+        let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
+        let x = if as_it_is { x.clone() } else { x.contiguous()? };
         let y = candle_nn::Linear::new(t[1].clone(), None).forward(&x)?;
         if bias.is_none() && activation == Activation::None {
             return Ok(y);
