@@ -21,8 +21,8 @@ pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
     launch(BiasAct { rows, bias, activation }, &x.contiguous()?, x.shape()).map(Some)
 }
 
-/// `(x + bias) * scale` of shape `(batch, seq, heads * dim)` as `(batch, heads, seq, dim)`; `None` where candle's operators
-/// have to do it, or have to refuse.
+/// `(x + bias) * scale` of shape `(batch, seq, heads * dim)` as `(batch, heads, seq, dim)`; `None` where candle's
+/// operators have to do it, or have to refuse.
 pub(crate) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Option<Tensor>> {
     let (batch, seq, hidden) = x.dims3()?;
     let Some(of) = Heads::new(batch, seq, heads, hidden) else { return Ok(None) };

@@ -1,0 +1,138 @@
+//! Launches of `element.cu`: what follows a product.
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::{blocks, expect, function, norm::Rows};
+use crate::cuda::ops::ptx;
+use crate::ops::Activation;
+
+/// Attention's operands: each of `seq` places has `heads` heads of `dim` elements.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct Heads {
+    batch: usize,
+    seq: usize,
+    heads: usize,
+    dim: usize,
+}
+
+impl Heads {
+    /// Those that `hidden` elements fall into; `None` if 32 bits do not count all elements.
+    pub fn new(batch: usize, seq: usize, heads: usize, hidden: usize) -> Option<Self> {
+        let countable = Rows::of(&[batch, seq, hidden]).is_some_and(|rows| rows.are_countable());
+        (countable && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
+            batch,
+            seq,
+            heads,
+            dim: hidden / heads,
+        })
+    }
+
+    fn elements(&self) -> usize {
+        self.batch * self.seq * self.heads * self.dim
+    }
+
+    /// Shape as a product gives them.
+    pub fn before(&self) -> (usize, usize, usize, usize) {
+        (self.batch, self.seq, self.heads, self.dim)
+    }
+
+    /// Shape as attention takes them.
+    pub fn after(&self) -> (usize, usize, usize, usize) {
+        (self.batch, self.heads, self.seq, self.dim)
+    }
+}
+
+/// The launch of a kernel of `element.cu`, whose threads make as many elements as 16 bytes hold.
+fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
+    blocks(elements.div_ceil(16 / dtype.size_in_bytes()))
+}
+
+/// `activation(x + bias)` into `y`, the bias being that of each column.
+///
+/// # Errors
+/// Slices that are too short, more elements than 32 bits count, or a launch that fails.
+pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    activation: Activation,
+    x: &CudaView<T>,
+    bias: Option<&CudaView<T>>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    if !of.are_countable() {
+        bail!("{of:?} have more elements than the kernel counts")
+    }
+    expect("the operand", x.len(), of.elements())?;
+    expect("the bias", bias.map_or(of.columns, CudaView::len), of.columns)?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
+    let (numel, columns, null) = (of.elements() as u32, of.columns as u32, 0 as CUdeviceptr);
+    let activation = match activation {
+        Activation::None => 0i32,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+        Activation::GeluErf => 3,
+        Activation::Silu => 4,
+    };
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&numel).arg(&columns).arg(&activation).arg(x);
+    match bias {
+        Some(bias) => launch.arg(bias),
+        None => launch.arg(&null),
+    };
+    launch.arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements of `x` and `columns` of the
+    // bias, nothing through null, and writes each of `numel` of `y`: all were held against the slices above, and 31 bits
+    // count them.
+    unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
+    Ok(())
+}
+
+/// `(x + bias) * scale` into `y`, heads before places, the bias being that of each head's elements.
+///
+/// # Errors
+/// Slices that are too short, or a launch that fails.
+pub(in crate::cuda) fn split_heads<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: &Heads,
+    scale: f64,
+    x: &CudaView<T>,
+    bias: Option<&CudaView<T>>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let hidden = of.heads * of.dim;
+    expect("the operand", x.len(), of.elements())?;
+    expect("the bias", bias.map_or(hidden, CudaView::len), hidden)?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
+    let sizes = [of.elements(), of.seq, of.heads, of.dim].map(|n| n as u32);
+    let null = 0 as CUdeviceptr;
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(&scale).arg(x);
+    match bias {
+        Some(bias) => launch.arg(bias),
+        None => launch.arg(&null),
+    };
+    launch.arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `elements()` of `x` and `heads * dim` of the
+    // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and 31
+    // bits count them.
+    unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Launches of the kernels in `cuda/ops`.
+
+mod cat;
+mod element;
+mod norm;
+mod window;
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, Result};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
+
+pub(in crate::cuda) use self::cat::{cat, MOST_PARTS};
+pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
+pub(in crate::cuda) use self::norm::{layer_norm, rms_norm, Rows};
+pub(in crate::cuda) use self::window::{depthwise, pool, Plane};
+use crate::cuda::ops::ptx;
+
+/// Memory for elements that the next launch writes.
+///
+/// # Errors
+/// No memory left.
+pub(in crate::cuda) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {
+    // SAFETY: the callers pass it to a launch below, or to cuDNN, which writes every element before anybody reads one;
+    // if that fails the slice is dropped.
+    unsafe { device.alloc::<T>(elements) }
+}
+
+fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result<CudaFunction> {
+    Ok(device.get_or_load_custom_func(name, &format!("opara_{module}"), code)?.into_cuda_function())
+}
+
+fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
+    slice.device_ptr(&device.cuda_stream()).0
+}
+
+fn blocks(threads: usize) -> LaunchConfig {
+    const BLOCK: u32 = 128;
+    LaunchConfig { grid_dim: ((threads as u32).div_ceil(BLOCK), 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
+}
+
+fn expect(what: &str, held: usize, needed: usize) -> Result<()> {
+    if held < needed {
+        bail!("{what} holds {held} elements where {needed} are needed")
+    }
+    Ok(())
+}
+
+/// Keeps the device's stream busy for so long: what is queued up meanwhile runs without gaps.
+///
+/// # Errors
+/// A launch that fails.
+#[cfg(feature = "cudnn")]
+pub(super) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
+    let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
+    let nanoseconds = microseconds * 1000;
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&nanoseconds);
+    // SAFETY: the argument is the one that the kernel declares; it touches no memory.
+    unsafe { launch.launch(blocks(1)) }.w()?;
+    Ok(())
+}

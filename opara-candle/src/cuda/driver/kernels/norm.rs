@@ -1,0 +1,127 @@
+//! Launches of `norm.cu`: normalisations of rows.
+
+use candle::cuda_backend::WrapErr;
+use candle::{CudaDevice, DType, Result};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use super::{expect, function};
+use crate::cuda::ops::ptx;
+
+/// Rows of elements, one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct Rows {
+    rows: usize,
+    /// Elements of each.
+    pub columns: usize,
+}
+
+impl Rows {
+    /// Along the last dimension; `None` if there are more or longer ones than kernels count.
+    pub fn of(dims: &[usize]) -> Option<Self> {
+        const MOST: usize = i32::MAX as usize;
+        let (&columns, rest) = dims.split_last()?;
+        let rows = rest.iter().product();
+        (rows <= MOST && columns <= MOST).then_some(Self { rows, columns })
+    }
+
+    /// Whether 32 bits count all elements.
+    pub fn are_countable(&self) -> bool {
+        self.rows.checked_mul(self.columns).is_some_and(|elements| elements <= i32::MAX as usize)
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.rows * self.columns
+    }
+
+    /// The launch of a kernel of `norm.cu`: a warp for each row if that is enough, else a block.
+    fn normalised(&self, dtype: DType) -> LaunchConfig {
+        /// Threads that work on a row at most; they then do so again and again.
+        const MOST: usize = 512;
+        const WARP: usize = 32;
+        let loads = self.columns.div_ceil(16 / dtype.size_in_bytes());
+        let threads = loads.next_multiple_of(WARP).clamp(WARP, MOST);
+        let together = if threads == WARP { 4 } else { 1 };
+        let blocks = self.rows.div_ceil(together);
+        LaunchConfig {
+            grid_dim: (blocks as u32, 1, 1),
+            block_dim: (threads as u32, together as u32, 1),
+            shared_mem_bytes: 0,
+        }
+    }
+}
+
+/// Layer normalisation of the rows of `x + bias + residual` into `y`.
+///
+/// # Errors
+/// Slices that are too short, or a launch that fails.
+#[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
+pub(in crate::cuda) fn layer_norm<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    eps: f32,
+    x: &CudaView<T>,
+    bias: Option<&CudaView<T>>,
+    residual: Option<&CudaView<T>>,
+    scale: &CudaView<T>,
+    shift: &CudaView<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    expect("the operand", x.len(), of.elements())?;
+    expect("the bias", bias.map_or(of.columns, CudaView::len), of.columns)?;
+    expect("the residual", residual.map_or(of.elements(), CudaView::len), of.elements())?;
+    expect("the scale", scale.len(), of.columns)?;
+    expect("the shift", shift.len(), of.columns)?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_layer_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let (columns, null) = (of.columns as u32, 0 as CUdeviceptr);
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x);
+    for operand in [bias, residual] {
+        match operand {
+            Some(operand) => launch.arg(operand),
+            None => launch.arg(&null),
+        };
+    }
+    launch.arg(scale).arg(shift).arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
+    // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
+    // against the slices above.
+    unsafe { launch.launch(of.normalised(dtype)) }.w()?;
+    Ok(())
+}
+
+/// Root-mean-square normalisation of the rows of `x` into `y`.
+///
+/// # Errors
+/// Slices that are too short, or a launch that fails.
+pub(in crate::cuda) fn rms_norm<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    eps: f32,
+    x: &CudaView<T>,
+    scale: &CudaView<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    expect("the operand", x.len(), of.elements())?;
+    expect("the scale", scale.len(), of.columns)?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_rms_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let columns = of.columns as u32;
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
+    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above.
+    unsafe { launch.launch(of.normalised(dtype)) }.w()?;
+    Ok(())
+}
