@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::bench::SEED;
 use crate::measure::Parts;
-use crate::peer::{Framework, Launch, FRAMEWORKS};
+use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
 
 /// Fills the frameworks' cache of compiled code and exported models, several processes at a time.
 ///
@@ -40,8 +40,9 @@ impl Args {
         ensure!(self.launch.has_cache(), "--cache says where to keep what is compiled");
         let models = self.parts.models();
         let keys: Vec<Key> = models.flat_map(|(model, dtype)| self.parts.keys(model, dtype)).collect();
+        let frameworks = FRAMEWORKS.into_iter().filter(|framework| is_wanted(framework, &self.only));
         let all: Vec<(&Key, &'static str)> =
-            keys.iter().flat_map(|key| FRAMEWORKS.map(|framework| (key, framework))).collect();
+            frameworks.flat_map(|framework| keys.iter().map(move |key| (key, framework))).collect();
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..self.jobs.max(1) {

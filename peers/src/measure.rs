@@ -15,7 +15,7 @@ use crate::cell::{Race, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
 use crate::own;
-use crate::peer::{Framework, Launch, FRAMEWORKS};
+use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
 
 /// Measures this library and its peers, which take turns, on the first GPU.
 ///
@@ -99,7 +99,7 @@ impl Args {
         let gpu = Gpu::open();
         let mut machine = machine::of(&device, gpu.as_ref().ok(), self.commit.clone());
         let mut frameworks = Vec::new();
-        for name in FRAMEWORKS.into_iter().filter(|framework| self.wants_any(framework)) {
+        for name in FRAMEWORKS.into_iter().filter(|framework| is_wanted(framework, &self.only)) {
             match Framework::start(&self.launch, name) {
                 Ok(framework) => {
                     machine.versions.extend(framework.versions().clone());
@@ -140,10 +140,6 @@ impl Args {
 
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
-    }
-
-    fn wants_any(&self, framework: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| only.split(' ').next() == Some(framework))
     }
 
     /// A name that nobody has is an error, unless it is that of a framework that is absent.
