@@ -3,10 +3,11 @@
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
 use candle::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
-use cudarc::driver::{CudaView, DeviceRepr};
+use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
 use super::format::Format;
+use super::launch::{elements, is_known};
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::cudnn::{self, Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
@@ -45,8 +46,7 @@ pub(crate) fn conv2d(
     let dtype = x.dtype();
     let format = Format::of(dtype);
     let depthwise = is_depthwise(weight, config.groups);
-    let known = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
-    if !known || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
+    if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
         return Ok(None);
     }
     let (x, config) = match depthwise || config.padding.is_symmetric() {
@@ -87,11 +87,6 @@ pub(crate) fn conv2d(
         return Ok(None);
     };
     format.view(&result).map(Some)
-}
-
-/// The elements of a contiguous operand.
-fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
-    Ok(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..))
 }
 
 /// Each channel by itself.

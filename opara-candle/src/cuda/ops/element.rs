@@ -1,19 +1,16 @@
 //! What follows a matrix product: bias and activation, or the split into heads.
 
 use candle::cuda_backend::CudaDType;
-use candle::{CudaDevice, DType, Result, Tensor};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+use candle::{Result, Tensor};
+use cudarc::driver::DeviceRepr;
 
-use super::launch::{launch, takes, with_elements, Kernel};
+use super::launch::{launch, rows_of, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Heads, Rows};
 use crate::ops::Activation;
 
 /// `activation(x + bias)`; `None` where candle's operators have to do it, or have to refuse.
 pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Option<Tensor>> {
-    let Some(rows) = Rows::of(x.dims()).filter(|rows| rows.are_countable()) else { return Ok(None) };
-    if bias.is_some_and(|bias| bias.dims() != [rows.columns]) || !takes(x, &[bias]) {
-        return Ok(None);
-    }
+    let Some(rows) = rows_of(x, &[bias]).filter(Rows::are_countable) else { return Ok(None) };
     if x.elem_count() == 0 {
         return Ok(Some(x.clone()));
     }
@@ -25,10 +22,7 @@ pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
 /// operators have to do it, or have to refuse.
 pub(crate) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Option<Tensor>> {
     let (batch, seq, hidden) = x.dims3()?;
-    let Some(of) = Heads::new(batch, seq, heads, hidden) else { return Ok(None) };
-    if bias.is_some_and(|bias| bias.dims() != [hidden]) || !takes(x, &[bias]) {
-        return Ok(None);
-    }
+    let Some(of) = rows_of(x, &[bias]).and_then(|_| Heads::new(batch, seq, heads, hidden)) else { return Ok(None) };
     if x.elem_count() == 0 {
         return x.reshape(of.before())?.transpose(1, 2).map(Some);
     }
@@ -45,15 +39,9 @@ struct BiasAct {
 impl Kernel for BiasAct {
     const NAME: &'static str = "bias_act";
 
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        device: &CudaDevice,
-        dtype: DType,
-        x: &CudaView<T>,
-        y: &mut CudaSlice<T>,
-    ) -> Result<()> {
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([self.bias.as_ref()], |[bias]| {
-            kernels::bias_act(device, dtype, self.rows, self.activation, x, bias.as_ref(), y)
+            kernels::bias_act(device, dtype, self.rows, self.activation, &x, bias.as_ref(), y)
         })
     }
 }
@@ -67,15 +55,9 @@ struct SplitHeads {
 impl Kernel for SplitHeads {
     const NAME: &'static str = "split_heads";
 
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        device: &CudaDevice,
-        dtype: DType,
-        x: &CudaView<T>,
-        y: &mut CudaSlice<T>,
-    ) -> Result<()> {
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([self.bias.as_ref()], |[bias]| {
-            kernels::split_heads(device, dtype, &self.of, self.scale, x, bias.as_ref(), y)
+            kernels::split_heads(device, dtype, &self.of, self.scale, &x, bias.as_ref(), y)
         })
     }
 }

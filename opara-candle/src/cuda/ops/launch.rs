@@ -1,4 +1,4 @@
-//! Operators of several operands that are one launch.
+//! Operators that are one launch.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
@@ -6,29 +6,48 @@ use candle::{CpuStorage, CudaDevice, CustomOp1, DType, Layout, Result, Shape, St
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 use half::{bf16, f16};
 
-use crate::cuda::driver::kernels;
+use crate::cuda::driver::kernels::{self, Rows};
 
 /// An operator of one kernel, which there is for every dtype of floats.
 pub(super) trait Kernel {
     /// candle's name for it.
     const NAME: &'static str;
 
-    /// Launches it on the elements of its first operand: it writes all of `y`, which has those of the result.
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        device: &CudaDevice,
-        dtype: DType,
-        x: &CudaView<T>,
-        y: &mut CudaSlice<T>,
-    ) -> Result<()>;
+    /// Launches it: it writes all of `y`.
+    fn launch<T: CudaDType + DeviceRepr>(&self, call: Call<T>) -> Result<()>;
+}
+
+/// The elements that a kernel runs on, of one type.
+pub(super) struct Call<'a, T> {
+    pub device: &'a CudaDevice,
+    pub dtype: DType,
+    /// Those of its first operand.
+    pub x: CudaView<'a, T>,
+    /// Those of its result.
+    pub y: &'a mut CudaSlice<T>,
+}
+
+/// Whether there are kernels for a dtype.
+pub(super) fn is_known(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 
 /// Whether the kernels take these operands: floats of one dtype on one GPU.
 pub(super) fn takes(first: &Tensor, rest: &[Option<&Tensor>]) -> bool {
     let alike = |other: &&Tensor| other.dtype() == first.dtype() && other.device().same_device(first.device());
-    matches!(first.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64)
-        && first.device().is_cuda()
-        && rest.iter().flatten().all(alike)
+    is_known(first.dtype()) && first.device().is_cuda() && rest.iter().flatten().all(alike)
+}
+
+/// The rows of `x`, if the kernels take it and these vectors, and their sizes go with them.
+pub(super) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
+    let rows = Rows::of(x.dims())?;
+    let fit = vectors.iter().flatten().all(|vector| vector.dims() == [rows.columns]);
+    (fit && takes(x, vectors)).then_some(rows)
+}
+
+/// The elements of a contiguous tensor.
+pub(super) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
+    Ok(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..))
 }
 
 /// The result, of `shape`, of `kernel` on `x` and what else it holds. All must be contiguous.
@@ -46,7 +65,7 @@ pub(super) fn with_elements<T: CudaDType, R, const N: usize>(
     for (view, storage) in views.iter_mut().zip(&storages) {
         let Some((storage, layout)) = storage else { continue };
         let Storage::Cuda(storage) = &**storage else { candle::bail!("an operand is not on the GPU") };
-        *view = Some(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..));
+        *view = Some(elements(storage, layout)?);
     }
     f(views)
 }
@@ -58,9 +77,9 @@ struct Operator<K> {
 
 impl<K: Kernel> Operator<K> {
     fn run<T: CudaDType + DeviceRepr>(&self, x: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
-        let elements = x.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
         let mut y = kernels::uninit::<T>(&x.device, self.shape.elem_count())?;
-        self.kernel.launch(&x.device, x.dtype(), &elements, &mut y)?;
+        let call = Call { device: &x.device, dtype: x.dtype(), x: elements(x, layout)?, y: &mut y };
+        self.kernel.launch(call)?;
         Ok(CudaStorage::wrap_cuda_slice(y, x.device.clone()))
     }
 }

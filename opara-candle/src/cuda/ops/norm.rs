@@ -1,17 +1,11 @@
 //! Normalisations of rows.
 
 use candle::cuda_backend::CudaDType;
-use candle::{CudaDevice, DType, Result, Tensor};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+use candle::{Result, Tensor};
+use cudarc::driver::DeviceRepr;
 
-use super::launch::{launch, takes, with_elements, Kernel};
+use super::launch::{launch, rows_of, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Rows};
-
-/// The rows of `x`, if vectors of these sizes go with them.
-fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
-    let rows = Rows::of(x.dims())?;
-    vectors.iter().flatten().all(|vector| vector.dims() == [rows.columns]).then_some(rows)
-}
 
 /// Layer normalisation of `x + bias + residual`; `None` where candle's operators have to do it, or have to refuse.
 pub(crate) fn layer_norm(
@@ -23,8 +17,7 @@ pub(crate) fn layer_norm(
     eps: f32,
 ) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[bias, Some(scale), Some(shift)]) else { return Ok(None) };
-    let same_shape = residual.is_none_or(|residual| residual.dims() == x.dims());
-    if !same_shape || !takes(x, &[bias, residual, Some(scale), Some(shift)]) {
+    if residual.is_some_and(|residual| residual.dims() != x.dims()) || !takes(x, &[residual]) {
         return Ok(None);
     }
     if x.elem_count() == 0 {
@@ -39,9 +32,6 @@ pub(crate) fn layer_norm(
 /// Root-mean-square normalisation; `None` where candle's operator has to do it, or has to refuse.
 pub(crate) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
-    if !takes(x, &[Some(scale)]) {
-        return Ok(None);
-    }
     if x.elem_count() == 0 {
         return Ok(Some(x.clone()));
     }
@@ -60,18 +50,12 @@ struct LayerNorm {
 impl Kernel for LayerNorm {
     const NAME: &'static str = "layer_norm";
 
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        device: &CudaDevice,
-        dtype: DType,
-        x: &CudaView<T>,
-        y: &mut CudaSlice<T>,
-    ) -> Result<()> {
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let Self { rows, eps, bias, residual, scale, shift } = self;
         let operands = [bias.as_ref(), residual.as_ref(), Some(scale), Some(shift)];
         with_elements(operands, |[bias, residual, scale, shift]| {
             let (Some(scale), Some(shift)) = (scale, shift) else { candle::bail!("there are a scale and a shift") };
-            kernels::layer_norm(device, dtype, *rows, *eps, x, bias.as_ref(), residual.as_ref(), &scale, &shift, y)
+            kernels::layer_norm(device, dtype, *rows, *eps, &x, bias.as_ref(), residual.as_ref(), &scale, &shift, y)
         })
     }
 }
@@ -85,16 +69,10 @@ struct RmsNorm {
 impl Kernel for RmsNorm {
     const NAME: &'static str = "rms_norm";
 
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        device: &CudaDevice,
-        dtype: DType,
-        x: &CudaView<T>,
-        y: &mut CudaSlice<T>,
-    ) -> Result<()> {
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([Some(&self.scale)], |[scale]| {
             let Some(scale) = scale else { candle::bail!("there is a scale") };
-            kernels::rms_norm(device, dtype, self.rows, self.eps, x, &scale, y)
+            kernels::rms_norm(device, dtype, self.rows, self.eps, &x, &scale, y)
         })
     }
 }

@@ -2,10 +2,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{address, blocks, expect, function};
+use super::{address, arg_or_null, blocks, expect, function};
 use crate::cuda::ops::ptx;
 
 /// Parts that one concatenation takes.
@@ -43,15 +42,11 @@ pub(in crate::cuda) fn cat<T: DeviceRepr>(
     let (units, row) = (rows * row * element / unit, (row * element / unit) as u32);
     let mut widths: Vec<u32> = widths.iter().map(|width| (width * element / unit) as u32).collect();
     widths.resize(MOST_PARTS, 0);
-    let null = 0 as CUdeviceptr;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&units).arg(&row).arg(y);
     for (i, width) in widths.iter().enumerate() {
-        match parts.get(i) {
-            Some(part) => launch.arg(part),
-            None => launch.arg(&null),
-        };
+        arg_or_null(&mut launch, parts.get(i));
         launch.arg(width);
     }
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * widths[i]` elements of part `i`, none of

@@ -2,10 +2,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{blocks, expect, function, norm::Rows};
+use super::{arg_or_null, blocks, expect, function, norm::Rows};
 use crate::cuda::ops::ptx;
 use crate::ops::Activation;
 
@@ -73,7 +72,7 @@ pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
         return Ok(());
     }
     let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
-    let (numel, columns, null) = (of.elements() as u32, of.columns as u32, 0 as CUdeviceptr);
+    let (numel, columns) = (of.elements() as u32, of.columns as u32);
     let activation = match activation {
         Activation::None => 0i32,
         Activation::Relu => 1,
@@ -84,10 +83,7 @@ pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&columns).arg(&activation).arg(x);
-    match bias {
-        Some(bias) => launch.arg(bias),
-        None => launch.arg(&null),
-    };
+    arg_or_null(&mut launch, bias);
     launch.arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements of `x` and `columns` of the
     // bias, nothing through null, and writes each of `numel` of `y`: all were held against the slices above, and 31 bits
@@ -118,17 +114,13 @@ pub(in crate::cuda) fn split_heads<T: DeviceRepr>(
     }
     let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
     let sizes = [of.elements(), of.seq, of.heads, of.dim].map(|n| n as u32);
-    let null = 0 as CUdeviceptr;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
         launch.arg(size);
     }
     launch.arg(&scale).arg(x);
-    match bias {
-        Some(bias) => launch.arg(bias),
-        None => launch.arg(&null),
-    };
+    arg_or_null(&mut launch, bias);
     launch.arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `elements()` of `x` and `heads * dim` of the
     // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and 31

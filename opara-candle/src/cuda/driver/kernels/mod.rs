@@ -8,7 +8,9 @@ mod window;
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{
+    CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+};
 
 pub(in crate::cuda) use self::cat::{cat, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
@@ -32,6 +34,16 @@ fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result
 
 fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
     slice.device_ptr(&device.cuda_stream()).0
+}
+
+const NULL: CUdeviceptr = 0;
+
+/// Adds an operand, or null where there is none.
+fn arg_or_null<'a, T>(launch: &mut LaunchArgs<'a>, operand: Option<&'a CudaView<'a, T>>) {
+    match operand {
+        Some(operand) => launch.arg(operand),
+        None => launch.arg(&NULL),
+    };
 }
 
 fn blocks(threads: usize) -> LaunchConfig {

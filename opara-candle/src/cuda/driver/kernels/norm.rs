@@ -2,10 +2,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{expect, function};
+use super::{arg_or_null, expect, function};
 use crate::cuda::ops::ptx;
 
 /// Rows of elements, one after the other.
@@ -78,16 +77,12 @@ pub(in crate::cuda) fn layer_norm<T: DeviceRepr>(
         return Ok(());
     }
     let function = function(device, &format!("opara_layer_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
-    let (columns, null) = (of.columns as u32, 0 as CUdeviceptr);
+    let columns = of.columns as u32;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x);
-    for operand in [bias, residual] {
-        match operand {
-            Some(operand) => launch.arg(operand),
-            None => launch.arg(&null),
-        };
-    }
+    arg_or_null(&mut launch, bias);
+    arg_or_null(&mut launch, residual);
     launch.arg(scale).arg(shift).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
