@@ -3,7 +3,7 @@
 use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Module, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::{apply, has_own_kernels, pad, product_flops, Activation, ConvConfig};
+use super::{apply, has_own_kernels, pad, product_flops, runs_own, Activation, ConvConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -60,7 +60,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
 /// A weight of another rank.
 pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
     weight.dims4()?;
-    match weight.device().is_cuda() && has_own_kernels() {
+    match runs_own(weight) {
         true => cuda::ops::weight_for(weight, groups),
         false => weight.contiguous(),
     }

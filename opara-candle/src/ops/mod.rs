@@ -45,6 +45,16 @@ fn runs_own(x: &Tensor) -> bool {
     has_own_kernels() && x.device().is_cuda()
 }
 
+/// What this library's kernel for GPUs makes of `x`, if it may run and takes its operands, else what candle's operators do.
+fn own_or(
+    x: &Tensor,
+    own: impl FnOnce() -> Result<Option<Tensor>>,
+    composed: impl FnOnce() -> Result<Tensor>,
+) -> Result<Tensor> {
+    let made = if runs_own(x) { own()? } else { None };
+    made.map_or_else(composed, Ok)
+}
+
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
 fn product_flops(out: usize, k: usize) -> u64 {
     2 * out as u64 * k as u64
@@ -109,12 +119,11 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
         if bias.is_none() && activation == Activation::None {
             return Ok(y);
         }
-        let fast = if runs_own(&y) { cuda::ops::bias_act(&y, bias, activation)? } else { None };
         let composed = || match bias {
             Some(bias) => activation.forward(&y.broadcast_add(bias)?),
             None => activation.forward(&y),
         };
-        fast.map_or_else(composed, Ok)
+        own_or(&y, || cuda::ops::bias_act(&y, bias, activation), composed)
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),
@@ -134,7 +143,6 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
     }
     let run = move |t: &[&Tensor]| {
         let (x, bias) = (t[0], t.get(1).copied());
-        let fast = if runs_own(x) { cuda::ops::split_heads(x, bias, heads, scale)? } else { None };
         let composed = || {
             let (batch, seq, hidden) = x.dims3()?;
             let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
@@ -146,7 +154,7 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
                 x.affine(scale, 0.)
             }
         };
-        fast.map_or_else(composed, Ok)
+        own_or(x, || cuda::ops::split_heads(x, bias, heads, scale), composed)
     };
     match bias {
         Some(bias) => apply("split_heads", &[x, bias], 0, run),
@@ -164,11 +172,11 @@ pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
         let (batch, heads, seq, dim) = t[0].dims4()?;
         let merged = t[0].transpose(1, 2)?;
         // Places are to heads what heads are to places.
-        let fast = match runs_own(&merged) && !merged.is_contiguous() {
-            true => cuda::ops::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None, seq, 1.)?,
-            false => None,
+        let own = || match merged.is_contiguous() {
+            true => Ok(None),
+            false => cuda::ops::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None, seq, 1.),
         };
-        fast.unwrap_or(merged).reshape((batch, seq, heads * dim))
+        own_or(t[0], own, || Ok(merged.clone()))?.reshape((batch, seq, heads * dim))
     })
 }
 
@@ -215,8 +223,8 @@ pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
 /// Shapes that do not agree.
 pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
     apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
-        let fast = if runs_own(t[0]) { cuda::ops::layer_norm(t[0], None, None, t[1], t[2], eps)? } else { None };
-        fast.map_or_else(|| candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps), Ok)
+        let own = || cuda::ops::layer_norm(t[0], None, None, t[1], t[2], eps);
+        own_or(t[0], own, || candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps))
     })
 }
 
@@ -235,15 +243,11 @@ pub fn add_layer_norm(
 ) -> Result<Tensor> {
     let run = move |t: &[&Tensor]| {
         let (x, residual, scale, shift, bias) = (t[0], t[1], t[2], t[3], t.get(4).copied());
-        let fast = match runs_own(x) {
-            true => cuda::ops::layer_norm(x, bias, Some(residual), scale, shift, eps)?,
-            false => None,
-        };
         let composed = || {
             let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
             candle_nn::ops::layer_norm(&(x + residual)?.contiguous()?, scale, shift, eps)
         };
-        fast.map_or_else(composed, Ok)
+        own_or(x, || cuda::ops::layer_norm(x, bias, Some(residual), scale, shift, eps), composed)
     };
     let flops = 10 * x.elem_count() as u64;
     match bias {
@@ -258,8 +262,8 @@ pub fn add_layer_norm(
 /// Shapes that do not agree.
 pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     apply("rms_norm", &[x, scale], 5 * x.elem_count() as u64, move |t| {
-        let fast = if runs_own(t[0]) { cuda::ops::rms_norm(t[0], t[1], eps)? } else { None };
-        fast.map_or_else(|| candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps), Ok)
+        let own = || cuda::ops::rms_norm(t[0], t[1], eps);
+        own_or(t[0], own, || candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps))
     })
 }
 
@@ -277,9 +281,8 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     apply("cat", parts, 0, move |t| {
-        let on_gpu = t.first().is_some_and(|first| runs_own(first));
-        let fast = if on_gpu { cuda::ops::cat(t, dim)? } else { None };
-        fast.map_or_else(|| Tensor::cat(t, dim), Ok)
+        let composed = || Tensor::cat(t, dim);
+        t.first().map_or_else(composed, |first| own_or(first, || cuda::ops::cat(t, dim), composed))
     })
 }
 

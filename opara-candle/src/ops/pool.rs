@@ -3,7 +3,7 @@
 use candle::{bail, CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 use half::{bf16, f16};
 
-use super::{apply, has_own_kernels, PoolConfig};
+use super::{apply, has_own_kernels, own_or, PoolConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -86,9 +86,11 @@ impl CustomOp1 for Pool {
 pub(super) fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     let (batch, channels, h, w) = t[0].dims4()?;
     let config = PoolConfig::new(h.max(1), 1);
-    let square = h == w && t[0].device().is_cuda() && has_own_kernels();
-    let fast = if square { cuda::ops::pool(t[0], PoolKind::Mean, &config)? } else { None };
-    fast.map_or_else(|| t[0].mean((2, 3)), |mean| mean.reshape((batch, channels)))
+    let own = || match h == w {
+        true => cuda::ops::pool(t[0], PoolKind::Mean, &config)?.map(|mean| mean.reshape((batch, channels))).transpose(),
+        false => Ok(None),
+    };
+    own_or(t[0], own, || t[0].mean((2, 3)))
 }
 
 /// The same out of candle's operators, for any device and dtype.
