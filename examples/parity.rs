@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::PossibleValuesParser;
 use clap::Parser;
-use opara_examples::relative_error;
+use opara_examples::{relative_error, types};
 use opara_models::{bert, deepfm, googlenet, inception, nasnet, t5};
 use opara_weights::seeded_with_gain;
 
@@ -32,8 +32,7 @@ struct Args {
     only: Vec<String>,
 
     /// Types of weights and activations; all without it.
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["f32", "f16"])
-        .try_map(|name| name.parse::<DType>()), default_value = "f32,f16")]
+    #[arg(long, value_delimiter = ',', value_parser = types(["f32", "f16"]), default_value = "f32,f16")]
     dtype: Vec<DType>,
 
     /// Run on the CPU even where there is a GPU.

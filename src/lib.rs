@@ -17,6 +17,6 @@ pub use difference::relative_error;
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};
 pub use native::Native;
-pub use options::Options;
+pub use options::{types, Options};
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};

@@ -13,6 +13,11 @@ use tracing_subscriber::prelude::*;
 
 use crate::Latencies;
 
+/// Parses one of these names of types on a command line.
+pub fn types<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Value = DType> {
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<DType>())
+}
+
 /// Options of an example; flatten them into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
@@ -21,8 +26,7 @@ pub struct Options {
     cpu: bool,
 
     /// Type of weights and activations.
-    #[arg(long, default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"])
-        .try_map(|name| name.parse::<DType>()))]
+    #[arg(long, default_value = "f32", value_parser = types(["f32", "f16", "bf16"]))]
     dtype: DType,
 
     /// Items in a batch.

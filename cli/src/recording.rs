@@ -2,9 +2,9 @@
 
 use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Tensor};
-use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use clap::builder::RangedU64ValueParser;
 use opara_candle::{Builder, Mode, OparaExecutor, SpanLabels};
-use opara_examples::Native;
+use opara_examples::{types, Native};
 use tracing_subscriber::prelude::*;
 
 /// Which model is recorded, and where; flatten it into a subcommand's arguments.
@@ -15,8 +15,7 @@ pub struct Recording {
     model: Native,
 
     /// Type of weights and activations.
-    #[arg(long, default_value = "f32", value_parser = PossibleValuesParser::new(["f32", "f16"])
-        .try_map(|name| name.parse::<DType>()))]
+    #[arg(long, default_value = "f32", value_parser = types(["f32", "f16"]))]
     dtype: DType,
 
     /// Items in a batch.

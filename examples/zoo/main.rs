@@ -28,6 +28,7 @@ use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::Parser;
 use opara_candle::Policy;
+use opara_examples::types;
 
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
@@ -44,8 +45,7 @@ struct Args {
     only: Vec<String>,
 
     /// Types of weights and activations; f32 unless given, and f16 too on a GPU.
-    #[arg(long, value_delimiter = ',',
-        value_parser = PossibleValuesParser::new(["f32", "f16", "bf16"]).try_map(|name| name.parse::<DType>()))]
+    #[arg(long, value_delimiter = ',', value_parser = types(["f32", "f16", "bf16"]))]
     dtype: Vec<DType>,
 
     /// Forward passes to measure of each kind.

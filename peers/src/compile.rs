@@ -7,8 +7,8 @@ use opara_peers::results::Key;
 use tempfile::TempDir;
 
 use crate::bench::SEED;
-use crate::measure::Parts;
-use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
+use crate::parts::Parts;
+use crate::peer::{Framework, Launch, FRAMEWORKS};
 
 /// Fills the frameworks' cache of compiled code and exported models, several processes at a time.
 ///
@@ -18,10 +18,6 @@ use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
 pub struct Args {
     #[command(flatten)]
     parts: Parts,
-
-    /// Modes to compile for, such as "torch reduce-overhead"; all without it.
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
 
     /// Processes at a time.
     #[arg(long, default_value_t = 4)]
@@ -40,7 +36,7 @@ impl Args {
         ensure!(self.launch.has_cache(), "--cache says where to keep what is compiled");
         let models = self.parts.models();
         let keys: Vec<Key> = models.flat_map(|(model, dtype)| self.parts.keys(model, dtype)).collect();
-        let frameworks = FRAMEWORKS.into_iter().filter(|framework| is_wanted(framework, &self.only));
+        let frameworks = FRAMEWORKS.into_iter().filter(|framework| self.parts.wants_any_of(framework));
         let all: Vec<(&Key, &'static str)> =
             frameworks.flat_map(|framework| keys.iter().map(move |key| (key, framework))).collect();
         let next = AtomicUsize::new(0);
@@ -62,8 +58,8 @@ impl Args {
     /// Seconds that it took.
     fn compile(&self, key: &Key, framework: &'static str) -> Result<f64> {
         let framework = Framework::start(&self.launch, framework)?;
-        let wanted = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
-        let modes: Vec<&str> = framework.modes().filter(|(name, _)| wanted(name)).map(|(_, mode)| mode).collect();
+        let modes: Vec<&str> =
+            framework.modes().filter(|(name, _)| self.parts.wants(name)).map(|(_, mode)| mode).collect();
         if modes.is_empty() {
             return Ok(0.);
         }

@@ -8,6 +8,7 @@ mod gpu;
 mod machine;
 mod measure;
 mod own;
+mod parts;
 mod peer;
 mod way;
 mod worker;

@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::{bail, ensure, Context, Result};
-use candle::{DType, Device};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use candle::Device;
 use opara_candle::SpanLabels;
-use opara_examples::Native;
-use opara_peers::results::{Cell, Key, Results, Run};
+use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
 use crate::bench::Bench;
@@ -15,7 +13,8 @@ use crate::cell::{Race, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
 use crate::own;
-use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
+use crate::parts::Parts;
+use crate::peer::{Framework, Launch, FRAMEWORKS};
 
 /// Measures this library and its peers, which take turns, on the first GPU.
 ///
@@ -25,10 +24,6 @@ use crate::peer::{is_wanted, Framework, Launch, FRAMEWORKS};
 pub struct Args {
     #[command(flatten)]
     parts: Parts,
-
-    /// Contestants: candle, eager, a policy, or framework and mode as in "torch graph"; all without it.
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
 
     #[command(flatten)]
     turns: Turns,
@@ -53,36 +48,6 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// Which cells; flatten it into a subcommand's arguments.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Parts {
-    /// Models.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "bert,t5,deepfm,googlenet,inception,nasnet")]
-    models: Vec<Native>,
-
-    /// Types of weights and activations.
-    #[arg(long, value_delimiter = ',', default_value = "f32,f16", value_parser = PossibleValuesParser::new(["f32", "f16"])
-        .try_map(|name| name.parse::<DType>()))]
-    dtypes: Vec<DType>,
-
-    /// Sizes of batches.
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
-    batches: Vec<usize>,
-}
-
-impl Parts {
-    /// Models in their types.
-    pub fn models(&self) -> impl Iterator<Item = (Native, DType)> + '_ {
-        self.models.iter().flat_map(|model| self.dtypes.iter().map(|dtype| (*model, *dtype)))
-    }
-
-    /// The cells of one model.
-    pub fn keys(&self, model: Native, dtype: DType) -> impl Iterator<Item = Key> + '_ {
-        let key = move |&batch| Key { model: model.name(), dtype: dtype.as_str().into(), batch };
-        self.batches.iter().map(key)
-    }
-}
-
 impl Args {
     /// Measures.
     ///
@@ -99,7 +64,7 @@ impl Args {
         let gpu = Gpu::open();
         let mut machine = machine::of(&device, gpu.as_ref().ok(), self.commit.clone());
         let mut frameworks = Vec::new();
-        for name in FRAMEWORKS.into_iter().filter(|framework| is_wanted(framework, &self.only)) {
+        for name in FRAMEWORKS.into_iter().filter(|framework| self.parts.wants_any_of(framework)) {
             match Framework::start(&self.launch, name) {
                 Ok(framework) => {
                     machine.versions.extend(framework.versions().clone());
@@ -120,7 +85,7 @@ impl Args {
                     race.run(&self.turns);
                     gpu.iter().for_each(|gpu| race.watch(gpu));
                 };
-                let contestants = bench.race(&key, |name| self.wants(name), timed)?;
+                let contestants = bench.race(&key, |name| self.parts.wants(name), timed)?;
                 results.runs[0].cells.push(Cell { key, contestants });
                 results.save(&self.output)?;
             }
@@ -129,7 +94,7 @@ impl Args {
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype).filter(|key| !self.cpu && self.kernels.contains(&key.batch)) {
-                let wanted = |name: &str| PROFILED.contains(&name) && self.wants(name);
+                let wanted = |name: &str| PROFILED.contains(&name) && self.parts.wants(name);
                 let profiled = bench.race(&key, wanted, Race::profile)?;
                 results.runs[0].add_kernels(&key, profiled);
                 results.save(&self.output)?;
@@ -138,16 +103,12 @@ impl Args {
         Ok(())
     }
 
-    fn wants(&self, name: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| only == name)
-    }
-
     /// A name that nobody has is an error, unless it is that of a framework that is absent.
     fn check_names(&self, frameworks: &[Framework]) -> Result<()> {
         let known: Vec<String> =
             own::names().chain(frameworks.iter().flat_map(|f| f.modes().map(|(name, _)| name))).collect();
         let is_peer = |name: &str| FRAMEWORKS.iter().any(|framework| name.starts_with(framework));
-        match self.only.iter().find(|name| !known.contains(name) && !is_peer(name)) {
+        match self.parts.only.iter().find(|name| !known.contains(name) && !is_peer(name)) {
             Some(name) => bail!("there is no contestant {name:?}, but {}", known.join(", ")),
             None => Ok(()),
         }

@@ -18,11 +18,6 @@ use crate::worker::Worker;
 /// Frameworks, as the workers' script and the results call them.
 pub const FRAMEWORKS: [&str; 2] = ["torch", "onnxruntime"];
 
-/// Whether these names of contestants, all of them if there is none, ask for one of a framework's.
-pub fn is_wanted(framework: &str, only: &[String]) -> bool {
-    only.is_empty() || only.iter().any(|name| name.split(' ').next() == Some(framework))
-}
-
 /// How workers are started; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Launch {

@@ -1,0 +1,48 @@
+//! What is measured: which cells, and who takes part.
+
+use candle::DType;
+use opara_examples::{types, Native};
+use opara_peers::results::Key;
+
+/// Cells and contestants; flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Parts {
+    /// Models.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bert,t5,deepfm,googlenet,inception,nasnet")]
+    models: Vec<Native>,
+
+    /// Types of weights and activations.
+    #[arg(long, value_delimiter = ',', default_value = "f32,f16", value_parser = types(["f32", "f16"]))]
+    dtypes: Vec<DType>,
+
+    /// Sizes of batches.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
+    pub batches: Vec<usize>,
+
+    /// Contestants: candle, eager, a policy, or framework and mode as in "torch graph"; all without it.
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+}
+
+impl Parts {
+    /// Models in their types.
+    pub fn models(&self) -> impl Iterator<Item = (Native, DType)> + '_ {
+        self.models.iter().flat_map(|model| self.dtypes.iter().map(|dtype| (*model, *dtype)))
+    }
+
+    /// The cells of one model.
+    pub fn keys(&self, model: Native, dtype: DType) -> impl Iterator<Item = Key> + '_ {
+        let key = move |&batch| Key { model: model.name(), dtype: dtype.as_str().into(), batch };
+        self.batches.iter().map(key)
+    }
+
+    /// Whether the contestant called `name` takes part.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    /// Whether any of a framework's modes takes part.
+    pub fn wants_any_of(&self, framework: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only.split(' ').next() == Some(framework))
+    }
+}
