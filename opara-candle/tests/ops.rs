@@ -220,6 +220,15 @@ proptest! {
     }
 }
 
+#[test]
+fn an_empty_view_that_begins_behind_its_tensor_is_pooled() -> Result<()> {
+    let x = Tensor::zeros((0, 4, 3, 1), DType::F32, &Cpu)?.narrow(2, 1, 2)?.transpose(1, 3)?;
+    for y in [ops::max_pool2d(&x, &PoolConfig::new(1, 1))?, ops::avg_pool2d(&x, &PoolConfig::new(1, 1))?] {
+        assert_eq!(y.dims(), [0, 1, 2, 4]);
+    }
+    Ok(())
+}
+
 /// What PyTorch answered; data/ops.py says to what.
 #[derive(Deserialize)]
 struct Answer {

@@ -47,7 +47,9 @@ pub(super) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
 
 /// The elements of a contiguous tensor.
 pub(super) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
-    Ok(storage.as_cuda_slice::<T>()?.slice(layout.start_offset()..))
+    // An empty one may begin behind the end of what it is a view of.
+    let start = if layout.shape().elem_count() == 0 { 0 } else { layout.start_offset() };
+    Ok(storage.as_cuda_slice::<T>()?.slice(start..))
 }
 
 /// The result, of `shape`, of `kernel` on `x` and what else it holds. All must be contiguous.
