@@ -23,8 +23,12 @@ const LONGEST: usize = 300;
 
 /// Where the results come from: a line for each machine that runs were made on.
 pub fn header(results: &Results) -> String {
-    let mut machines: Vec<&Machine> = results.runs.iter().map(|run| &run.machine).collect();
-    machines.dedup();
+    let mut machines: Vec<&Machine> = Vec::new();
+    for run in &results.runs {
+        if !machines.contains(&&run.machine) {
+            machines.push(&run.machine);
+        }
+    }
     machines.into_iter().map(|machine| format!("- {}\n", source(machine))).collect()
 }
 
