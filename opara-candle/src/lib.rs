@@ -10,6 +10,8 @@ pub mod device_memory;
 mod duration;
 mod error;
 mod executor;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
+mod fuse;
 pub mod graph;
 mod home;
 mod measure;

@@ -88,7 +88,7 @@ fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
 }
 
 /// Which ops every call has to run.
-fn stays(trace: &Trace) -> Vec<bool> {
+pub(crate) fn stays(trace: &Trace) -> Vec<bool> {
     let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
     let foldable = |op: &Op, variable: &[bool]| {
         op.accesses.iter().all(|a| {

@@ -65,11 +65,16 @@ impl Arguments {
         self.places.len()
     }
 
+    /// The bytes of an argument, and where they begin.
+    pub fn argument(&self, index: usize) -> Option<(usize, &[u8])> {
+        let &(offset, size) = self.places.get(index)?;
+        Some((offset, self.bytes.get(offset..offset + size)?))
+    }
+
     /// The argument as an unsigned integer of 4 or 8 bytes.
     pub fn integer(&self, index: usize) -> Option<u64> {
-        let &(offset, size) = self.places.get(index)?;
-        let bytes = self.bytes.get(offset..offset + size)?;
-        match size {
+        let (_, bytes) = self.argument(index)?;
+        match bytes.len() {
             8 => Some(word(bytes)),
             4 => Some(u64::from(word(&[bytes, &[0; 4]].concat()) as u32)),
             _ => None,

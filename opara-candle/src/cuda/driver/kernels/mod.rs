@@ -1,6 +1,7 @@
 //! Launches of the kernels in `cuda/ops`.
 
 mod cat;
+pub(in crate::cuda) mod chain;
 mod element;
 mod norm;
 mod window;
