@@ -22,6 +22,8 @@ pub(crate) struct Example {
 /// A recorded forward pass.
 pub(crate) struct Recording {
     pub trace: Trace,
+    /// Launches that became part of others.
+    pub fused: usize,
     pub examples: Vec<Example>,
     pub program: Arc<dyn Program>,
 }

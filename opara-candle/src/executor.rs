@@ -41,6 +41,7 @@ pub(crate) struct Options {
     pub on_uncapturable: OnUncapturable,
     pub max_shapes: usize,
     pub race: bool,
+    pub fuse: bool,
 }
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
@@ -113,6 +114,14 @@ impl Builder {
     /// Whether a GPU's schedule that measures slower than the sequential one gives way to that. Default: yes.
     pub fn race(mut self, race: bool) -> Self {
         self.0.race = race;
+        self
+    }
+
+    /// Whether chains of candle's element-wise kernels become one launch each on a GPU: casts, sums, products, activations
+    /// of f32, f16 and bf16. The bits stay the same; should a replay differ from eager execution all the same, the plan
+    /// is built once more without. Default: yes.
+    pub fn fuse(mut self, fuse: bool) -> Self {
+        self.0.fuse = fuse;
         self
     }
 
@@ -286,6 +295,7 @@ impl OparaExecutor {
             on_uncapturable: OnUncapturable::default(),
             max_shapes: 8,
             race: true,
+            fuse: true,
         })
     }
 

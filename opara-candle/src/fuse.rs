@@ -315,23 +315,22 @@ mod tests {
         seen
     }
 
-    /// Launches of which each writes a buffer of its own, some of them one that was written before.
+    /// Launches of which each writes a buffer of its own, or some of them one that was there before.
     fn launches() -> impl Strategy<Value = Vec<Launch>> {
-        let reads = prop::collection::vec((any::<prop::sample::Index>(), prop::bool::weighted(0.8)), 1..3);
-        let launch = (prop::bool::weighted(0.8), reads, prop::bool::weighted(0.1), any::<prop::sample::Index>());
+        let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), prop::bool::weighted(0.8));
+        let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
+        let launch = (prop::bool::weighted(0.8), prop::collection::vec(read, 1..3), again);
         prop::collection::vec(launch, 1..24).prop_map(|launches| {
-            let launch =
-                |(at, (is, reads, again, which)): (usize, (bool, Vec<(prop::sample::Index, bool)>, bool, _))| {
-                    let which: prop::sample::Index = which;
-                    // Those close by are likelier.
-                    let read = |(index, in_a_row): (prop::sample::Index, bool)| {
-                        let back = index.index(at + 2).min(index.index(6));
-                        (at + 1 - back, in_a_row)
-                    };
-                    let result = if again && at > 0 { 1 + which.index(at) } else { at + 2 };
-                    (is, reads.into_iter().map(read).collect(), result)
-                };
-            launches.into_iter().enumerate().map(launch).collect()
+            let launches = launches.into_iter().enumerate().map(|(at, (is_pointwise, reads, again))| {
+                // Buffers close by are likelier.
+                let reads = reads.into_iter().map(|(any, near, in_a_row)| {
+                    let back = any.index(at + 2).min(near.index(6));
+                    (at + 1 - back, in_a_row)
+                });
+                let result = again.filter(|_| at > 0).map_or(at + 2, |again| 1 + again.index(at));
+                (is_pointwise, reads.collect(), result)
+            });
+            launches.collect()
         })
     }
 

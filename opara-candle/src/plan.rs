@@ -49,13 +49,25 @@ impl Plan {
     pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
-        let built = stages.time("trace", || record(function, inputs, &device, arena)).and_then(|recording| {
-            // Nobody may capture what trying it out launches.
-            let schedule = || schedule(recording, options, &device, &mut stages);
-            let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
-            let (replay, report, planned) = built?;
-            Ok((Some(replay), report, Some(planned)))
-        });
+        let mut build = |fuse| {
+            stages.time("trace", || record(function, inputs, &device, arena, fuse)).and_then(|recording| {
+                // Nobody may capture what trying it out launches.
+                let schedule = || schedule(recording, options, &device, &mut stages);
+                let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
+                let (replay, report, planned) = built?;
+                Ok((Some(replay), report, Some(planned)))
+            })
+        };
+        let built = match build(options.fuse) {
+            Err(error @ Error::Mismatch { .. }) if options.fuse && device.is_cuda() => {
+                tracing::warn!(%error, "building without fused launches");
+                build(false).map(|(replay, mut report, planned)| {
+                    report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));
+                    (replay, report, planned)
+                })
+            }
+            built => built,
+        };
         let (replay, mut report, planned) = match built {
             Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
@@ -69,10 +81,16 @@ impl Plan {
     }
 }
 
-fn record(function: &Function, inputs: &[Tensor], device: &Device, arena: &Arc<cuda::Arena>) -> Result<Recording> {
+fn record(
+    function: &Function,
+    inputs: &[Tensor],
+    device: &Device,
+    arena: &Arc<cuda::Arena>,
+    fuse: bool,
+) -> Result<Recording> {
     let recording = match device {
         Device::Cpu => cpu::record(function, inputs)?,
-        Device::Cuda(_) => cuda::record(function, inputs, arena)?,
+        Device::Cuda(_) => cuda::record(function, inputs, arena, fuse)?,
         Device::Metal(_) => {
             return Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
         }
@@ -86,7 +104,7 @@ type Built = (Box<dyn Replay>, Report, Arc<Planned>);
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
-    let Recording { trace, examples, program } = recording;
+    let Recording { trace, fused, examples, program } = recording;
     let trace = Arc::new(trace);
     let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
     let problem = prepared.problem();
@@ -141,6 +159,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         stages.time("stress", || compare(&*stressed, &examples, device))?;
     }
     let mut report = describe(&plan);
+    (report.ops, report.fused) = (report.ops + fused, fused);
     report.mode = replay.mode();
     report.policy = policy;
     report.reason = reason;
@@ -258,6 +277,7 @@ fn blank(policy: String) -> Report {
         policy,
         tuning: None,
         ops: 0,
+        fused: 0,
         folded: 0,
         edges: 0,
         edges_reduced: 0,

@@ -49,8 +49,10 @@ pub struct Report {
     pub policy: String,
     /// What the search for a tuned schedule found.
     pub tuning: Option<Findings>,
-    /// Launches of one forward pass.
+    /// Launches of one forward pass, as the module makes them.
     pub ops: usize,
+    /// Launches that became part of others.
+    pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
     pub folded: usize,
     /// Dependencies found.
@@ -94,7 +96,8 @@ impl fmt::Display for Report {
         if let Some(tuning) = &self.tuning {
             row("tuned", tuning.to_string())?;
         }
-        row("ops", format!("{}, of which {} ran once", self.ops, self.folded))?;
+        let fused = if self.fused > 0 { format!(", {} became part of others", self.fused) } else { String::new() };
+        row("ops", format!("{}, of which {} ran once{fused}", self.ops, self.folded))?;
         row("edges", format!("{}, reduced to {}", self.edges, self.edges_reduced))?;
         row("width, depth", format!("{}, {}", self.width, self.depth))?;
         row("streams, waits", format!("{}, {}", self.streams, self.waits))?;

@@ -67,8 +67,8 @@ impl Capture {
 pub(super) struct Launches {
     /// One entry an op.
     pub of: Vec<Recorded>,
-    /// Owns the nodes that attributes are copied from.
-    _graph: Captured,
+    /// Own the nodes that attributes are copied from.
+    pub graphs: Vec<Captured>,
 }
 
 /// What an op launches.
@@ -81,6 +81,18 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
+    /// A launch of this library's own.
+    pub fn new(launch: Launch, pointers: Vec<Pointer>) -> Self {
+        Self { launch, pointers, fixed: Vec::new() }
+    }
+
+    /// Places of all pointers, in order.
+    pub fn words(&self) -> Vec<usize> {
+        let mut words: Vec<usize> = self.pointers.iter().map(|p| p.word).chain(self.fixed.iter().copied()).collect();
+        words.sort_unstable();
+        words
+    }
+
     /// Whether this launch does the same as one of an earlier capture, with buffers elsewhere. `moved` are the places of
     /// pointers to those.
     fn repeats(&self, earlier: &Recorded, moved: &[usize]) -> bool {
@@ -131,7 +143,7 @@ pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inp
         };
         match capture {
             Ok((trace, of, external)) => {
-                let launches = Mutex::new(Launches { of, _graph: graph });
+                let launches = Mutex::new(Launches { of, graphs: vec![graph] });
                 return Ok(Capture { trace, launches, external, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {

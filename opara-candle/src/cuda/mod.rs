@@ -4,6 +4,7 @@ mod arena;
 mod capture;
 mod capturing;
 mod driver;
+mod fuse;
 mod kernels;
 pub(crate) mod ops;
 mod replay;
@@ -39,13 +40,13 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
     Ok(device)
 }
 
-/// Captures `function` on copies of `inputs`; replays share `arena`.
-pub(crate) fn record(function: &Function, inputs: &[Tensor], arena: &Arc<Arena>) -> Result<Recording> {
+/// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
+pub(crate) fn record(function: &Function, inputs: &[Tensor], arena: &Arc<Arena>, fuse: bool) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
-    home::run(move || capturing::exclusively(|| record_here(&function, &inputs, arena)))
+    home::run(move || capturing::exclusively(|| record_here(&function, &inputs, arena, fuse)))
 }
 
-fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Result<Recording> {
+fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: bool) -> Result<Recording> {
     let Some(device) = inputs.first().map(|t| t.device().clone()) else {
         return Err(Error::NotCapturable { reason: "it has no input".into() });
     };
@@ -86,10 +87,15 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>) -> Res
     let moved: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let mut capture = capture::capture(&stream, &device, function, &moved)?;
     capture.confirm(first)?;
+    let launches = capture.trace.ops.len();
+    if fuse {
+        capture.fuse(&stream, &device)?;
+    }
+    let fused = launches - capture.trace.ops.len();
     let trace = capture.trace.clone();
     let workspaces = Arena::of_workspaces(&stream);
     let program = CudaProgram { capture, stream, device, function: function.clone(), arena, workspaces };
-    Ok(Recording { trace, examples, program: Arc::new(program) })
+    Ok(Recording { trace, fused, examples, program: Arc::new(program) })
 }
 
 /// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's

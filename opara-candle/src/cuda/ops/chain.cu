@@ -31,6 +31,7 @@ struct Chain {
     Step step[STEPS];
     Store store[STORES];
 };
+static_assert(sizeof(Chain) == 728, "as there");
 
 __device__ inline float fused(float x, float mul, float add) { return fmaf(x, mul, add); }
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
@@ -82,7 +83,7 @@ template <typename T> __device__ inline T apply(const Step &step, T x, T y) {
     }
 }
 
-__device__ inline float load(const void *from, unsigned type, unsigned i) {
+__device__ inline float load_as(unsigned type, const void *from, unsigned i) {
     switch (type) {
     case F16: return widen(((const __half *)from)[i]);
     case BF16: return widen(((const __nv_bfloat16 *)from)[i]);
@@ -96,13 +97,13 @@ extern "C" __global__ void opara_chain(const __grid_constant__ Chain chain) {
     // All types fit into this one.
     float value[LOADS + STEPS];
     for (int n = 0; n < chain.loads; n++) {
-        const Load &load_ = chain.load[n];
-        unsigned rest = i, at = load_.rank ? 0 : i;
-        for (int d = (int)load_.rank - 1; d >= 0; d--) {
-            at += rest % load_.dims[d] * load_.strides[d];
-            rest /= load_.dims[d];
+        const Load &load = chain.load[n];
+        unsigned rest = i, at = load.rank ? 0 : i;
+        for (int d = (int)load.rank - 1; d >= 0; d--) {
+            at += rest % load.dims[d] * load.strides[d];
+            rest /= load.dims[d];
         }
-        value[n] = load(load_.from, load_.type, at);
+        value[n] = load_as(load.type, load.from, at);
     }
     for (int n = 0; n < chain.steps; n++) {
         const Step &step = chain.step[n];

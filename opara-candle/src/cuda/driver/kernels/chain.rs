@@ -9,6 +9,7 @@ use cudarc::driver::{DeviceRepr, PushKernelArg};
 use super::{blocks, function};
 use crate::cuda::driver::{Captured, Launch, Node, Stream};
 use crate::cuda::ops::ptx;
+use crate::{Error, Result};
 
 /// The most operands that are loaded.
 pub(in crate::cuda) const LOADS: usize = 8;
@@ -195,7 +196,7 @@ pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     chains: &[Chain],
-) -> crate::Result<(Vec<Launch>, Captured)> {
+) -> Result<(Vec<Launch>, Captured)> {
     // Before the capture, which does not bear a module that is loaded.
     let function = function(device, "opara_chain", "chain", ptx::CHAIN)?;
     let on = device.cuda_stream();
@@ -205,7 +206,7 @@ pub(in crate::cuda) fn launches(
             launch.arg(chain);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
             // graph is kept for its nodes' attributes, and whoever launches one of them elsewhere moves its pointers.
-            unsafe { launch.launch(blocks(chain.elements as usize)) }.w().map_err(crate::Error::from)?;
+            unsafe { launch.launch(blocks(chain.elements as usize)) }.w().map_err(Error::from)?;
         }
         Ok(())
     };
@@ -214,7 +215,12 @@ pub(in crate::cuda) fn launches(
         Node::Launch(launch) => Some(*launch),
         _ => None,
     });
-    Ok((launches.collect(), graph))
+    let launches: Vec<Launch> = launches.collect();
+    if launches.len() != chains.len() {
+        let reason = format!("a capture of {} launches gave back {}", chains.len(), launches.len());
+        return Err(Error::NotCapturable { reason });
+    }
+    Ok((launches, graph))
 }
 
 #[cfg(test)]

@@ -1,0 +1,182 @@
+//! Fuses chains of candle's element-wise launches: each becomes one launch of `chain.cu`, which gives the same bits.
+
+mod pointwise;
+
+use candle::Device;
+use hashbrown::HashMap;
+
+use self::pointwise::Step;
+use super::capture::{Capture, Recorded};
+use super::driver::kernels::chain::{self, Chain, Value, LOADS, STEPS};
+use super::driver::{Launch, Pointer, Stream};
+use crate::fuse::{chains, Most, Operand, Pointwise};
+use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
+use crate::Result;
+
+/// A launch that can be a step.
+struct Known {
+    step: Step,
+    pointwise: Pointwise,
+    /// How each operand is accessed, and then the result, with the address that stands in the arguments.
+    accesses: Vec<(Access, u64)>,
+}
+
+impl Capture {
+    /// Replaces chains of element-wise launches by one launch each.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<()> {
+        let known = self.known();
+        let pointwise: Vec<Option<Pointwise>> =
+            known.iter().map(|known| known.as_ref().map(|known| known.pointwise.clone())).collect();
+        let chains = chains(&self.trace, &pointwise, Most { members: STEPS, operands: LOADS });
+        let mut instead: HashMap<OpId, Fused> = HashMap::new();
+        let mut goes = vec![false; self.trace.ops.len()];
+        for chain in &chains {
+            let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>();
+            let Some(fused) = members.and_then(|members| Fused::new(&members, &chain.kept)) else { continue };
+            chain.members.iter().for_each(|&op| goes[op] = true);
+            instead.insert(chain.at, fused);
+        }
+        let mut places: Vec<OpId> = instead.keys().copied().collect();
+        places.sort_unstable();
+        let programs: Vec<Chain> = places.iter().map(|at| instead[at].program).collect();
+        if programs.is_empty() {
+            return Ok(());
+        }
+        let (launches, graph) = chain::launches(stream, device.as_cuda_device()?, &programs)?;
+        let mut launches: HashMap<OpId, Launch> = places.into_iter().zip(launches).collect();
+
+        let all = self.launches.get_mut();
+        all.graphs.push(graph);
+        let ops = std::mem::take(&mut self.trace.ops);
+        let recorded = std::mem::take(&mut all.of);
+        for (id, (op, recorded)) in ops.into_iter().zip(recorded).enumerate() {
+            match (instead.remove(&id), launches.remove(&id)) {
+                (Some(fused), Some(launch)) => {
+                    self.trace.ops.push(fused.op(op.label, &launch));
+                    all.of.push(Recorded::new(launch, fused.pointers));
+                }
+                _ if goes[id] => {}
+                _ => {
+                    self.trace.ops.push(op);
+                    all.of.push(recorded);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For each op what it does as a step, if it can be one.
+    fn known(&self) -> Vec<Option<Known>> {
+        let launches = self.launches.lock();
+        let mut uploads: HashMap<BufferId, &[u8]> = HashMap::new();
+        let mut known = Vec::with_capacity(self.trace.ops.len());
+        for (op, recorded) in self.trace.ops.iter().zip(&launches.of) {
+            known.push(understood(op, recorded, &uploads));
+            // The last bytes count; whoever else writes there makes them unknown.
+            for access in op.accesses.iter().filter(|access| access.mode.writes()) {
+                uploads.remove(&access.buffer);
+            }
+            if let (Launch::Memcpy(upload), [pointer]) = (&recorded.launch, &recorded.pointers[..]) {
+                let bytes = upload.bytes_on_host().filter(|_| pointer.delta == 0);
+                bytes.and_then(|bytes| uploads.insert(pointer.buffer, bytes));
+            }
+        }
+        known
+    }
+}
+
+fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) -> Option<Known> {
+    let Launch::Kernel(kernel) = &recorded.launch else { return None };
+    // Every access is through one pointer, in the order in which they stand among the arguments.
+    let words = recorded.words();
+    if words.len() != op.accesses.len() {
+        return None;
+    }
+    let accesses: HashMap<usize, Access> = words.into_iter().zip(op.accesses.iter().copied()).collect();
+    let table = |word| {
+        let pointer = recorded.pointers.iter().find(|p| p.word == word)?;
+        let bytes = uploads.get(&pointer.buffer)?.get(pointer.delta as usize..)?;
+        Some(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
+    };
+    let step = Step::of(&kernel.name, &kernel.arguments, table)?;
+    let at = |word: usize| {
+        let (_, address) = kernel.arguments.words().nth(word / 8)?;
+        Some((*accesses.get(&word)?, address))
+    };
+    let reads = step.operands.iter().map(|&(word, _)| at(word)).collect::<Option<Vec<_>>>()?;
+    let result = at(step.result)?;
+    let from_start = |word: usize| recorded.pointers.iter().any(|p| p.word == word && p.delta == 0);
+    if result.0.mode != Mode::Write || !from_start(step.result) || reads.iter().any(|(read, _)| read.mode != Mode::Read)
+    {
+        return None;
+    }
+    let operand = |(&(word, places), (access, _)): (&(usize, chain::Places), &(Access, u64))| Operand {
+        buffer: access.buffer,
+        in_a_row: places.are_in_a_row() && from_start(word),
+    };
+    let pointwise = Pointwise {
+        elements: step.elements,
+        operands: step.operands.iter().zip(&reads).map(operand).collect(),
+        result: result.0.buffer,
+    };
+    Some(Known { step, pointwise, accesses: reads.into_iter().chain([result]).collect() })
+}
+
+/// A chain as one launch.
+struct Fused {
+    program: Chain,
+    accesses: Vec<Access>,
+    pointers: Vec<Pointer>,
+}
+
+impl Fused {
+    /// Of these launches; `kept` tells of each whether its result is stored. `None` if they do not go together.
+    fn new(members: &[&Known], kept: &[bool]) -> Option<Self> {
+        let elements = members.first()?.step.elements;
+        let mut fused = Self { program: Chain::new(elements)?, accesses: Vec::new(), pointers: Vec::new() };
+        let mut made: HashMap<BufferId, (Value, chain::Type)> = HashMap::new();
+        for (member, &is_kept) in members.iter().zip(kept) {
+            let Known { step, accesses, .. } = member;
+            let (result, reads) = accesses.split_last()?;
+            let mut values = Vec::new();
+            for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
+                values.push(match made.get(&access.buffer) {
+                    Some(&(value, of)) if of == step.from => value,
+                    Some(_) => return None,
+                    None => {
+                        let (value, word) = fused.program.load(address, step.from, places)?;
+                        fused.touch(word, access);
+                        value
+                    }
+                });
+            }
+            let [a, b] = [*values.first()?, *values.last()?];
+            let value = fused.program.step(step.code, step.to, [a, b], step.constants)?;
+            made.insert(result.0.buffer, (value, step.to));
+            if is_kept {
+                let word = fused.program.store(value, step.to, result.1)?;
+                fused.touch(word, result.0);
+            }
+        }
+        Some(fused)
+    }
+
+    fn touch(&mut self, word: usize, access: Access) {
+        if self.pointers.iter().any(|p| p.word == word) {
+            return;
+        }
+        self.accesses.push(access);
+        self.pointers.push(Pointer { word, buffer: access.buffer, delta: access.region.start() });
+    }
+
+    fn op(&self, label: String, launch: &Launch) -> Op {
+        let work = match launch {
+            Launch::Kernel(kernel) => Work::Kernel(kernel.launch),
+            _ => Work::Memset(0),
+        };
+        Op { name: "opara_chain".into(), label, work, accesses: self.accesses.clone(), nanos: None }
+    }
+}

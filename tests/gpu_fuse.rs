@@ -1,0 +1,202 @@
+//! Chains of element-wise kernels in one launch, on a GPU: every operator and type, every layout, all that may stand
+//! between. Without a GPU, or without the `cuda` feature, each test says that it skips.
+
+mod common;
+
+use candle::{DType, Device, Result, Tensor, D};
+use common::{answers_like, assert_same, gpu, layouts, replayed, waves};
+use half::{bf16, f16};
+use opara_candle::{Mode, OparaExecutor};
+
+/// The executor's report says that so many launches became part of others.
+#[track_caller]
+fn fused(fast: &OparaExecutor, launches: usize) {
+    let report = fast.report();
+    assert_eq!((report.mode, report.fused, &report.reason), (Mode::Graph, launches, &None), "{report}");
+}
+
+/// Every number of a 16-bit type, and of f32 one in every 1031, infinities and NaNs included.
+fn all_numbers(dtype: DType, device: &Device) -> Result<Tensor> {
+    match dtype {
+        DType::F16 => Tensor::from_iter((0..=u16::MAX).map(f16::from_bits), device),
+        DType::BF16 => Tensor::from_iter((0..=u16::MAX).map(bf16::from_bits), device),
+        _ => Tensor::from_iter((0..u32::MAX / 1031).map(|i| f32::from_bits(i * 1031 + 1)), device),
+    }
+}
+
+type Unary = (&'static str, fn(&Tensor) -> Result<Tensor>);
+
+const UNARY: &[Unary] = &[
+    ("sqr", Tensor::sqr),
+    ("sqrt", Tensor::sqrt),
+    ("neg", Tensor::neg),
+    ("abs", Tensor::abs),
+    ("recip", Tensor::recip),
+    ("relu", Tensor::relu),
+    ("exp", Tensor::exp),
+    ("tanh", Tensor::tanh),
+    ("silu", Tensor::silu),
+    ("gelu", Tensor::gelu),
+    ("gelu_erf", Tensor::gelu_erf),
+    ("affine", |x| x.affine(1.7, -0.3)),
+    ("to f16", |x| x.to_dtype(DType::F16)),
+    ("to bf16", |x| x.to_dtype(DType::BF16)),
+    ("to f32", |x| x.to_dtype(DType::F32)),
+];
+
+#[test]
+fn every_operator_of_one_number_gives_the_same_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let x = all_numbers(dtype, &device)?;
+        for &(name, operator) in UNARY {
+            let of = format!("{name} of {dtype:?}");
+            let function = move |t: &[Tensor]| Ok(vec![operator(&t[0])?.neg()?]);
+            let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
+            // A cast to the same type is no launch, and candle computes this one in another type.
+            let alone = operator(&x.narrow(0, 0, 1)?)?.dtype() == dtype && name.starts_with("to ");
+            let left_alone = alone || (name, dtype) == ("silu", DType::BF16);
+            let report = fast.report();
+            assert_eq!((report.fused, &report.reason), (usize::from(!left_alone), &None), "{of}: {report}");
+            assert!(report.verified, "{of}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let operators: [(&str, Binary); 6] = [
+        ("add", Tensor::broadcast_add),
+        ("sub", Tensor::broadcast_sub),
+        ("mul", Tensor::broadcast_mul),
+        ("div", Tensor::broadcast_div),
+        ("maximum", Tensor::broadcast_maximum),
+        ("minimum", Tensor::broadcast_minimum),
+    ];
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        // Every 16-bit number with some of each sign and size; of f32 some with some.
+        let x = all_numbers(dtype, &device)?;
+        let count = x.elem_count();
+        let step = count / 1024;
+        let some = x.narrow(0, 0, step * 1024)?.reshape((1024, step))?.narrow(1, step / 3, 1)?.reshape((1, 1024))?;
+        let x = if dtype == DType::F32 { some.reshape((1024, 1))? } else { x.reshape((count, 1))?.contiguous()? };
+        let inputs = [x, some.contiguous()?];
+        for (name, operator) in operators {
+            let function = move |t: &[Tensor]| Ok(vec![operator(&t[0], &t[1])?.neg()?]);
+            let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs)?;
+            fused(&fast, 1);
+            let (got, expected) = (&fast.call(&inputs)?[0], &function(&inputs)?[0]);
+            // On the device: there are millions of them. Zeros of either sign are told apart by what they divide.
+            let same = got.eq(expected)?.mul(&got.recip()?.eq(&expected.recip()?)?)?;
+            let nan = got.ne(got)?.mul(&expected.ne(expected)?)?;
+            let differing = same.maximum(&nan)?.eq(0u8)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+            assert_eq!(differing, 0., "{name} of {dtype:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The norm of T5, as candle-transformers computes it.
+fn norm(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let wide = x.to_dtype(DType::F32)?;
+    let variance = (wide.sqr()?.sum_keepdim(D::Minus1)? * (1. / x.dim(D::Minus1)? as f64))?;
+    let normed = wide.broadcast_div(&(variance + 1e-6)?.sqrt()?)?;
+    normed.to_dtype(x.dtype())?.broadcast_mul(weight)
+}
+
+#[test]
+fn a_norm_is_four_launches() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let weight = waves(3, 64)?.to_device(&device)?.to_dtype(dtype)?;
+        let function = move |t: &[Tensor]| {
+            let sum = (&t[0] + &t[1])?;
+            Ok(vec![norm(&sum, &weight)?, sum])
+        };
+        let input = |i, shape: (usize, usize, usize)| waves(i, shape)?.to_device(&device)?.to_dtype(dtype);
+        let fast =
+            replayed(Mode::Graph, function.clone(), |i| Ok(vec![input(i, (2, 7, 64))?, input(i + 9, (2, 7, 64))?]));
+        let apart = OparaExecutor::builder().fuse(false);
+        let example = [input(0, (2, 7, 64))?, input(9, (2, 7, 64))?];
+        let apart = apart.build_fn(function.clone(), &example)?;
+        fused(&apart, 0);
+        // The sum with cast and square, the variance, the quotient with cast and product; and the sum of the squares.
+        fused(&fast, apart.report().ops - apart.report().folded - 4);
+        answers_like(&fast, function, |i| Ok(vec![input(i, (1, 3, 64))?, input(i + 5, (1, 3, 64))?]));
+    }
+    Ok(())
+}
+
+#[test]
+fn operands_may_lie_in_any_way() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16] {
+        for (way, y) in layouts(&waves(5, (6, 4))?.to_dtype(dtype)?.to_device(&device)?)? {
+            let function = move |t: &[Tensor]| {
+                let x = t[0].relu()?;
+                Ok(vec![(x.sqr()?.broadcast_mul(&y)? + &y)?.neg()?, x.t()?.contiguous()?.exp()?])
+            };
+            let fast =
+                replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (6, 4))?.to_dtype(dtype)?.to_device(&device)?]));
+            assert!(fast.report().fused >= 4, "{way}: {}", fast.report());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let turned = t[0].reshape((2, 3, 2, 3, 2, 3))?.permute((5, 3, 1, 4, 2, 0))?;
+        Ok(vec![turned.contiguous()?, turned.sqr()?.neg()?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (6, 6, 6))?.to_device(&device)?]));
+    fused(&fast, 0);
+}
+
+#[test]
+fn a_result_in_the_middle_is_an_output_too() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let first = (&t[0] + 1.)?;
+        let second = first.sqr()?;
+        let third = (&second - &first)?;
+        Ok(vec![third.exp()?, second, first.narrow(0, 1, 2)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    fused(&fast, 3);
+}
+
+#[test]
+fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| {
+        let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
+        Ok(vec![(0..100).try_fold(t[0].clone(), step)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    fused(&fast, 100 - 100usize.div_ceil(12));
+    // More operands than one launch loads.
+    let sum = |t: &[Tensor]| Ok(vec![t[1..].iter().try_fold(t[0].clone(), |sum, x| (&sum * 0.5)? + x)?]);
+    let inputs = |i: usize| (0..12).map(|j| waves(i + j, (3, 5))?.to_device(&device)).collect::<Result<Vec<_>>>();
+    let fast = replayed(Mode::Graph, sum, inputs);
+    assert!((10..22).contains(&fast.report().fused), "{}", fast.report());
+    Ok(())
+}
+
+#[test]
+fn many_elements_and_one() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| Ok(vec![(t[0].sqr()? + &t[0])?.gelu_erf()?]);
+    for shape in [(1, 1), (1, 127), (4096, 4099)] {
+        let x = Tensor::rand(-2f32, 2., shape, &device)?;
+        let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
+        fused(&fast, 2);
+        assert_same(&fast.call(std::slice::from_ref(&x))?, &function(&[x])?, format_args!("{shape:?}"));
+    }
+    Ok(())
+}
