@@ -23,15 +23,6 @@ pub(crate) struct Operand {
     pub in_a_row: bool,
 }
 
-/// The most that one launch can take.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Most {
-    /// Launches that become one.
-    pub members: usize,
-    /// Operands that it loads.
-    pub operands: usize,
-}
-
 /// Launches that become one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chain {
@@ -43,7 +34,7 @@ pub(crate) struct Chain {
     pub kept: Vec<bool>,
 }
 
-/// Finds chains of at least two launches, none of which holds a launch of another. `pointwise` tells which ops are
+/// Finds chains of two to `most` launches, none of which holds a launch of another. `pointwise` tells which ops are
 /// element-wise.
 ///
 /// A launch joins the chain of one that it reads element by element, if all else that it reads is there where the chain
@@ -52,7 +43,7 @@ pub(crate) struct Chain {
 ///
 /// # Complexity
 /// Linear in accesses.
-pub(crate) fn chains(trace: &Trace, pointwise: &[Option<Pointwise>], most: Most) -> Vec<Chain> {
+pub(crate) fn chains(trace: &Trace, pointwise: &[Option<Pointwise>], most: usize) -> Vec<Chain> {
     let mut chains = Growing::new(trace, most);
     for (op, launch) in trace.ops.iter().enumerate() {
         if let Some(pointwise) = &pointwise[op] {
@@ -68,15 +59,13 @@ struct Link {
     members: Vec<OpId>,
     at: OpId,
     elements: u64,
-    /// Operands that are no member's result.
-    operands: usize,
     /// Whether something else has read a member's result.
     is_read: bool,
 }
 
 struct Growing<'a> {
     trace: &'a Trace,
-    most: Most,
+    most: usize,
     /// Whether every call runs it.
     stays: Vec<bool>,
     /// How many ops write each buffer in all, and how many did so far.
@@ -91,7 +80,7 @@ struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    fn new(trace: &'a Trace, most: Most) -> Self {
+    fn new(trace: &'a Trace, most: usize) -> Self {
         let buffers = trace.buffers.len();
         let mut writes = vec![0; buffers];
         trace.ops.iter().flat_map(written).for_each(|buffer| writes[buffer] += 1);
@@ -114,39 +103,36 @@ impl<'a> Growing<'a> {
         // Nobody writes to these once they were read, so it does not matter when that happens.
         let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
         let is_new = self.writes[result] == 1 && !self.touched[result];
-        if !settled || !is_new || operands.len() > self.most.operands {
+        if !settled || !is_new {
             return;
         }
         let joined = operands.iter().filter_map(|operand| self.joined(op, pointwise, *operand)).max_by_key(|j| j.1);
-        let Some((link, at, operands)) = joined else {
+        let Some((link, at)) = joined else {
             self.link_of[op] = Some(self.links.len());
-            let operands = operands.len();
-            self.links.push(Link { members: vec![op], at: op, elements, operands, is_read: false });
+            self.links.push(Link { members: vec![op], at: op, elements, is_read: false });
             return;
         };
         let chain = &mut self.links[link];
-        (chain.at, chain.operands) = (at, operands);
+        chain.at = at;
         chain.members.push(op);
         self.link_of[op] = Some(link);
     }
 
-    /// The chain that made this operand, where it would run and how many operands it would have, if `op` can join it.
-    fn joined(&self, op: OpId, pointwise: &Pointwise, operand: Operand) -> Option<(usize, OpId, usize)> {
+    /// The chain that made this operand, and where it would run, if `op` can join it.
+    fn joined(&self, op: OpId, pointwise: &Pointwise, operand: Operand) -> Option<(usize, OpId)> {
         let maker = self.writer[operand.buffer].filter(|_| operand.in_a_row)?;
         let link = self.link_of[maker]?;
         let chain = &self.links[link];
         let of_chain = |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.link_of[writer] == Some(link));
         let (inner, outer): (Vec<&Operand>, Vec<&Operand>) = pointwise.operands.iter().partition(|o| of_chain(o));
-        let operands = chain.operands + outer.len();
         let fits = chain.elements == pointwise.elements
             && self.stays[maker] == self.stays[op]
             && inner.iter().all(|o| o.in_a_row)
-            && chain.members.len() < self.most.members
-            && operands <= self.most.operands;
+            && chain.members.len() < self.most;
         let ready = outer.iter().filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < chain.at) { Some(chain.at) } else { (!chain.is_read).then_some(op) };
-        at.filter(|_| fits).map(|at| (link, at, operands))
+        at.filter(|_| fits).map(|at| (link, at))
     }
 
     fn runs_at(&self, op: OpId) -> OpId {
@@ -201,7 +187,7 @@ mod tests {
     use super::*;
     use crate::trace::{Access, Buffer, Mode, Region, Work};
 
-    const MOST: Most = Most { members: 4, operands: 5 };
+    const MOST: usize = 4;
 
     /// A launch: whether it is element-wise, what it reads (`true`: element by element), and what it writes.
     type Launch = (bool, Vec<(BufferId, bool)>, BufferId);
@@ -342,7 +328,7 @@ mod tests {
             let mut instead: Vec<Option<Vec<(OpId, bool)>>> = (0..launches.len()).map(|op| Some(vec![(op, true)])).collect();
             let apart: Vec<_> = instead.iter().flatten().cloned().collect();
             for chain in &chains {
-                prop_assert!((2..=MOST.members).contains(&chain.members.len()));
+                prop_assert!((2..=MOST).contains(&chain.members.len()));
                 prop_assert!(chain.members.contains(&chain.at));
                 chain.members.iter().for_each(|&op| instead[op] = None);
                 instead[chain.at] = Some(chain.members.iter().copied().zip(chain.kept.iter().copied()).collect());

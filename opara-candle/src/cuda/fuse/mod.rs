@@ -7,9 +7,9 @@ use hashbrown::HashMap;
 
 use self::pointwise::Step;
 use super::capture::{Capture, Recorded};
-use super::driver::kernels::chain::{self, Chain, Value, LOADS, STEPS};
+use super::driver::kernels::chain::{self, Chain, Source, Target, SLOTS, STEPS};
 use super::driver::{Launch, Pointer, Stream};
-use crate::fuse::{chains, Most, Operand, Pointwise};
+use crate::fuse::{chains, Operand, Pointwise};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
 
@@ -30,7 +30,7 @@ impl Capture {
         let known = self.known();
         let pointwise: Vec<Option<Pointwise>> =
             known.iter().map(|known| known.as_ref().map(|known| known.pointwise.clone())).collect();
-        let chains = chains(&self.trace, &pointwise, Most { members: STEPS, operands: LOADS });
+        let chains = chains(&self.trace, &pointwise, STEPS);
         let mut instead: HashMap<OpId, Fused> = HashMap::new();
         let mut goes = vec![false; self.trace.ops.len()];
         for chain in &chains {
@@ -137,37 +137,41 @@ impl Fused {
     fn new(members: &[&Known], kept: &[bool]) -> Option<Self> {
         let elements = members.first()?.step.elements;
         let mut fused = Self { program: Chain::new(elements)?, accesses: Vec::new(), pointers: Vec::new() };
-        let mut made: HashMap<BufferId, (Value, chain::Type)> = HashMap::new();
-        for (member, &is_kept) in members.iter().zip(kept) {
-            let Known { step, accesses, .. } = member;
+        let maker = |buffer| members.iter().position(|member| member.pointwise.result == buffer);
+        let mut slots = Slots::default();
+        for (at, (member, &is_kept)) in members.iter().zip(kept).enumerate() {
+            let Known { step, pointwise, accesses } = member;
             let (result, reads) = accesses.split_last()?;
-            let mut values = Vec::new();
+            let mut sources = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
-                values.push(match made.get(&access.buffer) {
-                    Some(&(value, of)) if of == step.from => value,
-                    Some(_) => return None,
-                    None => {
-                        let (value, word) = fused.program.load(address, step.from, places)?;
-                        fused.touch(word, access);
-                        value
-                    }
+                sources.push(match maker(access.buffer) {
+                    Some(maker) if members[maker].step.to != step.from => return None,
+                    Some(maker) if maker + 1 == at => Source::Last,
+                    Some(maker) => Source::Saved(slots.of(maker)?),
+                    None => Source::Memory(address, step.from, places),
                 });
             }
-            let [a, b] = [*values.first()?, *values.last()?];
-            let value = fused.program.step(step.code, step.to, [a, b], step.constants)?;
-            made.insert(result.0.buffer, (value, step.to));
+            let reads_result = |member: &&Known| member.pointwise.operands.iter().any(|o| o.buffer == pointwise.result);
+            let last_use = members.iter().rposition(reads_result).filter(|&last| last > at + 1);
+            let slot = match last_use {
+                Some(last) => Some(slots.take(at, last)?),
+                None => None,
+            };
+            let target = Target { address: is_kept.then_some(result.1), slot };
+            fused.program.step(step.code, step.to, &sources, step.constants, target)?;
+            for (operand, (source, (access, _))) in sources.iter().zip(reads).enumerate() {
+                if let Source::Memory(..) = source {
+                    fused.touch(fused.program.operand_word(operand), *access);
+                }
+            }
             if is_kept {
-                let word = fused.program.store(value, step.to, result.1)?;
-                fused.touch(word, result.0);
+                fused.touch(fused.program.result_word(), result.0);
             }
         }
         Some(fused)
     }
 
     fn touch(&mut self, word: usize, access: Access) {
-        if self.pointers.iter().any(|p| p.word == word) {
-            return;
-        }
         self.accesses.push(access);
         self.pointers.push(Pointer { word, buffer: access.buffer, delta: access.region.start() });
     }
@@ -175,8 +179,28 @@ impl Fused {
     fn op(&self, label: String, launch: &Launch) -> Op {
         let work = match launch {
             Launch::Kernel(kernel) => Work::Kernel(kernel.launch),
-            _ => Work::Memset(0),
+            Launch::Memset(memset) => Work::Memset(memset.bytes()),
+            Launch::Memcpy(memcpy) => Work::Memcpy(memcpy.bytes()),
         };
         Op { name: "opara_chain".into(), label, work, accesses: self.accesses.clone(), nanos: None }
+    }
+}
+
+/// Which step's result is in which slot, and which step is the last to take it.
+#[derive(Default)]
+struct Slots([Option<(usize, usize)>; SLOTS]);
+
+impl Slots {
+    /// The slot that holds a step's result.
+    fn of(&self, step: usize) -> Option<usize> {
+        self.0.iter().position(|slot| slot.is_some_and(|(of, _)| of == step))
+    }
+
+    /// A slot for the result of `step`, which step `last` takes last; `None` if all hold what is still needed. Operands
+    /// are read before the result is saved.
+    fn take(&mut self, step: usize, last: usize) -> Option<usize> {
+        let free = self.0.iter().position(|slot| slot.is_none_or(|(_, last)| last <= step))?;
+        self.0[free] = Some((step, last));
+        Some(free)
     }
 }

@@ -11,12 +11,14 @@ use crate::cuda::driver::{Captured, Launch, Node, Stream};
 use crate::cuda::ops::ptx;
 use crate::{Error, Result};
 
-/// The most operands that are loaded.
-pub(in crate::cuda) const LOADS: usize = 8;
-/// The most steps, and so results that are stored.
+/// The most steps.
 pub(in crate::cuda) const STEPS: usize = 12;
+/// How many results can be saved for later than the next step.
+pub(in crate::cuda) const SLOTS: usize = 4;
 /// The most dimensions of an operand whose elements are not in a row.
-pub(in crate::cuda) const DIMS: usize = 4;
+const DIMS: usize = 4;
+/// Elements from which on a thread makes several: so many fill an H200.
+const MANY: u32 = 132 * 2048 * 4;
 
 /// Type of a value in memory, and of a step's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,11 +57,10 @@ pub(in crate::cuda) enum Code {
 
 /// Where the elements of an operand are: in a row if the rank is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(C)]
 pub(in crate::cuda) struct Places {
     dims: [u32; DIMS],
     strides: [u32; DIMS],
-    rank: u32,
+    rank: u8,
 }
 
 impl Places {
@@ -82,7 +83,7 @@ impl Places {
         if joined.len() > DIMS || last > u64::from(u32::MAX) {
             return None;
         }
-        places.rank = joined.len() as u32;
+        places.rank = joined.len() as u8;
         for (at, (dim, stride)) in joined.into_iter().enumerate() {
             (places.dims[at], places.strides[at]) = (u32::try_from(dim).ok()?, u32::try_from(stride).ok()?);
         }
@@ -95,30 +96,49 @@ impl Places {
     }
 }
 
+/// Where a step takes an operand from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) enum Source {
+    /// The result of the step before.
+    Last,
+    /// One that was saved in this slot.
+    Saved(usize),
+    /// Elements of a type in memory, from an address on.
+    Memory(u64, Type, Places),
+}
+
+/// What becomes of a step's result, beside that the next step can take it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::cuda) struct Target {
+    /// Where it is stored.
+    pub address: Option<u64>,
+    /// The slot that it is saved in.
+    pub slot: Option<usize>,
+}
+
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Load {
+struct Operand {
     from: u64,
-    places: Places,
-    of: u32,
+    dims: [u32; DIMS],
+    strides: [u32; DIMS],
+    source: u8,
+    slot: u8,
+    of: Type,
+    rank: u8,
 }
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Step {
+    operand: [Operand; 2],
+    to: u64,
     mul: f32,
     add: f32,
     code: Code,
     of: Type,
-    operands: [u8; 2],
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Store {
-    to: u64,
-    value: u32,
-    of: u32,
+    operands: u8,
+    slot: u8,
 }
 
 /// Element-wise steps on operands of one number of elements: the argument of `opara_chain`.
@@ -126,64 +146,76 @@ struct Store {
 #[repr(C)]
 pub(in crate::cuda) struct Chain {
     elements: u32,
-    loads: u8,
-    steps: u8,
-    stores: u8,
-    load: [Load; LOADS],
+    steps: u32,
     step: [Step; STEPS],
-    store: [Store; STEPS],
 }
 
 // SAFETY: plain numbers, laid out as the kernel declares them.
 unsafe impl DeviceRepr for Chain {}
 
-/// What a step can take: an operand, or the result of an earlier step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cuda) struct Value(u8);
+impl Operand {
+    fn new(source: Source) -> Self {
+        let nothing = Self { from: 0, dims: [0; DIMS], strides: [0; DIMS], source: 0, slot: 0, of: Type::F32, rank: 0 };
+        match source {
+            Source::Last => nothing,
+            Source::Saved(slot) => Self { source: 1, slot: slot as u8, ..nothing },
+            Source::Memory(from, of, Places { dims, strides, rank }) => {
+                Self { from, dims, strides, source: 2, of, rank, ..nothing }
+            }
+        }
+    }
+}
 
 impl Chain {
     /// Without steps. `None` if 31 bits do not count the elements.
     pub fn new(elements: u64) -> Option<Self> {
-        let load = Load { from: 0, places: Places::default(), of: 0 };
-        let step = Step { mul: 0., add: 0., code: Code::Copy, of: Type::F32, operands: [0; 2] };
-        let store = Store { to: 0, value: 0, of: 0 };
+        let operand = [Operand::new(Source::Last); 2];
+        let (code, of) = (Code::Copy, Type::F32);
+        let step = Step { operand, to: 0, mul: 0., add: 0., code, of, operands: 0, slot: SLOTS as u8 };
         let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
-        Some(Self {
-            elements,
-            loads: 0,
-            steps: 0,
-            stores: 0,
-            load: [load; LOADS],
-            step: [step; STEPS],
-            store: [store; STEPS],
-        })
+        Some(Self { elements, steps: 0, step: [step; STEPS] })
     }
 
-    /// Loads an operand. Gives the value, and the offset of the pointer among the arguments; the same for the same operand.
-    pub fn load(&mut self, from: u64, of: Type, places: Places) -> Option<(Value, usize)> {
-        let known = &self.load[..self.loads.into()];
-        let same = |load: &Load| (load.from, load.places, load.of) == (from, places, of as u32);
-        let at = known.iter().position(same).unwrap_or(known.len());
-        *self.load.get_mut(at)? = Load { from, places, of: of as u32 };
-        self.loads = self.loads.max(at as u8 + 1);
-        let word = offset_of!(Chain, load) + at * size_of::<Load>() + offset_of!(Load, from);
-        Some((Value(at as u8), word))
-    }
-
-    /// Adds a step in the arithmetic of a type; one operand that takes one, twice.
-    pub fn step(&mut self, code: Code, of: Type, [a, b]: [Value; 2], [mul, add]: [f32; 2]) -> Option<Value> {
-        let at = usize::from(self.steps);
-        *self.step.get_mut(at)? = Step { mul, add, code, of, operands: [a.0, b.0] };
+    /// Adds a step in the arithmetic of a type. `None` if there are too many.
+    pub fn step(
+        &mut self,
+        code: Code,
+        of: Type,
+        operands: &[Source],
+        [mul, add]: [f32; 2],
+        target: Target,
+    ) -> Option<()> {
+        let step = self.step.get_mut(self.steps as usize)?;
+        for (operand, source) in step.operand.iter_mut().zip(operands) {
+            *operand = Operand::new(*source);
+        }
+        (step.code, step.of, step.operands, step.mul, step.add) = (code, of, operands.len() as u8, mul, add);
+        step.to = target.address.unwrap_or(0);
+        step.slot = target.slot.unwrap_or(SLOTS) as u8;
         self.steps += 1;
-        Some(Value((LOADS + at) as u8))
+        Some(())
     }
 
-    /// Stores a value; gives the offset of the pointer among the arguments.
-    pub fn store(&mut self, value: Value, of: Type, to: u64) -> Option<usize> {
-        let at = usize::from(self.stores);
-        *self.store.get_mut(at)? = Store { to, value: value.0.into(), of: of as u32 };
-        self.stores += 1;
-        Some(offset_of!(Chain, store) + at * size_of::<Store>() + offset_of!(Store, to))
+    /// Offset among the arguments of the pointer to this operand of the last step.
+    pub fn operand_word(&self, operand: usize) -> usize {
+        self.step_at() + offset_of!(Step, operand) + operand * size_of::<Operand>() + offset_of!(Operand, from)
+    }
+
+    /// Offset of the pointer to where the last step's result is stored.
+    pub fn result_word(&self) -> usize {
+        self.step_at() + offset_of!(Step, to)
+    }
+
+    fn step_at(&self) -> usize {
+        offset_of!(Chain, step) + (self.steps as usize).saturating_sub(1) * size_of::<Step>()
+    }
+
+    /// The kernel, and threads.
+    fn launch(&self) -> (&'static str, usize) {
+        match self.elements {
+            MANY.. => ("opara_chain4", self.elements.div_ceil(4) as usize),
+            _ => ("opara_chain", self.elements as usize),
+        }
     }
 }
 
@@ -198,15 +230,16 @@ pub(in crate::cuda) fn launches(
     chains: &[Chain],
 ) -> Result<(Vec<Launch>, Captured)> {
     // Before the capture, which does not bear a module that is loaded.
-    let function = function(device, "opara_chain", "chain", ptx::CHAIN)?;
+    let kernel = |chain: &Chain| function(device, chain.launch().0, "chain", ptx::CHAIN);
+    let functions = chains.iter().map(kernel).collect::<candle::Result<Vec<_>>>()?;
     let on = device.cuda_stream();
     let record = || {
-        for chain in chains {
-            let mut launch = on.launch_builder(&function);
+        for (chain, function) in chains.iter().zip(&functions) {
+            let mut launch = on.launch_builder(function);
             launch.arg(chain);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
             // graph is kept for its nodes' attributes, and whoever launches one of them elsewhere moves its pointers.
-            unsafe { launch.launch(blocks(chain.elements as usize)) }.w().map_err(Error::from)?;
+            unsafe { launch.launch(blocks(chain.launch().1)) }.w().map_err(Error::from)?;
         }
         Ok(())
     };
@@ -249,23 +282,27 @@ mod tests {
     #[test]
     fn pointers_stand_where_the_kernel_looks_for_them() {
         let mut chain = Chain::new(8).unwrap();
-        let row = Places::default();
-        let (x, first) = chain.load(0xa000, Type::F32, row).unwrap();
-        let (y, second) = chain.load(0xb000, Type::F16, row).unwrap();
-        assert_eq!(chain.load(0xa000, Type::F32, row).unwrap(), (x, first), "once");
-        let sum = chain.step(Code::Add, Type::F32, [x, y], [0.; 2]).unwrap();
-        let stored = chain.store(sum, Type::F32, 0xc000).unwrap();
-        assert_eq!((first, second, stored, size_of::<Chain>()), (8, 56, 8 + 8 * 48 + 12 * 12, 728));
+        let of = |at| Source::Memory(at, Type::F16, Places::default());
+        let target = Target { address: Some(0xc000), slot: None };
+        for _ in 0..2 {
+            chain.step(Code::Add, Type::F16, &[of(0xa000), of(0xb000)], [0.; 2], target).unwrap();
+        }
+        assert_eq!((size_of::<Operand>(), size_of::<Step>(), size_of::<Chain>()), (48, 120, 1448));
+        let words = [chain.operand_word(0), chain.operand_word(1), chain.result_word()];
+        assert_eq!(words, [8 + 120, 8 + 120 + 48, 8 + 120 + 96]);
     }
 
     #[test]
     fn what_is_too_much_is_refused() {
         assert!(Chain::new(1 << 31).is_none());
         let mut chain = Chain::new(1).unwrap();
-        let row = Places::default();
-        let loaded = (0..=LOADS as u64).map(|at| chain.load(at, Type::F32, row)).filter(Option::is_some).count();
-        let (x, _) = chain.load(0, Type::F32, row).unwrap();
-        let steps = (0..=STEPS).map(|_| chain.step(Code::Neg, Type::F32, [x; 2], [0.; 2])).filter(Option::is_some);
-        assert_eq!((loaded, steps.count()), (LOADS, STEPS));
+        let mut negate = || chain.step(Code::Neg, Type::F32, &[Source::Last], [0.; 2], Target::default());
+        assert_eq!((0..=STEPS).filter(|_| negate().is_some()).count(), STEPS);
+    }
+
+    #[test]
+    fn a_thread_makes_several_elements_where_there_are_many() {
+        assert_eq!(Chain::new(1000).unwrap().launch(), ("opara_chain", 1000));
+        assert_eq!(Chain::new(u64::from(MANY) + 1).unwrap().launch(), ("opara_chain4", MANY as usize / 4 + 1));
     }
 }
