@@ -9,7 +9,7 @@ use candle::{DType, Device, Tensor};
 use clap::ValueEnum;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion};
-use opara_candle::{ops, Policy};
+use opara_candle::{ops, OparaExecutor};
 use opara_examples::{Model, Native};
 
 const MEASUREMENT: Duration = Duration::from_secs(15);
@@ -35,7 +35,7 @@ fn bench(mut group: BenchmarkGroup<WallTime>, model: &Model, input: &[Tensor]) -
     ops::use_candle_only(false);
     group.bench_function("eager", |b| b.iter(|| black_box(model.call(input))));
     group.bench_function("executor", |b| {
-        let executor = executor.get_or_init(|| model.executor(Policy::default(), input));
+        let executor = executor.get_or_init(|| model.executor(OparaExecutor::builder(), input));
         b.iter(|| black_box(executor.as_ref().map(|executor| executor.call(input))))
     });
     group.finish();

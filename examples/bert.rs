@@ -95,7 +95,7 @@ fn main() -> Result<()> {
     };
     let batches = batches(&sentences, &tokenizer, options.batch, &device)?;
     let example = &batches[0];
-    let fast = model.executor(options.policy, example)?;
+    let fast = model.executor(options.builder(), example)?;
     let embeddings =
         batches.iter().map(|inputs| embed(&fast.call(inputs)?[0], &inputs[2])).collect::<Result<Vec<_>>>()?;
     let embeddings = Tensor::cat(&embeddings, 0)?.narrow(0, 0, sentences.len())?;

@@ -62,7 +62,7 @@ fn main() -> Result<()> {
         Ok(Tensor::from_vec(ids, (options.batch, config.field_sizes.len()), &device)?)
     };
     let example = [batch(0)?];
-    let fast = model.executor(options.policy, &example)?;
+    let fast = model.executor(options.builder(), &example)?;
 
     let rows = table.len() * args.repeat;
     let bar =

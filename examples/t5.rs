@@ -95,7 +95,7 @@ fn main() -> Result<()> {
         given => given.iter().map(String::as_str).collect(),
     };
     let batches = batches(&texts, &tokenizer, options.batch, &device)?;
-    let builder = OparaExecutor::builder().policy(options.policy);
+    let builder = options.builder();
     let generator = Generator::new(model.clone(), args.max_tokens, builder)?;
     let mut outputs = Vec::new();
     for batch in &batches {
@@ -113,7 +113,7 @@ fn main() -> Result<()> {
         let model = model.clone();
         Model::new(move |x| Ok(vec![model.encoder().forward(&x[0], Some(&x[1]))?]))
     };
-    let fast = encoder.executor(options.policy, example)?;
+    let fast = encoder.executor(options.builder(), example)?;
     writeln!(out, "\nThe encoder, {} x {} tokens:", options.batch, args.seq_len)?;
     args.show.run(&mut out, options, &encoder, &fast, example)?;
 

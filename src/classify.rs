@@ -81,7 +81,7 @@ impl Classify {
         let image = preprocess.apply(&picture, &device)?.to_dtype(options.dtype())?;
         let example = [image.repeat((options.batch, 1, 1, 1))?];
         let model = Model::of(load(vb, config)?);
-        let fast = model.executor(options.policy, &example)?;
+        let fast = model.executor(options.builder(), &example)?;
         for (label, probability) in best(&fast.call(&example)?[0])? {
             writeln!(out, "{:>6.2} %  {label}", 100. * probability)?;
         }

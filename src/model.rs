@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use candle::{Device, Module, Tensor};
-use opara_candle::{OparaExecutor, Policy};
+use opara_candle::{Builder, OparaExecutor, Policy};
 
 use crate::{Latencies, Options, Run};
 
@@ -39,9 +39,9 @@ impl Model {
     ///
     /// # Errors
     /// Those of the model and of the device.
-    pub fn executor(&self, policy: Policy, example: &[Tensor]) -> Result<OparaExecutor> {
+    pub fn executor(&self, builder: Builder, example: &[Tensor]) -> Result<OparaExecutor> {
         let model = self.clone();
-        Ok(OparaExecutor::builder().policy(policy).build_fn(move |inputs| model.call(inputs), example)?)
+        Ok(builder.build_fn(move |inputs| model.call(inputs), example)?)
     }
 }
 
@@ -81,7 +81,10 @@ impl Show {
         if let (Some(path), Some(trace)) = (&self.trace, fast.trace()) {
             trace.save(path)?;
         }
-        let sequential = self.compare.then(|| model.executor(Policy::Sequential, example)).transpose()?;
+        let sequential = self
+            .compare
+            .then(|| model.executor(OparaExecutor::builder().policy(Policy::Sequential), example))
+            .transpose()?;
         let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
         let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));
         let lent = || Ok(fast.lend(example, |_| Vec::new())?);

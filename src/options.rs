@@ -6,7 +6,7 @@ use anyhow::Result;
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use opara_candle::{Policy, Report, SpanLabels};
+use opara_candle::{Builder, OparaExecutor, Policy, Report, SpanLabels};
 use opara_weights::Checkpoint;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
@@ -37,6 +37,10 @@ pub struct Options {
     #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
         .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
+
+    /// Let chains of candle's element-wise kernels become one launch each on a GPU.
+    #[arg(long)]
+    pub fuse: bool,
 
     /// Forward passes to measure of each kind.
     #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -69,6 +73,11 @@ impl Options {
         opara_candle::ops::use_candle_only(self.candle);
         let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(LevelFilter::WARN);
         tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
+    }
+
+    /// An executor as it is asked for.
+    pub fn builder(&self) -> Builder {
+        OparaExecutor::builder().policy(self.policy).fuse(self.fuse)
     }
 
     /// The first GPU, or the CPU where that is asked for or nothing else is there; says which on stderr.

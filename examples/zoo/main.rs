@@ -65,6 +65,10 @@ struct Args {
         .try_map(|name| name.parse::<Policy>()))]
     policy: Policy,
 
+    /// Let chains of element-wise kernels become one launch each.
+    #[arg(long)]
+    fuse: bool,
+
     /// File to write to, one line of JSON a row.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -108,7 +112,8 @@ fn main() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    let counts = Counts { iters: args.iters, replays: args.replays, stress: args.stress, policy: args.policy };
+    let counts =
+        Counts { iters: args.iters, replays: args.replays, stress: args.stress, policy: args.policy, fuse: args.fuse };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {

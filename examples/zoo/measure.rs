@@ -30,6 +30,8 @@ pub struct Counts {
     pub stress: u64,
     /// Of the schedule that is held against the sequential one.
     pub policy: Policy,
+    /// Whether its launches are fused; those of the sequential one are not.
+    pub fuse: bool,
 }
 
 /// One entry in one dtype.
@@ -91,10 +93,12 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     drop((outputs, again));
 
     let (_, eager_usage) = device_memory::watch(device, || function(inputs).map_err(anyhow::Error::from))?;
-    let build = |policy: Policy, stress: u64| {
-        model.executor(OparaExecutor::builder().policy(policy).stress(stress)).context("the executor fails")
+    let build = |policy: Policy, stress: u64, fuse: bool| {
+        let builder = OparaExecutor::builder().policy(policy).stress(stress).fuse(fuse);
+        model.executor(builder).context("the executor fails")
     };
-    let (scheduled, build_usage, driver) = memory::watch_build(device, || build(counts.policy, counts.stress))?;
+    let (scheduled, build_usage, driver) =
+        memory::watch_build(device, || build(counts.policy, counts.stress, counts.fuse))?;
     let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
     let report = scheduled.report();
     let build_ms = report.build_ms.iter().filter(|(stage, _)| **stage != "stress").map(|(_, ms)| ms).sum();
@@ -105,7 +109,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let sequential = if captured { Some(build(Policy::Sequential, 0)?) } else { None };
+    let sequential = if captured { Some(build(Policy::Sequential, 0, false)?) } else { None };
     let memory = Memory {
         eager_peak: eager_usage.map(|eager| eager.peak - eager.before),
         replay_peak: replay_usage.zip(build_usage).map(|(replay, build)| replay.peak.saturating_sub(build.before)),
