@@ -10,7 +10,6 @@ use anyhow::Result;
 use candle::{Device, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_candle::OparaExecutor;
 use opara_examples::{Latencies, Model, Options, Show, Tokenizer};
 use opara_models::t5::{Config, Generator, T5};
 
