@@ -7,6 +7,7 @@ mod driver;
 mod fuse;
 mod kernels;
 pub(crate) mod ops;
+mod read;
 mod replay;
 mod spans;
 

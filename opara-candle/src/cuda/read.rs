@@ -1,0 +1,321 @@
+//! Reads a captured graph back as a trace: its buffers, and what each launch does to them.
+
+use candle::Tensor;
+use hashbrown::HashMap;
+
+use super::capture::{Marks, OutputSpec, Recorded};
+use super::driver::{address_of, bytes_of, AllocationTable, Captured, KernelNode, Launch, Node, Pointer, Stream};
+use super::kernels::{effects, Effects};
+use crate::memory::aligned;
+use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
+use crate::{Error, Result};
+
+/// A buffer of the pass, as far as libraries are concerned.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    /// Allocated by candle before the library call of this number, if not in it, and touched by no kernel of candle's.
+    Fresh(usize),
+    /// A tensor that holds something.
+    Tensor,
+    /// A library's own.
+    Library,
+}
+
+/// Buffers by address, as allocations come and go.
+struct Memory<'a> {
+    stream: &'a Stream,
+    buffers: Vec<Buffer>,
+    origins: Vec<Origin>,
+    /// First byte to buffer, of those alive.
+    live: std::collections::BTreeMap<u64, BufferId>,
+    external: HashMap<u64, BufferId>,
+    allocations: AllocationTable,
+    /// Library calls that are surely over. candle cannot act in the middle of one, so what it does ends them.
+    calls: usize,
+    /// Whether a library has launched something since.
+    calling: bool,
+    /// Bytes of candle's live allocations, and the most there were.
+    bytes: u64,
+    peak: u64,
+    /// Whether something that is known writes to an input.
+    writes_input: bool,
+}
+
+impl<'a> Memory<'a> {
+    fn new(stream: &'a Stream) -> Self {
+        Self {
+            stream,
+            buffers: Vec::new(),
+            origins: Vec::new(),
+            live: Default::default(),
+            external: HashMap::new(),
+            allocations: AllocationTable::default(),
+            calls: 0,
+            calling: false,
+            bytes: 0,
+            peak: 0,
+            writes_input: false,
+        }
+    }
+
+    fn add(&mut self, bytes: u64, role: Role, origin: Origin) -> BufferId {
+        self.buffers.push(Buffer { bytes, role });
+        self.origins.push(origin);
+        self.buffers.len() - 1
+    }
+
+    fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
+        if !library {
+            self.end_call();
+        }
+        let origin = if library { Origin::Library } else { Origin::Fresh(self.calls) };
+        let id = self.add(bytes, if library { Role::Workspace } else { Role::Intermediate }, origin);
+        self.live.insert(address, id);
+        self.bytes += if library { 0 } else { aligned(bytes) };
+        self.peak = self.peak.max(self.bytes);
+        id
+    }
+
+    fn free(&mut self, address: u64) {
+        if let Some(id) = self.live.remove(&address) {
+            let library = matches!(self.origins[id], Origin::Library);
+            self.bytes -= if library { 0 } else { aligned(self.buffers[id].bytes) };
+        }
+    }
+
+    /// The buffer holds something.
+    fn settle(&mut self, buffer: BufferId) {
+        if let origin @ Origin::Fresh(_) = &mut self.origins[buffer] {
+            *origin = Origin::Tensor;
+        }
+    }
+
+    fn is_input(&self, buffer: BufferId) -> bool {
+        matches!(self.buffers[buffer].role, Role::Input(_))
+    }
+
+    /// candle acts: whatever a library was called for is done.
+    fn end_call(&mut self) {
+        self.calls += usize::from(std::mem::take(&mut self.calling));
+    }
+
+    /// The buffer around an address, and how far it is from its start.
+    fn find(&mut self, address: u64) -> Option<(BufferId, u64)> {
+        let around = self.live.range(..=address).next_back().map(|(&start, &id)| (id, address - start));
+        if let Some(found) = around.filter(|&(id, delta)| delta < self.buffers[id].bytes) {
+            return Some(found);
+        }
+        let allocation = self.allocations.find(self.stream, address)?;
+        let id = match self.external.get(&allocation.start) {
+            Some(&id) => id,
+            None => {
+                let origin = if allocation.pooled { Origin::Tensor } else { Origin::Library };
+                let id = self.add(allocation.bytes, Role::External, origin);
+                self.external.insert(allocation.start, id);
+                id
+            }
+        };
+        Some((id, address - allocation.start))
+    }
+
+    fn whole(&self, buffer: BufferId, from: u64) -> Region {
+        Region::contiguous(from, self.buffers[buffer].bytes - from)
+    }
+}
+
+/// The trace, each op's launch, and first bytes of memory from before the pass.
+pub(super) type Read = (Trace, Vec<Recorded>, Vec<u64>);
+
+/// Reads a captured graph. `Err` lists the outputs that must be copied in another capture.
+pub(super) fn read(
+    stream: &Stream,
+    inputs: &[Tensor],
+    outputs: &[OutputSpec],
+    marks: &Marks,
+    graph: &Captured,
+) -> Result<std::result::Result<Read, Vec<usize>>> {
+    let mut memory = Memory::new(stream);
+    for (i, input) in inputs.iter().enumerate() {
+        let bytes = bytes_of(input);
+        let id = memory.add(bytes, Role::Input(i), Origin::Tensor);
+        if bytes > 0 {
+            memory.live.insert(address_of(input)?, id);
+        }
+    }
+    let mut trace = Trace { device: stream.device_spec()?, ..Default::default() };
+    let mut launches = Vec::new();
+    let mut unfreed: HashMap<u64, BufferId> = HashMap::new();
+    let mut last_at: HashMap<u64, BufferId> = HashMap::new();
+    let mut labels = marks.iter().peekable();
+    let mut label = "";
+    for (index, node) in graph.nodes()?.into_iter().enumerate() {
+        while let Some((_, path)) = labels.next_if(|(from, _)| *from <= index) {
+            label = path;
+        }
+        match node {
+            Node::Alloc { address, bytes, library } => {
+                let id = memory.allocate(address, bytes, library);
+                unfreed.insert(address, id);
+                last_at.insert(address, id);
+            }
+            Node::Free { address } => {
+                memory.free(address);
+                unfreed.remove(&address);
+            }
+            Node::Empty => {}
+            Node::Unsupported(reason) => return Err(refused(reason, label)),
+            // Of empty tensors.
+            Node::Launch(launch) if launch.is_empty() => {}
+            Node::Launch(launch) => {
+                if draws_random_numbers(&launch) {
+                    return Err(refused("it draws random numbers, and a replay would draw them out of turn", label));
+                }
+                let (op, recorded) = record(&mut memory, *launch, label);
+                trace.ops.push(op);
+                launches.push(recorded);
+                if memory.writes_input {
+                    return Err(refused("it writes to a tensor that it is called with", label));
+                }
+            }
+        }
+    }
+    if !unfreed.is_empty() {
+        let bytes: u64 = unfreed.values().map(|&id| memory.buffers[id].bytes).sum();
+        let reason = format!(
+            "the module keeps {} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call",
+            unfreed.len()
+        );
+        return Err(Error::NotCapturable { reason });
+    }
+    if graph.dropped() > 0 {
+        let reason = format!(
+            "the module drops {} tensors from before the forward pass in it, so its state changes from call to call",
+            graph.dropped()
+        );
+        return Err(Error::NotCapturable { reason });
+    }
+    if let Some(error) = graph.failed() {
+        return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
+    }
+    let mut copy = Vec::new();
+    for (i, output) in outputs.iter().enumerate() {
+        let own = last_at.get(&output.address).copied().filter(|&id| {
+            output.whole && memory.buffers[id] == Buffer { bytes: output.bytes, role: Role::Intermediate }
+        });
+        match own {
+            Some(id) => memory.buffers[id].role = Role::Output(i),
+            None if output.bytes == 0 => {}
+            None => copy.push(i),
+        }
+    }
+    if !copy.is_empty() {
+        return Ok(Err(copy));
+    }
+    trace.buffers = memory.buffers;
+    trace.peak_bytes = memory.peak;
+    Ok(Ok((trace, launches, memory.external.into_keys().collect())))
+}
+
+fn refused(reason: &str, label: &str) -> Error {
+    let place = if label.is_empty() { String::new() } else { format!(" (at `{label}`)") };
+    Error::NotCapturable { reason: format!("{reason}{place}") }
+}
+
+/// Whether this is one of cuRAND's kernels, which candle draws random numbers with.
+fn draws_random_numbers(launch: &Launch) -> bool {
+    matches!(launch, Launch::Kernel(kernel) if kernel.name.contains("curand"))
+}
+
+/// One launch as an op.
+fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
+    let (name, work, accesses, pointers) = match &launch {
+        Launch::Kernel(kernel) => {
+            let (accesses, pointers) = kernel_accesses(memory, kernel);
+            (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
+        }
+        Launch::Memset(memset) => {
+            let target = memory.find(memset.address());
+            let pointers: Vec<Pointer> =
+                target.map(|(buffer, delta)| Pointer { word: 0, buffer, delta }).into_iter().collect();
+            let write = |p: &Pointer| {
+                let region = Region::contiguous(p.delta, memset.bytes());
+                Access { buffer: p.buffer, region, mode: Mode::Write }
+            };
+            memory.writes_input |= pointers.iter().any(|p| memory.is_input(p.buffer));
+            ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
+        }
+        Launch::Memcpy(memcpy) => {
+            let mut pointers = Vec::new();
+            let mut accesses = Vec::new();
+            for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, Some(memcpy.target()), Mode::Write)] {
+                if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
+                    pointers.push(Pointer { word, buffer, delta });
+                    accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
+                    // A copy is candle's, and what it fills is a tensor.
+                    memory.settle(buffer);
+                    memory.writes_input |= mode.writes() && memory.is_input(buffer);
+                }
+            }
+            let name = if memcpy.source().is_some() { "memcpy" } else { "upload" };
+            (name.into(), Work::Memcpy(memcpy.bytes()), accesses, pointers)
+        }
+    };
+    let external = |p: &Pointer| memory.buffers[p.buffer].role == Role::External;
+    let fixed = pointers.iter().filter(|p| external(p)).map(|p| p.word).collect();
+    // Both ends of a copy are pointers; of a kernel's arguments only those that may move matter.
+    let kernel = matches!(launch, Launch::Kernel(_));
+    let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
+    (Op { name, label: label.to_string(), work, accesses, nanos: None }, Recorded { launch, pointers, fixed })
+}
+
+/// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends
+/// on who wrote it.
+fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode) -> (Vec<Access>, Vec<Pointer>) {
+    let arguments = &kernel.arguments;
+    let effects = effects(&kernel.name, arguments, &kernel.launch);
+    if matches!(effects, Effects::Library) {
+        memory.calling = true;
+    } else {
+        memory.end_call();
+    }
+    let mut accesses: Vec<Access> = Vec::new();
+    let mut pointers = Vec::new();
+    for (word, value) in arguments.words() {
+        let Some((buffer, delta)) = memory.find(value) else { continue };
+        pointers.push(Pointer { word, buffer, delta });
+        let (region, mode) = match &effects {
+            Effects::Candle(call) => call.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
+            Effects::Library => (memory.whole(buffer, 0), library_mode(memory, buffer)),
+            Effects::Unknown => (memory.whole(buffer, 0), Mode::ReadWrite),
+        };
+        accesses.push(Access { buffer, region, mode });
+    }
+    if let Effects::Candle(_) = effects {
+        memory.writes_input |= accesses.iter().any(|a| a.mode.writes() && memory.is_input(a.buffer));
+    }
+    if !matches!(effects, Effects::Library) {
+        accesses.iter().for_each(|access| memory.settle(access.buffer));
+    }
+    (accesses, pointers)
+}
+
+/// What a library kernel does to a buffer.
+///
+/// candle allocates what a library call writes, its output and workspace, for that call, and never lets a library
+/// accumulate into a tensor that held something. So during a call all that was allocated since the call before, and
+/// that no kernel of candle's has touched, may still be under way (partial sums of split products, counters, results in
+/// parts) and is taken as read and written; so is every library's own memory. All other memory is an operand: it is
+/// read. A call of a library ends at the latest when candle allocates something or launches a kernel of its own, since
+/// candle cannot act within it; a library's own allocations do not end it. Two calls that nothing separates count as
+/// one, which is on the safe side. So the convolutions of a block's branches, each of which reads the block's input and
+/// writes an output of its own, are free of each other.
+///
+/// The rule rests on what candle does. For code of others that calls a library on a tensor in place, every executor is
+/// compared with eager execution when it is built.
+fn library_mode(memory: &Memory, buffer: BufferId) -> Mode {
+    match memory.origins[buffer] {
+        Origin::Library => Mode::ReadWrite,
+        Origin::Fresh(call) if call == memory.calls => Mode::ReadWrite,
+        Origin::Fresh(_) | Origin::Tensor => Mode::Read,
+    }
+}
