@@ -223,6 +223,75 @@ fn normalisations_of_many_rows_and_of_none() -> Result<()> {
 }
 
 #[test]
+fn sums_are_normalised_and_kept() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    const EPS: f32 = 1e-5;
+    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        let (x, x_gpu) = both(&waves(0, (6, columns))?, dtype, &device)?;
+        let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
+        let (scale, scale_gpu) = both(&waves(2, columns)?, dtype, &device)?;
+        // What is normalised is the sum as it is kept.
+        let sum = (x + residual)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
+        let expected = [sum.clone(), standard(&sum, false, EPS)?.broadcast_mul(&scale)?];
+        let mut first: Option<[Tensor; 2]> = None;
+        for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
+            let (sum, normed) = ops::add_rms_norm(&x, &residual_gpu, &scale_gpu, EPS)?;
+            let got = [sum, normed];
+            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let of = format!("part {i} of {columns} columns in {dtype:?}, {layout}");
+                assert_near(got, expected, tolerance, &of);
+                let first = first.as_ref().map_or(got, |first| &first[i]);
+                assert!(same_bits(got, first)?, "{of}: bits depend on where elements lie");
+            }
+            first.get_or_insert(got);
+        }
+        let none = x_gpu.narrow(0, 0, 0)?;
+        assert_eq!(ops::add_rms_norm(&none, &none, &scale_gpu, EPS)?.1.dims(), [0, columns]);
+        assert!(ops::add_rms_norm(&x_gpu, &scale_gpu, &residual_gpu, EPS).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn softmax_with_every_bias() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        // Large and small, as scores are.
+        let (x, x_gpu) = both(&(waves(0, (2, 3, 5, columns))? * 20.)?, dtype, &device)?;
+        let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * -1e4;
+        let shapes =
+            [vec![columns], vec![1, 1, 1, columns], vec![2, 1, 5, columns], vec![2, 3, 5, columns], vec![3, 1, 1]];
+        let biases = shapes.iter().map(|shape| both(&masked(waves(1, shape.as_slice())?)?, dtype, &device));
+        let biases = biases.collect::<Result<Vec<_>>>()?;
+        for (bias, bias_gpu) in [(None, None)].into_iter().chain(biases.iter().map(|(b, g)| (Some(b), Some(g)))) {
+            let of = format!("{columns} columns in {dtype:?}, bias {:?}", bias.map(Tensor::dims));
+            let expected = ops::add_softmax(&x, bias)?;
+            let got = ops::add_softmax(&x_gpu, bias_gpu)?;
+            assert_near(&got, &expected, tolerance, &of);
+            let turned = x_gpu.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
+            assert!(same_bits(&ops::add_softmax(&turned, bias_gpu)?, &got)?, "{of}: bits depend on where elements lie");
+        }
+        // Of an operand of few dimensions, of none of its elements, and of a bias that does not go with it.
+        let (flat, flat_gpu) = both(&waves(3, columns)?, dtype, &device)?;
+        assert_near(&ops::softmax_last_dim(&flat_gpu)?, &ops::softmax_last_dim(&flat)?, tolerance, "one row");
+        assert_eq!(ops::softmax_last_dim(&x_gpu.narrow(1, 0, 0)?)?.dims(), [2, 0, 5, columns]);
+        assert!(ops::add_softmax(&x_gpu, Some(&x_gpu.narrow(1, 0, 2)?)).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn softmax_of_extremes() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let inf = f32::INFINITY;
+    let rows = [[0., -inf, 0., -inf], [88., 89., 1e30, -1e30], [f32::NAN, 0., 0., 0.], [-inf, -inf, -inf, -inf]];
+    let got = ops::softmax_last_dim(&Tensor::new(&rows, &device)?)?.to_vec2::<f32>()?;
+    assert_eq!(got[..2], [[0.5, 0., 0.5, 0.], [0., 0., 1., 0.]]);
+    assert!(got[2..].iter().flatten().all(|p| p.is_nan()), "{got:?}");
+    Ok(())
+}
+
+#[test]
 fn products_with_bias_and_activation() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
@@ -307,8 +376,10 @@ fn fused_operators_are_replayed() {
                 .zip([0.5, 1., 1.])
                 .map(|(weight, factor)| ops::split_heads(&ops::linear(x, weight, None)?, Some(bias), 2, factor));
             let heads = heads.collect::<Result<Vec<_>>>()?;
-            let scores = ops::softmax_last_dim(&ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?)?;
-            let context = ops::merge_heads(&ops::matmul(&scores, &heads[2])?)?;
+            let scores = ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?;
+            let bias = heads[0].narrow(3, 0, 1)?.contiguous()?;
+            let weights_of_scores = ops::add_softmax(&scores, Some(&bias.broadcast_as(scores.shape())?.contiguous()?))?;
+            let context = ops::merge_heads(&ops::matmul(&weights_of_scores, &heads[2])?)?;
             let sum =
                 ops::add_layer_norm(&ops::linear(&context, &weights[3], None)?, Some(other), x, scale, shift, 1e-5)?;
             let branches = ACTIVATIONS.map(|activation| {
@@ -316,7 +387,8 @@ fn fused_operators_are_replayed() {
                 ops::add_layer_norm(&ops::rms_norm(&y, scale, 1e-5)?, None, &sum, scale, other, 1e-5)
             });
             let halves = ops::layer_norm(&sum.narrow(1, 3, 4)?, scale, shift, 1e-5)?;
-            branches.into_iter().chain([Ok(halves), Ok(sum)]).collect()
+            let (stream, normed) = ops::add_rms_norm(&sum, x, scale, 1e-5)?;
+            branches.into_iter().chain([halves, sum, stream, normed].map(Ok)).collect()
         };
         replayed(Mode::Graph, function, |i| {
             Ok(vec![waves(i, (2, 9, columns))?.to_dtype(dtype)?.to_device(&device)?])

@@ -93,11 +93,8 @@ impl Attention {
         let key = self.key.forward_heads(x, self.heads, 1.)?;
         let value = self.value.forward_heads(x, self.heads, 1.)?;
 
-        let mut scores = ops::matmul(&query, &ops::transpose(&key, 2, 3)?)?;
-        if let Some(mask) = mask {
-            scores = ops::add(&scores, mask)?;
-        }
-        let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
+        let scores = ops::matmul(&query, &ops::transpose(&key, 2, 3)?)?;
+        let context = ops::matmul(&ops::add_softmax(&scores, mask)?, &value)?;
         self.output.forward(&ops::merge_heads(&context)?, x)
     }
 }

@@ -16,14 +16,15 @@ mod bias;
 mod config;
 mod generate;
 mod layers;
+mod stream;
 
 pub use config::{Config, FeedForwardProj};
 pub use generate::Generator;
 
 use crate::mask;
 use bias::{Positions, RelativeBias};
-use layers::{onto_stream, stream_norm, stream_scale, weight};
-use layers::{Cache, CrossAttention, FeedForward, Products, SelfAttention};
+use layers::{weight, Cache, CrossAttention, FeedForward, Products, SelfAttention};
+use stream::{onto_stream, stream_norm, stream_scale, Stream};
 
 /// What both stacks have in common: the embeddings, and where tokens stand.
 struct Shared {
@@ -67,9 +68,10 @@ impl EncoderBlock {
         })
     }
 
-    fn forward(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &mut Stream, bias: &Tensor) -> Result<()> {
         let _scope = scope(&self.name);
-        self.feed_forward.forward(&self.attention.forward(x, bias)?)
+        self.attention.forward(x, bias)?;
+        self.feed_forward.forward(x)
     }
 }
 
@@ -108,17 +110,15 @@ impl T5Encoder {
     /// Shapes that do not agree, ids outside the vocabulary, more tokens than `n_positions`.
     pub fn forward(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
         let _scope = scope("encoder");
-        let mut x = self.shared.embed(ids)?;
-        let (batch, seq) = ids.dims2()?;
-        let bias = self.bias.square(seq)?;
-        let bias = match attention_mask {
-            Some(mask) => ops::add(&bias, &self.score_mask(mask, ids)?)?,
-            None => repeat(&bias, batch)?,
-        };
-        for block in &self.blocks {
-            x = block.forward(&x, &bias)?;
+        let mut x = Stream::new(self.shared.embed(ids)?);
+        let mut bias = self.bias.square(ids.dim(1)?)?;
+        if let Some(mask) = attention_mask {
+            bias = ops::add(&bias, &self.score_mask(mask, ids)?)?;
         }
-        self.norm.forward(&x)
+        for block in &self.blocks {
+            block.forward(&mut x, &bias)?;
+        }
+        x.read(&self.norm)
     }
 
     /// What to add to the scores of all heads and all that look: `(1, batch, 1, seq)`.
@@ -136,12 +136,6 @@ impl Module for T5Encoder {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward(ids, None)
     }
-}
-
-/// A bias of `(heads, 1, seq, len)` for a whole batch. Every layer adds it, and what is contiguous is faster to add.
-fn repeat(bias: &Tensor, batch: usize) -> Result<Tensor> {
-    let (heads, _, seq, len) = bias.dims4()?;
-    ops::contiguous(&ops::broadcast_as(bias, (heads, batch, seq, len))?)
 }
 
 struct DecoderBlock {
@@ -249,19 +243,19 @@ impl T5 {
     pub fn forward(&self, ids: &Tensor, decoder_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
         let memory = self.read(ids, attention_mask)?;
         let _scope = scope("decoder");
-        let mut x = self.encoder.shared.embed(decoder_ids)?;
+        let mut x = Stream::new(self.encoder.shared.embed(decoder_ids)?);
         let (batch, len) = decoder_ids.dims2()?;
         if batch != ids.dim(0)? {
             bail!("{} inputs and {batch} outputs in a batch", ids.dim(0)?);
         }
-        let bias = repeat(&self.bias.square(len)?, batch)?;
+        let bias = self.bias.square(len)?;
         for (layer, block) in self.blocks.iter().enumerate() {
             let _scope = scope(&block.name);
-            x = block.attention.forward(&x, &bias)?;
-            x = block.cross.forward(&x, &self.of_layer(layer, &memory)?, memory.mask.as_ref())?;
-            x = block.feed_forward.forward(&x)?;
+            block.attention.forward(&mut x, &bias)?;
+            block.cross.forward(&mut x, &self.of_layer(layer, &memory)?, memory.mask.as_ref())?;
+            block.feed_forward.forward(&mut x)?;
         }
-        self.head.forward(&self.norm.forward(&x)?)
+        self.head.forward(&x.read(&self.norm)?)
     }
 
     /// The encoder's pass and all that the decoder will read of its result.
@@ -315,18 +309,17 @@ impl T5 {
             bail!("{} caches for {} layers", caches.len(), self.blocks.len());
         }
         let len = caches[0].dim(2)?;
-        let bias = repeat(&self.bias.row(position, len)?, ids.dim(0)?)?;
+        let bias = self.bias.row(position, len)?;
         let new = self.encoder.shared.positions.one_hot(position, len)?;
-        let mut x = self.encoder.shared.embed(ids)?;
+        let mut x = Stream::new(self.encoder.shared.embed(ids)?);
         let mut kept = Vec::with_capacity(caches.len());
         for (layer, (block, keys_values)) in self.blocks.iter().zip(caches).enumerate() {
             let _scope = scope(&block.name);
-            let (sum, cache) = block.attention.step(&x, &bias, &Cache { keys_values, new: &new })?;
-            kept.push(cache);
-            x = block.cross.forward(&sum, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
-            x = block.feed_forward.forward(&x)?;
+            kept.push(block.attention.step(&mut x, &bias, &Cache { keys_values, new: &new })?);
+            block.cross.forward(&mut x, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
+            block.feed_forward.forward(&mut x)?;
         }
-        let logits = self.head.forward(&self.norm.forward(&x)?)?;
+        let logits = self.head.forward(&x.read(&self.norm)?)?;
         Ok(Step { logits: ops::squeeze(&logits, 1)?, caches: kept })
     }
 }

@@ -98,6 +98,14 @@ pub(crate) mod ops {
         Ok(None)
     }
 
+    pub(crate) fn add_rms_norm(_: &Tensor, _: &Tensor, _: &Tensor, _: f32) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn softmax(_: &Tensor, _: Option<&Tensor>) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn bias_act(_: &Tensor, _: Option<&Tensor>, _: Activation) -> Result<Option<Tensor>> {
         Ok(None)
     }

@@ -172,6 +172,17 @@ impl RmsNorm {
     }
 }
 
+impl RmsNorm {
+    /// `x + residual`, and that normalised, in one launch.
+    ///
+    /// # Errors
+    /// Shapes that do not agree.
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        let _scope = scope(&self.name);
+        ops::add_rms_norm(x, residual, &self.scale, self.eps as f32)
+    }
+}
+
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = scope(&self.name);

@@ -416,7 +416,29 @@ fn normalisations_follow_their_definition() -> Result<()> {
         assert_close(&add(None)?, &expected(sum(0.), true));
         assert_close(&add(Some(&bias))?, &expected(sum(1.), true));
         assert!(ops::add_layer_norm(&x, None, &bias, &scale, &shift, EPS).is_err());
+        let (kept, normed) = ops::add_rms_norm(&x, &residual, &scale, EPS)?;
+        assert_close(&kept, &sum(0.));
+        assert_close(&normed, &expected(sum(0.), false));
     }
+    Ok(())
+}
+
+#[test]
+fn softmax_follows_its_definition() -> Result<()> {
+    for columns in [1, 7, 64] {
+        let x = values(1, &[columns, 2, 3], DType::F32)?.transpose(0, 2)?;
+        for bias in [None, Some(values(2, &[columns], DType::F32)?), Some(values(3, &[3, 1, columns], DType::F32)?)] {
+            let sum = bias.as_ref().map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            let of_row = |row: &[f64]| {
+                let powers: Vec<f64> = row.iter().map(|x| x.exp()).collect();
+                let all: f64 = powers.iter().sum();
+                powers.into_iter().map(move |power| power / all)
+            };
+            let expected: Vec<f64> = doubles(&sum)?.chunks(columns).flat_map(of_row).collect();
+            assert_close(&ops::add_softmax(&x, bias.as_ref())?, &expected);
+        }
+    }
+    assert!(ops::add_softmax(&values(1, &[2, 3], DType::F32)?, Some(&values(2, &[2], DType::F32)?)).is_err());
     Ok(())
 }
 

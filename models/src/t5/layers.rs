@@ -1,38 +1,13 @@
 //! The parts of a block: products, attention, the feed-forward network.
 
-use candle::{DType, Module, Result, Tensor};
+use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
-use opara_candle::nn::{rms_norm, Linear, RmsNorm};
+use opara_candle::nn::{Linear, RmsNorm};
 use opara_candle::ops::{self, Activation};
 use opara_candle::scope;
 
+use super::stream::{onto_stream, stream_norm, Stream};
 use super::Config;
-
-/// What the sum that runs through a stack is multiplied with.
-///
-/// That sum outgrows f16 in trained models. Every reader normalises it first, so its size does not matter: in f16 all
-/// that is added to it is made smaller by a power of two, which costs no precision and no time.
-pub(super) fn stream_scale(dtype: DType) -> f64 {
-    if dtype == DType::F16 {
-        1. / 64.
-    } else {
-        1.
-    }
-}
-
-/// `weight` as it has to be to add to the stream.
-pub(super) fn onto_stream(weight: Tensor) -> Result<Tensor> {
-    match stream_scale(weight.dtype()) {
-        1. => Ok(weight),
-        scale => weight * scale,
-    }
-}
-
-/// Normalises what it reads from the stream.
-pub(super) fn stream_norm(config: &Config, vb: VarBuilder) -> Result<RmsNorm> {
-    let eps = config.layer_norm_epsilon * stream_scale(vb.dtype()).powi(2);
-    rms_norm(config.d_model, eps, vb)
-}
 
 /// `(out, input)`, the matrix called `name`.
 pub(super) fn weight(input: usize, out: usize, name: &str, vb: &VarBuilder) -> Result<Tensor> {
@@ -77,11 +52,8 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
     let (heads, batch, seq, width) = query.dims4()?;
     let key = ops::narrow(keys_values, 0, 0, heads)?;
     let value = ops::narrow(keys_values, 0, heads, heads)?;
-    let mut scores = ops::matmul(query, &ops::transpose(&key, 2, 3)?)?;
-    if let Some(bias) = bias {
-        scores = ops::add(&scores, bias)?;
-    }
-    let context = ops::matmul(&ops::softmax_last_dim(&scores)?, &value)?;
+    let scores = ops::matmul(query, &ops::transpose(&key, 2, 3)?)?;
+    let context = ops::matmul(&ops::add_softmax(&scores, bias)?, &value)?;
     let context = ops::merge_heads(&ops::reshape(&context, (1, heads, batch * seq, width))?)?;
     ops::reshape(&context, (batch, seq, heads * width))
 }
@@ -115,27 +87,27 @@ impl SelfAttention {
         })
     }
 
-    /// The stream `x` with the result added.
-    pub fn forward(&self, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    /// Adds the result to the stream.
+    pub fn forward(&self, x: &mut Stream, bias: &Tensor) -> Result<()> {
         let _scope = scope("SelfAttention");
         let (query, keys_values) = self.project(x)?;
-        ops::add(x, &self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)
+        x.add(self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)
     }
 
-    /// The same for one new token, `(batch, 1, d_model)`, and the cache with that token in it.
-    pub fn step(&self, x: &Tensor, bias: &Tensor, cache: &Cache) -> Result<(Tensor, Tensor)> {
+    /// The same for one new token, `(batch, 1, d_model)`. Gives the cache with that token in it.
+    pub fn step(&self, x: &mut Stream, bias: &Tensor, cache: &Cache) -> Result<Tensor> {
         let _scope = scope("SelfAttention");
         let (query, new) = self.project(x)?;
         let shape = cache.keys_values.shape();
         let here = ops::broadcast_as(&ops::reshape(cache.new, (1, 1, cache.new.dim(0)?, 1))?, shape)?;
         let keys_values = ops::where_cond(&here, &ops::broadcast_as(&new, shape)?, cache.keys_values)?;
-        let context = attend(&query, &keys_values, Some(bias))?;
-        Ok((ops::add(x, &self.output.forward(&context)?)?, keys_values))
+        x.add(self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)?;
+        Ok(keys_values)
     }
 
     /// Queries, and keys and values.
-    fn project(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let qkv = self.qkv.forward(&self.norm.forward(x)?)?;
+    fn project(&self, x: &mut Stream) -> Result<(Tensor, Tensor)> {
+        let qkv = self.qkv.forward(&x.read(&self.norm)?)?;
         Ok((ops::narrow(&qkv, 0, 0, self.heads)?, ops::narrow(&qkv, 0, self.heads, 2 * self.heads)?))
     }
 }
@@ -157,11 +129,11 @@ impl CrossAttention {
         })
     }
 
-    /// The stream `x` with the result added.
-    pub fn forward(&self, x: &Tensor, keys_values: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    /// Adds the result to the stream.
+    pub fn forward(&self, x: &mut Stream, keys_values: &Tensor, mask: Option<&Tensor>) -> Result<()> {
         let _scope = scope("EncDecAttention");
-        let query = self.query.forward(&self.norm.forward(x)?)?;
-        ops::add(x, &self.output.forward(&attend(&query, keys_values, mask)?)?)
+        let query = self.query.forward(&x.read(&self.norm)?)?;
+        x.add(self.output.forward(&attend(&query, keys_values, mask)?)?)
     }
 }
 
@@ -195,10 +167,10 @@ impl FeedForward {
         })
     }
 
-    /// The stream `x` with the result added.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// Adds the result to the stream.
+    pub fn forward(&self, x: &mut Stream) -> Result<()> {
         let _scope = scope("DenseReluDense");
-        let normed = self.norm.forward(x)?;
+        let normed = x.read(&self.norm)?;
         let hidden = match &self.input {
             Input::Plain(input) => input.forward_act(&normed, self.activation)?,
             Input::Gated(input) => {
@@ -207,6 +179,6 @@ impl FeedForward {
                 ops::squeeze(&ops::mul(&gate, &ops::narrow(&both, 0, 1, 1)?)?, 0)?
             }
         };
-        ops::add(x, &self.output.forward(&hidden)?)
+        x.add(self.output.forward(&hidden)?)
     }
 }

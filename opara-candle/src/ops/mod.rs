@@ -267,12 +267,50 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     })
 }
 
+/// `x + residual` and its root-mean-square normalisation over the last dimension, which is the length of `scale`: what
+/// stands between two parts of a Transformer that normalises before each. One launch on a GPU.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+    if runs_own(x) {
+        let both = cuda::ops::add_rms_norm(x, residual, scale, eps)?;
+        if let Some(both) = both {
+            return Ok((both.get(0)?, both.get(1)?));
+        }
+    }
+    let sum = add(x, residual)?;
+    let normed = rms_norm(&sum, scale, eps)?;
+    Ok((sum, normed))
+}
+
 /// Softmax over the last dimension, in one kernel.
 ///
 /// # Errors
 /// A dtype without a softmax.
 pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
-    apply("softmax", &[x], 8 * x.elem_count() as u64, |t| candle_nn::ops::softmax_last_dim(&t[0].contiguous()?))
+    add_softmax(x, None)
+}
+
+/// Softmax of `x + bias` over the last dimension; the bias, say a mask of attention, broadcasts to `x`. One kernel on a
+/// GPU, where the sum is not rounded.
+///
+/// # Errors
+/// Shapes that do not agree, or a dtype without a softmax.
+pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let run = |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(1).copied());
+        let composed = || {
+            let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
+            candle_nn::ops::softmax_last_dim(&x)
+        };
+        own_or(x, || cuda::ops::softmax(x, bias), composed)
+    };
+    let flops = 8 * x.elem_count() as u64;
+    match bias {
+        Some(bias) => apply("softmax", &[x, bias], flops, run),
+        None => apply("softmax", &[x], flops, run),
+    }
 }
 
 /// Concatenation along `dim`.

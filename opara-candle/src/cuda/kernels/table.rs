@@ -164,6 +164,10 @@ pub(super) const FAMILIES: &[Family] = &[
     writes("opara_layer_norm_", 8, Elements(&[Argument(0), Argument(1)])).reads(&[3, 5]),
     // Ours, norm.cu: rows, columns, eps, in, scale, out
     writes("opara_rms_norm_", 5, Elements(&[Argument(0), Argument(1)])).reads(&[3]),
+    // Ours, norm.cu: rows, columns, eps, in, residual, scale, out: the sums, and behind them what they are normalised
+    writes("opara_add_rms_norm_", 6, Elements(&[Argument(0), Argument(1), Times(2)])),
+    // Ours, softmax.cu: rows, columns, sizes and strides of the bias, in, bias, out; the bias may be null
+    writes("opara_softmax_", 9, Elements(&[Argument(0), Argument(1)])).reads(&[7]),
     // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),

@@ -1,41 +1,18 @@
-// Normalisation of rows, of the sum of x, a bias and a residual where they are not null.
-//
-// The threads along x of a block make a row, each of them WIDE neighbours in turn; a block has several rows if a warp
-// is enough for each. Which thread adds up what does not depend on addresses, and what is rounded once is written as
-// `fma`, so the bits of the result do not depend on them either.
-#include "numbers.cuh"
+// Normalisation of rows, of the sum of x, a bias and a residual where they are not null. What is rounded once is written
+// as `fma`.
+#include "rows.cuh"
 
-// How often a thread takes neighbours that it then keeps in registers. What lies beyond in a longer row is read anew.
-constexpr int HELD = 2;
-
-// Threads of a block at most.
-constexpr int MOST = 512;
-
-template <typename S> __device__ inline S sum_of_warp(S x) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
-    return x;
-}
-
-// Over the threads of a row. A row of more than a warp is alone in its block; `room` then serves one sum only.
-template <typename S> __device__ inline S sum_of_row(S x, S (&room)[MOST / 32]) {
-    x = sum_of_warp(x);
-    if (blockDim.x == 32) return x;
-    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (lane == 0) room[warp] = x;
-    __syncthreads();
-    return sum_of_warp(lane < blockDim.x / 32 ? room[lane] : (S)0);
-}
-
-// What is normalised.
+// What is normalised; where `rounded` is not null, rounded and stored there, too.
 template <typename T, bool TOGETHER> struct Row {
     using S = typename Sum<T>::type;
     static constexpr int N = WIDE<T>;
     unsigned columns;
     const T *x, *bias, *residual;
+    T *rounded;
 
-    __device__ Row(size_t row, unsigned columns, const T *x, const T *bias, const T *residual)
-        : columns(columns), x(x + row * columns), bias(bias), residual(residual ? residual + row * columns : nullptr) {}
+    __device__ Row(size_t row, unsigned columns, const T *x, const T *bias, const T *residual, T *rounded)
+        : columns(columns), x(x + row * columns), bias(bias), residual(residual ? residual + row * columns : nullptr),
+          rounded(rounded ? rounded + row * columns : nullptr) {}
 
     __device__ Vec<T, N> some(const T *from, unsigned at) const {
         return load_some<T, N, TOGETHER>(from + at, columns - at);
@@ -48,6 +25,10 @@ template <typename T, bool TOGETHER> struct Row {
         if (residual) third = some(residual, at);
 #pragma unroll
         for (int n = 0; n < N; n++) v[n] = (S)widen(own.at[n]) + (S)widen(second.at[n]) + (S)widen(third.at[n]);
+        if (!rounded) return;
+#pragma unroll
+        for (int n = 0; n < N; n++) v[n] = widen(own.at[n] = narrow<T>(v[n]));
+        store_some<T, N, TOGETHER>(rounded + at, own, columns - at);
     }
 
     __device__ bool has(unsigned at, int n) const { return TOGETHER || at + n < columns; }
@@ -81,11 +62,11 @@ template <typename T, bool TOGETHER> struct Row {
 // By mean and variance if CENTRED, else by the mean of the squares alone and without a shift.
 template <typename T, bool CENTRED, bool TOGETHER>
 __device__ inline void norm(size_t index, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
-                            const T *scale, const T *shift, T *y) {
+                            const T *scale, const T *shift, T *rounded, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
     __shared__ S room[2][MOST / 32];
-    Row<T, TOGETHER> row(index, columns, x, bias, residual);
+    Row<T, TOGETHER> row(index, columns, x, bias, residual, rounded);
     y += index * columns;
     const unsigned first = threadIdx.x * N, step = blockDim.x * N;
 
@@ -111,7 +92,7 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
             row.read(at, v);
             mean += row.sum(v);
         }
-        mean = sum_of_row(mean, room[0]) / columns;
+        mean = of_row<Add>(mean, room[0]) / columns;
     }
 
     S squares = 0;
@@ -123,7 +104,7 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
         row.read(at, v);
         squares += row.squares(at, v, mean);
     }
-    S factor = (S)1 / sqrt(sum_of_row(squares, room[1]) / columns + (S)eps);
+    S factor = (S)1 / sqrt(of_row<Add>(squares, room[1]) / columns + (S)eps);
 
     const Vec<T, N> none{};
 #pragma unroll
@@ -139,23 +120,28 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
 
 template <typename T, bool CENTRED>
 __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
-                            const T *scale, const T *shift, T *y) {
-    size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
+                            const T *scale, const T *shift, T *rounded, T *y) {
+    size_t row = this_row();
     if (row >= rows) return; // A whole warp, and no other one waits for it.
-    if (columns % WIDE<T> == 0 && are_aligned(x, bias, residual, scale, shift, y))
-        norm<T, CENTRED, true>(row, columns, eps, x, bias, residual, scale, shift, y);
+    if (columns % WIDE<T> == 0 && are_aligned(x, bias, residual, scale, shift, (const T *)rounded, (const T *)y))
+        norm<T, CENTRED, true>(row, columns, eps, x, bias, residual, scale, shift, rounded, y);
     else
-        norm<T, CENTRED, false>(row, columns, eps, x, bias, residual, scale, shift, y);
+        norm<T, CENTRED, false>(row, columns, eps, x, bias, residual, scale, shift, rounded, y);
 }
 
+// The last one writes the sums, and behind them what they are normalised.
 #define NORMS(T, NAME)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(MOST) opara_layer_norm_##NAME(size_t rows, unsigned columns,          \
         float eps, const T *x, const T *bias, const T *residual, const T *scale, const T *shift, T *y) {               \
-        norm<T, true>(rows, columns, eps, x, bias, residual, scale, shift, y);                                         \
+        norm<T, true>(rows, columns, eps, x, bias, residual, scale, shift, nullptr, y);                                \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(MOST) opara_rms_norm_##NAME(size_t rows, unsigned columns, float eps, \
         const T *x, const T *scale, T *y) {                                                                            \
-        norm<T, false>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, y);                                    \
+        norm<T, false>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, nullptr, y);                           \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(MOST) opara_add_rms_norm_##NAME(size_t rows, unsigned columns,        \
+        float eps, const T *x, const T *residual, const T *scale, T *y) {                                              \
+        norm<T, false>(rows, columns, eps, x, nullptr, residual, scale, nullptr, y, y + rows * columns);               \
     }
 
 NORMS(float, f32)

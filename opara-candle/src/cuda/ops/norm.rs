@@ -38,6 +38,17 @@ pub(crate) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Te
     launch(RmsNorm { rows, eps, scale: scale.contiguous()? }, &x.contiguous()?, x.shape()).map(Some)
 }
 
+/// `x + residual`, and its root-mean-square normalisation; `None` where candle's operators have to do it, or have to
+/// refuse.
+pub(crate) fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
+    if residual.dims() != x.dims() || !takes(x, &[Some(residual)]) || x.elem_count() == 0 {
+        return Ok(None);
+    }
+    let kernel = AddRmsNorm { rows, eps, residual: residual.contiguous()?, scale: scale.contiguous()? };
+    launch(kernel, &x.contiguous()?, [&[2], x.dims()].concat()).map(Some)
+}
+
 struct LayerNorm {
     rows: Rows,
     eps: f32,
@@ -73,6 +84,24 @@ impl Kernel for RmsNorm {
         with_elements([Some(&self.scale)], |[scale]| {
             let Some(scale) = scale else { candle::bail!("there is a scale") };
             kernels::rms_norm(device, dtype, self.rows, self.eps, &x, &scale, y)
+        })
+    }
+}
+
+struct AddRmsNorm {
+    rows: Rows,
+    eps: f32,
+    residual: Tensor,
+    scale: Tensor,
+}
+
+impl Kernel for AddRmsNorm {
+    const NAME: &'static str = "add_rms_norm";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.residual), Some(&self.scale)], |[residual, scale]| {
+            let (Some(residual), Some(scale)) = (residual, scale) else { candle::bail!("there are both") };
+            kernels::add_rms_norm(device, dtype, self.rows, self.eps, &x, &residual, &scale, y)
         })
     }
 }

@@ -4,6 +4,7 @@ mod cat;
 pub(in crate::cuda) mod chain;
 mod element;
 mod norm;
+mod softmax;
 mod window;
 
 use candle::cuda_backend::WrapErr;
@@ -15,7 +16,8 @@ use cudarc::driver::{
 
 pub(in crate::cuda) use self::cat::{cat, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
-pub(in crate::cuda) use self::norm::{layer_norm, rms_norm, Rows};
+pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
+pub(in crate::cuda) use self::softmax::{softmax, RowStarts};
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane};
 use crate::cuda::ops::ptx;
 

@@ -33,8 +33,8 @@ impl Rows {
         self.rows * self.columns
     }
 
-    /// The launch of a kernel of `norm.cu`: a warp for each row if that is enough, else a block.
-    fn normalised(&self, dtype: DType) -> LaunchConfig {
+    /// The launch of a kernel over rows (`rows.cuh`): a warp for each if that is enough, else a block.
+    pub(super) fn by_warps_or_blocks(&self, dtype: DType) -> LaunchConfig {
         /// Threads that work on a row at most; they then do so again and again.
         const MOST: usize = 512;
         const WARP: usize = 32;
@@ -87,7 +87,7 @@ pub(in crate::cuda) fn layer_norm<T: DeviceRepr>(
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
     // against the slices above.
-    unsafe { launch.launch(of.normalised(dtype)) }.w()?;
+    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
     Ok(())
 }
 
@@ -117,6 +117,40 @@ pub(in crate::cuda) fn rms_norm<T: DeviceRepr>(
     launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
     // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above.
-    unsafe { launch.launch(of.normalised(dtype)) }.w()?;
+    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    Ok(())
+}
+
+/// The rows of `x + residual` into the first half of `y`, and their root-mean-square normalisation into the second.
+///
+/// # Errors
+/// Slices that are too short, or a launch that fails.
+#[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
+pub(in crate::cuda) fn add_rms_norm<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    eps: f32,
+    x: &CudaView<T>,
+    residual: &CudaView<T>,
+    scale: &CudaView<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    expect("the operand", x.len(), of.elements())?;
+    expect("the residual", residual.len(), of.elements())?;
+    expect("the scale", scale.len(), of.columns)?;
+    expect("the result", y.len(), 2 * of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_add_rms_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let columns = of.columns as u32;
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(residual).arg(scale).arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
+    // residual and `columns` of the scale, and writes each of twice `rows * columns` of `y`: all were held against the
+    // slices above.
+    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
     Ok(())
 }

@@ -1,0 +1,76 @@
+//! Launches of `softmax.cu`.
+
+use candle::cuda_backend::WrapErr;
+use candle::{CudaDevice, DType, Layout, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+
+use super::{arg_or_null, expect, function, norm::Rows};
+use crate::cuda::ops::ptx;
+
+/// Where the bias of each row begins, rows being counted by three dimensions.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct RowStarts {
+    dims: [usize; 3],
+    strides: [usize; 3],
+}
+
+impl RowStarts {
+    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or more dimensions count them.
+    pub fn of(layout: &Layout) -> Option<Self> {
+        let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
+        let (inner, strides) = strides.split_last()?;
+        let mut starts = Self { dims: [1; 3], strides: [0; 3] };
+        let at = starts.dims.len().checked_sub(outer.len())?;
+        starts.dims[at..].copy_from_slice(outer);
+        starts.strides[at..].copy_from_slice(strides);
+        let is_countable = starts.needed(columns)? <= u32::MAX as usize;
+        (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
+    }
+
+    /// Elements from the first to the last of these rows; `None` if they are not to be counted.
+    fn needed(&self, columns: usize) -> Option<usize> {
+        let ends = self.dims.iter().zip(self.strides).map(|(dim, stride)| dim.saturating_sub(1).checked_mul(stride));
+        ends.into_iter().try_fold(columns, |needed, end| needed.checked_add(end?))
+    }
+}
+
+/// Softmax of the rows of `x`, with a bias that is added before, into `y`.
+///
+/// # Errors
+/// Slices that are too short, or a launch that fails.
+pub(in crate::cuda) fn softmax<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    x: &CudaView<T>,
+    bias: Option<(&CudaView<T>, RowStarts)>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    expect("the operand", x.len(), of.elements())?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let RowStarts { dims, strides } = bias.map_or(RowStarts { dims: [1; 3], strides: [0; 3] }, |(_, starts)| starts);
+    if let Some((bias, starts)) = bias {
+        expect("the bias", bias.len(), starts.needed(of.columns).unwrap_or(usize::MAX))?;
+        expect("the rows of the bias", dims.iter().product(), of.elements() / of.columns)?;
+    }
+    let function = function(device, &format!("opara_softmax_{}", dtype.as_str()), "softmax", ptx::SOFTMAX)?;
+    let rows = of.elements() / of.columns;
+    let sizes = [of.columns, dims[1], dims[2], strides[0], strides[1], strides[2]].map(|n| n as u32);
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&rows);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(x);
+    arg_or_null(&mut launch, bias.map(|(bias, _)| bias));
+    launch.arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
+    // from each row's start of the bias, nothing through null, and writes each of `rows * columns` of `y`: all were held
+    // against the slices above.
+    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    Ok(())
+}

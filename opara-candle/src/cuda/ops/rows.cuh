@@ -1,0 +1,39 @@
+// Rows of elements: the threads along x of a block make one, each of them WIDE neighbours in turn; a block has several
+// rows if a warp is enough for each. Which thread takes what does not depend on addresses, so that the bits of a result
+// do not depend on them either.
+#pragma once
+#include "numbers.cuh"
+
+// How often a thread takes neighbours that it then keeps in registers. What lies beyond in a longer row is read anew.
+constexpr int HELD = 2;
+
+// Threads of a block at most.
+constexpr int MOST = 512;
+
+struct Add {
+    template <typename S> __device__ static S of(S a, S b) { return a + b; }
+    template <typename S> __device__ static S none() { return 0; }
+};
+struct Larger {
+    template <typename S> __device__ static S of(S a, S b) { return a > b ? a : b; }
+    template <typename S> __device__ static S none() { return -INFINITY; }
+};
+
+template <typename F, typename S> __device__ inline S of_warp(S x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) x = F::of(x, __shfl_xor_sync(~0u, x, distance));
+    return x;
+}
+
+// Over the threads of a row. A row of more than a warp is alone in its block; `room` then serves once.
+template <typename F, typename S> __device__ inline S of_row(S x, S (&room)[MOST / 32]) {
+    x = of_warp<F>(x);
+    if (blockDim.x == 32) return x;
+    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    return of_warp<F>(lane < blockDim.x / 32 ? room[lane] : F::template none<S>());
+}
+
+// The row of this thread.
+__device__ inline size_t this_row() { return (size_t)blockIdx.x * blockDim.y + threadIdx.y; }

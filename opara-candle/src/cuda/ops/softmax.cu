@@ -1,0 +1,97 @@
+// Softmax of rows, of the sum of x and a bias that broadcasts to it where that is not null.
+#include "rows.cuh"
+
+// Where the bias of a row begins: rows are counted by three dimensions, the last of which runs fastest.
+struct Bias {
+    unsigned dims[2], strides[3];
+
+    __device__ size_t at(size_t row) const {
+        size_t outer = row / dims[1];
+        return outer / dims[0] * strides[0] + outer % dims[0] * strides[1] + row % dims[1] * strides[2];
+    }
+};
+
+template <typename T, bool TOGETHER>
+__device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    constexpr int N = WIDE<T>;
+    __shared__ S room[2][MOST / 32];
+    const unsigned first = threadIdx.x * N, step = blockDim.x * N;
+
+    // What has no weight beyond the end.
+    auto read = [&](unsigned at, S(&v)[N]) {
+        Vec<T, N> own = load_some<T, N, TOGETHER>(x + at, columns - at), second{};
+        if (bias) second = load_some<T, N, TOGETHER>(bias + at, columns - at);
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            v[n] = TOGETHER || at + n < columns ? (S)widen(own.at[n]) + (S)widen(second.at[n]) : (S)-INFINITY;
+    };
+
+    S held[HELD][N], largest = -INFINITY;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (first + k * step < columns) read(first + k * step, held[k]);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        for (int n = 0; n < N; n++)
+            if (first + k * step < columns) largest = Larger::of(largest, held[k][n]);
+    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        S v[N];
+        read(at, v);
+        for (int n = 0; n < N; n++) largest = Larger::of(largest, v[n]);
+    }
+    largest = of_row<Larger>(largest, room[0]);
+
+    S sum = 0;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        for (int n = 0; n < N; n++)
+            if (first + k * step < columns) sum += held[k][n] = exp(held[k][n] - largest);
+    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        S v[N];
+        read(at, v);
+        for (int n = 0; n < N; n++) sum += exp(v[n] - largest);
+    }
+    const S factor = (S)1 / of_row<Add>(sum, room[1]);
+
+    auto write = [&](unsigned at, const S(&v)[N]) {
+        Vec<T, N> out;
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(v[n] * factor);
+        store_some<T, N, TOGETHER>(y + at, out, columns - at);
+    };
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (first + k * step < columns) write(first + k * step, held[k]);
+    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        S v[N];
+        read(at, v);
+        for (int n = 0; n < N; n++) v[n] = exp(v[n] - largest);
+        write(at, v);
+    }
+}
+
+template <typename T>
+__device__ inline void softmax(size_t rows, unsigned columns, Bias of, const T *x, const T *bias, T *y) {
+    const size_t row = this_row();
+    if (row >= rows) return; // A whole warp, and no other one waits for it.
+    x += row * columns;
+    y += row * columns;
+    if (bias) bias += of.at(row);
+    if (columns % WIDE<T> == 0 && are_aligned(x, bias, (const T *)y))
+        softmax<T, true>(columns, x, bias, y);
+    else
+        softmax<T, false>(columns, x, bias, y);
+}
+
+#define SOFTMAX(T, NAME)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(MOST) opara_softmax_##NAME(size_t rows, unsigned columns,             \
+        unsigned middle, unsigned inner, unsigned outer_stride, unsigned middle_stride, unsigned inner_stride,         \
+        const T *x, const T *bias, T *y) {                                                                             \
+        softmax<T>(rows, columns, {{middle, inner}, {outer_stride, middle_stride, inner_stride}}, x, bias, y);         \
+    }
+
+SOFTMAX(float, f32)
+SOFTMAX(double, f64)
+SOFTMAX(__half, f16)
+SOFTMAX(__nv_bfloat16, bf16)
