@@ -109,6 +109,8 @@ pub struct DeepFm {
     /// `(ids of all fields, embedding_dim)`.
     second: Tensor,
     deep: Vec<Linear>,
+    /// `(1, 1, fields)`: a product with them is a sum over the fields.
+    ones: Tensor,
 }
 
 impl DeepFm {
@@ -125,6 +127,7 @@ impl DeepFm {
         Ok(Self {
             first: fields.table(1, vb.pp("first"))?,
             second: fields.table(dim, vb.pp("second"))?,
+            ones: Tensor::ones((1, 1, config.field_sizes.len()), vb.dtype(), vb.device())?,
             deep: layers.map(|(i, (input, out))| linear(input, out, vb.pp("deep").pp(2 * i))).collect::<Result<_>>()?,
             fields,
         })
@@ -134,7 +137,7 @@ impl DeepFm {
     fn pairs(&self, embeddings: &Tensor) -> Result<Tensor> {
         let _scope = scope("pairs");
         let (batch, fields, dim) = embeddings.dims3()?;
-        let sum = ops::sum_keepdim(embeddings, 1)?;
+        let sum = ops::matmul(&ops::broadcast_as(&self.ones, (batch, 1, fields))?, embeddings)?;
         let of_sum = squared_norm(&ops::reshape(&sum, (batch, dim))?)?;
         let of_each = squared_norm(&ops::reshape(embeddings, (batch, fields * dim))?)?;
         ops::affine(&ops::sub(&of_sum, &of_each)?, 0.5, 0.)

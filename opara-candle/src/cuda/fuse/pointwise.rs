@@ -37,6 +37,7 @@ const UNARY: &[(&str, Code)] = &[
     ("silu", Code::Silu),
     ("gelu", Code::Gelu),
     ("gelu_erf", Code::GeluErf),
+    ("sigmoid", Code::Sigmoid),
 ];
 
 /// Kernels with two, without `b` and type.
@@ -108,8 +109,8 @@ fn kernel(name: &str) -> Option<(Code, Type, Type)> {
         Some(unary) => find(UNARY, unary)?,
         None => find(BINARY, name.strip_prefix('b')?)?,
     };
-    // candle computes this one in f32.
-    let is_widened = (code, of) == (Code::Silu, Type::Bf16);
+    // candle computes these in f32.
+    let is_widened = of == Type::Bf16 && matches!(code, Code::Silu | Code::Sigmoid);
     (!is_widened).then_some((code, of, of))
 }
 

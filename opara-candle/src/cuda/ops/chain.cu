@@ -4,7 +4,7 @@
 
 enum Type { F32, F16, BF16 };
 enum Code {
-    COPY, ADD, SUB, MUL, DIV, MAX, MIN, AFFINE, SQR, SQRT, NEG, ABS, RECIP, RELU, EXP, TANH, SILU, GELU, GELU_ERF
+    COPY, ADD, SUB, MUL, DIV, MAX, MIN, AFFINE, SQR, SQRT, NEG, ABS, RECIP, RELU, EXP, TANH, SILU, GELU, GELU_ERF, SIGMOID
 };
 // The result of the step before, one that was saved, or memory.
 enum Source { LAST, SAVED, MEMORY };
@@ -82,6 +82,7 @@ template <typename T, int N> __device__ inline void apply(const Step &step, floa
     case SILU: EACH(x / (one + exponential(-x)));
     case GELU: EACH(gelu(x));
     case GELU_ERF: EACH(x * narrow<T>(normcdff(widen(x))));
+    case SIGMOID: EACH(one / (one + exponential(-x)));
     default: EACH(x);
     }
 #undef EACH

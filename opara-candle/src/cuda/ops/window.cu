@@ -28,6 +28,39 @@ template <int N, bool NHWC> struct Place {
     }
 };
 
+// An element more in a pool.
+template <typename T, int N, typename S>
+__device__ inline void include(int kind, const Vec<T, N> &v, S (&result)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        S value = widen(v.at[n]);
+        if (kind == MEAN)
+            result[n] += value;
+        else if (!(value <= result[n])) // NaN wins, and stays.
+            result[n] = result[n] != result[n] ? result[n] : value;
+    }
+}
+
+// Rows and columns from the first to before the last.
+struct Window {
+    int r0, c0, r1, c1;
+
+    __device__ bool holds(int r, int c) const { return r >= r0 && r < r1 && c >= c0 && c < c1; }
+};
+
+// What a window of K by K from (r, c) on has within: its loads need not wait for each other.
+template <int K, typename T, int N, bool NHWC, typename S>
+__device__ inline void pool_square(const Place<N, NHWC> &at, int kind, int channels, int h, int w, int r, int c,
+                                   Window within, const T *x, S (&result)[N]) {
+    Vec<T, N> v[K * K];
+#pragma unroll
+    for (int k = 0; k < K * K; k++)
+        if (within.holds(r + k / K, c + k % K)) v[k] = load<T, N>(x + at.offset(channels, h, w, r + k / K, c + k % K));
+#pragma unroll
+    for (int k = 0; k < K * K; k++)
+        if (within.holds(r + k / K, c + k % K)) include(kind, v[k], result);
+}
+
 template <typename T, int N, bool NHWC>
 __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int kernel, int stride, int top,
                      int left, int bottom, int right, int count_padding, const T *x, T *y) {
@@ -35,24 +68,20 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel / N) return;
     Place<N, NHWC> at(i, channels, oh, ow);
-    int r0 = (int)at.row * stride - top, c0 = (int)at.column * stride - left;
-    int r1 = min(r0 + kernel, h + bottom), c1 = min(c0 + kernel, w + right);
-    int counted = (r1 - r0) * (c1 - c0);
-    r0 = max(r0, 0), c0 = max(c0, 0), r1 = min(r1, h), c1 = min(c1, w);
-    if (!count_padding) counted = (r1 - r0) * (c1 - c0);
+    const int r = (int)at.row * stride - top, c = (int)at.column * stride - left;
+    const int r1 = min(r + kernel, h + bottom), c1 = min(c + kernel, w + right);
+    const Window within = {max(r, 0), max(c, 0), min(r1, h), min(c1, w)};
+    const int counted = count_padding ? (r1 - r) * (c1 - c) : (within.r1 - within.r0) * (within.c1 - within.c0);
     S result[N];
     for (int n = 0; n < N; n++) result[n] = kind == MAX ? -(S)INFINITY : (S)0;
-    for (int r = r0; r < r1; r++)
-        for (int c = c0; c < c1; c++) {
-            Vec<T, N> v = load<T, N>(x + at.offset(channels, h, w, r, c));
-            for (int n = 0; n < N; n++) {
-                S value = widen(v.at[n]);
-                if (kind == MEAN)
-                    result[n] += value;
-                else if (!(value <= result[n])) // NaN wins, and stays.
-                    result[n] = result[n] != result[n] ? result[n] : value;
-            }
-        }
+    if (kernel == 2)
+        pool_square<2>(at, kind, channels, h, w, r, c, within, x, result);
+    else if (kernel == 3)
+        pool_square<3>(at, kind, channels, h, w, r, c, within, x, result);
+    else
+        for (int a = within.r0; a < within.r1; a++)
+            for (int b = within.c0; b < within.c1; b++)
+                include(kind, load<T, N>(x + at.offset(channels, h, w, a, b)), result);
     Vec<T, N> out;
     for (int n = 0; n < N; n++) out.at[n] = narrow<T>(kind == MEAN ? result[n] / (S)counted : result[n]);
     store<T, N>(y + (size_t)i * N, out);

@@ -53,6 +53,7 @@ pub(in crate::cuda) enum Code {
     Silu,
     Gelu,
     GeluErf,
+    Sigmoid,
 }
 
 /// Where the elements of an operand are: in a row if the rank is 0.
