@@ -377,9 +377,9 @@ fn fused_operators_are_replayed() {
                 .map(|(weight, factor)| ops::split_heads(&ops::linear(x, weight, None)?, Some(bias), 2, factor));
             let heads = heads.collect::<Result<Vec<_>>>()?;
             let scores = ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?;
-            let bias = heads[0].narrow(3, 0, 1)?.contiguous()?;
-            let weights_of_scores = ops::add_softmax(&scores, Some(&bias.broadcast_as(scores.shape())?.contiguous()?))?;
-            let context = ops::merge_heads(&ops::matmul(&weights_of_scores, &heads[2])?)?;
+            let mask = heads[0].narrow(3, 0, 1)?.broadcast_as(scores.shape())?.contiguous()?;
+            let scores = ops::add_softmax(&scores, Some(&mask))?;
+            let context = ops::merge_heads(&ops::matmul(&scores, &heads[2])?)?;
             let sum =
                 ops::add_layer_norm(&ops::linear(&context, &weights[3], None)?, Some(other), x, scale, shift, 1e-5)?;
             let branches = ACTIVATIONS.map(|activation| {

@@ -9,7 +9,7 @@ enum Code {
 // The result of the step before, one that was saved, or memory.
 enum Source { LAST, SAVED, MEMORY };
 
-constexpr int STEPS = 12, DIMS = 4, SLOTS = 4, NOWHERE = SLOTS;
+constexpr int STEPS = 12, DIMS = 4, SLOTS = 4;
 
 // Element i is at place i, or, if there is a rank, at the place that dims and strides give.
 struct Operand {
@@ -21,7 +21,7 @@ struct Step {
     Operand operand[2];
     void *to; // May be null.
     float mul, add;
-    unsigned char code, type, operands, slot;
+    unsigned char code, type, operands, slot; // A slot beyond the last is none.
 };
 // driver/kernels/chain.rs has the same.
 struct Chain {
