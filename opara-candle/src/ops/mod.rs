@@ -10,12 +10,15 @@ mod activation;
 mod conv;
 pub(crate) mod format;
 mod pool;
+mod softmax;
 mod window;
 
 pub use activation::Activation;
 pub use conv::{conv2d, conv2d_weight};
 pub(crate) use pool::PoolKind;
 pub use pool::{avg_pool2d, max_pool2d};
+pub(crate) use softmax::RowStarts;
+pub use softmax::{add_softmax, softmax_last_dim};
 pub use window::{ConvConfig, Padding, PoolConfig};
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +32,7 @@ use crate::cuda;
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own: convolutions, pools, concatenations, normalisations, and what follows a product. For comparisons. Load models
+/// own: convolutions, pools, concatenations, normalisations, softmax, and what follows a product. For comparisons. Load models
 /// after it.
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
@@ -282,35 +285,6 @@ pub fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> 
     let sum = add(x, residual)?;
     let normed = rms_norm(&sum, scale, eps)?;
     Ok((sum, normed))
-}
-
-/// Softmax over the last dimension, in one kernel.
-///
-/// # Errors
-/// A dtype without a softmax.
-pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
-    add_softmax(x, None)
-}
-
-/// Softmax of `x + bias` over the last dimension; the bias, say a mask of attention, broadcasts to `x`. One kernel on a
-/// GPU, where the sum is not rounded.
-///
-/// # Errors
-/// Shapes that do not agree, or a dtype without a softmax.
-pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let run = |t: &[&Tensor]| {
-        let (x, bias) = (t[0], t.get(1).copied());
-        let composed = || {
-            let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
-            candle_nn::ops::softmax_last_dim(&x)
-        };
-        own_or(x, || cuda::ops::softmax(x, bias), composed)
-    };
-    let flops = 8 * x.elem_count() as u64;
-    match bias {
-        Some(bias) => apply("softmax", &[x, bias], flops, run),
-        None => apply("softmax", &[x], flops, run),
-    }
 }
 
 /// Concatenation along `dim`.

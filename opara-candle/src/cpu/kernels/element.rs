@@ -32,6 +32,8 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
 
     const NEG_INFINITY: Self;
 
+    fn exp(self) -> Self;
+
     /// Lends a slice of so many elements of any value, which this thread keeps for the next one that asks.
     fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
 
@@ -62,6 +64,11 @@ macro_rules! sum {
             type Vector<S: Simd> = S::$vector;
 
             const NEG_INFINITY: Self = <$t>::NEG_INFINITY;
+
+            #[inline(always)]
+            fn exp(self) -> Self {
+                <$t>::exp(self)
+            }
 
             fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
                 thread_local! {

@@ -1,4 +1,4 @@
-//! Convolutions and pools on the CPU.
+//! Convolutions, pools and softmax on the CPU.
 //!
 //! The bits of a result do not depend on the number of threads, nor on the width of the machine's vectors: each element
 //! is one chain of operations, in an order that follows from the shapes.
@@ -8,11 +8,13 @@ mod depthwise;
 mod element;
 mod pool;
 mod product;
+mod softmax;
 mod taps;
 
 pub(crate) use conv::{conv2d, Conv};
 pub(crate) use element::{elements, supports};
 pub(crate) use pool::pool2d;
+pub(crate) use softmax::softmax;
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 

@@ -5,22 +5,20 @@ use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{launch, rows_of, takes, with_elements, Call, Kernel};
-use crate::cuda::driver::kernels::{self, RowStarts, Rows};
+use crate::cuda::driver::kernels::{self, Rows};
+use crate::ops::RowStarts;
 
-/// Softmax of `x + bias`; `None` where candle's operators have to do it, or have to refuse.
+/// Softmax of `x + bias`, the bias being of the same shape; `None` where candle's operators have to do it, or have to
+/// refuse.
 pub(crate) fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[]).filter(|_| takes(x, &[bias])) else { return Ok(None) };
-    let bias = match bias.map(|bias| bias.broadcast_as(x.shape())) {
+    let bias = match bias {
         None => None,
-        Some(Err(_)) => return Ok(None),
-        Some(Ok(bias)) => match RowStarts::of(bias.layout()) {
-            Some(starts) => Some((bias, starts)),
+        Some(bias) => match RowStarts::of(bias.layout()) {
+            Some(starts) => Some((bias.clone(), starts)),
             None => return Ok(None),
         },
     };
-    if x.elem_count() == 0 {
-        return Ok(Some(x.clone()));
-    }
     launch(Softmax { rows, bias }, &x.contiguous()?, x.shape()).map(Some)
 }
 

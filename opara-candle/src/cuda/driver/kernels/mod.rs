@@ -17,7 +17,7 @@ use cudarc::driver::{
 pub(in crate::cuda) use self::cat::{cat, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
-pub(in crate::cuda) use self::softmax::{softmax, RowStarts};
+pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane};
 use crate::cuda::ops::ptx;
 

@@ -1,38 +1,12 @@
 //! Launches of `softmax.cu`.
 
 use candle::cuda_backend::WrapErr;
-use candle::{CudaDevice, DType, Layout, Result};
+use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use super::{arg_or_null, expect, function, norm::Rows};
 use crate::cuda::ops::ptx;
-
-/// Where the bias of each row begins, rows being counted by three dimensions.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::cuda) struct RowStarts {
-    dims: [usize; 3],
-    strides: [usize; 3],
-}
-
-impl RowStarts {
-    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or more dimensions count them.
-    pub fn of(layout: &Layout) -> Option<Self> {
-        let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
-        let (inner, strides) = strides.split_last()?;
-        let mut starts = Self { dims: [1; 3], strides: [0; 3] };
-        let at = starts.dims.len().checked_sub(outer.len())?;
-        starts.dims[at..].copy_from_slice(outer);
-        starts.strides[at..].copy_from_slice(strides);
-        let is_countable = starts.needed(columns)? <= u32::MAX as usize;
-        (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
-    }
-
-    /// Elements from the first to the last of these rows; `None` if they are not to be counted.
-    fn needed(&self, columns: usize) -> Option<usize> {
-        let ends = self.dims.iter().zip(self.strides).map(|(dim, stride)| dim.saturating_sub(1).checked_mul(stride));
-        ends.into_iter().try_fold(columns, |needed, end| needed.checked_add(end?))
-    }
-}
+use crate::ops::RowStarts;
 
 /// Softmax of the rows of `x`, with a bias that is added before, into `y`.
 ///

@@ -1,0 +1,149 @@
+//! Softmax, and what is added before.
+
+use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
+use half::{bf16, f16};
+
+use super::has_own_kernels;
+use crate::cpu::kernels;
+use crate::cpu::record::apply;
+use crate::cuda;
+
+/// Softmax over the last dimension, in one kernel.
+///
+/// # Errors
+/// A dtype without a softmax.
+pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
+    add_softmax(x, None)
+}
+
+/// Softmax of `x + bias` over the last dimension, in one kernel; the bias, say a mask of attention, broadcasts to `x`. The
+/// sum is not rounded.
+///
+/// # Errors
+/// Shapes that do not agree, or a dtype without a softmax.
+pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let flops = 8 * x.elem_count() as u64;
+    match bias {
+        Some(bias) => apply("softmax", &[x, bias], flops, |t| softmax(t[0], Some(t[1]))),
+        None => apply("softmax", &[x], flops, |t| softmax(t[0], None)),
+    }
+}
+
+fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let own = match (x.device(), bias.map(|bias| bias.broadcast_as(x.shape()))) {
+        (_, Some(Err(_))) => None,
+        _ if !has_own_kernels() || x.rank() == 0 || x.elem_count() == 0 => None,
+        (Device::Cpu, bias) => on_cpu(x, bias.transpose()?)?,
+        (Device::Cuda(_), bias) => cuda::ops::softmax(x, bias.transpose()?.as_ref())?,
+        _ => None,
+    };
+    let composed = || {
+        let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
+        candle_nn::ops::softmax_last_dim(&x)
+    };
+    own.map_or_else(composed, Ok)
+}
+
+/// `None` where candle's operators have to do it, or have to refuse.
+fn on_cpu(x: &Tensor, bias: Option<Tensor>) -> Result<Option<Tensor>> {
+    if !kernels::supports(x.dtype()) {
+        return Ok(None);
+    }
+    let x = x.contiguous()?;
+    Ok(match bias {
+        None => Some(x.apply_op1_no_bwd(&Softmax)?),
+        Some(bias) if bias.dtype() == x.dtype() && RowStarts::of(bias.layout()).is_some() => {
+            Some(x.apply_op2_no_bwd(&bias, &Softmax)?)
+        }
+        Some(_) => None,
+    })
+}
+
+/// Where the bias of each row begins, rows being counted by three dimensions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowStarts {
+    /// How many rows there are in each dimension.
+    pub dims: [usize; 3],
+    /// Elements from one to the next.
+    pub strides: [usize; 3],
+}
+
+impl RowStarts {
+    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or more dimensions count them, or more
+    /// than 32 bits.
+    pub fn of(layout: &Layout) -> Option<Self> {
+        let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
+        let (inner, strides) = strides.split_last()?;
+        let mut starts = Self { dims: [1; 3], strides: [0; 3] };
+        let at = starts.dims.len().checked_sub(outer.len())?;
+        starts.dims[at..].copy_from_slice(outer);
+        starts.strides[at..].copy_from_slice(strides);
+        let is_countable = starts.needed(columns)? <= u32::MAX as usize;
+        (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
+    }
+
+    /// Elements from the first to the last of these rows; `None` if they are not to be counted.
+    pub fn needed(&self, columns: usize) -> Option<usize> {
+        let ends = self.dims.iter().zip(self.strides).map(|(dim, stride)| dim.saturating_sub(1).checked_mul(stride));
+        ends.into_iter().try_fold(columns, |needed, end| needed.checked_add(end?))
+    }
+
+    /// Elements from the first row to this one.
+    pub fn of_row(&self, row: usize) -> usize {
+        let [_, middle, inner] = self.dims;
+        let index = [row / inner / middle, row / inner % middle, row % inner];
+        index.iter().zip(self.strides).map(|(index, stride)| index * stride).sum()
+    }
+}
+
+/// Softmax of contiguous rows on the CPU.
+struct Softmax;
+
+impl Softmax {
+    fn run(x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
+        let shape = x.1.shape();
+        let Some(&columns) = shape.dims().last() else { bail!("a softmax of a single number") };
+        macro_rules! run {
+            ($t:ty) => {{
+                let bias = match bias {
+                    None => None,
+                    Some((bias, layout)) => {
+                        let Some(starts) = RowStarts::of(layout) else { bail!("a bias whose rows are not in a row") };
+                        let elements = <$t as candle::WithDType>::cpu_storage_as_slice(bias)?;
+                        Some((&elements[layout.start_offset()..], starts))
+                    }
+                };
+                let y = kernels::softmax::<$t>(columns, kernels::elements(x.0, x.1)?, bias);
+                <$t as candle::WithDType>::to_cpu_storage_owned(y)
+            }};
+        }
+        let y = match x.0 {
+            CpuStorage::F32(_) => run!(f32),
+            CpuStorage::F64(_) => run!(f64),
+            CpuStorage::F16(_) => run!(f16),
+            CpuStorage::BF16(_) => run!(bf16),
+            _ => bail!("no softmax of this dtype on the CPU"),
+        };
+        Ok((y, shape.clone()))
+    }
+}
+
+impl CustomOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        Self::run((x, layout), None)
+    }
+}
+
+impl CustomOp2 for Softmax {
+    fn name(&self) -> &'static str {
+        "add_softmax"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, bias: &CpuStorage, bl: &Layout) -> Result<(CpuStorage, Shape)> {
+        Self::run((x, xl), Some((bias, bl)))
+    }
+}
