@@ -201,7 +201,7 @@ proptest! {
             (0..).take_while(|i| {
                 let start = i * stride;
                 let end = start + kernel;
-                end <= size + before + after || ceil && start < size + before && end - stride < size + before + after
+                end <= size + before + after || ceil && start < size + before && end < size + before + after + stride
             }).count()
         };
         let output = (outputs(h, padding.top, padding.bottom), outputs(w, padding.left, padding.right));
