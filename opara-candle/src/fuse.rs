@@ -1,6 +1,6 @@
 //! Which element-wise launches become one: what one of them writes, and the next one reads, need not go through memory.
 
-use crate::optimize;
+use crate::optimize::{read, stays, written};
 use crate::trace::{BufferId, Op, OpId, Role, Trace};
 
 /// A launch that makes each element of its result from one element of each operand.
@@ -43,10 +43,10 @@ pub(crate) struct Chain {
 ///
 /// # Complexity
 /// Linear in accesses.
-pub(crate) fn chains(trace: &Trace, pointwise: &[Option<Pointwise>], most: usize) -> Vec<Chain> {
+pub(crate) fn chains(trace: &Trace, pointwise: &[Option<&Pointwise>], most: usize) -> Vec<Chain> {
     let mut chains = Growing::new(trace, most);
     for (op, launch) in trace.ops.iter().enumerate() {
-        if let Some(pointwise) = &pointwise[op] {
+        if let Some(pointwise) = pointwise[op] {
             chains.place(op, pointwise);
         }
         chains.pass(op, launch);
@@ -68,7 +68,7 @@ struct Growing<'a> {
     most: usize,
     /// Whether every call runs it.
     stays: Vec<bool>,
-    /// How many ops write each buffer in all, and how many did so far.
+    /// How often each buffer is written in all, and how often so far.
     writes: Vec<usize>,
     written: Vec<usize>,
     /// Whether anything has read or written it so far.
@@ -87,7 +87,7 @@ impl<'a> Growing<'a> {
         Self {
             trace,
             most,
-            stays: optimize::stays(trace),
+            stays: stays(trace),
             writes,
             written: vec![0; buffers],
             touched: vec![false; buffers],
@@ -157,9 +157,9 @@ impl<'a> Growing<'a> {
     fn finish(self) -> Vec<Chain> {
         let mut is_kept: Vec<bool> = self.trace.buffers.iter().map(|b| matches!(b.role, Role::Output(_))).collect();
         for (op, launch) in self.trace.ops.iter().enumerate() {
-            for access in launch.accesses.iter().filter(|a| a.mode.reads()) {
-                let maker = self.writer[access.buffer].and_then(|writer| self.link_of[writer]);
-                is_kept[access.buffer] |= maker.is_none() || maker != self.link_of[op];
+            for buffer in read(launch) {
+                let maker = self.writer[buffer].and_then(|writer| self.link_of[writer]);
+                is_kept[buffer] |= maker.is_none() || maker != self.link_of[op];
             }
         }
         let chain = |link: Link| {
@@ -169,13 +169,6 @@ impl<'a> Growing<'a> {
         };
         self.links.into_iter().filter(|link| link.members.len() > 1).map(chain).collect()
     }
-}
-
-fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
-    let mut buffers: Vec<BufferId> = op.accesses.iter().filter(|a| a.mode.writes()).map(|a| a.buffer).collect();
-    buffers.sort_unstable();
-    buffers.dedup();
-    buffers.into_iter()
 }
 
 #[cfg(test)]
@@ -221,9 +214,13 @@ mod tests {
         (Trace { ops, buffers, ..Default::default() }, launches.iter().map(pointwise).collect())
     }
 
+    fn of(pointwise: &[Option<Pointwise>]) -> Vec<Option<&Pointwise>> {
+        pointwise.iter().map(Option::as_ref).collect()
+    }
+
     fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
         let (trace, pointwise) = trace(buffers, launches);
-        chains(&trace, &pointwise, MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
+        chains(&trace, &of(&pointwise), MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
     }
 
     fn row(buffer: BufferId) -> (BufferId, bool) {
@@ -284,8 +281,7 @@ mod tests {
         for launch in launches {
             let mut own = memory.clone();
             for &(op, is_kept) in launch {
-                let reads = trace.ops[op].accesses.iter().filter(|a| a.mode.reads());
-                let values: Vec<u64> = reads.map(|a| own[a.buffer]).collect();
+                let values: Vec<u64> = read(&trace.ops[op]).map(|buffer| own[buffer]).collect();
                 let mut hasher = DefaultHasher::new();
                 (op, &values).hash(&mut hasher);
                 for buffer in written(&trace.ops[op]) {
@@ -324,7 +320,7 @@ mod tests {
         #[test]
         fn every_op_reads_what_it_read_before(launches in launches()) {
             let (trace, pointwise) = trace(launches.len() + 2, &launches);
-            let chains = chains(&trace, &pointwise, MOST);
+            let chains = chains(&trace, &of(&pointwise), MOST);
             let mut instead: Vec<Option<Vec<(OpId, bool)>>> = (0..launches.len()).map(|op| Some(vec![(op, true)])).collect();
             let apart: Vec<_> = instead.iter().flatten().cloned().collect();
             for chain in &chains {

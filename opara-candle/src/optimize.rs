@@ -79,11 +79,11 @@ impl Optimized {
     }
 }
 
-fn read(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
+pub(crate) fn read(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
     op.accesses.iter().filter(|a| a.mode.reads()).map(|a| a.buffer)
 }
 
-fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
+pub(crate) fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
     op.accesses.iter().filter(|a| a.mode.writes()).map(|a| a.buffer)
 }
 

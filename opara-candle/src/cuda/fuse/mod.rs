@@ -2,13 +2,15 @@
 
 mod pointwise;
 
+use std::collections::BTreeMap;
+
 use candle::Device;
 use hashbrown::HashMap;
 
 use self::pointwise::Step;
 use super::capture::{Capture, Recorded};
 use super::driver::kernels::chain::{self, Chain, Source, Target, SLOTS, STEPS};
-use super::driver::{Launch, Pointer, Stream};
+use super::driver::{KernelNode, Launch, Pointer, Stream};
 use crate::fuse::{chains, Operand, Pointwise};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
@@ -28,10 +30,10 @@ impl Capture {
     /// A call of the driver that failed.
     pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<()> {
         let known = self.known();
-        let pointwise: Vec<Option<Pointwise>> =
-            known.iter().map(|known| known.as_ref().map(|known| known.pointwise.clone())).collect();
+        let pointwise: Vec<Option<&Pointwise>> =
+            known.iter().map(|known| known.as_ref().map(|known| &known.pointwise)).collect();
         let chains = chains(&self.trace, &pointwise, STEPS);
-        let mut instead: HashMap<OpId, Fused> = HashMap::new();
+        let mut instead: BTreeMap<OpId, Fused> = BTreeMap::new();
         let mut goes = vec![false; self.trace.ops.len()];
         for chain in &chains {
             let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>();
@@ -39,27 +41,26 @@ impl Capture {
             chain.members.iter().for_each(|&op| goes[op] = true);
             instead.insert(chain.at, fused);
         }
-        let mut places: Vec<OpId> = instead.keys().copied().collect();
-        places.sort_unstable();
-        let programs: Vec<Chain> = places.iter().map(|at| instead[at].program).collect();
-        if programs.is_empty() {
+        if instead.is_empty() {
             return Ok(());
         }
-        let (launches, graph) = chain::launches(stream, device.as_cuda_device()?, &programs)?;
-        let mut launches: HashMap<OpId, Launch> = places.into_iter().zip(launches).collect();
+        let programs: Vec<Chain> = instead.values().map(|fused| fused.program).collect();
+        let (kernels, graph) = chain::launches(stream, device.as_cuda_device()?, &programs)?;
+        let both = instead.into_iter().zip(kernels).map(|((at, fused), kernel)| (at, (fused, kernel)));
+        let mut instead: HashMap<OpId, (Fused, KernelNode)> = both.collect();
 
         let all = self.launches.get_mut();
         all.graphs.push(graph);
         let ops = std::mem::take(&mut self.trace.ops);
         let recorded = std::mem::take(&mut all.of);
         for (id, (op, recorded)) in ops.into_iter().zip(recorded).enumerate() {
-            match (instead.remove(&id), launches.remove(&id)) {
-                (Some(fused), Some(launch)) => {
-                    self.trace.ops.push(fused.op(op.label, &launch));
-                    all.of.push(Recorded::new(launch, fused.pointers));
+            match instead.remove(&id) {
+                Some((fused, kernel)) => {
+                    self.trace.ops.push(fused.op(op.label, &kernel));
+                    all.of.push(Recorded::new(Launch::Kernel(kernel), fused.pointers));
                 }
-                _ if goes[id] => {}
-                _ => {
+                None if goes[id] => {}
+                None => {
                     self.trace.ops.push(op);
                     all.of.push(recorded);
                 }
@@ -90,18 +91,18 @@ impl Capture {
 
 fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) -> Option<Known> {
     let Launch::Kernel(kernel) = &recorded.launch else { return None };
-    // Every access is through one pointer, in the order in which they stand among the arguments.
-    let words = recorded.words();
-    if words.len() != op.accesses.len() {
-        return None;
-    }
-    let accesses: HashMap<usize, Access> = words.into_iter().zip(op.accesses.iter().copied()).collect();
     let table = |word| {
         let pointer = recorded.pointers.iter().find(|p| p.word == word)?;
         let bytes = uploads.get(&pointer.buffer)?.get(pointer.delta as usize..)?;
         Some(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     };
     let step = Step::of(&kernel.name, &kernel.arguments, table)?;
+    // Every access is through one pointer, in the order in which they stand among the arguments.
+    let words = recorded.words();
+    if words.len() != op.accesses.len() {
+        return None;
+    }
+    let accesses: HashMap<usize, Access> = words.into_iter().zip(op.accesses.iter().copied()).collect();
     let at = |word: usize| {
         let (_, address) = kernel.arguments.words().nth(word / 8)?;
         Some((*accesses.get(&word)?, address))
@@ -176,12 +177,8 @@ impl Fused {
         self.pointers.push(Pointer { word, buffer: access.buffer, delta: access.region.start() });
     }
 
-    fn op(&self, label: String, launch: &Launch) -> Op {
-        let work = match launch {
-            Launch::Kernel(kernel) => Work::Kernel(kernel.launch),
-            Launch::Memset(memset) => Work::Memset(memset.bytes()),
-            Launch::Memcpy(memcpy) => Work::Memcpy(memcpy.bytes()),
-        };
+    fn op(&self, label: String, kernel: &KernelNode) -> Op {
+        let work = Work::Kernel(kernel.launch);
         Op { name: "opara_chain".into(), label, work, accesses: self.accesses.clone(), nanos: None }
     }
 }

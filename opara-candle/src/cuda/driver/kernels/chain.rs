@@ -7,7 +7,7 @@ use candle::CudaDevice;
 use cudarc::driver::{DeviceRepr, PushKernelArg};
 
 use super::{blocks, function};
-use crate::cuda::driver::{Captured, Launch, Node, Stream};
+use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
 use crate::cuda::ops::ptx;
 use crate::{Error, Result};
 
@@ -229,7 +229,7 @@ pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     chains: &[Chain],
-) -> Result<(Vec<Launch>, Captured)> {
+) -> Result<(Vec<KernelNode>, Captured)> {
     // Before the capture, which does not bear a module that is loaded.
     let kernel = |chain: &Chain| function(device, chain.launch().0, "chain", ptx::CHAIN);
     let functions = chains.iter().map(kernel).collect::<candle::Result<Vec<_>>>()?;
@@ -245,11 +245,14 @@ pub(in crate::cuda) fn launches(
         Ok(())
     };
     let ((), graph) = stream.capture(record).map_err(|broken| broken.error)?;
-    let launches = graph.nodes()?.into_iter().filter_map(|node| match node {
-        Node::Launch(launch) => Some(*launch),
+    let kernel = |node| match node {
+        Node::Launch(launch) => match *launch {
+            Launch::Kernel(kernel) => Some(kernel),
+            _ => None,
+        },
         _ => None,
-    });
-    let launches: Vec<Launch> = launches.collect();
+    };
+    let launches: Vec<KernelNode> = graph.nodes()?.into_iter().filter_map(kernel).collect();
     if launches.len() != chains.len() {
         let reason = format!("a capture of {} launches gave back {}", chains.len(), launches.len());
         return Err(Error::NotCapturable { reason });
