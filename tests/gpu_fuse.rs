@@ -4,23 +4,17 @@
 mod common;
 
 use candle::{DType, Device, Result, Tensor, D};
-use common::{answers_like, assert_same, gpu, layouts, waves};
+use common::{answers_like, assert_same, gpu, layouts, replayed_by, waves};
 use half::{bf16, f16};
 use opara_candle::{Mode, OparaExecutor};
 
-/// Builds an executor of fused launches for `inputs(0)`, puts it under stress, and compares it with eager.
+/// An executor of fused launches, compared with eager.
 #[track_caller]
 fn replayed<F>(function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>) -> OparaExecutor
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
-    let example = inputs(0).expect("inputs can be made");
-    let builder = OparaExecutor::builder().fuse(true).stress(4).race(false);
-    let fast = builder.build_fn(function.clone(), &example).expect("it can be built");
-    let report = fast.report();
-    assert_eq!((report.mode, report.verified, &report.reason), (Mode::Graph, true, &None), "{report}");
-    answers_like(&fast, function, inputs);
-    fast
+    replayed_by(OparaExecutor::builder().fuse(true), Mode::Graph, function, inputs)
 }
 
 /// The executor's report says that so many launches became part of others.
