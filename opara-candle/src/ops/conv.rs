@@ -1,9 +1,8 @@
 //! Convolution with groups, asymmetric padding, bias and activation in one call.
 
-use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Device, Layout, Module, Result, Shape, Tensor};
-use half::{bf16, f16};
+use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Layout, Module, Result, Shape, Tensor};
 
-use super::{apply, has_own_kernels, pad, product_flops, runs_own, Activation, ConvConfig};
+use super::{apply, own_on, pad, product_flops, runs_own, Activation, ConvConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -39,13 +38,9 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let config = ConvConfig { activation: within, ..*config };
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        let fast = match x.device() {
-            _ if !has_own_kernels() => None,
-            Device::Cpu if kernels::supports(x.dtype()) => Some(fused(x, weight, bias, config)?),
-            Device::Cuda(_) => cuda::ops::conv2d(x, weight, bias, &config)?,
-            _ => None,
-        };
-        after.forward(&fast.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
+        let cpu = || fused(x, weight, bias, config).map(Some);
+        let own = own_on(x, cpu, || cuda::ops::conv2d(x, weight, bias, &config))?;
+        after.forward(&own.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
     };
     match bias {
         Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
@@ -100,13 +95,7 @@ impl Conv {
                 <$t as candle::WithDType>::to_cpu_storage_owned(kernels::conv2d::<$t>(&conv, x, weight, bias))
             }};
         }
-        let y = match x.0 {
-            CpuStorage::F32(_) => run!(f32),
-            CpuStorage::F64(_) => run!(f64),
-            CpuStorage::F16(_) => run!(f16),
-            CpuStorage::BF16(_) => run!(bf16),
-            _ => bail!("no convolution of this dtype on the CPU"),
-        };
+        let y = of_floats!(x.0, run, "convolution");
         Ok((y, (batch, out, output.0, output.1).into()))
     }
 }

@@ -6,6 +6,19 @@
 //! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
 //! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
 
+/// `$run!` of the type of a storage's elements, which must be one that this library's kernels for the CPU take.
+macro_rules! of_floats {
+    ($storage:expr, $run:ident, $operator:literal) => {
+        match $storage {
+            candle::CpuStorage::F32(_) => $run!(f32),
+            candle::CpuStorage::F64(_) => $run!(f64),
+            candle::CpuStorage::F16(_) => $run!(half::f16),
+            candle::CpuStorage::BF16(_) => $run!(half::bf16),
+            _ => candle::bail!(concat!("no ", $operator, " of this dtype on the CPU")),
+        }
+    };
+}
+
 mod activation;
 mod conv;
 pub(crate) mod format;
@@ -23,8 +36,9 @@ pub use window::{ConvConfig, Padding, PoolConfig};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle::{bail, DType, Module, Result, Shape, Tensor, D};
+use candle::{bail, DType, Device, Module, Result, Shape, Tensor, D};
 
+use crate::cpu::kernels;
 use crate::cpu::record::apply;
 use crate::cuda;
 
@@ -54,8 +68,21 @@ fn own_or(
     own: impl FnOnce() -> Result<Option<Tensor>>,
     composed: impl FnOnce() -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let made = if runs_own(x) { own()? } else { None };
-    made.map_or_else(composed, Ok)
+    own_on(x, || Ok(None), own)?.map_or_else(composed, Ok)
+}
+
+/// What this library's kernels for the CPU or for GPUs make of `x`, if they may run and take its operands.
+fn own_on(
+    x: &Tensor,
+    cpu: impl FnOnce() -> Result<Option<Tensor>>,
+    gpu: impl FnOnce() -> Result<Option<Tensor>>,
+) -> Result<Option<Tensor>> {
+    match x.device() {
+        _ if !has_own_kernels() => Ok(None),
+        Device::Cpu if kernels::supports(x.dtype()) => cpu(),
+        Device::Cuda(_) => gpu(),
+        _ => Ok(None),
+    }
 }
 
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
@@ -276,11 +303,8 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not agree.
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    if runs_own(x) {
-        let both = cuda::ops::add_rms_norm(x, residual, scale, eps)?;
-        if let Some(both) = both {
-            return Ok((both.get(0)?, both.get(1)?));
-        }
+    if let Some(both) = own_on(x, || Ok(None), || cuda::ops::add_rms_norm(x, residual, scale, eps))? {
+        return Ok((both.get(0)?, both.get(1)?));
     }
     let sum = add(x, residual)?;
     let normed = rms_norm(&sum, scale, eps)?;

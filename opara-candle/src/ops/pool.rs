@@ -1,9 +1,8 @@
 //! Maxima and means over windows, with padding and partial windows at the end.
 
-use candle::{bail, CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
-use half::{bf16, f16};
+use candle::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
-use super::{apply, has_own_kernels, own_or, PoolConfig};
+use super::{apply, own_on, own_or, PoolConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 
@@ -36,15 +35,9 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
     let config = *config;
     apply(name, &[x], flops, move |t| {
-        let fast = match t[0].device() {
-            _ if !has_own_kernels() => None,
-            Device::Cpu if kernels::supports(t[0].dtype()) => {
-                Some(t[0].contiguous()?.apply_op1_no_bwd(&Pool { kind, config })?)
-            }
-            Device::Cuda(_) => cuda::ops::pool(t[0], kind, &config)?,
-            _ => None,
-        };
-        fast.map_or_else(|| composed(t[0], kind, &config), Ok)
+        let cpu = || t[0].contiguous()?.apply_op1_no_bwd(&Pool { kind, config }).map(Some);
+        let own = own_on(t[0], cpu, || cuda::ops::pool(t[0], kind, &config))?;
+        own.map_or_else(|| composed(t[0], kind, &config), Ok)
     })
 }
 
@@ -71,13 +64,7 @@ impl CustomOp1 for Pool {
                 <$t as candle::WithDType>::to_cpu_storage_owned(kernels::pool2d(self.kind, &self.config, (h, w), x)?)
             }};
         }
-        let y = match x {
-            CpuStorage::F32(_) => run!(f32),
-            CpuStorage::F64(_) => run!(f64),
-            CpuStorage::F16(_) => run!(f16),
-            CpuStorage::BF16(_) => run!(bf16),
-            _ => bail!("no pool of this dtype on the CPU"),
-        };
+        let y = of_floats!(x, run, "pool");
         Ok((y, (batch, channels, oh, ow).into()))
     }
 }

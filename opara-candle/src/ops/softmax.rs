@@ -1,9 +1,8 @@
 //! Softmax, and what is added before.
 
-use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
-use half::{bf16, f16};
+use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
 
-use super::has_own_kernels;
+use super::own_on;
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
 use crate::cuda;
@@ -30,33 +29,27 @@ pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 }
 
 fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let own = match (x.device(), bias.map(|bias| bias.broadcast_as(x.shape()))) {
-        (_, Some(Err(_))) => None,
-        _ if !has_own_kernels() || x.rank() == 0 || x.elem_count() == 0 => None,
-        (Device::Cpu, bias) => on_cpu(x, bias.transpose()?)?,
-        (Device::Cuda(_), bias) => cuda::ops::softmax(x, bias.transpose()?.as_ref())?,
-        _ => None,
-    };
     let composed = || {
         let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
         candle_nn::ops::softmax_last_dim(&x)
     };
-    own.map_or_else(composed, Ok)
+    let Ok(bias) = bias.map(|bias| bias.broadcast_as(x.shape())).transpose() else { return composed() };
+    if x.rank() == 0 || x.elem_count() == 0 {
+        return composed();
+    }
+    own_on(x, || on_cpu(x, bias.as_ref()), || cuda::ops::softmax(x, bias.as_ref()))?.map_or_else(composed, Ok)
 }
 
 /// `None` where candle's operators have to do it, or have to refuse.
-fn on_cpu(x: &Tensor, bias: Option<Tensor>) -> Result<Option<Tensor>> {
-    if !kernels::supports(x.dtype()) {
-        return Ok(None);
-    }
+fn on_cpu(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
     let x = x.contiguous()?;
-    Ok(match bias {
-        None => Some(x.apply_op1_no_bwd(&Softmax)?),
+    match bias {
+        None => x.apply_op1_no_bwd(&Softmax).map(Some),
         Some(bias) if bias.dtype() == x.dtype() && RowStarts::of(bias.layout()).is_some() => {
-            Some(x.apply_op2_no_bwd(&bias, &Softmax)?)
+            x.apply_op2_no_bwd(bias, &Softmax).map(Some)
         }
-        Some(_) => None,
-    })
+        Some(_) => Ok(None),
+    }
 }
 
 /// Where the bias of each row begins, rows being counted by three dimensions.
@@ -117,13 +110,7 @@ impl Softmax {
                 <$t as candle::WithDType>::to_cpu_storage_owned(y)
             }};
         }
-        let y = match x.0 {
-            CpuStorage::F32(_) => run!(f32),
-            CpuStorage::F64(_) => run!(f64),
-            CpuStorage::F16(_) => run!(f16),
-            CpuStorage::BF16(_) => run!(bf16),
-            _ => bail!("no softmax of this dtype on the CPU"),
-        };
+        let y = of_floats!(x.0, run, "softmax");
         Ok((y, shape.clone()))
     }
 }

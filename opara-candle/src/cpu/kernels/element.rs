@@ -119,6 +119,19 @@ sum! {
     f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
 }
 
+/// All of `x` joined to `start`, which adds nothing: several neighbours at a time.
+#[inline(always)]
+pub(super) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
+    let (chunks, rest) = x.as_chunks::<WIDEST>();
+    let mut of = [start; WIDEST];
+    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+        for (of, &x) in of.iter_mut().zip(chunk) {
+            *of = join(*of, x);
+        }
+    }
+    of.into_iter().fold(start, join)
+}
+
 /// Elements of a vector on this machine.
 pub(super) fn lanes<A: Sum>() -> usize {
     struct Lanes<A>(std::marker::PhantomData<A>);

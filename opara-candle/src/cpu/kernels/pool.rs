@@ -3,7 +3,7 @@
 use candle::{Result, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::element::{Element, Sum, WIDEST};
+use super::element::{joined, Element, Sum, WIDEST};
 use super::taps::{larger, Taps, Windows};
 use super::{each, WORTH_A_THREAD};
 use crate::ops::{PoolConfig, PoolKind};
@@ -72,14 +72,7 @@ impl<T: Element> Planes<'_, T> {
         if taps.is_one_whole_plane() {
             let mut scratch = Vec::new();
             for (x, y) in x.chunks_exact(plane).zip(y) {
-                let (chunks, rest) = T::widened(x, &mut scratch).as_chunks::<WIDEST>();
-                let mut of = [start; WIDEST];
-                for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
-                    for (of, &x) in of.iter_mut().zip(chunk) {
-                        *of = join(*of, x);
-                    }
-                }
-                let all = of.into_iter().fold(start, &join);
+                let all = joined(T::widened(x, &mut scratch), start, &join);
                 let all = if kind == PoolKind::Mean { all / (counts.0[0] * counts.1[0]) } else { all };
                 T::narrow(&[all], std::slice::from_mut(y));
             }

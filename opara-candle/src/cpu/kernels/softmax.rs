@@ -1,8 +1,7 @@
 //! Softmax of rows.
 
-use candle::WithDType;
-
-use super::element::{Element, Sum, WIDEST};
+use super::element::{joined, Element, Sum};
+use super::taps::larger;
 use super::{each, WORTH_A_THREAD};
 use crate::ops::RowStarts;
 
@@ -36,18 +35,8 @@ pub(crate) fn softmax<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], R
 
 /// The softmax of a row, in its place.
 fn normalise<S: Sum>(row: &mut [S]) {
-    let largest = joined(row, S::NEG_INFINITY, |a, b| if a > b { a } else { b });
+    let largest = joined(row, S::NEG_INFINITY, larger);
     row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-    let sum = joined(row, S::zero(), |a, b| a + b);
+    let sum = joined(row, S::default(), |a, b| a + b);
     row.iter_mut().for_each(|x| *x /= sum);
-}
-
-/// All of a row, several neighbours at a time.
-fn joined<S: WithDType>(row: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
-    let (chunks, rest) = row.as_chunks::<WIDEST>();
-    let mut of = [start; WIDEST];
-    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
-        of.iter_mut().zip(chunk).for_each(|(of, &x)| *of = join(*of, x));
-    }
-    of.into_iter().fold(start, join)
 }
