@@ -38,9 +38,9 @@ pub struct Options {
         .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
 
-    /// Let chains of candle's element-wise kernels become one launch each on a GPU.
+    /// Leave chains of candle's element-wise kernels as they are on a GPU: for comparison.
     #[arg(long)]
-    pub fuse: bool,
+    no_fuse: bool,
 
     /// Forward passes to measure of each kind.
     #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
@@ -77,7 +77,7 @@ impl Options {
 
     /// An executor as it is asked for.
     pub fn builder(&self) -> Builder {
-        OparaExecutor::builder().policy(self.policy).fuse(self.fuse)
+        OparaExecutor::builder().policy(self.policy).fuse(!self.no_fuse)
     }
 
     /// The first GPU, or the CPU where that is asked for or nothing else is there; says which on stderr.

@@ -320,7 +320,7 @@ fn the_report_as_json_has_its_keys() -> anyhow::Result<()> {
     for key in keys.split_whitespace() {
         assert!(json.get(key).is_some(), "{key} is missing from {json}");
     }
-    for stage in ["trace", "graph", "profile", "schedule", "memory", "capture", "verify"] {
+    for stage in ["forward", "trace", "graph", "profile", "schedule", "memory", "capture", "verify"] {
         assert!(json["build_ms"][stage].is_number(), "stage {stage} is missing");
     }
     Ok(())

@@ -126,22 +126,6 @@ fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[test]
-fn per_thread_and_tracked_devices_work_too() -> anyhow::Result<()> {
-    if gpu().is_none() {
-        return Ok(());
-    }
-    for device in [Device::new_cuda(0)?, Device::new_cuda_with_stream(0)?] {
-        let module = bert(&device, DType::F32)?;
-        let input = sentence(&device, 3)?;
-        let expected = module(&input)?.remove(0);
-        let fast = OparaExecutor::builder().build_fn(module, &input)?;
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
-        assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0);
-    }
-    Ok(())
-}
-
 /// candle-transformers' T5 uploads its table of relative positions in every forward: 64 KiB at 128 tokens.
 #[test]
 fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {

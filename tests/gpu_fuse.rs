@@ -4,18 +4,9 @@
 mod common;
 
 use candle::{DType, Device, Result, Tensor, D};
-use common::{answers_like, assert_same, gpu, layouts, replayed_by, waves};
+use common::{answers_like, assert_same, gpu, layouts, replayed, waves};
 use half::{bf16, f16};
 use opara_candle::{Mode, OparaExecutor};
-
-/// An executor of fused launches, compared with eager.
-#[track_caller]
-fn replayed<F>(function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>) -> OparaExecutor
-where
-    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
-{
-    replayed_by(OparaExecutor::builder().fuse(true), Mode::Graph, function, inputs)
-}
 
 /// The executor's report says that so many launches became part of others.
 #[track_caller]
@@ -62,7 +53,7 @@ fn every_operator_of_one_number_gives_the_same_bits() -> anyhow::Result<()> {
         for &(name, operator) in UNARY {
             let of = format!("{name} of {dtype:?}");
             let function = move |t: &[Tensor]| Ok(vec![operator(&t[0])?.neg()?]);
-            let fast = OparaExecutor::builder().fuse(true).build_fn(function, std::slice::from_ref(&x))?;
+            let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
             // A cast to the same type is no launch, and candle computes this one in another type.
             let alone = operator(&x.narrow(0, 0, 1)?)?.dtype() == dtype && name.starts_with("to ");
             let left_alone = alone || dtype == DType::BF16 && ["silu", "sigmoid"].contains(&name);
@@ -96,7 +87,7 @@ fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
         let inputs = [x, some.contiguous()?];
         for (name, operator) in operators {
             let function = move |t: &[Tensor]| Ok(vec![operator(&t[0], &t[1])?.neg()?]);
-            let fast = OparaExecutor::builder().fuse(true).verify(false).build_fn(function, &inputs)?;
+            let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs)?;
             fused(&fast, 1);
             let (got, expected) = (&fast.call(&inputs)?[0], &function(&inputs)?[0]);
             // On the device: there are millions of them. Zeros of either sign are told apart by what they divide.
@@ -127,8 +118,9 @@ fn a_norm_is_four_launches() -> anyhow::Result<()> {
             Ok(vec![norm(&sum, &weight)?, sum])
         };
         let input = |i, shape: (usize, usize, usize)| waves(i, shape)?.to_device(&device)?.to_dtype(dtype);
-        let fast = replayed(function.clone(), |i| Ok(vec![input(i, (2, 7, 64))?, input(i + 9, (2, 7, 64))?]));
-        let apart = OparaExecutor::builder();
+        let fast =
+            replayed(Mode::Graph, function.clone(), |i| Ok(vec![input(i, (2, 7, 64))?, input(i + 9, (2, 7, 64))?]));
+        let apart = OparaExecutor::builder().fuse(false);
         let example = [input(0, (2, 7, 64))?, input(9, (2, 7, 64))?];
         let apart = apart.build_fn(function.clone(), &example)?;
         fused(&apart, 0);
@@ -148,7 +140,8 @@ fn operands_may_lie_in_any_way() -> anyhow::Result<()> {
                 let x = t[0].relu()?;
                 Ok(vec![(x.sqr()?.broadcast_mul(&y)? + &y)?.neg()?, x.t()?.contiguous()?.exp()?])
             };
-            let fast = replayed(function, |i| Ok(vec![waves(i, (6, 4))?.to_dtype(dtype)?.to_device(&device)?]));
+            let fast =
+                replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (6, 4))?.to_dtype(dtype)?.to_device(&device)?]));
             assert!(fast.report().fused >= 4, "{way}: {}", fast.report());
         }
     }
@@ -162,7 +155,7 @@ fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
         let turned = t[0].reshape((2, 3, 2, 3, 2, 3))?.permute((5, 3, 1, 4, 2, 0))?;
         Ok(vec![turned.contiguous()?, turned.sqr()?.neg()?])
     };
-    let fast = replayed(function, |i| Ok(vec![waves(i, (6, 6, 6))?.to_device(&device)?]));
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (6, 6, 6))?.to_device(&device)?]));
     fused(&fast, 0);
 }
 
@@ -175,7 +168,7 @@ fn a_result_in_the_middle_is_an_output_too() {
         let third = (&second - &first)?;
         Ok(vec![third.exp()?, second, first.narrow(0, 1, 2)?])
     };
-    let fast = replayed(function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
     fused(&fast, 3);
 }
 
@@ -186,12 +179,12 @@ fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
         let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..100).try_fold(t[0].clone(), step)?])
     };
-    let fast = replayed(function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
     fused(&fast, 100 - 100usize.div_ceil(12));
     // With an operand more for every other step.
     let sum = |t: &[Tensor]| Ok(vec![t[1..].iter().try_fold(t[0].clone(), |sum, x| (&sum * 0.5)? + x)?]);
     let inputs = |i: usize| (0..12).map(|j| waves(i + j, (3, 5))?.to_device(&device)).collect::<Result<Vec<_>>>();
-    let fast = replayed(sum, inputs);
+    let fast = replayed(Mode::Graph, sum, inputs);
     fused(&fast, 22 - 2);
     Ok(())
 }
@@ -209,10 +202,10 @@ fn results_that_are_needed_later_are_saved_as_far_as_there_is_room() {
         }
     };
     let inputs = |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]);
-    let fast = replayed(function(3), inputs);
+    let fast = replayed(Mode::Graph, function(3), inputs);
     fused(&fast, 7);
     // Too many: they stay apart.
-    replayed(function(6), inputs);
+    replayed(Mode::Graph, function(6), inputs);
 }
 
 #[test]
@@ -221,7 +214,7 @@ fn many_elements_and_one() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![(t[0].sqr()? + &t[0])?.gelu_erf()?]);
     for shape in [(1, 1), (1, 127), (4096, 4099)] {
         let x = Tensor::rand(-2f32, 2., shape, &device)?;
-        let fast = OparaExecutor::builder().fuse(true).build_fn(function, std::slice::from_ref(&x))?;
+        let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
         fused(&fast, 2);
         assert_same(&fast.call(std::slice::from_ref(&x))?, &function(&[x])?, format_args!("{shape:?}"));
     }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Barrier;
 
 use candle::{DType, Device, Module, Result, Tensor};
-use common::{answers_like, assert_same, counts, gpu, waves};
+use candle_transformers::models::bert;
+use common::{answers_like, assert_same, counts, gpu, replayed, waves};
 use opara_candle::{Mode, OparaExecutor};
 
 /// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
@@ -37,6 +38,24 @@ fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
                 scope.spawn(move || answers_like(fast, |t: &[Tensor]| function(weight, t), inputs));
             }
         });
+    }
+    Ok(())
+}
+
+/// Not beside tests that draw random numbers on other threads: a stream for every thread waits for the default stream,
+/// which may have no work while something is captured.
+#[test]
+fn bert_on_devices_of_every_kind() -> anyhow::Result<()> {
+    for device in devices()? {
+        let config = bert::Config { num_hidden_layers: 2, ..Default::default() };
+        let model = bert::BertModel::load(opara_weights::seeded(1, DType::F32, &device), &config)?;
+        let input = |i: usize| {
+            let ids = (waves(i, (1, 32))? + 1.)?.affine(10_000., 0.)?.to_dtype(DType::U32)?.to_device(&device)?;
+            Ok(vec![ids.clone(), ids.zeros_like()?, ids.ones_like()?])
+        };
+        let model = std::sync::Arc::new(model);
+        let module = move |t: &[Tensor]| Ok(vec![model.forward(&t[0], &t[1], Some(&t[2]))?]);
+        replayed(Mode::Graph, module, input);
     }
     Ok(())
 }

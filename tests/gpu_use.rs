@@ -553,7 +553,7 @@ fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
         let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
-    let fast = OparaExecutor::builder().build_fn(chain, &one(0, &device)?)?;
+    let fast = OparaExecutor::builder().fuse(false).build_fn(chain, &one(0, &device)?)?;
     let report = fast.report();
     assert_eq!((report.mode, report.depth, report.streams, report.waits), (Mode::Graph, 5_000, 1, 0), "{report}");
     answers_like(&fast, chain, |i| one(i, &device));

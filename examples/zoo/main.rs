@@ -65,9 +65,9 @@ struct Args {
         .try_map(|name| name.parse::<Policy>()))]
     policy: Policy,
 
-    /// Let chains of element-wise kernels become one launch each.
+    /// Leave chains of element-wise kernels as they are. The sequential graph always does.
     #[arg(long)]
-    fuse: bool,
+    no_fuse: bool,
 
     /// File to write to, one line of JSON a row.
     #[arg(long)]
@@ -112,8 +112,13 @@ fn main() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    let counts =
-        Counts { iters: args.iters, replays: args.replays, stress: args.stress, policy: args.policy, fuse: args.fuse };
+    let counts = Counts {
+        iters: args.iters,
+        replays: args.replays,
+        stress: args.stress,
+        policy: args.policy,
+        fuse: !args.no_fuse,
+    };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {

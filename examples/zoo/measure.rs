@@ -69,8 +69,10 @@ pub struct Measured {
     differing: usize,
     /// Scheduled time over that of the sequential graph.
     ratio: Option<f64>,
-    /// Of the scheduled executor.
+    /// Of the scheduled executor, the module's own passes included.
     build_ms: f64,
+    /// Without those.
+    own_ms: f64,
     latencies: Latencies,
     memory: Memory,
     report: Report,
@@ -101,7 +103,11 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
         memory::watch_build(device, || build(counts.policy, counts.stress, counts.fuse))?;
     let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
     let report = scheduled.report();
-    let build_ms = report.build_ms.iter().filter(|(stage, _)| **stage != "stress").map(|(_, ms)| ms).sum();
+    let without = |stages: &[&str]| {
+        let stages = report.build_ms.iter().filter(|(stage, _)| !stages.contains(stage));
+        stages.map(|(_, ms)| ms).sum()
+    };
+    let (build_ms, own_ms) = (without(&["stress"]), without(&["stress", "forward"]));
     if let Some((file, trace)) = trace.zip(scheduled.trace()) {
         trace.save(file)?;
     }
@@ -130,7 +136,19 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let median = |name| latencies.get(name).map(|latency| latency.median_us);
     let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
 
-    Ok(Measured { finite, eager_repeats, iters, replays, differing, ratio, build_ms, latencies, memory, report })
+    Ok(Measured {
+        finite,
+        eager_repeats,
+        iters,
+        replays,
+        differing,
+        ratio,
+        build_ms,
+        own_ms,
+        latencies,
+        memory,
+        report,
+    })
 }
 
 /// How many of the executor's replays differ from eager on the same inputs, of which there are `sets`, taking turns.
@@ -165,7 +183,7 @@ impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<24}{:<5}{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {:<9}{:>10}{:>11}{:>10}{:>7}{:>9}{:>11}{:>11}",
+            "{:<24}{:<5}{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {:<9}{:>10}{:>11}{:>10}{:>7}{:>9}{:>8}{:>11}{:>11}",
             "model",
             "type",
             "mode",
@@ -181,6 +199,7 @@ impl fmt::Display for Header {
             "sched. us",
             "ratio",
             "build ms",
+            "own ms",
             "eager MiB",
             "replay MiB"
         )
@@ -211,7 +230,7 @@ impl fmt::Display for Measured {
             |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
         write!(
             f,
-            "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>11}{:>11}",
+            "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>8.0}{:>11}{:>11}",
             report.mode.name(),
             count(report.ops),
             count(report.folded),
@@ -224,6 +243,7 @@ impl fmt::Display for Measured {
             us("scheduled"),
             self.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             self.build_ms,
+            self.own_ms,
             mib(memory.eager_peak),
             mib(memory.replay_peak)
         )?;

@@ -119,7 +119,7 @@ impl Builder {
 
     /// Whether chains of candle's element-wise kernels become one launch each on a GPU: casts, sums, products, activations
     /// of f32, f16 and bf16. The bits stay the same; should a replay differ from eager execution all the same, the plan
-    /// is built once more without. Default: no.
+    /// is built once more without. Default: yes.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
         self
@@ -295,7 +295,7 @@ impl OparaExecutor {
             on_uncapturable: OnUncapturable::default(),
             max_shapes: 8,
             race: true,
-            fuse: false,
+            fuse: true,
         })
     }
 

@@ -1,9 +1,11 @@
 //! The pipeline for one set of input shapes: record, analyse, schedule, place, replay, verify.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle::{Device, Tensor};
+use parking_lot::Mutex;
 
 use crate::backend::{Example, Function, Program, Recording, Replay};
 use crate::executor::{OnUncapturable, Options};
@@ -49,8 +51,13 @@ impl Plan {
     pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        let fused = Cell::new(0);
         let mut build = |fuse| {
-            stages.time("trace", || record(function, inputs, &device, arena, fuse)).and_then(|recording| {
+            let (function, forward_ms) = watched(function);
+            let recording = stages.time("trace", || record(&function, inputs, &device, arena, fuse));
+            stages.move_ms("trace", "forward", *forward_ms.lock());
+            recording.and_then(|recording| {
+                fused.set(recording.fused);
                 // Nobody may capture what trying it out launches.
                 let schedule = || schedule(recording, options, &device, &mut stages);
                 let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
@@ -59,7 +66,7 @@ impl Plan {
             })
         };
         let built = match build(options.fuse) {
-            Err(error @ Error::Mismatch { .. }) if options.fuse && device.is_cuda() => {
+            Err(error @ Error::Mismatch { .. }) if fused.get() > 0 => {
                 tracing::warn!(%error, "building without fused launches");
                 build(false).map(|(replay, mut report, planned)| {
                     report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));
@@ -79,6 +86,18 @@ impl Plan {
         report.build_ms = stages.0;
         Ok(Plan { replay, report, planned })
     }
+}
+
+/// The function, and the milliseconds that all its calls have taken.
+fn watched(function: &Function) -> (Function, Arc<Mutex<f64>>) {
+    let (function, spent) = (function.clone(), Arc::new(Mutex::new(0.)));
+    let watch = spent.clone();
+    let watched = move |inputs: &[Tensor]| {
+        let (outputs, us) = timing::wall_us(|| function(inputs));
+        *watch.lock() += us / 1e3;
+        outputs
+    };
+    (Arc::new(watched), spent)
 }
 
 fn record(

@@ -79,7 +79,7 @@ pub struct Report {
     pub constant_bytes: u64,
     /// Whether replay and eager gave the same bits on the example and on a second input.
     pub verified: bool,
-    /// Milliseconds of each stage of building.
+    /// Milliseconds of each stage of building. `forward` is the module's own calls: four where they are captured.
     pub build_ms: BTreeMap<&'static str, f64>,
     /// Microseconds of the fastest eager forward seen while building, host and device.
     pub eager_us: f64,

@@ -88,6 +88,12 @@ impl Stages {
         *self.0.entry(stage).or_default() += us / 1e3;
         result
     }
+
+    /// Of a stage's time this much belongs to another one.
+    pub fn move_ms(&mut self, from: &'static str, to: &'static str, ms: f64) {
+        *self.0.entry(from).or_default() -= ms;
+        *self.0.entry(to).or_default() += ms;
+    }
 }
 
 /// The result of `f` and its wall time in microseconds.

@@ -3,7 +3,7 @@
 
 use candle::{DType, Device, Module, Result, Shape, Tensor};
 use opara_candle::graph::OpGraph;
-use opara_candle::{Builder, Mode, OparaExecutor, SpanLabels};
+use opara_candle::{Mode, OparaExecutor, SpanLabels};
 use tracing_subscriber::prelude::*;
 
 /// The host.
@@ -113,22 +113,9 @@ pub fn replayed<F>(mode: Mode, function: F, inputs: impl Fn(usize) -> Result<Vec
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
-    replayed_by(OparaExecutor::builder(), mode, function, inputs)
-}
-
-/// The same with other settings.
-#[track_caller]
-pub fn replayed_by<F>(
-    builder: Builder,
-    mode: Mode,
-    function: F,
-    inputs: impl Fn(usize) -> Result<Vec<Tensor>>,
-) -> OparaExecutor
-where
-    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
-{
     let example = inputs(0).expect("inputs can be made");
-    let fast = builder.stress(4).race(false).build_fn(function.clone(), &example).expect("it can be built");
+    let fast =
+        OparaExecutor::builder().stress(4).race(false).build_fn(function.clone(), &example).expect("it can be built");
     let report = fast.report();
     assert_eq!((report.mode, report.verified, &report.reason), (mode, true, &None), "{report}");
     answers_like(&fast, function, inputs);
