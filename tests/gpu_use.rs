@@ -546,6 +546,24 @@ fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The second half of a tensor that may lie where a smaller one of the same bytes was: then that was no output.
+#[test]
+fn outputs_that_are_halves_of_memory_used_before() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| {
+        let smaller = [t[0].affine(2., 1.)?, t[0].affine(3., 1.)?];
+        let sum = (&smaller[0] + &smaller[1])?;
+        drop(smaller);
+        let pair = Tensor::stack(&[&sum, &sum.sqr()?], 0)?;
+        Ok(vec![pair.get(1)?, pair.get(0)?])
+    };
+    // From what the driver cuts out of a block of 2 MiB to what has blocks of its own.
+    for rows in [1, 64, 2_048, 4_096, 16_384] {
+        replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (rows, 256))?.to_device(&device)?]));
+    }
+    Ok(())
+}
+
 #[test]
 fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

@@ -1,5 +1,7 @@
 //! Reads a captured graph back as a trace: its buffers, and what each launch does to them.
 
+use std::collections::BTreeMap;
+
 use candle::Tensor;
 use hashbrown::HashMap;
 
@@ -27,7 +29,7 @@ struct Memory<'a> {
     buffers: Vec<Buffer>,
     origins: Vec<Origin>,
     /// First byte to buffer, of those alive.
-    live: std::collections::BTreeMap<u64, BufferId>,
+    live: BTreeMap<u64, BufferId>,
     external: HashMap<u64, BufferId>,
     allocations: AllocationTable,
     /// Library calls that are surely over. candle cannot act in the middle of one, so what it does ends them.
@@ -123,6 +125,25 @@ impl<'a> Memory<'a> {
     }
 }
 
+/// The last buffer to begin at an address. So it is found after it was freed, as outputs are at the end of a pass.
+#[derive(Default)]
+struct Latest(BTreeMap<u64, BufferId>);
+
+impl Latest {
+    /// What was in this memory before is gone: an address inside is from now on one inside this buffer.
+    fn insert(&mut self, address: u64, bytes: u64, buffer: BufferId) {
+        let gone: Vec<u64> = self.0.range(address..address + bytes).map(|(&address, _)| address).collect();
+        for address in gone {
+            self.0.remove(&address);
+        }
+        self.0.insert(address, buffer);
+    }
+
+    fn at(&self, address: u64) -> Option<BufferId> {
+        self.0.get(&address).copied()
+    }
+}
+
 /// The trace, each op's launch, and first bytes of memory from before the pass.
 pub(super) type Read = (Trace, Vec<Recorded>, Vec<u64>);
 
@@ -145,7 +166,7 @@ pub(super) fn read(
     let mut trace = Trace { device: stream.device_spec()?, ..Default::default() };
     let mut launches = Vec::new();
     let mut unfreed: HashMap<u64, BufferId> = HashMap::new();
-    let mut last_at: HashMap<u64, BufferId> = HashMap::new();
+    let mut latest = Latest::default();
     let mut labels = marks.iter().peekable();
     let mut label = "";
     for (index, node) in graph.nodes()?.into_iter().enumerate() {
@@ -156,7 +177,7 @@ pub(super) fn read(
             Node::Alloc { address, bytes, library } => {
                 let id = memory.allocate(address, bytes, library);
                 unfreed.insert(address, id);
-                last_at.insert(address, id);
+                latest.insert(address, bytes, id);
             }
             Node::Free { address } => {
                 memory.free(address);
@@ -199,7 +220,7 @@ pub(super) fn read(
     }
     let mut copy = Vec::new();
     for (i, output) in outputs.iter().enumerate() {
-        let own = last_at.get(&output.address).copied().filter(|&id| {
+        let own = latest.at(output.address).filter(|&id| {
             output.whole && memory.buffers[id] == Buffer { bytes: output.bytes, role: Role::Intermediate }
         });
         match own {
@@ -317,5 +338,21 @@ fn library_mode(memory: &Memory, buffer: BufferId) -> Mode {
         Origin::Library => Mode::ReadWrite,
         Origin::Fresh(call) if call == memory.calls => Mode::ReadWrite,
         Origin::Fresh(_) | Origin::Tensor => Mode::Read,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_hides_those_whose_memory_it_takes() {
+        let mut latest = Latest::default();
+        for (address, bytes, buffer) in [(100, 50, 0), (150, 50, 1), (200, 50, 2), (100, 0, 3), (100, 100, 4)] {
+            latest.insert(address, bytes, buffer);
+        }
+        assert_eq!([100, 150, 200].map(|address| latest.at(address)), [Some(4), None, Some(2)]);
+        latest.insert(150, 50, 5);
+        assert_eq!([100, 150, 200].map(|address| latest.at(address)), [Some(4), Some(5), Some(2)]);
     }
 }

@@ -34,7 +34,7 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         candle_nn::ops::softmax_last_dim(&x)
     };
     let Ok(bias) = bias.map(|bias| bias.broadcast_as(x.shape())).transpose() else { return composed() };
-    if x.rank() == 0 || x.elem_count() == 0 {
+    if x.rank() == 0 {
         return composed();
     }
     own_on(x, || on_cpu(x, bias.as_ref()), || cuda::ops::softmax(x, bias.as_ref()))?.map_or_else(composed, Ok)
@@ -42,6 +42,9 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 
 /// `None` where candle's operators have to do it, or have to refuse.
 fn on_cpu(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
+    if x.elem_count() == 0 {
+        return Ok(None);
+    }
     let x = x.contiguous()?;
     match bias {
         None => x.apply_op1_no_bwd(&Softmax).map(Some),
