@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{contiguous, launch, rows_of, with_elements, Call, Kernel};
+use super::launch::{launch, rows_of, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Heads, Rows};
 use crate::ops::Activation;
 
@@ -15,7 +15,7 @@ pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
         return Ok(Some(x.clone()));
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    launch(BiasAct { rows, bias, activation }, &contiguous(x)?, x.shape()).map(Some)
+    launch(BiasAct { rows, bias, activation }, &x.contiguous()?, x.shape()).map(Some)
 }
 
 /// `(x + bias) * scale` of shape `(batch, seq, heads * dim)` as `(batch, heads, seq, dim)`; `None` where candle's
@@ -27,7 +27,7 @@ pub(crate) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale
         return x.reshape(of.before())?.transpose(1, 2).map(Some);
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    launch(SplitHeads { of, bias, scale }, &contiguous(x)?, of.after()).map(Some)
+    launch(SplitHeads { of, bias, scale }, &x.contiguous()?, of.after()).map(Some)
 }
 
 struct BiasAct {

@@ -45,14 +45,6 @@ pub(super) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
     (fit && takes(x, vectors)).then_some(rows)
 }
 
-/// What a kernel can read: a tensor without gaps, or one of no element, of which candle cannot make a copy.
-pub(super) fn contiguous(x: &Tensor) -> Result<Tensor> {
-    match x.elem_count() {
-        0 => Ok(x.clone()),
-        _ => x.contiguous(),
-    }
-}
-
 /// The elements of a contiguous tensor.
 pub(super) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
     // An empty one may begin behind the end of what it is a view of.

@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{contiguous, launch, rows_of, takes, with_elements, Call, Kernel};
+use super::launch::{launch, rows_of, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Rows};
 
 /// Layer normalisation of `x + bias + residual`; `None` where candle's operators have to do it, or have to refuse.
@@ -23,9 +23,10 @@ pub(crate) fn layer_norm(
     if x.elem_count() == 0 {
         return Ok(Some(x.clone()));
     }
-    let (bias, residual) = (bias.map(contiguous).transpose()?, residual.map(contiguous).transpose()?);
+    let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
+    let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
     let kernel = LayerNorm { rows, eps, bias, residual, scale: scale.contiguous()?, shift: shift.contiguous()? };
-    launch(kernel, &contiguous(x)?, x.shape()).map(Some)
+    launch(kernel, &x.contiguous()?, x.shape()).map(Some)
 }
 
 /// Root-mean-square normalisation; `None` where candle's operator has to do it, or has to refuse.
@@ -34,7 +35,7 @@ pub(crate) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Te
     if x.elem_count() == 0 {
         return Ok(Some(x.clone()));
     }
-    launch(RmsNorm { rows, eps, scale: scale.contiguous()? }, &contiguous(x)?, x.shape()).map(Some)
+    launch(RmsNorm { rows, eps, scale: scale.contiguous()? }, &x.contiguous()?, x.shape()).map(Some)
 }
 
 /// `x + residual`, and its root-mean-square normalisation; `None` where candle's operators have to do it, or have to
@@ -44,8 +45,8 @@ pub(crate) fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f
     if residual.dims() != x.dims() || !takes(x, &[Some(residual)]) || x.elem_count() == 0 {
         return Ok(None);
     }
-    let kernel = AddRmsNorm { rows, eps, residual: contiguous(residual)?, scale: scale.contiguous()? };
-    launch(kernel, &contiguous(x)?, [&[2], x.dims()].concat()).map(Some)
+    let kernel = AddRmsNorm { rows, eps, residual: residual.contiguous()?, scale: scale.contiguous()? };
+    launch(kernel, &x.contiguous()?, [&[2], x.dims()].concat()).map(Some)
 }
 
 struct LayerNorm {

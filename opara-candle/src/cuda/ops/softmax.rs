@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{contiguous, launch, rows_of, takes, with_elements, Call, Kernel};
+use super::launch::{launch, rows_of, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Rows};
 use crate::ops::RowStarts;
 
@@ -19,7 +19,10 @@ pub(crate) fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor
             None => return Ok(None),
         },
     };
-    launch(Softmax { rows, bias }, &contiguous(x)?, x.shape()).map(Some)
+    if x.elem_count() == 0 {
+        return Ok(Some(x.clone()));
+    }
+    launch(Softmax { rows, bias }, &x.contiguous()?, x.shape()).map(Some)
 }
 
 struct Softmax {
