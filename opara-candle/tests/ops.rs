@@ -427,7 +427,9 @@ fn normalisations_follow_their_definition() -> Result<()> {
 fn softmax_follows_its_definition() -> Result<()> {
     for columns in [1, 7, 64] {
         let x = values(1, &[columns, 2, 3], DType::F32)?.transpose(0, 2)?;
-        for bias in [None, Some(values(2, &[columns], DType::F32)?), Some(values(3, &[3, 1, columns], DType::F32)?)] {
+        let of_rows = [&[columns][..], &[3, 1, columns], &[2, 1]].map(|shape| values(2, shape, DType::F32).map(Some));
+        for bias in [Ok(None)].into_iter().chain(of_rows) {
+            let bias = bias?;
             let sum = bias.as_ref().map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
             let of_row = |row: &[f64]| {
                 let powers: Vec<f64> = row.iter().map(|x| x.exp()).collect();
@@ -438,6 +440,11 @@ fn softmax_follows_its_definition() -> Result<()> {
             assert_close(&ops::add_softmax(&x, bias.as_ref())?, &expected);
         }
     }
+    // Numbers of 16 bits near 1024 are a whole one apart.
+    let x = values(1, &[2, 7], DType::F16)?;
+    let far = Tensor::full(1024f32, (2, 1), x.device())?.to_dtype(DType::F16)?;
+    let difference = (ops::add_softmax(&x, Some(&far))? - ops::softmax_last_dim(&x)?)?.abs()?.max_all()?;
+    assert!(difference.to_dtype(DType::F32)?.to_scalar::<f32>()? < 1e-3, "the sum was rounded");
     assert!(ops::add_softmax(&values(1, &[2, 3], DType::F32)?, Some(&values(2, &[2], DType::F32)?)).is_err());
     Ok(())
 }

@@ -34,6 +34,7 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         candle_nn::ops::softmax_last_dim(&x)
     };
     let Ok(bias) = bias.map(|bias| bias.broadcast_as(x.shape())).transpose() else { return composed() };
+    let bias = bias.map(|b| if RowStarts::of(b.layout()).is_some() { Ok(b) } else { b.contiguous() }).transpose()?;
     if x.rank() == 0 {
         return composed();
     }
@@ -65,15 +66,19 @@ pub(crate) struct RowStarts {
 }
 
 impl RowStarts {
-    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or more dimensions count them, or more
-    /// than 32 bits.
+    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or, unless all are in a row, more
+    /// dimensions count them, or more than 32 bits.
     pub fn of(layout: &Layout) -> Option<Self> {
         let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
         let (inner, strides) = strides.split_last()?;
         let mut starts = Self { dims: [1; 3], strides: [0; 3] };
-        let at = starts.dims.len().checked_sub(outer.len())?;
-        starts.dims[at..].copy_from_slice(outer);
-        starts.strides[at..].copy_from_slice(strides);
+        if layout.is_contiguous() {
+            (starts.dims[2], starts.strides[2]) = (outer.iter().product(), columns);
+        } else {
+            let at = starts.dims.len().checked_sub(outer.len())?;
+            starts.dims[at..].copy_from_slice(outer);
+            starts.strides[at..].copy_from_slice(strides);
+        }
         let is_countable = starts.needed(columns)? <= u32::MAX as usize;
         (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
     }
