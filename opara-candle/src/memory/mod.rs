@@ -118,6 +118,10 @@ pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> L
 /// for first or last although another implies it costs nothing but time.
 const COMPARED: usize = 4;
 
+/// Waits for each op, at most, where memory passes from the last users of one buffer to the first ones of another. Where
+/// many end and many begin, only the first that begins waits for all that end, and the others wait for it.
+const PAIRS: usize = 16;
+
 /// A packing that always has the place of a buffer free when recorded order reaches it.
 struct Packing {
     arena: Arena,
@@ -256,7 +260,8 @@ impl<'a> Planner<'a> {
             }
         };
         self.offsets[id] = Some(offset);
-        self.inherited[id] = waits.clone();
+        let many = waits.len() * others.len() > PAIRS * (waits.len() + others.len());
+        self.inherited[id] = if many { vec![op] } else { waits.clone() };
         waits
     }
 

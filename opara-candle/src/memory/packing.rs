@@ -31,10 +31,14 @@ pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Optio
         let (first, last) = lifetime(id).into_inner();
         let stretches = first / STRIDE..=last / STRIDE;
         taken.clear();
-        for &other in index[stretches.clone()].iter().flatten() {
-            let (from, to) = lifetime(other).into_inner();
-            if let Some(start) = offsets[other].filter(|_| from <= last && first <= to) {
-                taken.push((start, start + bytes(other)));
+        for stretch in stretches.clone() {
+            for &other in &index[stretch] {
+                let (from, to) = lifetime(other).into_inner();
+                // In the first stretch that both live in, not in each.
+                let meet = from.max(first) / STRIDE == stretch && from <= last && first <= to;
+                if let Some(start) = offsets[other].filter(|_| meet) {
+                    taken.push((start, start + bytes(other)));
+                }
             }
         }
         taken.sort_unstable();

@@ -199,27 +199,36 @@ impl Captured {
         Ok(nodes)
     }
 
-    /// Whether every edge leads forward in the given order, which the driver does not promise.
+    /// Whether every node comes behind those that it depends on, which the driver does not promise.
+    ///
+    /// Asked node by node: the driver lists all edges in a time that grows with their square (1.8 s for 145,000 of them,
+    /// driver 580).
     fn in_order(&self, nodes: &[sys::CUgraphNode]) -> Result<bool> {
-        let mut count = 0;
-        let null = std::ptr::null_mut();
-        // SAFETY: with null for edges the driver writes only the count.
-        let status = unsafe { sys::cuGraphGetEdges_v2(self.raw, null, null, std::ptr::null_mut(), &mut count) };
-        check("cuGraphGetEdges", status)?;
-        if count == 0 {
-            return Ok(true);
-        }
-        let mut from = vec![std::ptr::null_mut(); count];
-        let mut to = from.clone();
+        let mut earlier: HashSet<sys::CUgraphNode> = HashSet::with_capacity(nodes.len());
+        let mut before = Vec::new();
         // Edges between kernels launched with overlap carry data, which must be asked for.
-        let mut data = vec![sys::CUgraphEdgeData_st { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] }; count];
-        // SAFETY: the three arrays have room for `count` entries.
-        let status = unsafe {
-            sys::cuGraphGetEdges_v2(self.raw, from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr(), &mut count)
-        };
-        check("cuGraphGetEdges", status)?;
-        let position: hashbrown::HashMap<_, _> = nodes.iter().enumerate().map(|(i, n)| (*n, i)).collect();
-        Ok(from.iter().zip(&to).all(|(a, b)| position.get(a) < position.get(b)))
+        let mut data = Vec::new();
+        for &node in nodes {
+            let mut count = 0;
+            let null = std::ptr::null_mut();
+            // SAFETY: the node is one of this graph; with null for nodes the driver writes only the count.
+            let status = unsafe { sys::cuGraphNodeGetDependencies_v2(node, null, std::ptr::null_mut(), &mut count) };
+            check("cuGraphNodeGetDependencies", status)?;
+            before.resize(count, std::ptr::null_mut());
+            data.resize(count, sys::CUgraphEdgeData_st { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] });
+            if count > 0 {
+                // SAFETY: both arrays have room for `count` entries.
+                let status = unsafe {
+                    sys::cuGraphNodeGetDependencies_v2(node, before.as_mut_ptr(), data.as_mut_ptr(), &mut count)
+                };
+                check("cuGraphNodeGetDependencies", status)?;
+            }
+            if !before.iter().all(|before| earlier.contains(before)) {
+                return Ok(false);
+            }
+            earlier.insert(node);
+        }
+        Ok(true)
     }
 
     /// For a capture that nobody will replay: if the module keeps memory that it allocated in it, runs the graph once,
