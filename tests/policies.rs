@@ -117,6 +117,20 @@ proptest! {
     }
 
     #[test]
+    fn shared_streams_keep_every_order(trace in traces(), streams in 1usize..5) {
+        for policy in Policy::FIXED {
+            let prepared = Prepared::new(&trace, Settings::default());
+            let graph = &prepared.graph;
+            let schedule = policy.schedule(&prepared.problem()).unwrap();
+            let shared = schedule.sharing(graph, streams).unwrap();
+            check::schedule(&prepared.ops.trace, &shared).unwrap();
+            prop_assert_eq!(shared.streams(), schedule.streams().min(streams));
+            prop_assert_eq!(&shared.order, &schedule.order);
+            prop_assert_eq!(schedule.sharing(graph, schedule.streams()).unwrap(), schedule);
+        }
+    }
+
+    #[test]
     fn no_edge_of_a_schedule_is_spare(trace in traces(), pick in any::<prop::sample::Index>()) {
         let mut schedule = scheduled(&trace, Policy::Opara);
         let edges: Vec<(usize, usize)> = schedule
@@ -169,6 +183,50 @@ fn under_a_limit_a_branch_waits_for_memory() {
     check::layout(&trace, &schedule, &layout).unwrap();
     let without = planned(&trace, Policy::Opara, None).1;
     assert!(check::layout(&trace, &without, &layout).unwrap_err().to_string().contains("share bytes"));
+}
+
+/// What candle makes of grouped convolutions one behind the other: for each group a launch that reads all of a buffer and
+/// writes one of its own, and then for each a copy of that into its part of the next buffer.
+fn grouped(layers: usize, groups: usize) -> Trace {
+    let (part, all) = (BYTES, groups as u64 * BYTES);
+    let access = |buffer, start, bytes, mode| Access { buffer, region: Region::contiguous(start, bytes), mode };
+    let op = |name: &str, accesses| Op {
+        name: name.into(),
+        label: String::new(),
+        work: Work::Memset(0),
+        accesses,
+        nanos: None,
+    };
+    let whole = |layer: usize| layer * (groups + 1);
+    let own = |layer: usize, group: usize| whole(layer) + 1 + group;
+    let mut ops = vec![op("memset", vec![access(whole(0), 0, all, Mode::Write)])];
+    for layer in 0..layers {
+        ops.extend((0..groups).map(|group| {
+            let reads = access(whole(layer), 0, all, Mode::Read);
+            op("implicit_convolve_sgemm", vec![reads, access(own(layer, group), 0, part, Mode::Write)])
+        }));
+        ops.extend((0..groups).map(|group| {
+            let reads = access(own(layer, group), 0, part, Mode::Read);
+            op("copy2d_f32", vec![reads, access(whole(layer + 1), group as u64 * part, part, Mode::Write)])
+        }));
+    }
+    let buffers = (0..=whole(layers))
+        .map(|id| Buffer { bytes: if id % (groups + 1) == 0 { all } else { part }, role: Role::Intermediate });
+    Trace { ops, buffers: buffers.collect(), ..Default::default() }
+}
+
+#[test]
+fn wide_buffers_take_turns_without_a_wait_for_every_pair() {
+    const GROUPS: usize = 64;
+    const LAYERS: usize = 6;
+    let trace = grouped(LAYERS, GROUPS);
+    trace.validate().unwrap();
+    let limit = 2 * GROUPS as u64 * BYTES;
+    let (layout, schedule) = planned(&trace, Policy::Opara, Some(limit));
+    check::layout(&trace, &schedule, &layout).unwrap();
+    assert_eq!(layout.bytes, limit);
+    let waits = layout.waits().len();
+    assert!((LAYERS * GROUPS..3 * LAYERS * GROUPS).contains(&waits), "{waits} waits");
 }
 
 #[test]

@@ -125,6 +125,17 @@ impl Schedule {
         Ok(schedule)
     }
 
+    /// The same launch order on at most so many streams, if there are more: those that begin later share the first ones, in
+    /// turns, and what shares a stream runs in launch order.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new): the schedule is one of another graph.
+    pub fn sharing(&self, graph: &OpGraph, streams: usize) -> Result<Self> {
+        let stream = self.stream.iter().map(|stream| stream % streams.max(1)).collect();
+        let shared = Self::in_stages(graph, stream, self.order.clone(), self.barriers.clone())?;
+        Ok(Self { urgent: self.urgent.clone(), ..shared })
+    }
+
     /// Every launch and barrier in order.
     pub fn steps(&self) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::with_capacity(self.order.len() + self.barriers.len());
