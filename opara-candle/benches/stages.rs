@@ -1,7 +1,8 @@
 //! How long the stages before a replay take, by the size of the trace: reading a file, folding, dependency analysis,
-//! memory, profile, each policy, and the checker.
+//! memory, profile, each policy, and the checker. Traces are made, or recorded of models with grouped convolutions.
 
 use std::hint::black_box;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -15,6 +16,9 @@ use opara_candle::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, 
 use opara_candle::{check, memory, Policy};
 
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
+
+/// Recorded traces: 22,000 and 62,000 launches, most of them parts of grouped convolutions.
+const WIDE: [&str; 2] = ["efficientnet-b0-f32", "convmixer-1024-20-f32"];
 
 /// Ops above which the checker, which is quadratic, and IOS, which searches, are left out.
 const SLOW: usize = 10_000;
@@ -83,17 +87,22 @@ fn main() -> Result<()> {
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_millis(800))
         .configure_from_args();
-    for ops in SIZES {
-        let trace = blocks(ops);
+    let mut traces: Vec<(String, Trace)> = SIZES.map(|ops| (ops.to_string(), blocks(ops))).into();
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data");
+    for name in WIDE {
+        traces.push((name.into(), Trace::load(recorded.join(name).with_extension("trace"))?));
+    }
+    for (name, trace) in traces {
+        let ops = trace.ops.len();
         let mut file = Vec::new();
         trace.write_to(&mut file)?;
         let prepared = Prepared::new(&trace, Settings::default());
         let graph = OpGraph::new(&prepared.ops.trace);
         let limit = trace.memory_limit(1.15);
-        let mut stage = |name: &str, run: &mut dyn FnMut()| {
-            let mut group = criterion.benchmark_group(name);
+        let mut stage = |stage: &str, run: &mut dyn FnMut()| {
+            let mut group = criterion.benchmark_group(stage);
             group.throughput(Throughput::Elements(ops as u64));
-            group.bench_function(BenchmarkId::from_parameter(ops), |b| b.iter(&mut *run));
+            group.bench_function(BenchmarkId::from_parameter(&name), |b| b.iter(&mut *run));
             group.finish();
         };
         stage("read", &mut || drop(black_box(Trace::read_from(&file[..]))));

@@ -8,6 +8,15 @@ use crate::trace::{BufferId, OpId, Role, Trace};
 /// Ops that share an entry of the index below.
 const STRIDE: usize = 64;
 
+/// Placed buffers that live in a stretch of ops.
+#[derive(Default)]
+struct Stretch {
+    /// Their lives began in it.
+    begun: Vec<BufferId>,
+    /// Their lives began before.
+    crossing: Vec<BufferId>,
+}
+
 /// Places the buffers of a role as recorded order needs them, the largest first, each at the lowest offset at which it
 /// shares no byte with one that is in use at the same time. Returns the offsets, one entry a buffer, and the bytes in all.
 ///
@@ -22,8 +31,8 @@ pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Optio
     order.sort_by_key(|&id| (Reverse(bytes(id)), users[id][0]));
 
     let lifetime = |id: BufferId| users[id][0]..=users[id][users[id].len() - 1];
-    // Placed buffers by the stretch of ops in which they live.
-    let mut index: Vec<Vec<BufferId>> = vec![Vec::new(); trace.ops.len() / STRIDE + 1];
+    let mut index: Vec<Stretch> = Vec::new();
+    index.resize_with(trace.ops.len() / STRIDE + 1, Stretch::default);
     let mut offsets: Vec<Option<u64>> = vec![None; users.len()];
     let mut total = 0;
     let mut taken: Vec<(u64, u64)> = Vec::new();
@@ -31,14 +40,11 @@ pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Optio
         let (first, last) = lifetime(id).into_inner();
         let stretches = first / STRIDE..=last / STRIDE;
         taken.clear();
-        for stretch in stretches.clone() {
-            for &other in &index[stretch] {
-                let (from, to) = lifetime(other).into_inner();
-                // In the first stretch that both live in, not in each.
-                let meet = from.max(first) / STRIDE == stretch && from <= last && first <= to;
-                if let Some(start) = offsets[other].filter(|_| meet) {
-                    taken.push((start, start + bytes(other)));
-                }
+        let begun = index[stretches.clone()].iter().flat_map(|stretch| &stretch.begun);
+        for &other in index[first / STRIDE].crossing.iter().chain(begun) {
+            let (from, to) = lifetime(other).into_inner();
+            if let Some(start) = offsets[other].filter(|_| from <= last && first <= to) {
+                taken.push((start, start + bytes(other)));
             }
         }
         taken.sort_unstable();
@@ -51,7 +57,8 @@ pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Optio
         }
         offsets[id] = Some(offset);
         total = total.max(offset + bytes(id));
-        index[stretches].iter_mut().for_each(|stretch| stretch.push(id));
+        index[first / STRIDE].begun.push(id);
+        index[stretches].iter_mut().skip(1).for_each(|stretch| stretch.crossing.push(id));
     }
     (offsets, total)
 }
