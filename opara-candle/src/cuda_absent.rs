@@ -69,7 +69,7 @@ pub(crate) fn reset_pool_peak(_: &Device) -> Result<()> {
 pub(crate) mod ops {
     use candle::{Result, Tensor};
 
-    use crate::ops::{Activation, ConvConfig, PoolConfig, PoolKind};
+    use crate::ops::{Activation, ConvConfig, PoolConfig, PoolKind, RowStarts};
 
     pub(crate) fn conv2d(_: &Tensor, _: &Tensor, _: Option<&Tensor>, _: &ConvConfig) -> Result<Option<Tensor>> {
         Ok(None)
@@ -102,7 +102,7 @@ pub(crate) mod ops {
         Ok(None)
     }
 
-    pub(crate) fn softmax(_: &Tensor, _: Option<&Tensor>) -> Result<Option<Tensor>> {
+    pub(crate) fn softmax(_: &Tensor, _: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
         Ok(None)
     }
 

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backend;
+mod builder;
 pub mod check;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
@@ -31,9 +32,10 @@ pub mod trace;
 pub mod tune;
 mod verify;
 
+pub use builder::{Builder, OnUncapturable};
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
-pub use executor::{Builder, OnUncapturable, OparaExecutor};
+pub use executor::OparaExecutor;
 pub use prepared::Prepared;
 pub use report::{Mode, Report};
 pub use schedule::{Policy, Scheduler};

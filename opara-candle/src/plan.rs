@@ -8,7 +8,7 @@ use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Example, Function, Program, Recording, Replay};
-use crate::executor::{OnUncapturable, Options};
+use crate::builder::{OnUncapturable, Options};
 use crate::measure::Replays;
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};

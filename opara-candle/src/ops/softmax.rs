@@ -33,26 +33,38 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
         candle_nn::ops::softmax_last_dim(&x)
     };
-    let Ok(bias) = bias.map(|bias| bias.broadcast_as(x.shape())).transpose() else { return composed() };
-    let bias = bias.map(|b| if RowStarts::of(b.layout()).is_some() { Ok(b) } else { b.contiguous() }).transpose()?;
+    let bias = match bias.map(|bias| bias_of_rows(bias, x.shape())).transpose()? {
+        None => None,
+        Some(Some(bias)) => Some(bias),
+        Some(None) => return composed(),
+    };
     if x.rank() == 0 {
         return composed();
     }
     own_on(x, || on_cpu(x, bias.as_ref()), || cuda::ops::softmax(x, bias.as_ref()))?.map_or_else(composed, Ok)
 }
 
+/// A bias in the shape of what it is added to, and where its rows begin. A row that is not in a row is copied; `None` if it
+/// has another shape, or more elements than 32 bits count.
+fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
+    let Ok(bias) = bias.broadcast_as(shape) else { return Ok(None) };
+    if let Some(starts) = RowStarts::of(bias.layout()) {
+        return Ok(Some((bias, starts)));
+    }
+    let bias = bias.contiguous()?;
+    let starts = RowStarts::of(bias.layout());
+    Ok(starts.map(|starts| (bias, starts)))
+}
+
 /// `None` where candle's operators have to do it, or have to refuse.
-fn on_cpu(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
-    if x.elem_count() == 0 {
+fn on_cpu(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
+    if x.elem_count() == 0 || bias.is_some_and(|(bias, _)| bias.dtype() != x.dtype()) {
         return Ok(None);
     }
     let x = x.contiguous()?;
     match bias {
-        None => x.apply_op1_no_bwd(&Softmax).map(Some),
-        Some(bias) if bias.dtype() == x.dtype() && RowStarts::of(bias.layout()).is_some() => {
-            x.apply_op2_no_bwd(bias, &Softmax).map(Some)
-        }
-        Some(_) => Ok(None),
+        None => x.apply_op1_no_bwd(&Softmax { starts: None }).map(Some),
+        Some((bias, starts)) => x.apply_op2_no_bwd(bias, &Softmax { starts: Some(*starts) }).map(Some),
     }
 }
 
@@ -98,18 +110,20 @@ impl RowStarts {
 }
 
 /// Softmax of contiguous rows on the CPU.
-struct Softmax;
+struct Softmax {
+    /// Of the bias, if there is one.
+    starts: Option<RowStarts>,
+}
 
 impl Softmax {
-    fn run(x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
+    fn run(&self, x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
         let shape = x.1.shape();
         let Some(&columns) = shape.dims().last() else { bail!("a softmax of a single number") };
         macro_rules! run {
             ($t:ty) => {{
-                let bias = match bias {
+                let bias = match bias.zip(self.starts) {
                     None => None,
-                    Some((bias, layout)) => {
-                        let Some(starts) = RowStarts::of(layout) else { bail!("a bias whose rows are not in a row") };
+                    Some(((bias, layout), starts)) => {
                         let elements = <$t as candle::WithDType>::cpu_storage_as_slice(bias)?;
                         Some((&elements[layout.start_offset()..], starts))
                     }
@@ -129,7 +143,7 @@ impl CustomOp1 for Softmax {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        Self::run((x, layout), None)
+        self.run((x, layout), None)
     }
 }
 
@@ -139,6 +153,6 @@ impl CustomOp2 for Softmax {
     }
 
     fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, bias: &CpuStorage, bl: &Layout) -> Result<(CpuStorage, Shape)> {
-        Self::run((x, xl), Some((bias, bl)))
+        self.run((x, xl), Some((bias, bl)))
     }
 }

@@ -8,21 +8,15 @@ use super::launch::{launch, rows_of, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Rows};
 use crate::ops::RowStarts;
 
-/// Softmax of `x + bias`, the bias being of the same shape; `None` where candle's operators have to do it, or have to
-/// refuse.
-pub(crate) fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Tensor>> {
-    let Some(rows) = rows_of(x, &[]).filter(|_| takes(x, &[bias])) else { return Ok(None) };
-    let bias = match bias {
-        None => None,
-        Some(bias) => match RowStarts::of(bias.layout()) {
-            Some(starts) => Some((bias.clone(), starts)),
-            None => return Ok(None),
-        },
-    };
+/// Softmax of `x + bias`, the bias being of the same shape, with the starts of its rows; `None` where candle's operators have
+/// to do it, or have to refuse.
+pub(crate) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
+    let takes = || takes(x, &[bias.map(|(bias, _)| bias)]);
+    let Some(rows) = rows_of(x, &[]).filter(|_| takes()) else { return Ok(None) };
     if x.elem_count() == 0 {
         return Ok(Some(x.clone()));
     }
-    launch(Softmax { rows, bias }, &x.contiguous()?, x.shape()).map(Some)
+    launch(Softmax { rows, bias: bias.cloned() }, &x.contiguous()?, x.shape()).map(Some)
 }
 
 struct Softmax {

@@ -1,0 +1,198 @@
+//! How executors are built: settings, and functions and modules of every kind.
+
+use std::sync::Arc;
+
+use candle::{Module, Tensor};
+
+use crate::backend::Function;
+use crate::error::caught;
+use crate::executor::OparaExecutor;
+use crate::prepared::Settings;
+use crate::schedule::{Policy, Scheduler};
+use crate::tune::Tuning;
+use crate::{home, Result};
+
+/// What to do with a module that cannot be captured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnUncapturable {
+    /// Run it as it is, with the reason in a `tracing` warning and in the report.
+    #[default]
+    Eager,
+    /// Return the reason as an error.
+    Error,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Whether its schedules are proven before they are used.
+    pub check: bool,
+    /// How to search for the schedule, where one is searched for.
+    pub tuning: Option<Tuning>,
+    pub settings: Settings,
+    pub verify: bool,
+    pub stress: u64,
+    pub on_uncapturable: OnUncapturable,
+    pub max_shapes: usize,
+    pub race: bool,
+    pub fuse: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            scheduler: Arc::new(Policy::default()),
+            check: false,
+            tuning: None,
+            settings: Settings::default(),
+            verify: true,
+            stress: 0,
+            on_uncapturable: OnUncapturable::default(),
+            max_shapes: 8,
+            race: true,
+            fuse: true,
+        }
+    }
+}
+
+/// Settings of an executor; made by [`OparaExecutor::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder(pub(crate) Options);
+
+impl Builder {
+    /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.0.tuning = (policy == Policy::Tuned).then(|| self.0.tuning.unwrap_or_default());
+        (self.0.scheduler, self.0.check) = (Arc::new(policy), false);
+        self
+    }
+
+    /// Searches for the schedule ([`Policy::Tuned`]) in this way.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.0.tuning = Some(tuning);
+        self.policy(Policy::Tuned)
+    }
+
+    /// Assigns and orders launches in a way of the user's own. Each schedule is proven against the trace: one that lets
+    /// an op overtake another that it depends on is [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
+    pub fn scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
+        (self.0.scheduler, self.0.check, self.0.tuning) = (Arc::new(scheduler), true, None);
+        self
+    }
+
+    /// Whether replay is compared with eager, bit for bit, on the example and on a second input. Default: yes.
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.0.verify = verify;
+        self
+    }
+
+    /// Whether launches that depend on no input run once, while the executor is built. Then a weight that changes in
+    /// place may not be seen by later calls. Default: yes.
+    pub fn fold_constants(mut self, fold: bool) -> Self {
+        self.0.settings.fold_constants = fold;
+        self
+    }
+
+    /// How many times a GPU's schedule is put under stress while the executor is built: the arena is filled with NaN
+    /// before each replay and random launches are held up, so that an edge that is missing shows as other bits than
+    /// eager's. For tests. Default: 0.
+    pub fn stress(mut self, rounds: u64) -> Self {
+        self.0.stress = rounds;
+        self
+    }
+
+    /// What to do with a module that cannot be captured. Default: [`OnUncapturable::Eager`].
+    pub fn on_uncapturable(mut self, action: OnUncapturable) -> Self {
+        self.0.on_uncapturable = action;
+        self
+    }
+
+    /// For how many sets of input shapes and dtypes a schedule is kept, at least one; the least recently used goes
+    /// first. Default: 8.
+    pub fn max_shapes(mut self, shapes: usize) -> Self {
+        self.0.max_shapes = shapes.max(1);
+        self
+    }
+
+    /// How much device memory a plan may take beside weights, inputs and outputs, as a multiple of what the module's own
+    /// forward pass holds at its peak. More lets more branches run at the same time and keeps more constants; 1 or less
+    /// makes do with the least. Default: 1.15.
+    pub fn memory_factor(mut self, factor: f64) -> Self {
+        self.0.settings.memory_factor = factor;
+        self
+    }
+
+    /// Whether a GPU's schedule that measures slower than the sequential one, or, if it has more than 32 streams, than
+    /// itself on 32, gives way to that. Default: yes.
+    pub fn race(mut self, race: bool) -> Self {
+        self.0.race = race;
+        self
+    }
+
+    /// Whether chains of candle's element-wise kernels become one launch each on a GPU: casts, sums, products, activations
+    /// of f32, f16 and bf16. The bits stay the same; should a replay differ from eager execution all the same, the plan
+    /// is built once more without. Default: yes.
+    pub fn fuse(mut self, fuse: bool) -> Self {
+        self.0.fuse = fuse;
+        self
+    }
+
+    /// Wraps a module of one tensor to one tensor.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::new`].
+    pub fn build(self, module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<OparaExecutor> {
+        self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
+    }
+
+    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::new`].
+    pub fn build_fn<F>(self, function: F, inputs: &[Tensor]) -> Result<OparaExecutor>
+    where
+        F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
+    {
+        OparaExecutor::wrap(self.0, guarded(function), inputs)
+    }
+
+    /// Wraps a module that is made where it then lives.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::load`].
+    pub fn load<M: Module + 'static>(
+        self,
+        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
+        input: &Tensor,
+    ) -> Result<OparaExecutor> {
+        let make = move || {
+            let module = make()?;
+            Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
+        };
+        self.load_fn(make, std::slice::from_ref(input))
+    }
+
+    /// Wraps a function of several tensors to several tensors that is made where it then lives. `inputs` are an
+    /// example, all on one device.
+    ///
+    /// # Errors
+    /// See [`OparaExecutor::load`].
+    pub fn load_fn<F>(
+        self,
+        make: impl FnOnce() -> candle::Result<F> + Send + 'static,
+        inputs: &[Tensor],
+    ) -> Result<OparaExecutor>
+    where
+        F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
+    {
+        OparaExecutor::wrap(self.0, home::load(make, inputs)?, inputs)
+    }
+}
+
+/// The function with panics turned into errors.
+fn guarded<F>(function: F) -> Function
+where
+    F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    Arc::new(move |inputs| Ok(caught(|| Ok(function(inputs)?))?))
+}
