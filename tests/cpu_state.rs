@@ -6,13 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle::{DType, Result, Tensor};
-use common::{answers_like, assert_same, refused, same_bits, waves, CPU};
+use common::{answers_like, assert_same, one, refused, same_bits, waves, CPU};
 use opara_candle::{ops, Mode, OparaExecutor};
-
-/// One input, different at every `i`.
-fn one(i: usize) -> Result<Vec<Tensor>> {
-    Ok(vec![waves(i, (4, 6))?])
-}
 
 #[test]
 fn a_cache_that_grows_is_refused() {

@@ -6,15 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor, D};
 use common::{
-    answers_like, assert_branches_are_free, assert_same, counts, layouts, refused, replayed, take_turns_and_lend,
+    answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed, take_turns_and_lend,
     waves, CPU, DTYPES,
 };
 use opara_candle::{ops, Mode, OparaExecutor};
-
-/// One input, different at every `i`.
-fn one(i: usize) -> Result<Vec<Tensor>> {
-    Ok(vec![waves(i, (4, 6))?])
-}
 
 #[test]
 fn every_dtype_goes_in_and_comes_out() {

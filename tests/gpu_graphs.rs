@@ -3,14 +3,9 @@
 
 mod common;
 
-use candle::{DType, Device, Result, Tensor};
-use common::{answers_like, assert_branches_are_free, counts, gpu, replayed, waves};
+use candle::{DType, Result, Tensor};
+use common::{answers_like, assert_branches_are_free, counts, gpu, one_on, replayed, waves};
 use opara_candle::{Mode, OparaExecutor};
-
-/// A matrix of floats, another one at every `i`.
-fn one(i: usize, device: &Device) -> Result<Vec<Tensor>> {
-    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
-}
 
 #[test]
 fn a_module_may_write_to_what_it_made() {
@@ -48,7 +43,7 @@ fn many_parts_are_joined_and_parted() {
         let rows = Tensor::cat(&[&columns, &columns, &columns], 0)?;
         Ok([columns.chunk(4, 1)?, rows.chunk(5, 0)?, vec![rows]].concat())
     };
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 #[test]
@@ -144,10 +139,10 @@ fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
         let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
-    let fast = OparaExecutor::builder().fuse(false).build_fn(chain, &one(0, &device)?)?;
+    let fast = OparaExecutor::builder().fuse(false).build_fn(chain, &one_on(0, &device)?)?;
     let report = fast.report();
     assert_eq!((report.mode, report.depth, report.streams, report.waits), (Mode::Graph, 5_000, 1, 0), "{report}");
-    answers_like(&fast, chain, |i| one(i, &device));
+    answers_like(&fast, chain, |i| one_on(i, &device));
     Ok(())
 }
 
@@ -158,9 +153,9 @@ fn two_thousand_parallel_kernels() -> anyhow::Result<()> {
         let parts = (0..2_000).map(|i| t[0].affine(i as f64, 1.)).collect::<Result<Vec<_>>>()?;
         Ok(vec![Tensor::cat(&parts, 0)?])
     };
-    let fast = OparaExecutor::builder().build_fn(parallel, &one(0, &device)?)?;
+    let fast = OparaExecutor::builder().build_fn(parallel, &one_on(0, &device)?)?;
     let report = fast.report();
     assert_eq!((report.mode, report.width, report.depth), (Mode::Graph, 2_000, 2), "{report}");
-    answers_like(&fast, parallel, |i| one(i, &device));
+    answers_like(&fast, parallel, |i| one_on(i, &device));
     Ok(())
 }

@@ -8,16 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Device, Result, Tensor};
 use candle_nn::{BatchNorm, Dropout};
-use common::{answers_like, assert_same, gpu, isolated, refused, replayed, same_bits, waves};
+use common::{answers_like, assert_same, gpu, isolated, one_on, refused, replayed, same_bits, waves};
 use opara_candle::{Mode, OparaExecutor};
 
 /// Why a lock can be taken.
 const FREE: &str = "no panic holds this lock";
-
-/// A matrix of floats, another one at every `i`.
-fn one(i: usize, device: &Device) -> Result<Vec<Tensor>> {
-    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
-}
 
 /// `then` where `x` is large, else `x`: no small example shows what `then` holds.
 fn where_large(x: &Tensor, then: &Tensor) -> Result<Tensor> {
@@ -26,7 +21,7 @@ fn where_large(x: &Tensor, then: &Tensor) -> Result<Tensor> {
 
 /// Inputs that show it.
 fn large(i: usize, device: &Device) -> Result<Tensor> {
-    one(i, device)?[0].affine(1000., 500.)
+    one_on(i, device)?[0].affine(1000., 500.)
 }
 
 #[test]
@@ -39,16 +34,16 @@ fn a_read_back_is_refused_by_its_span() {
         let mean = hidden.mean_all()?.to_scalar::<f32>()?;
         Ok(vec![(hidden * mean as f64)?])
     };
-    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 4 bytes back", "decoder/sampler"]);
-    answers_like(&fast, function, |i| one(i, &device));
+    let fast = refused(function, &one_on(0, &device).expect("an input"), &["reads 4 bytes back", "decoder/sampler"]);
+    answers_like(&fast, function, |i| one_on(i, &device));
 }
 
 #[test]
 fn a_read_back_whose_error_is_ignored_is_refused() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| Ok(vec![(&t[0] * t[0].mean_all()?.to_scalar::<f32>().unwrap_or(1.) as f64)?]);
-    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 4 bytes back"]);
-    answers_like(&fast, function, |i| one(i, &device));
+    let fast = refused(function, &one_on(0, &device).expect("an input"), &["reads 4 bytes back"]);
+    answers_like(&fast, function, |i| one_on(i, &device));
 }
 
 #[test]
@@ -58,8 +53,8 @@ fn a_module_that_computes_on_the_cpu_is_refused_by_its_span() {
         let _span = tracing::info_span!("offloaded").entered();
         Ok(vec![t[0].relu()?.to_device(&Device::Cpu)?.sqr()?.to_device(t[0].device())?])
     };
-    let fast = refused(function, &one(0, &device).expect("an input"), &["reads 96 bytes back", "offloaded"]);
-    answers_like(&fast, function, |i| one(i, &device));
+    let fast = refused(function, &one_on(0, &device).expect("an input"), &["reads 96 bytes back", "offloaded"]);
+    answers_like(&fast, function, |i| one_on(i, &device));
 }
 
 #[test]
@@ -70,9 +65,9 @@ fn a_module_that_waits_for_the_device_is_refused() {
         t[0].device().synchronize()?;
         Ok(vec![y.sqr()?])
     };
-    let fast = refused(function, &one(0, &device).expect("an input"), &[]);
-    answers_like(&fast, function, |i| one(i, &device));
-    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].relu()?]), |i| one(i, &device));
+    let fast = refused(function, &one_on(0, &device).expect("an input"), &[]);
+    answers_like(&fast, function, |i| one_on(i, &device));
+    replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].relu()?]), |i| one_on(i, &device));
 }
 
 #[test]
@@ -98,7 +93,7 @@ fn a_table_that_the_first_call_makes_is_a_weight() {
         }
         Ok(vec![(&t[0] * table.get().expect("it was made just now"))?])
     };
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 /// A cache that holds one table, for the shape of the last call.
@@ -190,7 +185,7 @@ fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
         let left = values()?.unwrap_or_default();
         assert!(left.iter().all(|v| [2., 1.75].contains(v)), "left by a call while it was built: {left:?}");
         for i in 0..3 {
-            let x = one(i, &device)?;
+            let x = one_on(i, &device)?;
             let before = kept.lock().expect(FREE).clone();
             let (_, sum) = next(&x[0], before.as_ref())?;
             let expected = (&sum * sum.mean_all()?.to_scalar::<f32>()? as f64)?;
@@ -220,7 +215,7 @@ where
         let calls = Arc::new(AtomicUsize::new(0));
         let (count, counted) = (calls.clone(), function.clone());
         let counted = move |t: &[Tensor]| counted(count.fetch_add(1, Ordering::Relaxed), &t[0]);
-        let example = one(0, &device).expect("an input");
+        let example = one_on(0, &device).expect("an input");
         let fast = OparaExecutor::builder().verify(verify).build_fn(counted, &example).expect("it runs eagerly");
         let report = fast.report();
         assert!(report.mode == Mode::Eager && report.reason.is_some(), "{way}: {report}");
@@ -255,7 +250,7 @@ fn two_branches_in_turns_are_found() {
 #[test]
 fn two_weights_in_turns_are_found() {
     let Some(device) = gpu() else { return };
-    let weights = [1, 2].map(|i| one(i, &device).expect("a weight").remove(0));
+    let weights = [1, 2].map(|i| one_on(i, &device).expect("a weight").remove(0));
     assert_state_is_found(move |n, x| x + &weights[n % 2]);
 }
 
@@ -265,10 +260,10 @@ fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
     let count = calls.clone();
     let function = move |t: &[Tensor]| Ok(vec![t[0].relu()?; 1 + count.fetch_add(1, Ordering::Relaxed) % 2]);
-    let fast = refused(function, &one(0, &device)?, &[]);
+    let fast = refused(function, &one_on(0, &device)?, &[]);
     for i in 0..4 {
-        let expected = vec![one(i, &device)?[0].relu()?; 1 + calls.load(Ordering::Relaxed) % 2];
-        assert_same(&fast.call(&one(i, &device)?)?, &expected, i);
+        let expected = vec![one_on(i, &device)?[0].relu()?; 1 + calls.load(Ordering::Relaxed) % 2];
+        assert_same(&fast.call(&one_on(i, &device)?)?, &expected, i);
     }
     Ok(())
 }
@@ -305,9 +300,9 @@ fn a_write_to_an_input_reaches_the_callers_tensor() -> anyhow::Result<()> {
         t[0].slice_set(&row, 0, 2)?;
         Ok(vec![t[0].sqr()?])
     };
-    let fast = OparaExecutor::builder().build_fn(function.clone(), &one(0, &device)?)?;
+    let fast = OparaExecutor::builder().build_fn(function.clone(), &one_on(0, &device)?)?;
     for i in 0..3 {
-        let (wrapped, plain) = (one(i, &device)?, one(i, &device)?);
+        let (wrapped, plain) = (one_on(i, &device)?, one_on(i, &device)?);
         assert_same(&fast.call(&wrapped)?, &function(&plain)?, i);
         assert_same(&wrapped, &plain, format_args!("the input of call {i}, after it"));
     }
@@ -358,9 +353,9 @@ fn assert_draws_are_found(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result
             assert!(!same_bits(&got[0], &got[1])?, "every call draws anew");
             Ok(())
         };
-    same_draws(&refused(shown, &one(0, &device)?, &["noise"]), &shown)?;
-    same_draws(&refused(hidden, &one(0, &device)?, &["noise"]), &hidden)?;
-    let fast = OparaExecutor::builder().verify(false).build_fn(shown, &one(0, &device)?)?;
+    same_draws(&refused(shown, &one_on(0, &device)?, &["noise"]), &shown)?;
+    same_draws(&refused(hidden, &one_on(0, &device)?, &["noise"]), &hidden)?;
+    let fast = OparaExecutor::builder().verify(false).build_fn(shown, &one_on(0, &device)?)?;
     assert!(fast.report().mode == Mode::Eager && fast.report().reason.is_some(), "{}", fast.report());
     same_draws(&fast, &shown)
 }
@@ -384,7 +379,7 @@ fn dropout_while_training_is_found_by_its_span() -> anyhow::Result<()> {
 fn dropout_while_not_training_is_captured() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| Ok(vec![Dropout::new(0.5).forward(&t[0].relu()?, false)?]);
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 /// Wraps a module that computes on two devices in turns.
@@ -398,8 +393,8 @@ fn assert_a_second_device_is_found(first: &Device, second: Device) -> anyhow::Re
         there.affine(2., 1.)?;
         Ok(vec![there.to_device(t[0].device())?.sqr()?])
     };
-    let fast = refused(function.clone(), &one(0, first)?, &["elsewhere"]);
-    answers_like(&fast, function, |i| one(i, first));
+    let fast = refused(function.clone(), &one_on(0, first)?, &["elsewhere"]);
+    answers_like(&fast, function, |i| one_on(i, first));
     Ok(())
 }
 

@@ -5,14 +5,11 @@ mod common;
 
 use std::sync::{Arc, OnceLock};
 
-use candle::{DType, Device, Module, Result, Tensor};
-use common::{answers_like, assert_same, counts, gpu, layouts, refused, replayed, take_turns_and_lend, waves, DTYPES};
+use candle::{DType, Module, Result, Tensor};
+use common::{
+    answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, take_turns_and_lend, waves, DTYPES,
+};
 use opara_candle::{Mode, OparaExecutor};
-
-/// A matrix of floats, another one at every `i`.
-fn one(i: usize, device: &Device) -> Result<Vec<Tensor>> {
-    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
-}
 
 #[test]
 fn every_dtype_goes_in_and_comes_out() {
@@ -151,14 +148,14 @@ fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
         let weight = weight.clone();
         move |t: &[Tensor]| Ok(vec![((&t[0] * 2.)? - (&t[1] * &weight)?)?, t[0].maximum(&t[1])?])
     };
-    let other = |i: usize| Ok([one(i, &device)?, one(i + 4, &device)?].concat());
-    let twins = |i: usize| Ok([one(i, &device)?, one(i, &device)?].concat());
+    let other = |i: usize| Ok([one_on(i, &device)?, one_on(i + 4, &device)?].concat());
+    let twins = |i: usize| Ok([one_on(i, &device)?, one_on(i, &device)?].concat());
     let same = |x: &Tensor| vec![x.clone(), x.clone()];
     let overlapping = |i: usize| {
         let x = waves(i, (5, 6))?.to_device(&device)?;
         Ok(vec![x.narrow(0, 0, 4)?, x.narrow(0, 1, 4)?])
     };
-    for example in [other(0)?, same(&one(0, &device)?[0]), same(&weight), overlapping(0)?] {
+    for example in [other(0)?, same(&one_on(0, &device)?[0]), same(&weight), overlapping(0)?] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), &example)?;
         assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
         answers_like(&fast, &function, other);
@@ -177,7 +174,7 @@ fn step(t: &[Tensor]) -> Result<Vec<Tensor>> {
 #[test]
 fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let mut expected = [one(0, &device)?, one(1, &device)?].concat();
+    let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
     let mut called = expected.clone();
@@ -192,7 +189,7 @@ fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
 #[test]
 fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let mut expected = [one(0, &device)?, one(1, &device)?].concat();
+    let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
     let mut lent = expected.clone();
     for i in 0..20 {
@@ -209,11 +206,11 @@ fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_ov
 #[test]
 fn an_input_may_be_overwritten_between_calls() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let inputs = [one(0, &device)?, one(1, &device)?].concat();
+    let inputs = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &inputs)?;
     let mut answers = Vec::new();
     for i in 2..6 {
-        inputs[0].slice_set(&one(i, &device)?[0], 0, 0)?;
+        inputs[0].slice_set(&one_on(i, &device)?[0], 0, 0)?;
         let expected = step(&inputs)?;
         answers.push((fast.call(&inputs)?, expected));
         // Behind the call, which may still be reading it.
@@ -252,7 +249,7 @@ fn outputs_that_are_inputs_weights_views_or_each_other() {
             y,
         ])
     };
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 #[test]
@@ -274,11 +271,11 @@ fn outputs_that_no_input_reaches_are_the_callers_own() -> anyhow::Result<()> {
             ])
         }
     };
-    let fast = replayed(Mode::Graph, function.clone(), |i| one(i, &device));
-    for output in fast.call(&one(1, &device)?)? {
+    let fast = replayed(Mode::Graph, function.clone(), |i| one_on(i, &device));
+    for output in fast.call(&one_on(1, &device)?)? {
         output.zero_set()?;
     }
-    assert_same(&fast.call(&one(2, &device)?)?, &function(&[])?, "a call after one whose outputs were overwritten");
+    assert_same(&fast.call(&one_on(2, &device)?)?, &function(&[])?, "a call after one whose outputs were overwritten");
     Ok(())
 }
 
@@ -344,7 +341,7 @@ fn empty_tensors_may_be_made_inside() {
             still_none,
         ])
     };
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 #[test]
@@ -352,15 +349,15 @@ fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let inner = |x: &Tensor| x.tanh()?.sqr();
     let plain = move |t: &[Tensor]| Ok(vec![(inner(&t[0].relu()?)? + &t[0])?]);
-    let wrapped = Arc::new(OparaExecutor::new(inner, &one(0, &device)?[0])?);
+    let wrapped = Arc::new(OparaExecutor::new(inner, &one_on(0, &device)?[0])?);
     let nested = {
         let wrapped = wrapped.clone();
         move |t: &[Tensor]| Ok(vec![(wrapped.forward(&t[0].relu()?)? + &t[0])?])
     };
-    let of_plain = replayed(Mode::Graph, plain, |i| one(i, &device));
-    let of_nested = replayed(Mode::Graph, nested, |i| one(i, &device));
+    let of_plain = replayed(Mode::Graph, plain, |i| one_on(i, &device));
+    let of_nested = replayed(Mode::Graph, nested, |i| one_on(i, &device));
     assert_eq!(of_nested.report().ops, of_plain.report().ops, "the outer one sees the inner one's kernels");
-    answers_like(&wrapped, |t: &[Tensor]| Ok(vec![inner(&t[0])?]), |i| one(i, &device));
+    answers_like(&wrapped, |t: &[Tensor]| Ok(vec![inner(&t[0])?]), |i| one_on(i, &device));
     answers_like(&of_nested, plain, |i| Ok(vec![waves(i, (2, 3))?.to_device(&device)?]));
     Ok(())
 }
@@ -378,17 +375,17 @@ fn an_executor_may_be_built_inside_a_wrapped_module() {
         let inner = inner.get().expect("it was built just now");
         Ok(vec![(inner.forward(&y)? + &t[0])?])
     };
-    replayed(Mode::Graph, function, |i| one(i, &device));
+    replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
 #[test]
 fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let inner = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &one(0, &device)?[0])?;
+    let inner = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &one_on(0, &device)?[0])?;
     assert_eq!(inner.report().mode, Mode::Graph, "{}", inner.report());
     let times_mean = |x: &Tensor, y: Tensor| y.affine(x.mean_all()?.to_scalar::<f32>()? as f64, 0.);
     let function = move |t: &[Tensor]| Ok(vec![times_mean(&t[0], inner.forward(&t[0])?)?]);
-    let fast = refused(function, &one(0, &device)?, &["reads 4 bytes back"]);
+    let fast = refused(function, &one_on(0, &device)?, &["reads 4 bytes back"]);
     let plain = |t: &[Tensor]| Ok(vec![times_mean(&t[0], t[0].tanh()?.sqr()?)?]);
     answers_like(&fast, plain, |i| Ok(vec![waves(i, (i + 1, 6))?.to_device(&device)?]));
     Ok(())
@@ -406,7 +403,7 @@ fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![((&t[0] * &t[0])? + &t[0])?, t[0].sum_keepdim(0)?]);
     for max_shapes in [8, 2] {
-        let fast = OparaExecutor::builder().max_shapes(max_shapes).build_fn(function, &one(0, &device)?)?;
+        let fast = OparaExecutor::builder().max_shapes(max_shapes).build_fn(function, &one_on(0, &device)?)?;
         for round in 0..3 {
             for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F16)] {
                 let inputs = |i: usize| Ok(vec![counts(round + i, (rows, 6), dtype)?.to_device(&device)?]);

@@ -15,7 +15,7 @@ use crate::report::{Mode, Report};
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
-use crate::tune::{self, Cache, Track, Tuning};
+use crate::tune::{self, Cache, Contestant, Tuning};
 use crate::{cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
@@ -151,9 +151,8 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         (plan, replay) = (plan.with(winner.schedule.clone()), winner.runner);
         tuned = Some((winner.schedule, winner.findings));
     } else if options.race && device.is_cuda() && policy != sequential {
-        let rivals = rivals(&problem, &plan.schedule, &policy)?;
-        if let Some((winner, its_replay)) = stages.time("race", || faster(&mut track, rivals))? {
-            (plan, replay, policy) = (plan.with(winner.schedule), its_replay, winner.policy);
+        if let Some(winner) = stages.time("race", || faster(&mut track, &problem, &policy))? {
+            (plan, replay, policy) = (plan.with(winner.schedule), winner.runner, winner.name);
         }
     }
     let replay_us = loop {
@@ -196,15 +195,9 @@ fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
     cache.inspect_err(|error| tracing::warn!(%error, "a tuned plan cannot be kept")).ok()
 }
 
-/// A schedule that may be faster than another one.
-struct Rival {
-    policy: String,
-    schedule: Schedule,
-}
-
-/// What a GPU may run faster than this schedule: all on one stream, and the same on few of them. Each stream costs the
-/// device's scheduler something, and of hundreds it serves only some at a time.
-fn rivals(problem: &Problem, schedule: &Schedule, policy: &str) -> Result<Vec<Rival>> {
+/// What a GPU may run faster than the plan's schedule, by policy: all on one stream, and the same on few of them. Each
+/// stream costs the device's scheduler something, and of hundreds it serves only some at a time.
+fn rivals(plan: &Planned, problem: &Problem, policy: &str) -> Result<Vec<(String, Schedule)>> {
     /// Launches above which one stream is not worth trying: such graphs are wide.
     const LAUNCHES: usize = 4096;
     /// What the host's connections to a device are at most, which streams share.
@@ -212,32 +205,36 @@ fn rivals(problem: &Problem, schedule: &Schedule, policy: &str) -> Result<Vec<Ri
     let mut rivals = Vec::new();
     if problem.graph.len() <= LAUNCHES {
         let one = Policy::Sequential;
-        rivals.push(Rival { policy: one.name(), schedule: one.schedule(problem)? });
+        rivals.push((one.name(), one.schedule(problem)?));
     }
-    if schedule.streams() > STREAMS {
-        rivals.push(Rival { policy: policy.into(), schedule: schedule.sharing(problem.graph, STREAMS)? });
+    if plan.schedule.streams() > STREAMS {
+        rivals.push((policy.into(), plan.schedule.clone().sharing(problem.graph, STREAMS)?));
     }
     Ok(rivals)
 }
 
-/// The fastest rival with its replay, if it is faster than the base beyond noise.
-fn faster(track: &mut Replays, rivals: Vec<Rival>) -> Result<Option<(Rival, Box<dyn Replay>)>> {
+/// The fastest rival of the plan's schedule, if it is faster than the base, which runs that, beyond noise.
+fn faster(track: &mut Replays, problem: &Problem, policy: &str) -> Result<Option<Contestant<Box<dyn Replay>>>> {
     /// Of each; medians are taken.
     const ROUNDS: usize = 9;
     const NOISE: f64 = 0.01;
-    let runners = rivals.iter().map(|rival| track.runner(&rival.schedule)).collect::<Result<Vec<_>>>()?;
-    let mut laps = vec![Vec::new(); runners.len()];
+    let mut field = Vec::new();
+    for (name, schedule) in rivals(track.plan, problem, policy)? {
+        field.push(Contestant::new(name, schedule, track)?);
+    }
+    if field.is_empty() {
+        return Ok(None);
+    }
     let mut own = Vec::new();
     for inputs in track.inputs.iter().cycle().take(ROUNDS) {
         own.push(track.lap(track.base, inputs)?);
-        for (runner, laps) in runners.iter().zip(&mut laps) {
-            laps.push(track.lap(&**runner, inputs)?);
+        for rival in &mut field {
+            rival.samples.push(track.lap(&*rival.runner, inputs)?);
         }
     }
-    let field = rivals.into_iter().zip(runners).zip(laps.into_iter().map(|laps| Latency::of(laps).median_us));
-    let best = field.min_by(|(_, a), (_, b)| a.total_cmp(b));
     let bar = Latency::of(own).median_us * (1. - NOISE);
-    Ok(best.and_then(|(rival, us)| (us < bar).then_some(rival)))
+    let best = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
+    Ok(best.filter(|rival| rival.median() < bar))
 }
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;

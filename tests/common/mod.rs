@@ -29,6 +29,16 @@ pub fn waves(i: usize, shape: impl Into<Shape>) -> Result<Tensor> {
     (Tensor::arange(0f32, shape.elem_count() as f32, CPU)? * (i + 1) as f64)?.sin()?.reshape(shape)
 }
 
+/// A matrix of floats as the one input, another one at every `i`.
+pub fn one(i: usize) -> Result<Vec<Tensor>> {
+    one_on(i, CPU)
+}
+
+/// The same on a device.
+pub fn one_on(i: usize, device: &Device) -> Result<Vec<Tensor>> {
+    Ok(vec![waves(i, (4, 6))?.to_device(device)?])
+}
+
 /// Numbers from 0 to 12, the same at every call for one `i`: sums and products of some of them are exact in every
 /// dtype, so that they do not depend on their order.
 pub fn counts(i: usize, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {

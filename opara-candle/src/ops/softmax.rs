@@ -33,19 +33,16 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
         candle_nn::ops::softmax_last_dim(&x)
     };
-    let bias = match bias.map(|bias| bias_of_rows(bias, x.shape())).transpose()? {
-        None => None,
-        Some(Some(bias)) => Some(bias),
-        Some(None) => return composed(),
-    };
-    if x.rank() == 0 {
+    let bias = bias.map(|bias| bias_of_rows(bias, x.shape())).transpose()?;
+    if x.rank() == 0 || matches!(bias, Some(None)) {
         return composed();
     }
+    let bias = bias.flatten();
     own_on(x, || on_cpu(x, bias.as_ref()), || cuda::ops::softmax(x, bias.as_ref()))?.map_or_else(composed, Ok)
 }
 
-/// A bias in the shape of what it is added to, and where its rows begin. A row that is not in a row is copied; `None` if it
-/// has another shape, or more elements than 32 bits count.
+/// A bias in the shape of what it is added to, and where its rows begin. A bias without such rows is copied; `None`
+/// if it has another shape, or more elements than 32 bits count.
 fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
     let Ok(bias) = bias.broadcast_as(shape) else { return Ok(None) };
     if let Some(starts) = RowStarts::of(bias.layout()) {
@@ -78,8 +75,8 @@ pub(crate) struct RowStarts {
 }
 
 impl RowStarts {
-    /// Of rows as they lie in a tensor; `None` if their elements are not in a row, or, unless all are in a row, more
-    /// dimensions count them, or more than 32 bits.
+    /// Of rows as they lie in a tensor; `None` if the elements of one are not in a row, if more dimensions count rows that
+    /// do not follow one another, or if it takes more than 32 bits.
     pub fn of(layout: &Layout) -> Option<Self> {
         let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
         let (inner, strides) = strides.split_last()?;

@@ -130,10 +130,12 @@ impl Schedule {
     ///
     /// # Errors
     /// As for [`new`](Self::new): the schedule is one of another graph.
-    pub fn sharing(&self, graph: &OpGraph, streams: usize) -> Result<Self> {
-        let stream = self.stream.iter().map(|stream| stream % streams.max(1)).collect();
-        let shared = Self::in_stages(graph, stream, self.order.clone(), self.barriers.clone())?;
-        Ok(Self { urgent: self.urgent.clone(), ..shared })
+    pub fn sharing(self, graph: &OpGraph, streams: usize) -> Result<Self> {
+        if self.streams() <= streams {
+            return Ok(self);
+        }
+        let stream = self.stream.into_iter().map(|stream| stream % streams.max(1)).collect();
+        Ok(Self { urgent: self.urgent, ..Self::in_stages(graph, stream, self.order, self.barriers)? })
     }
 
     /// Every launch and barrier in order.
