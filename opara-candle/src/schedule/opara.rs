@@ -61,11 +61,6 @@ impl std::fmt::Display for Resource {
     }
 }
 
-/// Streams of a schedule, which Alg. 1 does not limit. A GPU runs 128 kernels at a time at most, while a CUDA graph takes
-/// some 75 us longer to instantiate for each of its branches (H200, driver 580): 2.8 s for the 36,017 of a model whose
-/// grouped convolutions candle runs one group at a time.
-const MOST_STREAMS: usize = 1024;
-
 /// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Opara {
@@ -83,11 +78,7 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        let schedule = Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))?;
-        if schedule.streams() <= MOST_STREAMS {
-            return Ok(schedule);
-        }
-        schedule.sharing(graph, MOST_STREAMS)
+        Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))
     }
 }
 
@@ -224,18 +215,6 @@ mod tests {
         }
         let names = Resource::ALL.map(|resource| Opara { resource }.name());
         assert_eq!(names, ["opara", "opara-shared-memory", "opara-registers", "opara-threads", "opara-duration"]);
-    }
-
-    #[test]
-    fn thousands_of_branches_share_streams() {
-        let ops = 2 * MOST_STREAMS + 1;
-        let graph = OpGraph::from_predecessors(vec![vec![]; ops]);
-        let profile = vec![OpProfile::default(); ops];
-        let problem = Problem { graph: &graph, profile: &profile, trace: &Default::default() };
-        let schedule = Opara::default().schedule(&problem).unwrap();
-        assert_eq!(schedule.streams(), MOST_STREAMS);
-        assert_eq!(schedule.order, launch_order(&graph, &profile, Resource::Scarcest));
-        assert_eq!(schedule.predecessors[ops - 1], [MOST_STREAMS], "the stream's op before");
     }
 
     #[test]
