@@ -24,6 +24,7 @@ mod plan;
 pub mod prepared;
 pub mod profile;
 mod report;
+mod rivals;
 pub mod schedule;
 pub mod simulate;
 pub mod timeline;

@@ -12,11 +12,11 @@ use crate::builder::{OnUncapturable, Options};
 use crate::measure::Replays;
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
-use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
-use crate::tune::{self, Cache, Contestant, Tuning};
-use crate::{cpu, cuda, verify, Error, Result};
+use crate::tune::{self, Cache, Tuning};
+use crate::{cpu, cuda, rivals, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
 pub(crate) struct Plan {
@@ -151,7 +151,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         (plan, replay) = (plan.with(winner.schedule.clone()), winner.runner);
         tuned = Some((winner.schedule, winner.findings));
     } else if options.race && device.is_cuda() && policy != sequential {
-        if let Some(winner) = stages.time("race", || faster(&mut track, &problem, &policy))? {
+        if let Some(winner) = stages.time("race", || rivals::faster(&mut track, &problem, &policy))? {
             (plan, replay, policy) = (plan.with(winner.schedule), winner.runner, winner.name);
         }
     }
@@ -193,48 +193,6 @@ fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
     let driver = if device.is_cuda() { cuda::driver_version(device) } else { "none".into() };
     let cache = tuning.cache.as_deref().map(|folder| Cache::new(folder, trace, &driver))?;
     cache.inspect_err(|error| tracing::warn!(%error, "a tuned plan cannot be kept")).ok()
-}
-
-/// What a GPU may run faster than the plan's schedule, by policy: all on one stream, and the same on few of them. Each
-/// stream costs the device's scheduler something, and of hundreds it serves only some at a time.
-fn rivals(plan: &Planned, problem: &Problem, policy: &str) -> Result<Vec<(String, Schedule)>> {
-    /// Launches above which one stream is not worth trying: such graphs are wide.
-    const LAUNCHES: usize = 4096;
-    /// What the host's connections to a device are at most, which streams share.
-    const STREAMS: usize = 32;
-    let mut rivals = Vec::new();
-    if problem.graph.len() <= LAUNCHES {
-        let one = Policy::Sequential;
-        rivals.push((one.name(), one.schedule(problem)?));
-    }
-    if plan.schedule.streams() > STREAMS {
-        rivals.push((policy.into(), plan.schedule.clone().sharing(problem.graph, STREAMS)?));
-    }
-    Ok(rivals)
-}
-
-/// The fastest rival of the plan's schedule, if it is faster than the base, which runs that, beyond noise.
-fn faster(track: &mut Replays, problem: &Problem, policy: &str) -> Result<Option<Contestant<Box<dyn Replay>>>> {
-    /// Of each; medians are taken.
-    const ROUNDS: usize = 9;
-    const NOISE: f64 = 0.01;
-    let mut field = Vec::new();
-    for (name, schedule) in rivals(track.plan, problem, policy)? {
-        field.push(Contestant::new(name, schedule, track)?);
-    }
-    if field.is_empty() {
-        return Ok(None);
-    }
-    let mut own = Vec::new();
-    for inputs in track.inputs.iter().cycle().take(ROUNDS) {
-        own.push(track.lap(track.base, inputs)?);
-        for rival in &mut field {
-            rival.samples.push(track.lap(&*rival.runner, inputs)?);
-        }
-    }
-    let bar = Latency::of(own).median_us * (1. - NOISE);
-    let best = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
-    Ok(best.filter(|rival| rival.median() < bar))
 }
 
 /// Microseconds that comparing variants may take beyond the verification. It buys short forwards several samples each;

@@ -1,0 +1,99 @@
+//! Schedules that a plan's own has to beat on the device before it is kept.
+
+use crate::backend::Replay;
+use crate::measure::Replays;
+use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::timing::Latency;
+use crate::tune::Contestant;
+use crate::Result;
+
+/// The fastest rival of the plan's schedule, if it is faster than the base, which runs that, beyond noise.
+pub(crate) fn faster(
+    track: &mut Replays,
+    problem: &Problem,
+    policy: &str,
+) -> Result<Option<Contestant<Box<dyn Replay>>>> {
+    /// Of each; medians are taken.
+    const ROUNDS: usize = 9;
+    const NOISE: f64 = 0.01;
+    let mut field = Vec::new();
+    for (name, schedule) in rivals(&track.plan.schedule, problem, policy)? {
+        field.push(Contestant::new(name, schedule, track)?);
+    }
+    if field.is_empty() {
+        return Ok(None);
+    }
+    let mut own = Vec::new();
+    for inputs in track.inputs.iter().cycle().take(ROUNDS) {
+        own.push(track.lap(track.base, inputs)?);
+        for rival in &mut field {
+            rival.samples.push(track.lap(&*rival.runner, inputs)?);
+        }
+    }
+    let bar = Latency::of(own).median_us * (1. - NOISE);
+    let best = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
+    Ok(best.filter(|rival| rival.median() < bar))
+}
+
+/// What a GPU may run faster than the plan's schedule, by policy: all on one stream, the graph's own edges in recorded
+/// order, and the same on few streams. Each stream costs the device's scheduler something, and of hundreds it serves only
+/// some at a time; and which of the ready ops starts first is a guess that recorded order can beat.
+fn rivals(schedule: &Schedule, problem: &Problem, policy: &str) -> Result<Vec<(String, Schedule)>> {
+    /// Launches above which other policies are not worth their building: such graphs are wide.
+    const LAUNCHES: usize = 4096;
+    /// What the host's connections to a device are at most, which streams share.
+    const STREAMS: usize = 32;
+    let mut rivals = Vec::new();
+    if problem.graph.len() <= LAUNCHES {
+        for rival in [Policy::Sequential, Policy::Dag] {
+            rivals.push((rival.name(), rival.schedule(problem)?));
+        }
+        let steps = schedule.steps();
+        rivals.retain(|(_, rival)| rival.steps() != steps);
+    }
+    if schedule.streams() > STREAMS {
+        rivals.push((policy.into(), schedule.clone().sharing(problem.graph, STREAMS)?));
+    }
+    Ok(rivals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::OpGraph;
+    use crate::profile::OpProfile;
+    use crate::trace::Trace;
+
+    /// Names and streams of what Opara's schedule has to beat, where later ops need less.
+    fn found(predecessors: Vec<Vec<usize>>) -> Vec<(String, usize)> {
+        let ops = predecessors.len();
+        let graph = OpGraph::from_predecessors(predecessors);
+        let need = |op| OpProfile { demand: (ops - op) as f64, ..Default::default() };
+        let profile: Vec<_> = (0..ops).map(need).collect();
+        let problem = Problem { trace: &Trace::default(), graph: &graph, profile: &profile };
+        let schedule = Policy::Opara.schedule(&problem).unwrap();
+        let rivals = rivals(&schedule, &problem, "opara").unwrap();
+        rivals.into_iter().map(|(name, schedule)| (name, schedule.streams())).collect()
+    }
+
+    fn named(rivals: &[(&str, usize)]) -> Vec<(String, usize)> {
+        rivals.iter().map(|&(name, streams)| (name.into(), streams)).collect()
+    }
+
+    #[test]
+    fn a_chain_has_no_rival() {
+        assert_eq!(found(vec![vec![], vec![0], vec![1]]), []);
+    }
+
+    #[test]
+    fn branches_are_tried_on_one_stream_and_in_recorded_order() {
+        assert_eq!(found(vec![vec![], vec![0], vec![0]]), named(&[("sequential", 1), ("dag", 3)]));
+    }
+
+    #[test]
+    fn many_streams_are_tried_on_few() {
+        let fork = |branches: usize| (0..=branches).map(|op| if op == 0 { vec![] } else { vec![0] }).collect();
+        assert_eq!(found(fork(40)), named(&[("sequential", 1), ("dag", 41), ("opara", 32)]));
+        assert_eq!(found(fork(4096)), named(&[("opara", 32)]));
+    }
+}
