@@ -1,0 +1,129 @@
+//! Normalisations, softmax, and what follows a product.
+
+use candle::{DType, Result, Tensor};
+use opara_candle::ops::{self, Activation, ConvConfig};
+
+use crate::{assert_close, assert_same_bits, doubles, values};
+
+/// Rows of so many columns normalised by their definition.
+fn normalised(x: &[f64], columns: usize, centred: bool, eps: f64) -> Vec<f64> {
+    let mean_of = |row: &[f64]| row.iter().sum::<f64>() / columns as f64;
+    let row = |row: &[f64]| {
+        let mean = if centred { mean_of(row) } else { 0. };
+        let row: Vec<f64> = row.iter().map(|x| x - mean).collect();
+        let variance = mean_of(&row.iter().map(|x| x * x).collect::<Vec<_>>());
+        row.into_iter().map(move |x| x / (variance + eps).sqrt())
+    };
+    x.chunks(columns).flat_map(row).collect()
+}
+
+#[test]
+fn normalisations_follow_their_definition() -> Result<()> {
+    const EPS: f32 = 1e-3;
+    let dtype = DType::F32; // candle has no normalisation in f64.
+    for columns in [1, 7, 64, 1000] {
+        let x = values(1, &[columns, 2, 3], dtype)?.transpose(0, 2)?;
+        let residual = values(2, &[3, 2, columns], dtype)?;
+        let [bias, scale, shift] = [3, 4, 5].map(|seed| values(seed, &[columns], dtype));
+        let (bias, scale, shift) = (bias?, scale?, shift?);
+        let [xs, residuals, biases, scales, shifts] = [&x, &residual, &bias, &scale, &shift].map(doubles);
+        let (xs, residuals, biases, scales, shifts) = (xs?, residuals?, biases?, scales?, shifts?);
+        let expected = |sum: Vec<f64>, centred| -> Vec<f64> {
+            let normed = normalised(&sum, columns, centred, EPS.into()).into_iter().enumerate();
+            let shift = |i: usize| if centred { shifts[i % columns] } else { 0. };
+            normed.map(|(i, x)| x * scales[i % columns] + shift(i)).collect()
+        };
+        let sum = |bias: f64| {
+            let sum = |(i, x): (usize, &f64)| x + bias * biases[i % columns] + residuals[i];
+            xs.iter().enumerate().map(sum).collect::<Vec<_>>()
+        };
+        assert_close(&ops::layer_norm(&x, &scale, &shift, EPS)?, &expected(xs.clone(), true));
+        assert_close(&ops::rms_norm(&x, &scale, EPS)?, &expected(xs.clone(), false));
+        let add = |bias| ops::add_layer_norm(&x, bias, &residual, &scale, &shift, EPS);
+        assert_close(&add(None)?, &expected(sum(0.), true));
+        assert_close(&add(Some(&bias))?, &expected(sum(1.), true));
+        assert!(ops::add_layer_norm(&x, None, &bias, &scale, &shift, EPS).is_err());
+        let (kept, normed) = ops::add_rms_norm(&x, &residual, &scale, EPS)?;
+        assert_close(&kept, &sum(0.));
+        assert_close(&normed, &expected(sum(0.), false));
+    }
+    Ok(())
+}
+
+#[test]
+fn softmax_follows_its_definition() -> Result<()> {
+    for columns in [1, 7, 64] {
+        let x = values(1, &[columns, 2, 3], DType::F32)?.transpose(0, 2)?;
+        for bias in [None, Some(&[columns][..]), Some(&[3, 1, columns]), Some(&[2, 1])] {
+            let bias = bias.map(|shape| values(2, shape, DType::F32)).transpose()?;
+            let sum = bias.as_ref().map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            let of_row = |row: &[f64]| {
+                let powers: Vec<f64> = row.iter().map(|x| x.exp()).collect();
+                let all: f64 = powers.iter().sum();
+                powers.into_iter().map(move |power| power / all)
+            };
+            let expected: Vec<f64> = doubles(&sum)?.chunks(columns).flat_map(of_row).collect();
+            assert_close(&ops::add_softmax(&x, bias.as_ref())?, &expected);
+        }
+    }
+    // Numbers of 16 bits near 1024 are a whole one apart.
+    let x = values(1, &[2, 7], DType::F16)?;
+    let far = Tensor::full(1024f32, (2, 1), x.device())?.to_dtype(DType::F16)?;
+    let difference = (ops::add_softmax(&x, Some(&far))? - ops::softmax_last_dim(&x)?)?.abs()?.max_all()?;
+    assert!(difference.to_dtype(DType::F32)?.to_scalar::<f32>()? < 1e-3, "the sum was rounded");
+    assert!(ops::add_softmax(&values(1, &[2, 3], DType::F32)?, Some(&values(2, &[2], DType::F32)?)).is_err());
+    Ok(())
+}
+
+#[test]
+fn what_follows_a_product_follows_its_definition() -> Result<()> {
+    type Definition = fn(&Tensor) -> Result<Tensor>;
+    let definitions: [(Activation, Definition); 5] = [
+        (Activation::None, |x| Ok(x.clone())),
+        (Activation::Relu, Tensor::relu),
+        (Activation::Gelu, Tensor::gelu),
+        (Activation::GeluErf, Tensor::gelu_erf),
+        (Activation::Silu, Tensor::silu),
+    ];
+    let weight = values(2, &[10, 7], DType::F64)?;
+    let bias = values(3, &[10], DType::F64)?;
+    for x in [values(1, &[3, 2, 7], DType::F64)?, values(1, &[7, 2, 3], DType::F64)?.transpose(0, 2)?] {
+        let product = x.contiguous()?.reshape((6, 7))?.matmul(&weight.t()?)?.reshape((3, 2, 10))?;
+        for (activation, definition) in definitions {
+            for bias in [None, Some(&bias)] {
+                let sum = bias.map_or(Ok(product.clone()), |bias| product.broadcast_add(bias))?;
+                let got = ops::linear_act(&x, &weight, bias, activation)?;
+                assert_eq!(got.dims(), [3, 2, 10]);
+                assert_close(&got, &doubles(&definition(&sum)?)?);
+            }
+            let (image, kernel) = (values(4, &[1, 2, 5, 5], DType::F64)?, values(5, &[4, 2, 3, 3], DType::F64)?);
+            let config = ConvConfig { activation, ..Default::default() };
+            let plain = ops::conv2d(&image, &kernel, None, &ConvConfig::default())?;
+            assert_close(&ops::conv2d(&image, &kernel, None, &config)?, &doubles(&definition(&plain)?)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn heads_lie_one_after_the_other() -> Result<()> {
+    let (x, bias) = (values(1, &[2, 5, 12], DType::F64)?, values(2, &[12], DType::F64)?);
+    let (xs, biases) = (doubles(&x)?, doubles(&bias)?);
+    for (heads, scale, biased) in [(1, 1., false), (3, 1., true), (4, 0.25, true), (12, 3., false)] {
+        let dim = 12 / heads;
+        let at = |i: usize| {
+            let (batch, head, seq, element) = (i / 60, i / (dim * 5) % heads, i / dim % 5, i % dim);
+            let column = head * dim + element;
+            (xs[(batch * 5 + seq) * 12 + column] + if biased { biases[column] } else { 0. }) * scale
+        };
+        let got = ops::split_heads(&x, biased.then_some(&bias), heads, scale)?;
+        assert!(got.dims() == [2, heads, 5, dim] && got.is_contiguous());
+        assert_close(&got, &(0..120).map(at).collect::<Vec<_>>());
+        assert_same_bits(&ops::merge_heads(&ops::split_heads(&x, None, heads, 1.)?)?, &x);
+    }
+    for heads in [0, 5] {
+        let error = ops::split_heads(&x, None, heads, 1.).expect_err("no such heads").to_string();
+        assert!(error.contains("do not divide"), "{error}");
+    }
+    Ok(())
+}
