@@ -68,7 +68,12 @@ def exported(cell: Cell, cache: pathlib.Path) -> pathlib.Path:
             export(cell, part / "model.onnx", dynamic)
             if dynamic and batch_symbol(part / "model.onnx") is None:
                 raise RuntimeError("the export took the batch for a constant")
-            os.replace(part, folder)
+            try:
+                os.replace(part, folder)
+            except OSError:
+                # Another worker's, exported meanwhile.
+                if not (folder / "model.onnx").exists():
+                    raise
             return folder / "model.onnx"
         except Exception as error:
             if not dynamic:
