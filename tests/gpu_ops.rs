@@ -36,7 +36,7 @@ fn convolutions() -> Result<()> {
     let plain = ConvConfig::default();
     let relu = ConvConfig { activation: Activation::Relu, ..plain };
     let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
-    let cases: [(&str, usize, [usize; 4], ConvConfig); 11] = [
+    let cases: [(&str, usize, [usize; 4], ConvConfig); 14] = [
         ("1x1", 16, [24, 16, 1, 1], relu),
         ("3x3", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..relu }),
         ("3x3, no activation", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..plain }),
@@ -45,6 +45,9 @@ fn convolutions() -> Result<()> {
         ("uneven edges", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, stride: 2, ..relu }),
         ("groups", 12, [18, 4, 3, 3], ConvConfig { padding: 1.into(), groups: 3, ..plain }),
         ("depthwise", 24, [24, 1, 5, 5], ConvConfig { padding: 2.into(), groups: 24, ..plain }),
+        ("depthwise, uneven edges", 12, [12, 1, 3, 3], ConvConfig { padding: uneven, groups: 12, ..relu }),
+        ("depthwise, pairs", 6, [6, 1, 7, 7], ConvConfig { padding: 3.into(), groups: 6, ..plain }),
+        ("depthwise, flat", 8, [8, 1, 1, 7], ConvConfig { padding: (0, 3).into(), groups: 8, ..plain }),
         ("depthwise, odd", 7, [7, 1, 3, 3], ConvConfig { padding: uneven, groups: 7, stride: 2, ..relu }),
         ("depthwise, dilated", 10, [10, 1, 3, 3], ConvConfig { padding: 2.into(), groups: 10, dilation: 2, ..plain }),
         ("two for each", 6, [12, 1, 3, 3], ConvConfig { padding: 1.into(), groups: 6, ..plain }),
@@ -68,6 +71,25 @@ fn convolutions() -> Result<()> {
                     assert_near(&got, &expected, tolerance, &of);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Enough elements for threads that make many each.
+#[test]
+fn large_depthwise_convolutions() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (x, config) = (waves(0, (4, 96, 56, 53))?, ConvConfig { groups: 96, ..Default::default() });
+    for (kernel, (dtype, tolerance)) in [3, 5, 7].into_iter().flat_map(|k| DTYPES.map(|d| (k, d))) {
+        let (x, x_gpu) = both(&x, dtype, &device)?;
+        let (w, w_gpu) = both(&(waves(1, (96, 1, kernel, kernel))? * 0.3)?, dtype, &device)?;
+        let (b, b_gpu) = both(&waves(2, 96)?, dtype, &device)?;
+        for stride in [1, 2] {
+            let config = ConvConfig { padding: (kernel / 2).into(), stride, ..config };
+            let of = format!("{kernel} by {kernel}, stride {stride}, in {dtype:?}");
+            let expected = ops::conv2d(&x, &w, Some(&b), &config)?;
+            assert_near(&ops::conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &config)?, &expected, tolerance, &of);
         }
     }
     Ok(())

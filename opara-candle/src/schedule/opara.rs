@@ -61,6 +61,12 @@ impl std::fmt::Display for Resource {
     }
 }
 
+/// Streams of wide graphs, which Alg. 1 does not limit: as many as a GPU runs kernels at a time ("resident grids per
+/// device", CUDA C++ Programming Guide, Compute Capabilities). More gain nothing there, and a CUDA graph takes some 75 us
+/// longer to instantiate for each of its branches (H200, driver 580), of which a model has tens of thousands whose grouped
+/// convolutions candle runs one group at a time.
+const MOST_STREAMS: usize = 128;
+
 /// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Opara {
@@ -78,7 +84,12 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))
+        let schedule = Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))?;
+        // The streams of a long and narrow graph are many, too, but few run at a time.
+        if graph.width() <= MOST_STREAMS {
+            return Ok(schedule);
+        }
+        schedule.sharing(graph, MOST_STREAMS)
     }
 }
 
@@ -215,6 +226,25 @@ mod tests {
         }
         let names = Resource::ALL.map(|resource| Opara { resource }.name());
         assert_eq!(names, ["opara", "opara-shared-memory", "opara-registers", "opara-threads", "opara-duration"]);
+    }
+
+    #[test]
+    fn wide_graphs_share_streams_and_long_ones_do_not() {
+        let scheduled = |predecessors: Vec<Vec<usize>>| {
+            let graph = OpGraph::from_predecessors(predecessors);
+            let profile = vec![OpProfile::default(); graph.len()];
+            Opara::default()
+                .schedule(&Problem { graph: &graph, profile: &profile, trace: &Default::default() })
+                .unwrap()
+        };
+        let ops = 2 * MOST_STREAMS + 1;
+        let wide = scheduled(vec![vec![]; ops]);
+        assert_eq!(wide.streams(), MOST_STREAMS);
+        assert_eq!(wide.order, Vec::from_iter(0..ops));
+        assert_eq!(wide.predecessors[ops - 1], [MOST_STREAMS], "the stream's op before");
+        // Each op of a chain feeds one that nothing waits for.
+        let long = scheduled((0..2 * ops).map(|op| op.checked_sub(2 - op % 2).into_iter().collect()).collect());
+        assert_eq!(long.streams(), ops);
     }
 
     #[test]

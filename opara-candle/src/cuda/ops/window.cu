@@ -1,5 +1,5 @@
 // Pools and depthwise convolutions. A thread makes one element of the result, or N of neighbouring channels where the
-// channels of a pixel lie together (nhwc).
+// channels of a pixel lie together (nhwc); of depthwise convolutions also of P neighbouring pixels.
 #include "numbers.cuh"
 
 enum PoolKind { MAX = 0, MEAN = 1 };
@@ -87,81 +87,129 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     store<T, N>(y + (size_t)i * N, out);
 }
 
-// One place of the window: nothing beyond the edges.
-template <typename T, int N, bool NHWC, typename S>
-__device__ inline void tap(const Place<N, NHWC> &at, int channels, int h, int w, int r, int c, int kernel, int place,
-                           const T *x, const T *weight, S (&result)[N]) {
-    if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) return;
-    Vec<T, N> v = load<T, N>(x + at.offset(channels, h, w, r, c));
-    Vec<T, N> f = load<T, N>(weight + (NHWC ? (size_t)place * channels + at.channel : (size_t)at.channel * kernel + place));
+// Windows of K by K over P neighbours from (r0, c0) on: what a row of the image holds is loaded once for all of them, and
+// these loads need not wait for each other. Beyond the edges are zeros. More than one neighbour takes a stride and a
+// dilation of 1.
+template <int K, int P, typename T, int N, typename S>
+__device__ inline void square(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
+                              S (&result)[P][N]) {
+#pragma unroll 1
+    for (int a = 0; a < K; a++) {
+        const int r = r0 + a * dilation;
+        if ((unsigned)r >= (unsigned)h) continue;
+        Vec<T, N> v[P + K - 1] = {}, f[K];
 #pragma unroll
-    for (int n = 0; n < N; n++) result[n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
-}
-
-// Windows of K by K: their loads need not wait for each other.
-template <int K, typename T, int N, bool NHWC, typename S>
-__device__ inline void square(const Place<N, NHWC> &at, int channels, int h, int w, int r0, int c0, int dilation,
-                              const T *x, const T *weight, S (&result)[N]) {
+        for (int j = 0; j < P + K - 1; j++) {
+            const int c = c0 + j * dilation;
+            if ((unsigned)c < (unsigned)w) v[j] = load<T, N>(x + ((size_t)r * w + c) * pitch);
+        }
 #pragma unroll
-    for (int a = 0; a < K; a++)
+        for (int b = 0; b < K; b++) f[b] = load<T, N>(weight + (a * K + b) * pitch);
 #pragma unroll
         for (int b = 0; b < K; b++)
-            tap(at, channels, h, w, r0 + a * dilation, c0 + b * dilation, K * K, a * K + b, x, weight, result);
+#pragma unroll
+            for (int p = 0; p < P; p++)
+#pragma unroll
+                for (int n = 0; n < N; n++) result[p][n] += (S)widen(v[p + b].at[n]) * (S)widen(f[b].at[n]);
+    }
 }
 
-// Weights lie as kh, kw, channels if NHWC, else as channels, kh, kw.
-template <typename T, int N, bool NHWC>
+// Windows of kh by kw.
+template <typename T, int N, typename S>
+__device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
+                                 int kh, int kw, S (&result)[1][N]) {
+    for (int a = 0; a < kh; a++)
+        for (int b = 0; b < kw; b++) {
+            const int r = r0 + a * dilation, c = c0 + b * dilation;
+            if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) continue;
+            Vec<T, N> v = load<T, N>(x + ((size_t)r * w + c) * pitch), f = load<T, N>(weight + (a * kw + b) * pitch);
+#pragma unroll
+            for (int n = 0; n < N; n++) result[0][n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
+        }
+}
+
+// A thread makes N channels of P neighbours in a row, for windows of K by K, or of any size if K is 0. Weights lie as kh,
+// kw, channels if NHWC, else as channels, kh, kw.
+template <typename T, int N, int P, int K, bool NHWC>
 __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
                           int dilation, int top, int left, int relu, const T *x, const T *weight, const T *bias, T *y) {
     using S = typename Sum<T>::type;
+    const int strips = (ow + P - 1) / P;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= numel / N) return;
-    Place<N, NHWC> at(i, channels, oh, ow);
-    int r0 = (int)at.row * stride - top, c0 = (int)at.column * stride - left;
-    S result[N];
+    if (i >= numel / ow * strips / N) return;
+    Place<N, NHWC> at(i, channels, oh, strips);
+    const int column = at.column * P, r0 = (int)at.row * stride - top, c0 = column * stride - left;
+    const size_t pitch = NHWC ? channels : 1;
+    S result[P][N];
     Vec<T, N> start = load<T, N>(bias + at.channel);
 #pragma unroll
-    for (int n = 0; n < N; n++) result[n] = widen(start.at[n]);
-    if (kh == 3 && kw == 3)
-        square<3>(at, channels, h, w, r0, c0, dilation, x, weight, result);
-    else if (kh == 5 && kw == 5)
-        square<5>(at, channels, h, w, r0, c0, dilation, x, weight, result);
-    else if (kh == 7 && kw == 7)
-        square<7>(at, channels, h, w, r0, c0, dilation, x, weight, result);
-    else
-        for (int a = 0; a < kh; a++)
-            for (int b = 0; b < kw; b++)
-                tap(at, channels, h, w, r0 + a * dilation, c0 + b * dilation, kh * kw, a * kw + b, x, weight, result);
-    Vec<T, N> out;
+    for (int p = 0; p < P; p++)
 #pragma unroll
-    for (int n = 0; n < N; n++) out.at[n] = narrow<T>(relu && result[n] < (S)0 ? (S)0 : result[n]);
-    store<T, N>(y + (size_t)i * N, out);
+        for (int n = 0; n < N; n++) result[p][n] = widen(start.at[n]);
+    x += at.offset(channels, h, w, 0, 0);
+    weight += NHWC ? at.channel : (size_t)at.channel * kh * kw;
+    if constexpr (K)
+        square<K>(x, weight, pitch, h, w, r0, c0, dilation, result);
+    else if (kh == 3 && kw == 3)
+        square<3>(x, weight, pitch, h, w, r0, c0, dilation, result);
+    else if (kh == 5 && kw == 5)
+        square<5>(x, weight, pitch, h, w, r0, c0, dilation, result);
+    else if (kh == 7 && kw == 7)
+        square<7>(x, weight, pitch, h, w, r0, c0, dilation, result);
+    else
+        rectangle(x, weight, pitch, h, w, r0, c0, dilation, kh, kw, result);
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        if (column + p >= ow) break;
+        Vec<T, N> out;
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(relu && result[p][n] < (S)0 ? (S)0 : result[p][n]);
+        store<T, N>(y + at.offset(channels, oh, ow, at.row, column + p), out);
+    }
 }
 
-#define KERNELS(T, LAYOUT, N, NHWC, NAME)                                                                              \
+#define POOL(T, LAYOUT, N, NHWC, NAME)                                                                                 \
     extern "C" __global__ void opara_pool_##LAYOUT##_##NAME(size_t numel, int kind, int channels, int h, int w, int oh,\
         int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding, const T *x, T *y){\
         pool<T, N, NHWC>(numel, kind, channels, h, w, oh, ow, kernel, stride, top, left, bottom, right, count_padding, \
                          x, y);                                                                                        \
-    }                                                                                                                  \
+    }
+
+#define DEPTHWISE(T, LAYOUT, N, P, K, NHWC, NAME)                                                                      \
     extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
         int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu, const T *x, const T *weight,    \
         const T *bias, T *y) {                                                                                         \
-        depthwise<T, N, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left, relu, x, weight,     \
-                              bias, y);                                                                                \
+        depthwise<T, N, P, K, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left, relu, x,       \
+                                    weight, bias, y);                                                                  \
     }
 
+#define BOTH(T, LAYOUT, N, NHWC, NAME)                                                                                 \
+    POOL(T, LAYOUT, N, NHWC, NAME)                                                                                     \
+    DEPTHWISE(T, LAYOUT, N, 1, 0, NHWC, NAME)
+
+#define STRIPS(T, N, P, NAME)                                                                                          \
+    DEPTHWISE(T, nhwc##N##x##P##_3, N, P, 3, true, NAME)                                                               \
+    DEPTHWISE(T, nhwc##N##x##P##_5, N, P, 5, true, NAME)                                                               \
+    DEPTHWISE(T, nhwc##N##x##P##_7, N, P, 7, true, NAME)
+
 #define ALL(T, NAME)                                                                                                   \
-    KERNELS(T, nchw, 1, false, NAME)                                                                                   \
-    KERNELS(T, nhwc, 1, true, NAME)                                                                                    \
-    KERNELS(T, nhwc2, 2, true, NAME)
+    BOTH(T, nchw, 1, false, NAME)                                                                                      \
+    BOTH(T, nhwc, 1, true, NAME)                                                                                       \
+    BOTH(T, nhwc2, 2, true, NAME)
+
+#define MORE(T, NAME)                                                                                                  \
+    BOTH(T, nhwc4, 4, true, NAME)                                                                                      \
+    STRIPS(T, 2, 3, NAME)                                                                                              \
+    STRIPS(T, 4, 7, NAME)
 
 ALL(float, f32)
 ALL(double, f64)
 ALL(__half, f16)
 ALL(__nv_bfloat16, bf16)
-KERNELS(float, nhwc4, 4, true, f32)
-KERNELS(__half, nhwc4, 4, true, f16)
-KERNELS(__half, nhwc8, 8, true, f16)
-KERNELS(__nv_bfloat16, nhwc4, 4, true, bf16)
-KERNELS(__nv_bfloat16, nhwc8, 8, true, bf16)
+MORE(float, f32)
+MORE(__half, f16)
+MORE(__nv_bfloat16, bf16)
+BOTH(__half, nhwc8, 8, true, f16)
+BOTH(__nv_bfloat16, nhwc8, 8, true, bf16)
+STRIPS(__half, 4, 3, f16)
+STRIPS(__nv_bfloat16, 4, 3, bf16)

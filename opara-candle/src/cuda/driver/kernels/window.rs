@@ -59,26 +59,58 @@ impl Plane {
         }
     }
 
-    /// The kernel's variant, and how many neighbouring channels of so many bytes each its threads take: as many as 16
-    /// bytes hold and channels and addresses allow, as long as that leaves enough threads to hide the latency of loads.
-    fn variant(&self, bytes: usize, addresses: &[CUdeviceptr]) -> (&'static str, usize) {
-        /// As many as an H200 runs at once.
+    /// Whether a thread can take so many neighbouring channels at once, of so many bytes each.
+    fn is_aligned(&self, channels: usize, bytes: usize, addresses: &[CUdeviceptr]) -> bool {
+        let size = channels * bytes;
+        let aligned = addresses.iter().all(|address| address.is_multiple_of(size as u64));
+        size <= 16 && self.channels.is_multiple_of(channels) && aligned
+    }
+
+    /// Whether threads that make so many results each are enough to hide the latency of loads: as many as an H200 runs at
+    /// once.
+    fn fills(&self, results: usize) -> bool {
         const THREADS: usize = 132 * 2048;
+        self.results() / results >= THREADS
+    }
+
+    /// The kernel's variant, and how many neighbouring channels of so many bytes each its threads take: as many as 16
+    /// bytes hold and channels and addresses allow, as long as that leaves enough threads.
+    fn variant(&self, bytes: usize, addresses: &[CUdeviceptr]) -> (&'static str, usize) {
         if !self.channels_last {
             return ("nchw", 1);
         }
-        let fits = |n: &usize| {
-            let size = n * bytes;
-            let aligned =
-                self.channels.is_multiple_of(*n) && addresses.iter().all(|address| address % size as u64 == 0);
-            aligned && size <= 16 && (size <= 4 || self.results() / n >= THREADS)
-        };
+        let fits = |n: &usize| self.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || self.fills(*n));
         match [8, 4, 2].into_iter().find(fits) {
             Some(8) => ("nhwc8", 8),
             Some(4) => ("nhwc4", 4),
             Some(_) => ("nhwc2", 2),
             None => ("nhwc", 1),
         }
+    }
+
+    /// The same for a depthwise convolution, and how many threads it takes. With a stride and a dilation of 1, they take
+    /// neighbouring pixels of a row, too: 7 where that leaves enough threads, else 3.
+    fn depthwise_variant(
+        &self,
+        kernel: (usize, usize),
+        config: &ConvConfig,
+        bytes: usize,
+        addresses: &[CUdeviceptr],
+    ) -> (String, usize) {
+        let aligned = |n| self.channels_last && bytes <= 4 && self.is_aligned(n, bytes, addresses);
+        let (channels, pixels) = match kernel {
+            (3, 3) | (5, 5) | (7, 7) if (config.stride, config.dilation) == (1, 1) && aligned(2) => match aligned(4) {
+                true if self.fills(4) => (4, 7),
+                true if bytes == 2 => (4, 3),
+                _ => (2, 3),
+            },
+            _ => {
+                let (variant, channels) = self.variant(bytes, addresses);
+                return (variant.into(), self.results() / channels);
+            }
+        };
+        let strips = self.results() / self.to.1 * self.to.1.div_ceil(pixels);
+        (format!("nhwc{channels}x{pixels}_{}", kernel.0), strips / channels)
     }
 }
 
@@ -150,7 +182,7 @@ pub(in crate::cuda) fn depthwise<T: DeviceRepr>(
         return Ok(());
     }
     let addresses = [x, weight, bias].map(|operand| address(operand, device));
-    let (variant, together) = plane.variant(dtype.size_in_bytes(), &addresses);
+    let (variant, threads) = plane.depthwise_variant(kernel, config, dtype.size_in_bytes(), &addresses);
     let name = format!("opara_depthwise_{variant}_{}", dtype.as_str());
     let function = function(device, &name, "window", ptx::WINDOW)?;
     let numel = plane.results();
@@ -169,6 +201,6 @@ pub(in crate::cuda) fn depthwise<T: DeviceRepr>(
     // SAFETY: the arguments are those that the kernel declares. It reads within `elements()` of `x`, one weight for each
     // channel and place, one bias for each channel, and writes each of `results()` of `y`: all were held against the
     // slices above.
-    unsafe { launch.launch(blocks(numel / together)) }.w()?;
+    unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }
