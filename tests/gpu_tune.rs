@@ -34,7 +34,8 @@ fn tuning(folder: &std::path::Path) -> Tuning {
 fn schedules_are_tuned_and_measured() -> Result<()> {
     a_tuned_schedule_gives_eager_bits_and_is_found_again()?;
     priorities_and_users_own_schedulers_keep_the_bits()?;
-    what_is_measured_keeps_to_the_schedule()
+    what_is_measured_keeps_to_the_schedule()?;
+    fused_launches_of_every_size_are_measured()
 }
 
 fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
@@ -122,6 +123,19 @@ fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
         assert!(names.starts_with(&Policy::FIXED.map(Policy::as_str)), "{names:?}");
         assert!(trace.measured.iter().all(|measured| measured.nanos > 0 && measured.busy.is_some()));
         assert_eq!(bits(&executor.call(&example)?)?, expected);
+    }
+    Ok(())
+}
+
+/// Large chains take another kernel than small ones.
+fn fused_launches_of_every_size_are_measured() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for elements in [1 << 10, 1 << 22] {
+        let x = [Tensor::rand(-1f32, 1., elements, &device)?];
+        let executor = OparaExecutor::builder().build_fn(|x| Ok(vec![x[0].relu()?.affine(2., 1.)?]), &x)?;
+        assert_eq!(executor.report().fused, 1, "{}", executor.report());
+        let (ops, _) = executor.schedule().expect("a schedule");
+        assert_eq!(executor.timeline(&x)?.spans.len(), ops.ops.len());
     }
     Ok(())
 }

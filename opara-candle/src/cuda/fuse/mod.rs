@@ -179,7 +179,7 @@ impl Fused {
 
     fn op(&self, label: String, kernel: &KernelNode) -> Op {
         let work = Work::Kernel(kernel.launch);
-        Op { name: "opara_chain".into(), label, work, accesses: self.accesses.clone(), nanos: None }
+        Op { name: self.program.launch().0.into(), label, work, accesses: self.accesses.clone(), nanos: None }
     }
 }
 

@@ -211,8 +211,8 @@ impl Chain {
         offset_of!(Chain, step) + (self.steps as usize).saturating_sub(1) * size_of::<Step>()
     }
 
-    /// The kernel, and threads.
-    fn launch(&self) -> (&'static str, usize) {
+    /// The kernel's name, and how many threads it takes.
+    pub fn launch(&self) -> (&'static str, usize) {
         match self.elements {
             MANY.. => ("opara_chain4", self.elements.div_ceil(4) as usize),
             _ => ("opara_chain", self.elements as usize),
