@@ -2,7 +2,8 @@
 
 use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Layout, Module, Result, Shape, Tensor};
 
-use super::{apply, own_on, pad, product_flops, runs_own, Activation, ConvConfig};
+use super::product::product_flops;
+use super::{apply, own_on, pad, runs_own, Activation, ConvConfig};
 use crate::cpu::kernels;
 use crate::cuda;
 

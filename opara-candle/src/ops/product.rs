@@ -1,0 +1,108 @@
+//! Matrix products, and what stands around those of attention.
+
+use candle::{bail, Module, Result, Tensor, D};
+
+use super::{own_or, runs_own, Activation};
+use crate::cpu::record::apply;
+use crate::cuda;
+
+/// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
+pub(super) fn product_flops(out: usize, k: usize) -> u64 {
+    2 * out as u64 * k as u64
+}
+
+/// Matrix product of `(.., m, k)` and `(.., k, n)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    let m = lhs.elem_count() / lhs.dim(D::Minus1)?.max(1);
+    let flops = product_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
+    apply("matmul", &[lhs, rhs], flops, |t| t[0].matmul(t[1]))
+}
+
+/// `x` of shape `(.., in)` times the transpose of `weight` of shape `(out, in)`, plus `bias` of shape `(out)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    linear_act(x, weight, bias, Activation::None)
+}
+
+/// `activation` of what [`linear`] gives: one launch after the product on a GPU.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+    let (out, k) = weight.dims2()?;
+    let flops = product_flops(x.elem_count() / k.max(1) * out, k);
+    let run = move |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(2).copied());
+        // Of a contiguous operand candle makes one product. Of others it makes one for each item of the batch, or refuses
+        // them; transposed matrices it takes as they are.
+        let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
+        let x = if as_it_is { x.clone() } else { x.contiguous()? };
+        let y = candle_nn::Linear::new(t[1].clone(), None).forward(&x)?;
+        if bias.is_none() && activation == Activation::None {
+            return Ok(y);
+        }
+        let composed = || match bias {
+            Some(bias) => activation.forward(&y.broadcast_add(bias)?),
+            None => activation.forward(&y),
+        };
+        own_or(&y, || cuda::ops::bias_act(&y, bias, activation), composed)
+    };
+    match bias {
+        Some(bias) => apply("linear", &[x, weight, bias], flops, run),
+        None => apply("linear", &[x, weight], flops, run),
+    }
+}
+
+/// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`]
+/// wants it: what follows the product that makes the queries, keys or values of attention.
+///
+/// # Errors
+/// Shapes that do not agree, or heads that do not divide the last dimension.
+pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Tensor> {
+    let (_, _, hidden) = x.dims3()?;
+    if heads == 0 || hidden % heads != 0 {
+        bail!("{heads} heads do not divide {hidden} elements")
+    }
+    let run = move |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(1).copied());
+        let composed = || {
+            let (batch, seq, hidden) = x.dims3()?;
+            let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            let x = x.reshape((batch, seq, heads, hidden / heads))?.transpose(1, 2)?;
+            // Scaling makes a contiguous tensor, too.
+            if scale == 1. {
+                x.contiguous()
+            } else {
+                x.affine(scale, 0.)
+            }
+        };
+        own_or(x, || cuda::ops::split_heads(x, bias, heads, scale), composed)
+    };
+    match bias {
+        Some(bias) => apply("split_heads", &[x, bias], 0, run),
+        None => apply("split_heads", &[x], 0, run),
+    }
+}
+
+/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: undoes [`split_heads`].
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    x.dims4()?;
+    apply("merge_heads", &[x], 0, |t| {
+        let (batch, heads, seq, dim) = t[0].dims4()?;
+        let merged = t[0].transpose(1, 2)?;
+        // Places are to heads what heads are to places.
+        let own = || match merged.is_contiguous() {
+            true => Ok(None),
+            false => cuda::ops::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None, seq, 1.),
+        };
+        own_or(t[0], own, || Ok(merged.clone()))?.reshape((batch, seq, heads * dim))
+    })
+}

@@ -1,0 +1,72 @@
+//! The same elements in another shape or order.
+
+use candle::{Result, Shape, Tensor};
+
+use crate::cpu::record::apply;
+
+/// The same elements in another shape.
+///
+/// # Errors
+/// Another number of elements.
+pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    apply("reshape", &[x], 0, move |t| t[0].reshape(&shape))
+}
+
+/// `len` indices of dimension `dim` from `start` on; a view.
+///
+/// # Errors
+/// A range outside the dimension.
+pub fn narrow(x: &Tensor, dim: usize, start: usize, len: usize) -> Result<Tensor> {
+    apply("narrow", &[x], 0, move |t| t[0].narrow(dim, start, len))
+}
+
+/// The same elements repeated along dimensions of length one, and along new ones on the left; a view.
+///
+/// # Errors
+/// A shape that `x` does not broadcast to.
+pub fn broadcast_as(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
+    let shape = shape.into();
+    apply("broadcast_as", &[x], 0, move |t| t[0].broadcast_as(&shape))
+}
+
+/// Two dimensions exchanged; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn transpose(x: &Tensor, dim1: usize, dim2: usize) -> Result<Tensor> {
+    apply("transpose", &[x], 0, move |t| t[0].transpose(dim1, dim2))
+}
+
+/// Dimensions in another order; a view.
+///
+/// # Errors
+/// An order that is no permutation.
+pub fn permute(x: &Tensor, order: &[usize]) -> Result<Tensor> {
+    let order = order.to_vec();
+    apply("permute", &[x], 0, move |t| t[0].permute(order.as_slice()))
+}
+
+/// A dimension of length one before `dim`; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn unsqueeze(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("unsqueeze", &[x], 0, move |t| t[0].unsqueeze(dim))
+}
+
+/// Without dimension `dim` of length one; a view.
+///
+/// # Errors
+/// A dimension that `x` does not have.
+pub fn squeeze(x: &Tensor, dim: usize) -> Result<Tensor> {
+    apply("squeeze", &[x], 0, move |t| t[0].squeeze(dim))
+}
+
+/// A contiguous tensor of the same values; the same tensor where it is one already.
+///
+/// # Errors
+/// Those of the copy.
+pub fn contiguous(x: &Tensor) -> Result<Tensor> {
+    apply("contiguous", &[x], 0, |t| t[0].contiguous())
+}
