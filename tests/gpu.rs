@@ -97,37 +97,6 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     Ok(())
 }
 
-#[test]
-fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    let weight = Tensor::rand(-1f32, 1., (256, 256), &device)?;
-    let module = move |x: &Tensor| x.matmul(&weight)?.relu()?.matmul(&weight)?.gelu();
-    let x = Tensor::rand(-1f32, 1., (64, 256), &device)?;
-    let build = || -> anyhow::Result<()> {
-        let fast = OparaExecutor::new(module.clone(), &x)?;
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
-        fast.forward(&x)?;
-        device.synchronize()?;
-        Ok(())
-    };
-    let free_after = |builds| -> anyhow::Result<usize> {
-        (0..builds).try_for_each(|_| build())?;
-        Ok(opara_candle::device_memory::free_memory(&device)?)
-    };
-    // Others take memory of the same device meanwhile: a leak takes some in every round.
-    let mut before = free_after(20)?;
-    let mut lost = Vec::new();
-    for _ in 0..10 {
-        let after = free_after(100)?;
-        lost.push(before.saturating_sub(after));
-        if lost.ends_with(&[0]) {
-            return Ok(());
-        }
-        before = after;
-    }
-    anyhow::bail!("bytes of free device memory lost in each round: {lost:?}")
-}
-
 /// candle-transformers' T5 uploads its table of relative positions in every forward: 64 KiB at 128 tokens.
 #[test]
 fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {

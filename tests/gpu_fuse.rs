@@ -4,7 +4,7 @@
 mod common;
 
 use candle::{DType, Device, Result, Tensor, D};
-use common::{answers_like, assert_same, gpu, layouts, replayed, waves};
+use common::{answers_like, assert_same, gpu, layouts, one_on, replayed, waves};
 use half::{bf16, f16};
 use opara_candle::{Mode, OparaExecutor};
 
@@ -168,7 +168,7 @@ fn a_result_in_the_middle_is_an_output_too() {
         let third = (&second - &first)?;
         Ok(vec![third.exp()?, second, first.narrow(0, 1, 2)?])
     };
-    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
     fused(&fast, 3);
 }
 
@@ -179,7 +179,7 @@ fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
         let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
         Ok(vec![(0..100).try_fold(t[0].clone(), step)?])
     };
-    let fast = replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]));
+    let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
     fused(&fast, 100 - 100usize.div_ceil(12));
     // With an operand more for every other step.
     let sum = |t: &[Tensor]| Ok(vec![t[1..].iter().try_fold(t[0].clone(), |sum, x| (&sum * 0.5)? + x)?]);
@@ -201,7 +201,7 @@ fn results_that_are_needed_later_are_saved_as_far_as_there_is_room() {
             Ok(vec![rest.iter().rev().try_fold(last.clone(), |sum, part| part.sqr()? - sum)?])
         }
     };
-    let inputs = |i| Ok(vec![waves(i, (4, 6))?.to_device(&device)?]);
+    let inputs = |i| one_on(i, &device);
     let fast = replayed(Mode::Graph, function(3), inputs);
     fused(&fast, 7);
     // Too many: they stay apart.
