@@ -68,14 +68,11 @@ def exported(cell: Cell, cache: pathlib.Path) -> pathlib.Path:
             export(cell, part / "model.onnx", dynamic)
             if dynamic and batch_symbol(part / "model.onnx") is None:
                 raise RuntimeError("the export took the batch for a constant")
-            try:
-                os.replace(part, folder)
-            except OSError:
-                # Another worker's, exported meanwhile.
-                if not (folder / "model.onnx").exists():
-                    raise
+            os.replace(part, folder)
             return folder / "model.onnx"
         except Exception as error:
+            if (path := folder / "model.onnx").exists():
+                return path  # Another worker's, exported meanwhile.
             if not dynamic:
                 raise
             print(f"no export of {key} for any batch, so for {cell.batch}: {error}")

@@ -90,10 +90,10 @@ pub(crate) fn is_planned(buffer: &Buffer, role: Role) -> bool {
 /// 3. else one that costs the least delay: the op has to wait for the users of what lay there before
 ///    ([`Layout::waits`]), and every op has some time until it is on the longest path.
 ///
-/// So without a limit no parallelism is lost, and under a limit as little as it takes, where not too many ops would wait for
-/// too many. Where fragmentation leads that
-/// beyond the limit, the tightest packing of the recorded order is the base, and only what the limit leaves above it is
-/// given out as above. Where even that packing is larger than the limit, it is what the layout needs.
+/// So without a limit no parallelism is lost, and under a limit as little as it takes, where not too many ops would wait
+/// for too many. Where fragmentation leads that beyond the limit, the tightest packing of the recorded order is the base,
+/// and only what the limit leaves above it is given out as above. Where even that packing is larger than the limit, it is
+/// what the layout needs.
 ///
 /// # Arguments
 /// `graph`, the dependencies of the trace's ops.

@@ -62,9 +62,9 @@ impl std::fmt::Display for Resource {
 }
 
 /// Streams of wide graphs, which Alg. 1 does not limit: as many as a GPU runs kernels at a time ("resident grids per
-/// device", CUDA C++ Programming Guide, Compute Capabilities). More gain nothing there, and a CUDA graph takes some 75 us
-/// longer to instantiate for each of its branches (H200, driver 580), of which a model has tens of thousands whose grouped
-/// convolutions candle runs one group at a time.
+/// device", CUDA C++ Programming Guide, Compute Capabilities). More gain little or nothing there, and a CUDA graph takes
+/// some 75 us longer to instantiate for each of its branches (H200, driver 580), of which a model has tens of thousands
+/// whose grouped convolutions candle runs one group at a time.
 const MOST_STREAMS: usize = 128;
 
 /// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.

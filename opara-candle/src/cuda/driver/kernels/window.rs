@@ -73,23 +73,23 @@ impl Plane {
         self.results() / results >= THREADS
     }
 
-    /// The kernel's variant, and how many neighbouring channels of so many bytes each its threads take: as many as 16
-    /// bytes hold and channels and addresses allow, as long as that leaves enough threads.
+    /// The kernel's variant, and how many threads it takes. Each takes as many neighbouring channels, of so many bytes each,
+    /// as 16 bytes hold and channels and addresses allow, as long as that leaves enough threads.
     fn variant(&self, bytes: usize, addresses: &[CUdeviceptr]) -> (&'static str, usize) {
         if !self.channels_last {
-            return ("nchw", 1);
+            return ("nchw", self.results());
         }
         let fits = |n: &usize| self.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || self.fills(*n));
         match [8, 4, 2].into_iter().find(fits) {
-            Some(8) => ("nhwc8", 8),
-            Some(4) => ("nhwc4", 4),
-            Some(_) => ("nhwc2", 2),
-            None => ("nhwc", 1),
+            Some(8) => ("nhwc8", self.results() / 8),
+            Some(4) => ("nhwc4", self.results() / 4),
+            Some(_) => ("nhwc2", self.results() / 2),
+            None => ("nhwc", self.results()),
         }
     }
 
-    /// The same for a depthwise convolution, and how many threads it takes. With a stride and a dilation of 1, they take
-    /// neighbouring pixels of a row, too: 7 where that leaves enough threads, else 3.
+    /// The same for a depthwise convolution. With a stride and a dilation of 1, threads take neighbouring pixels of a row,
+    /// too: 7 where that leaves enough threads, else 3.
     fn depthwise_variant(
         &self,
         kernel: (usize, usize),
@@ -105,8 +105,8 @@ impl Plane {
                 _ => (2, 3),
             },
             _ => {
-                let (variant, channels) = self.variant(bytes, addresses);
-                return (variant.into(), self.results() / channels);
+                let (variant, threads) = self.variant(bytes, addresses);
+                return (variant.into(), threads);
             }
         };
         let strips = self.results() / self.to.1 * self.to.1.div_ceil(pixels);
@@ -132,7 +132,7 @@ pub(in crate::cuda) fn pool<T: DeviceRepr>(
     if plane.results() == 0 {
         return Ok(());
     }
-    let (variant, together) = plane.variant(dtype.size_in_bytes(), &[address(x, device)]);
+    let (variant, threads) = plane.variant(dtype.size_in_bytes(), &[address(x, device)]);
     let name = format!("opara_pool_{variant}_{}", dtype.as_str());
     let function = function(device, &name, "window", ptx::WINDOW)?;
     let numel = plane.results();
@@ -153,7 +153,7 @@ pub(in crate::cuda) fn pool<T: DeviceRepr>(
     launch.arg(x).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads within `elements()` of `x` and writes each of
     // `results()` of `y`: both were held against the slices above, and 32 bits count them.
-    unsafe { launch.launch(blocks(numel / together)) }.w()?;
+    unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }
 
