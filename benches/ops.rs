@@ -67,7 +67,7 @@ fn main() -> Result<()> {
         let x = random(&[1, input, side, side])?;
         let (weight, bias) = (random(&[out, input / groups, kh, kw])?, random(&[out])?);
         let padding = (kh / 2, kw / 2).into();
-        let config = ConvConfig { stride, padding, groups, activation: Activation::Relu, dilation: 1 };
+        let config = ConvConfig { stride, padding, groups, activation: Activation::Relu, ..Default::default() };
         let candle = || {
             // candle pads all edges alike.
             let (x, padding) = if kh == kw { (x.clone(), kh / 2) } else { (ops::pad(&x, padding)?, 0) };

@@ -36,7 +36,8 @@ fn convolutions() -> Result<()> {
     let plain = ConvConfig::default();
     let relu = ConvConfig { activation: Activation::Relu, ..plain };
     let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
-    let cases: [(&str, usize, [usize; 4], ConvConfig); 14] = [
+    let first = ConvConfig { input_activation: Activation::Relu, ..plain };
+    let cases: [(&str, usize, [usize; 4], ConvConfig); 18] = [
         ("1x1", 16, [24, 16, 1, 1], relu),
         ("3x3", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..relu }),
         ("3x3, no activation", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..plain }),
@@ -50,6 +51,15 @@ fn convolutions() -> Result<()> {
         ("depthwise, flat", 8, [8, 1, 1, 7], ConvConfig { padding: (0, 3).into(), groups: 8, ..plain }),
         ("depthwise, odd", 7, [7, 1, 3, 3], ConvConfig { padding: uneven, groups: 7, stride: 2, ..relu }),
         ("depthwise, dilated", 10, [10, 1, 3, 3], ConvConfig { padding: 2.into(), groups: 10, dilation: 2, ..plain }),
+        ("behind a ReLU", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, ..first }),
+        ("depthwise, behind a ReLU", 8, [8, 1, 3, 3], ConvConfig { padding: uneven, groups: 8, ..first }),
+        ("depthwise, flat, behind a ReLU", 7, [7, 1, 1, 3], ConvConfig { groups: 7, ..first }),
+        (
+            "depthwise, behind a GELU",
+            6,
+            [6, 1, 3, 3],
+            ConvConfig { groups: 6, input_activation: Activation::Gelu, ..plain },
+        ),
         ("two for each", 6, [12, 1, 3, 3], ConvConfig { padding: 1.into(), groups: 6, ..plain }),
     ];
     for (name, channels, weight, config) in cases {
@@ -85,9 +95,11 @@ fn large_depthwise_convolutions() -> Result<()> {
         let (x, x_gpu) = both(&x, dtype, &device)?;
         let (w, w_gpu) = both(&(waves(1, (96, 1, kernel, kernel))? * 0.3)?, dtype, &device)?;
         let (b, b_gpu) = both(&waves(2, 96)?, dtype, &device)?;
-        for stride in [1, 2] {
-            let config = ConvConfig { padding: (kernel / 2).into(), stride, ..config };
-            let of = format!("{kernel} by {kernel}, stride {stride}, in {dtype:?}");
+        for (stride, input_activation) in
+            [(1, Activation::None), (2, Activation::None), (1, Activation::Relu), (2, Activation::Relu)]
+        {
+            let config = ConvConfig { padding: (kernel / 2).into(), stride, input_activation, ..config };
+            let of = format!("{kernel} by {kernel}, stride {stride}, {input_activation:?} before, in {dtype:?}");
             let expected = ops::conv2d(&x, &w, Some(&b), &config)?;
             assert_near(&ops::conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &config)?, &expected, tolerance, &of);
         }
@@ -127,12 +139,33 @@ fn pools() -> Result<()> {
         for (channels, (dtype, tolerance)) in [7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
             let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
             let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
-            for x_gpu in [&x_gpu, &inside] {
+            // Parts of larger tensors, with channels outside and inside, and one that lies otherwise.
+            let outer = Tensor::cat(&[&x_gpu, &x_gpu], 2)?.narrow(2, 10, 10)?;
+            let inner = Tensor::cat(&[&inside, &inside], 2)?.permute((0, 2, 3, 1))?.contiguous()?;
+            let inner = inner.narrow(1, 10, 10)?.permute((0, 3, 1, 2))?;
+            let turned = x_gpu.transpose(2, 3)?.contiguous()?.transpose(2, 3)?;
+            for x_gpu in [&x_gpu, &inside, &outer, &inner, &turned] {
                 let of = format!("{config:?} of {channels} channels in {dtype:?}");
                 let (got, expected) = (ops::max_pool2d(x_gpu, &config)?, ops::max_pool2d(&x, &config)?);
                 assert_near(&got, &expected, 0., &of);
                 let (got, expected) = (ops::avg_pool2d(x_gpu, &config)?, ops::avg_pool2d(&x, &config)?);
                 assert_near(&got, &expected, tolerance, &of);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_other_pixel() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (channels, (dtype, _)) in [1, 7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        for (start, stride) in [(0, 2), (1, 2), (2, 3), (9, 1), (20, 2)] {
+            for x_gpu in [&x_gpu, &inside] {
+                let (got, expected) = (ops::subsample(x_gpu, start, stride)?, ops::subsample(&x, start, stride)?);
+                assert_near(&got, &expected, 0., format!("{start}, {stride} of {channels} channels in {dtype:?}"));
             }
         }
     }
@@ -172,6 +205,37 @@ fn concatenations() -> Result<()> {
         let got = ops::cat(&on_gpu.iter().collect::<Vec<_>>(), 0)?;
         assert_near(&got, &Tensor::cat(&rows, 0)?.to_dtype(DType::F64)?, 0., format!("rows in {dtype:?}"));
     }
+    Ok(())
+}
+
+#[test]
+fn concatenations_of_sums() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in DTYPES {
+        for channels in [vec![16, 8, 24], vec![3, 1, 7, 2], vec![4; 8], vec![2; 6], vec![5; 9]] {
+            let parts = channels.iter().enumerate().map(|(i, &c)| waves(i, (2, c, 5, 3))?.to_dtype(dtype));
+            let parts = parts.collect::<Result<Vec<_>>>()?;
+            let on_gpu = parts.iter().map(|part| part.to_device(&device)).collect::<Result<Vec<_>>>()?;
+            let inside: Result<Vec<_>> =
+                on_gpu.iter().map(|x| x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))).collect();
+            // Every other part is a sum.
+            let sums = |given: &[Tensor], activation| {
+                let other = |(i, part)| (part, (i % 2 == 0).then_some(part));
+                ops::cat_sums(&given.iter().enumerate().map(other).collect::<Vec<_>>(), 1, activation)
+            };
+            for activation in ACTIVATIONS {
+                let tolerance = if matches!(activation, Activation::None | Activation::Relu) { 0. } else { 3e-2 };
+                let expected = sums(&parts, activation)?.to_dtype(DType::F64)?;
+                for given in [&on_gpu, inside.as_ref().expect("views")] {
+                    let of = format!("{channels:?}, {activation:?}, in {dtype:?}");
+                    assert_near(&sums(given, activation)?, &expected, tolerance, of);
+                }
+            }
+        }
+    }
+    let x = waves(0, (1, 2, 3, 3))?.to_device(&device)?;
+    assert!(ops::cat_sums(&[(&x, None), (&x.narrow(2, 0, 1)?, None)], 1, Activation::None).is_err());
+    assert!(ops::cat_sums(&[(&x, Some(&x.to_dtype(DType::F16)?)), (&x, None)], 1, Activation::None).is_err());
     Ok(())
 }
 

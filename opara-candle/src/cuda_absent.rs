@@ -83,6 +83,10 @@ pub(crate) mod ops {
         Ok(None)
     }
 
+    pub(crate) fn subsample(_: &Tensor, _: usize, _: usize, _: (usize, usize)) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn layer_norm(
         _: &Tensor,
         _: Option<&Tensor>,
@@ -115,6 +119,10 @@ pub(crate) mod ops {
     }
 
     pub(crate) fn cat(_: &[&Tensor], _: usize) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    pub(crate) fn cat_sums(_: &[&Tensor], _: &[Option<&Tensor>], _: usize, _: Activation) -> Result<Option<Tensor>> {
         Ok(None)
     }
 }

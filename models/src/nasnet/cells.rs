@@ -1,8 +1,7 @@
 //! The two cells that the search found: Figure 4 of the paper, whose five blocks are `comb_iter_0` to `comb_iter_4`.
 //!
 //! A cell combines `x`, the output of the cell before it, with `previous`, that of the one before last. It reads both
-//! through a ReLU only, so that a cell applies one to its output, once for all that read it. Inside, what several
-//! blocks start from is computed once.
+//! through a ReLU only, so that a cell applies one to its output, once for all that read it.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -29,11 +28,11 @@ enum Adjust {
 }
 
 impl Adjust {
-    fn load(previous: Grid, x: Grid, filters: usize, activation: Activation, vb: &VarBuilder) -> Result<Self> {
+    fn load(previous: Grid, x: Grid, filters: usize, vb: &VarBuilder) -> Result<Self> {
         Ok(if previous.halvings < x.halvings {
-            Self::Halve(FactorizedReduction::load(previous.channels, filters, activation, vb)?)
+            Self::Halve(FactorizedReduction::load(previous.channels, filters, vb)?)
         } else {
-            Self::Conv(conv_1x1(previous.channels, filters, activation, "conv_prev_1x1", vb)?)
+            Self::Conv(conv_1x1(previous.channels, filters, "conv_prev_1x1", vb)?)
         })
     }
 }
@@ -68,8 +67,8 @@ impl NormalCell {
         let separables = |name: &str, kernel| Separables::load([filters; 3], kernel, 1, name, &vb);
         let cell = Self {
             name: name.into(),
-            adjust: Adjust::load(previous, x, filters, Activation::None, &vb)?,
-            conv: conv_1x1(x.channels, filters, Activation::None, "conv_1x1", &vb)?,
+            adjust: Adjust::load(previous, x, filters, &vb)?,
+            conv: conv_1x1(x.channels, filters, "conv_1x1", &vb)?,
             left_0_5x5: separables("comb_iter_0_left", 5)?,
             right_0_3x3: separables("comb_iter_0_right", 3)?,
             left_1_5x5: separables("comb_iter_1_left", 5)?,
@@ -83,22 +82,27 @@ impl NormalCell {
         let _scope = scope(&self.name);
         let x = self.conv.forward(x)?;
         let previous = self.adjust.forward(previous)?;
-        let (x_relu, previous_relu) = (ops::relu(&x)?, ops::relu(&previous)?);
 
-        let block_0 = ops::add(&self.left_0_5x5.forward(&x_relu)?, &self.right_0_3x3.forward(&previous_relu)?)?;
-        let block_1 = ops::add(&self.left_1_5x5.forward(&previous_relu)?, &self.right_1_3x3.forward(&previous_relu)?)?;
-        let block_2 = ops::add(&mean(&x)?, &previous)?;
-        // The sum of two means, which are the same.
-        let block_3 = ops::affine(&mean(&previous)?, 2., 0.)?;
-        let block_4 = ops::add(&self.left_4_3x3.forward(&x_relu)?, &x)?;
-        ops::relu(&ops::cat(&[&previous, &block_0, &block_1, &block_2, &block_3, &block_4], 1)?)
+        let (left_0, right_0) = (self.left_0_5x5.forward(&x)?, self.right_0_3x3.forward(&previous)?);
+        let (left_1, right_1) = (self.left_1_5x5.forward(&previous)?, self.right_1_3x3.forward(&previous)?);
+        // The third block's second mean is the same.
+        let (left_2, left_3) = (mean(&x)?, mean(&previous)?);
+        let left_4 = self.left_4_3x3.forward(&x)?;
+        let blocks = [
+            (&previous, None),
+            (&left_0, Some(&right_0)),
+            (&left_1, Some(&right_1)),
+            (&left_2, Some(&previous)),
+            (&left_3, Some(&left_3)),
+            (&left_4, Some(&x)),
+        ];
+        ops::cat_sums(&blocks, 1, Activation::Relu)
     }
 }
 
 /// The cell that halves height and width.
 pub(super) struct ReductionCell {
     name: String,
-    /// With a ReLU, since all that reads it wants one.
     adjust: Adjust,
     conv: Conv2d,
     /// Named by block, side and kernel.
@@ -120,14 +124,14 @@ impl ReductionCell {
         vb: &VarBuilder,
     ) -> Result<(Self, Grid)> {
         let vb = vb.pp(name);
-        let adjust = previous.map(|previous| Adjust::load(previous, x, filters, Activation::Relu, &vb));
+        let adjust = previous.map(|previous| Adjust::load(previous, x, filters, &vb));
         let right = if adjust.is_some() { filters } else { x.channels };
         let left = |name: &str, kernel, stride| Separables::load([filters; 3], kernel, stride, name, &vb);
         let right = |name: &str, kernel| Separables::load([right, filters, filters], kernel, 2, name, &vb);
         let cell = Self {
             name: name.into(),
             adjust: adjust.transpose()?.unwrap_or(Adjust::Nothing),
-            conv: conv_1x1(x.channels, filters, Activation::None, "conv_1x1", &vb)?,
+            conv: conv_1x1(x.channels, filters, "conv_1x1", &vb)?,
             left_0_5x5: left("comb_iter_0_left", 5, 2)?,
             right_0_7x7: right("comb_iter_0_right", 7)?,
             right_1_7x7: right("comb_iter_1_right", 7)?,
@@ -143,11 +147,11 @@ impl ReductionCell {
         let previous = self.adjust.forward(previous)?;
         let max = halving_max(&x)?;
 
-        let block_0 = ops::add(&self.left_0_5x5.forward(&ops::relu(&x)?)?, &self.right_0_7x7.forward(&previous)?)?;
+        let block_0 = ops::add(&self.left_0_5x5.forward(&x)?, &self.right_0_7x7.forward(&previous)?)?;
         let block_1 = ops::add(&max, &self.right_1_7x7.forward(&previous)?)?;
-        let block_2 = ops::add(&halving_mean(&x)?, &self.right_2_5x5.forward(&previous)?)?;
-        let block_3 = ops::add(&mean(&block_0)?, &block_1)?;
-        let block_4 = ops::add(&self.left_4_3x3.forward(&ops::relu(&block_0)?)?, &max)?;
-        ops::relu(&ops::cat(&[&block_1, &block_2, &block_3, &block_4], 1)?)
+        let (left_2, right_2) = (halving_mean(&x)?, self.right_2_5x5.forward(&previous)?);
+        let (left_3, left_4) = (mean(&block_0)?, self.left_4_3x3.forward(&block_0)?);
+        let blocks = [(&block_1, None), (&left_2, Some(&right_2)), (&left_3, Some(&block_1)), (&left_4, Some(&max))];
+        ops::cat_sums(&blocks, 1, Activation::Relu)
     }
 }

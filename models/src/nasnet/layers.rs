@@ -10,17 +10,10 @@ use opara_candle::scope;
 pub(super) const EPS: f64 = 1e-3;
 
 /// A 1x1 convolution with batch normalisation.
-pub(super) fn conv_1x1(
-    input: usize,
-    out: usize,
-    activation: Activation,
-    name: &str,
-    vb: &VarBuilder,
-) -> Result<Conv2d> {
+pub(super) fn conv_1x1(input: usize, out: usize, name: &str, vb: &VarBuilder) -> Result<Conv2d> {
     let vb = vb.pp(name);
     let norm = batch_norm(out, EPS, vb.pp("bn"))?;
-    let config = ConvConfig { activation, ..Default::default() };
-    Ok(conv2d_norm(input, out, (1, 1), config, &norm, vb.pp("conv"))?.named(name))
+    Ok(conv2d_norm(input, out, (1, 1), ConvConfig::default(), &norm, vb.pp("conv"))?.named(name))
 }
 
 /// Mean of 3x3 windows; the same size.
@@ -47,6 +40,7 @@ fn halving(x: &Tensor) -> Result<PoolConfig> {
 struct Separable {
     depthwise: Tensor,
     stride: usize,
+    input_activation: Activation,
     pointwise: Conv2d,
 }
 
@@ -54,14 +48,15 @@ impl Module for Separable {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (_, groups, h, w) = x.dims4()?;
         let (_, _, kernel, _) = self.depthwise.dims4()?;
-        let padding = Padding::same((h, w), (kernel, kernel), self.stride, 1);
-        let config = ConvConfig { stride: self.stride, padding, groups, ..Default::default() };
+        let &Self { stride, input_activation, .. } = self;
+        let padding = Padding::same((h, w), (kernel, kernel), stride, 1);
+        let config = ConvConfig { stride, padding, groups, input_activation, ..Default::default() };
         self.pointwise.forward(&ops::conv2d(x, &self.depthwise, None, &config)?)
     }
 }
 
-/// A separable convolution as the search applies it: twice in a row, each behind a ReLU. The first ReLU is the cell's,
-/// where several branches read its result; the second is part of the convolution before it.
+/// A separable convolution as the search applies it: twice in a row, each behind a ReLU. The second ReLU is part of the
+/// convolution before it.
 pub(super) struct Separables {
     name: String,
     first: Separable,
@@ -78,20 +73,20 @@ impl Separables {
         vb: &VarBuilder,
     ) -> Result<Self> {
         let vb = vb.pp(name);
-        let separable = |index: usize, input: usize, out, stride, activation| -> Result<Separable> {
+        let separable = |index: usize, input: usize, out, stride, [before, after]: [Activation; 2]| -> Result<_> {
             let weights = vb.pp(format!("separable_{index}"));
             let norm = batch_norm(out, EPS, vb.pp(format!("bn_sep_{index}")))?;
-            let config = ConvConfig { activation, ..Default::default() };
+            let config = ConvConfig { activation: after, ..Default::default() };
             let depthwise = weights.pp("depthwise_conv2d").get((input, 1, kernel, kernel), "weight")?;
             let depthwise = ops::conv2d_weight(&depthwise, input)?;
             let pointwise = conv2d_norm(input, out, (1, 1), config, &norm, weights.pp("pointwise_conv2d"))?;
-            Ok(Separable { depthwise, stride, pointwise })
+            Ok(Separable { depthwise, stride, input_activation: before, pointwise })
         };
         let [input, middle, out] = channels;
         Ok(Self {
             name: name.into(),
-            first: separable(1, input, middle, stride, Activation::Relu)?,
-            second: separable(2, middle, out, 1, Activation::None)?,
+            first: separable(1, input, middle, stride, [Activation::Relu; 2])?,
+            second: separable(2, middle, out, 1, [Activation::None; 2])?,
         })
     }
 }
@@ -104,18 +99,18 @@ impl Module for Separables {
 }
 
 /// Halves a grid without losing every other row: one half of the channels comes from the even rows and columns, the
-/// other from the odd ones.
+/// other from the odd ones. Where the last row or column is even, zeros stand for the odd one behind it.
 pub(super) struct FactorizedReduction {
     even: Conv2d,
     odd: Conv2d,
 }
 
 impl FactorizedReduction {
-    pub(super) fn load(input: usize, out: usize, activation: Activation, vb: &VarBuilder) -> Result<Self> {
+    pub(super) fn load(input: usize, out: usize, vb: &VarBuilder) -> Result<Self> {
         let norm = batch_norm(out, EPS, vb.pp("final_path_bn"))?;
-        let config = ConvConfig { stride: 2, activation, ..Default::default() };
         let path = |name: &str, start| -> Result<Conv2d> {
             let norm = norm.narrow(start, out / 2)?;
+            let config = ConvConfig::default();
             Ok(conv2d_norm(input, out / 2, (1, 1), config, &norm, vb.pp(name).pp("conv"))?.named(name))
         };
         Ok(Self { even: path("path_1", 0)?, odd: path("path_2", out / 2)? })
@@ -124,13 +119,7 @@ impl FactorizedReduction {
 
 impl Module for FactorizedReduction {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (_, _, h, w) = x.dims4()?;
-        // Where the last row or column is even, zeros stand for the odd one behind it.
-        let odd = match (h % 2, w % 2) {
-            (0, 0) => x.clone(),
-            (bottom, right) => ops::pad(x, Padding { bottom, right, ..Default::default() })?,
-        };
-        let odd = ops::narrow(&ops::narrow(&odd, 2, 1, h - 1 + h % 2)?, 3, 1, w - 1 + w % 2)?;
-        ops::cat(&[&self.even.forward(x)?, &self.odd.forward(&odd)?], 1)
+        let (even, odd) = (ops::subsample(x, 0, 2)?, ops::subsample(x, 1, 2)?);
+        ops::cat(&[&self.even.forward(&even)?, &self.odd.forward(&odd)?], 1)
     }
 }

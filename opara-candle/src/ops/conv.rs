@@ -8,7 +8,7 @@ use crate::cpu::kernels;
 use crate::cuda;
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
-/// shape `(out)`, and the activation of `config`: one call of a library where there is one for the device and dtype.
+/// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
 ///
 /// # Errors
 /// Shapes that do not agree, or a window that does not fit.
@@ -39,7 +39,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let config = ConvConfig { activation: within, ..*config };
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        let cpu = || fused(x, weight, bias, config).map(Some);
+        let cpu = || fused(&config.input_activation.forward(x)?, weight, bias, config).map(Some);
         let own = own_on(x, cpu, || cuda::ops::conv2d(x, weight, bias, &config))?;
         after.forward(&own.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
     };
@@ -132,10 +132,11 @@ impl CustomOp3 for Conv {
 /// The same out of candle's operators, for any device and dtype.
 fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
     let p = config.padding;
+    let x = config.input_activation.forward(x)?;
     // candle pads all four edges alike.
     let (x, padding) = match p.is_symmetric() && p.top == p.left {
-        true => (x.clone(), p.top),
-        false => (pad(x, p)?, 0),
+        true => (x, p.top),
+        false => (pad(&x, p)?, 0),
     };
     let mut y = x.conv2d(weight, padding, config.stride, config.dilation, config.groups)?;
     if let Some(bias) = bias {

@@ -33,7 +33,7 @@ pub use activation::Activation;
 pub use conv::{conv2d, conv2d_weight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub(crate) use pool::PoolKind;
-pub use pool::{avg_pool2d, max_pool2d};
+pub use pool::{avg_pool2d, max_pool2d, subsample};
 pub use product::{linear, linear_act, matmul, merge_heads, split_heads};
 pub(crate) use softmax::RowStarts;
 pub use softmax::{add_softmax, softmax_last_dim};
@@ -42,7 +42,7 @@ pub use window::{ConvConfig, Padding, PoolConfig};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{bail, DType, Device, Module, Result, Tensor};
 
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
@@ -161,6 +161,38 @@ pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
         let composed = || Tensor::cat(t, dim);
         t.first().map_or_else(composed, |first| own_or(first, || cuda::ops::cat(t, dim), composed))
     })
+}
+
+/// Concatenation along `dim` of parts each of which may have another one, of its shape, that is added to it, and
+/// `activation` of that: on a GPU one launch, if the activation is none or `max(x, 0)`.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Activation) -> Result<Tensor> {
+    if let Some((part, other)) = parts.iter().find_map(|(part, other)| Some((part, other.as_ref()?)).filter(differ)) {
+        bail!("a sum of {:?} and {:?}", part.dims(), other.dims())
+    }
+    let inputs: Vec<&Tensor> = parts.iter().flat_map(|(part, other)| [Some(*part), *other]).flatten().collect();
+    let are_sums: Vec<bool> = parts.iter().map(|(_, other)| other.is_some()).collect();
+    apply("cat_sums", &inputs, 0, move |t| {
+        let mut t = t.iter().copied();
+        let operands = are_sums.iter().filter_map(|is_sum| Some((t.next()?, is_sum.then(|| t.next()).flatten())));
+        let (parts, others): (Vec<&Tensor>, Vec<Option<&Tensor>>) = operands.unzip();
+        let composed = || {
+            let sum = |(part, other): (&&Tensor, &Option<&Tensor>)| match other {
+                Some(other) => *part + *other,
+                None => Ok((*part).clone()),
+            };
+            let sums = parts.iter().zip(&others).map(sum).collect::<Result<Vec<_>>>()?;
+            activation.forward(&Tensor::cat(&sums, dim)?)
+        };
+        let own = || cuda::ops::cat_sums(&parts, &others, dim, activation);
+        parts.first().map_or_else(composed, |first| own_or(first, own, composed))
+    })
+}
+
+fn differ((part, other): &(&&Tensor, &&Tensor)) -> bool {
+    part.dims() != other.dims()
 }
 
 /// `(batch, channels, h, w)` with zeros around it.

@@ -1,6 +1,6 @@
-//! Maxima and means over windows, with padding and partial windows at the end.
+//! Maxima and means over windows, with padding and partial windows at the end, and what takes some pixels only.
 
-use candle::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+use candle::{bail, CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 use crate::cpu::kernels;
@@ -39,6 +39,41 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
         let own = own_on(t[0], cpu, || cuda::ops::pool(t[0], kind, &config))?;
         own.map_or_else(|| composed(t[0], kind, &config), Ok)
     })
+}
+
+/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on, as many as there are from the first one
+/// on: `(batch, channels, ceil(h / stride), ceil(w / stride))`, with zeros where there is none.
+///
+/// # Errors
+/// A tensor of another rank, or a stride of 0.
+pub fn subsample(x: &Tensor, start: usize, stride: usize) -> Result<Tensor> {
+    let (_, _, h, w) = x.dims4()?;
+    if stride == 0 {
+        bail!("every 0th row and column: the stride must be at least 1")
+    }
+    let to = (h.div_ceil(stride), w.div_ceil(stride));
+    apply("subsample", &[x], 0, move |t| {
+        let own = own_on(t[0], || Ok(None), || cuda::ops::subsample(t[0], start, stride, to))?;
+        own.map_or_else(|| picked(t[0], start, stride, to), Ok)
+    })
+}
+
+/// The same out of candle's operators, for any device and dtype.
+fn picked(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result<Tensor> {
+    let mut x = x.clone();
+    for (dim, to) in [(2, to.0), (3, to.1)] {
+        // Whole strides, of which the first element counts.
+        let size = x.dim(dim)?;
+        let from = x.narrow(dim, start.min(size), size - start.min(size))?;
+        let (before, after) = x.dims().split_at(dim);
+        let shape = [before, &[to, stride], &after[1..]].concat();
+        let padded = match to * stride - from.dim(dim)?.min(to * stride) {
+            0 => from.narrow(dim, 0, to * stride)?,
+            zeros => from.pad_with_zeros(dim, 0, zeros)?,
+        };
+        x = padded.contiguous()?.reshape(shape)?.narrow(dim + 1, 0, 1)?.squeeze(dim + 1)?;
+    }
+    x.contiguous()
 }
 
 /// A pool of a contiguous operand.

@@ -59,14 +59,23 @@ pub struct ConvConfig {
     pub dilation: usize,
     /// Parts that input and output channels fall into: each output channel sees those of its own part.
     pub groups: usize,
+    /// What comes first, element by element. A convolution of each channel by itself does `max(x, 0)` in the same launch.
+    pub input_activation: Activation,
     /// What follows.
     pub activation: Activation,
 }
 
 impl Default for ConvConfig {
-    /// Stride, dilation and groups of 1, no padding, no activation.
+    /// Stride, dilation and groups of 1, no padding, no activations.
     fn default() -> Self {
-        Self { stride: 1, padding: Padding::default(), dilation: 1, groups: 1, activation: Activation::None }
+        Self {
+            stride: 1,
+            padding: Padding::default(),
+            dilation: 1,
+            groups: 1,
+            input_activation: Activation::None,
+            activation: Activation::None,
+        }
     }
 }
 

@@ -47,7 +47,7 @@ fn pytorch_answers_the_same() -> anyhow::Result<()> {
                 let AnswerConv { weight, padding: [top, bottom, left, right], stride, dilation, groups, relu } = conv;
                 let activation = if relu { Activation::Relu } else { Activation::None };
                 let padding = Padding { top, bottom, left, right };
-                let config = ConvConfig { stride, padding, dilation, groups, activation };
+                let config = ConvConfig { stride, padding, dilation, groups, activation, ..Default::default() };
                 let bias = values(3, &weight[..1], DType::F32)?;
                 ops::conv2d(&x, &values(2, &weight, DType::F32)?, Some(&bias), &config)?
             }

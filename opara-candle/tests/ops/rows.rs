@@ -127,3 +127,19 @@ fn heads_lie_one_after_the_other() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn sums_are_concatenated() -> Result<()> {
+    let parts = [1, 4, 2].map(|columns| values(columns, &[2, columns, 3], DType::F32));
+    let [a, b, c] = parts;
+    let (a, b, c) = (a?, b?, c?);
+    let sums = [(&a, Some(&a)), (&b, None), (&c, Some(&c))];
+    let sum = Tensor::cat(&[&(&a + &a)?, &b, &(&c + &c)?], 1)?;
+    assert_same_bits(&ops::cat_sums(&sums, 1, Activation::None)?, &sum);
+    assert_same_bits(&ops::cat_sums(&sums, 1, Activation::Relu)?, &sum.relu()?);
+    assert_same_bits(&ops::cat_sums(&sums, 1, Activation::Silu)?, &sum.silu()?);
+    assert!(ops::cat_sums(&[(&a, Some(&b))], 1, Activation::None).is_err(), "a sum of different shapes");
+    assert!(ops::cat_sums(&sums, 0, Activation::None).is_err(), "parts of different shapes");
+    assert!(ops::cat_sums(&[], 0, Activation::None).is_err(), "nothing");
+    Ok(())
+}

@@ -24,7 +24,10 @@ fn convolved(
     let (p, stride, dilation) = (config.padding, config.stride, config.dilation);
     let oh = (h + p.top + p.bottom - (kh - 1) * dilation - 1) / stride + 1;
     let ow = (w + p.left + p.right - (kw - 1) * dilation - 1) / stride + 1;
-    let (x, weight) = (doubles(x)?, doubles(weight)?);
+    let (mut x, weight) = (doubles(x)?, doubles(weight)?);
+    if config.input_activation == Activation::Relu {
+        x.iter_mut().for_each(|x| *x = x.max(0.));
+    }
     let bias = bias.map_or(Ok(vec![0.; out]), doubles)?;
     let mut y = Vec::new();
     for i in 0..batch * out * oh * ow {
@@ -91,12 +94,12 @@ proptest! {
         (kh, kw) in (1usize..6, 1usize..6),
         (stride, dilation) in (1usize..4, 1usize..3),
         padding in paddings(4),
-        relu: bool,
+        relus: [bool; 2],
         biased: bool,
         strided: bool,
     ) {
-        let activation = if relu { Activation::Relu } else { Activation::None };
-        let config = ConvConfig { stride, padding, dilation, groups, activation };
+        let [input_activation, activation] = relus.map(|relu| if relu { Activation::Relu } else { Activation::None });
+        let config = ConvConfig { stride, padding, dilation, groups, input_activation, activation };
         let x = match strided {
             true => values(1, &[batch, w, h + 1, groups * k], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, groups * k, h, w], dtype)?,
@@ -125,7 +128,7 @@ proptest! {
         (stride, dilation) in (1usize..4, 1usize..3),
         padding in paddings(4),
     ) {
-        let config = ConvConfig { stride, padding, dilation, groups, activation: Activation::None };
+        let config = ConvConfig { stride, padding, dilation, groups, ..Default::default() };
         let x = values(1, &[batch, groups, h, w], dtype)?;
         let weight = (values(2, &[groups * outs, 1, kh, kw], dtype)? / (kh * kw) as f64)?;
         let bias = values(3, &[groups * outs], dtype)?;
@@ -274,5 +277,36 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
     refused(&x.narrow(2, 0, 0)?, &weight, None, &ConvConfig { padding: 2.into(), ..config }, "may be empty");
     refused(&x.narrow(1, 0, 0)?, &weight.narrow(1, 0, 0)?, None, &config, "may be empty");
+    Ok(())
+}
+
+#[test]
+fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
+    for (h, w, start, stride) in
+        [(5, 4, 0, 2), (5, 4, 1, 2), (4, 6, 1, 2), (1, 1, 1, 2), (7, 3, 2, 3), (2, 9, 5, 4), (3, 2, 0, 1)]
+    {
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let larger = values(1, &[2, 3, h + 2, w + 1], dtype)?;
+            let views =
+                [larger.narrow(2, 1, h)?.narrow(3, 0, w)?, larger.narrow(2, 0, h)?.narrow(3, 1, w)?.contiguous()?];
+            for x in views {
+                let pixels = doubles(&x)?;
+                let (oh, ow) = (h.div_ceil(stride), w.div_ceil(stride));
+                let expected = (0..6 * oh * ow).map(|i| {
+                    let (plane, row, column) = (i / (oh * ow), start + i / ow % oh * stride, start + i % ow * stride);
+                    if row < h && column < w {
+                        pixels[(plane * h + row) * w + column]
+                    } else {
+                        0.
+                    }
+                });
+                let y = ops::subsample(&x, start, stride)?;
+                assert_eq!(y.dims(), [2, 3, oh, ow]);
+                assert_eq!(doubles(&y)?, expected.collect::<Vec<_>>(), "{h} by {w}, {start}, {stride}");
+            }
+        }
+    }
+    let x = values(1, &[1, 1, 2, 2], DType::F32)?;
+    assert!(ops::subsample(&x, 0, 0).is_err() && ops::subsample(&x.squeeze(0)?, 0, 2).is_err());
     Ok(())
 }

@@ -150,12 +150,14 @@ pub(super) const FAMILIES: &[Family] = &[
     // conv.cu: numel of the output, ..., out
     writes("im2col_", 10, Elements(&[Argument(0)])),
     writes("col2im1d_", 7, Elements(&[Argument(0)])),
+    // Ours, cat.cu: elements, elements in a row, relu, out, then a part, what is added and elements in a row, eight times
+    writes("opara_cat_sums_", 3, Elements(&[Argument(0)])),
     // Ours, cat.cu: units, units in a row, out, then a part and its units in a row, eight times
     writes("opara_cat_v128", 2, Elements(&[Argument(0), Times(4)])).of_bytes(4),
     writes("opara_cat_", 2, Elements(&[Argument(0)])),
     // Ours, window.cu: numel, ..., in, [weight, bias,] out
-    writes("opara_pool_", 15, Elements(&[Argument(0)])),
-    writes("opara_depthwise_", 16, Elements(&[Argument(0)])),
+    writes("opara_pool_", 18, Elements(&[Argument(0)])),
+    writes("opara_depthwise_", 17, Elements(&[Argument(0)])),
     // Ours, element.cu: numel, columns, activation, in, bias, out; the bias may be null
     writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
     // Ours, element.cu: numel, seq, heads, dim, scale, in, bias, out; the bias may be null

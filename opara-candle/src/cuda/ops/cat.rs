@@ -5,66 +5,120 @@ use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::format::Format;
-use super::launch::{elements, is_known, launch, Call, Kernel};
+use super::launch::{is_known, launch, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels;
 use crate::ops::format::is_channels_last;
+use crate::ops::Activation;
 
 /// The parts one after the other along `dim`; `None` where candle's operator has to do it.
 pub(crate) fn cat(parts: &[&Tensor], dim: usize) -> Result<Option<Tensor>> {
-    let Some((first, rest)) = parts.split_first() else { return Ok(None) };
-    let alike = |part: &&Tensor| {
-        let sizes = part.dims().iter().zip(first.dims()).enumerate();
-        part.rank() == first.rank()
-            && part.dtype() == first.dtype()
-            && part.device().same_device(first.device())
-            && sizes.into_iter().all(|(at, (a, b))| at == dim || a == b)
+    let Some(kernel) = Cat::new(parts, dim)? else { return Ok(None) };
+    kernel.launch()
+}
+
+/// As [`cat`], of sums: each part may have another one that is added to it; `activation` follows.
+pub(crate) fn cat_sums(
+    parts: &[&Tensor],
+    others: &[Option<&Tensor>],
+    dim: usize,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    let relu = match activation {
+        Activation::None => false,
+        Activation::Relu => true,
+        _ => return Ok(None),
     };
-    if !is_known(first.dtype())
-        || rest.is_empty()
-        || parts.len() > kernels::MOST_PARTS
-        || dim >= first.rank()
-        || !rest.iter().all(alike)
-    {
-        return Ok(None);
-    }
-    // Where some lie otherwise, the result is laid out like most, as far as that can be seen here: like any with channels
-    // inside.
-    let (format, dim) = match (parts.iter().any(|part| is_channels_last(part)), dim) {
-        (true, 1) => (Format::Nhwc, 3),
-        (true, 0) => (Format::Nhwc, 0),
-        (true, inner) => (Format::Nhwc, inner - 1),
-        (false, dim) => (Format::Nchw, dim),
+    let fit = |(part, other): (&&Tensor, &Option<&Tensor>)| {
+        other.is_none_or(|other| {
+            other.dims() == part.dims() && other.dtype() == part.dtype() && other.device().same_device(part.device())
+        })
     };
-    let arranged = parts.iter().map(|part| format.arrange(part)).collect::<Result<Vec<_>>>()?;
-    let widths = arranged.iter().map(|part| part.dims()[dim..].iter().product()).collect::<Vec<usize>>();
-    let rows = arranged[0].dims()[..dim].iter().product::<usize>();
-    if rows * widths.iter().sum::<usize>() == 0 {
-        return Ok(None);
-    }
-    let mut shape = arranged[0].dims().to_vec();
-    shape[dim] = arranged.iter().map(|part| part.dims()[dim]).sum();
-    let kernel = Cat { rest: arranged[1..].to_vec(), rows, widths };
-    Ok(Some(format.view(&launch(kernel, &arranged[0], shape)?)?))
+    let Some(cat) = Cat::new(parts, dim)?.filter(|_| parts.iter().zip(others).all(fit)) else { return Ok(None) };
+    let others = others.iter().map(|other| other.map(|other| cat.format.arrange(other)).transpose());
+    let sums = Sums { others: others.collect::<Result<_>>()?, relu };
+    Cat { sums: Some(sums), ..cat }.launch()
 }
 
 struct Cat {
-    /// The parts but the first.
-    rest: Vec<Tensor>,
+    /// In which order the elements of parts and result lie.
+    format: Format,
+    parts: Vec<Tensor>,
     rows: usize,
     /// Elements of each part in a row.
     widths: Vec<usize>,
+    /// Of the result, as it lies in memory.
+    shape: Vec<usize>,
+    /// Where the parts are those of sums.
+    sums: Option<Sums>,
+}
+
+struct Sums {
+    /// What each part is added to.
+    others: Vec<Option<Tensor>>,
+    relu: bool,
+}
+
+impl Cat {
+    fn new(parts: &[&Tensor], dim: usize) -> Result<Option<Self>> {
+        let Some((first, rest)) = parts.split_first() else { return Ok(None) };
+        let alike = |part: &&Tensor| {
+            let sizes = part.dims().iter().zip(first.dims()).enumerate();
+            part.rank() == first.rank()
+                && part.dtype() == first.dtype()
+                && part.device().same_device(first.device())
+                && sizes.into_iter().all(|(at, (a, b))| at == dim || a == b)
+        };
+        if !is_known(first.dtype())
+            || rest.is_empty()
+            || parts.len() > kernels::MOST_PARTS
+            || dim >= first.rank()
+            || !rest.iter().all(alike)
+        {
+            return Ok(None);
+        }
+        // Where some lie otherwise, the result is laid out like most, as far as that can be seen here: like any with
+        // channels inside.
+        let (format, dim) = match (parts.iter().any(|part| is_channels_last(part)), dim) {
+            (true, 1) => (Format::Nhwc, 3),
+            (true, 0) => (Format::Nhwc, 0),
+            (true, inner) => (Format::Nhwc, inner - 1),
+            (false, dim) => (Format::Nchw, dim),
+        };
+        let parts = parts.iter().map(|part| format.arrange(part)).collect::<Result<Vec<_>>>()?;
+        let widths = parts.iter().map(|part| part.dims()[dim..].iter().product()).collect::<Vec<usize>>();
+        let rows = parts[0].dims()[..dim].iter().product::<usize>();
+        if rows * widths.iter().sum::<usize>() == 0 {
+            return Ok(None);
+        }
+        let mut shape = parts[0].dims().to_vec();
+        shape[dim] = parts.iter().map(|part| part.dims()[dim]).sum();
+        Ok(Some(Self { format, parts, rows, widths, shape, sums: None }))
+    }
+
+    fn launch(self) -> Result<Option<Tensor>> {
+        let (format, first, shape) = (self.format, self.parts[0].clone(), self.shape.clone());
+        Ok(Some(format.view(&launch(self, &first, shape)?)?))
+    }
 }
 
 impl Kernel for Cat {
     const NAME: &'static str = "cat";
 
-    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
-        let storages: Vec<_> = self.rest.iter().map(Tensor::storage_and_layout).collect();
-        let mut parts = vec![x];
-        for (storage, layout) in &storages {
-            let candle::Storage::Cuda(storage) = &**storage else { candle::bail!("a part is not on the GPU") };
-            parts.push(elements(storage, layout)?);
-        }
-        kernels::cat(device, self.rows, &self.widths, &parts, y)
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, y, .. }: Call<T>) -> Result<()> {
+        const MOST: usize = kernels::MOST_PARTS;
+        let sums = self.sums.as_ref();
+        let other = |i: usize| sums.and_then(|sums| sums.others.get(i)?.as_ref());
+        let operands = std::array::from_fn(|i| if i < MOST { self.parts.get(i) } else { other(i - MOST) });
+        with_elements::<T, _, { 2 * MOST }>(operands, |operands| {
+            let mut operands = operands.into_iter();
+            let parts: Vec<_> = operands.by_ref().take(MOST).flatten().collect();
+            let others: Vec<_> = operands.take(parts.len()).collect();
+            match sums {
+                None => kernels::cat(device, self.rows, &self.widths, &parts, y),
+                Some(Sums { relu, .. }) => {
+                    kernels::cat_sums(device, dtype, self.rows, &self.widths, &parts, &others, *relu, y)
+                }
+            }
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
-use candle::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor};
+use candle::{CpuStorage, CustomOp3, DType, Layout, Module, Result, Shape, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ use super::launch::{elements, is_known};
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::cudnn::{self, Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
-use crate::ops::{pad, ConvConfig, Padding};
+use crate::ops::{pad, Activation, ConvConfig, Padding};
 
 /// Whether each channel makes one channel of the result by itself.
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
@@ -49,10 +49,15 @@ pub(crate) fn conv2d(
     if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
         return Ok(None);
     }
+    // Ours applies this one as it loads.
+    let x = match config.input_activation {
+        Activation::Relu if depthwise => x.clone(),
+        activation => activation.forward(x)?,
+    };
     let (x, config) = match depthwise || config.padding.is_symmetric() {
-        true => (x.clone(), *config),
+        true => (x, *config),
         // cuDNN pads opposite edges alike.
-        false => (pad(x, config.padding)?, ConvConfig { padding: Padding::default(), ..*config }),
+        false => (pad(&x, config.padding)?, ConvConfig { padding: Padding::default(), ..*config }),
     };
     let (batch, channels, h, w) = x.dims4()?;
     let (out, _, kh, kw) = weight.dims4()?;
@@ -79,7 +84,7 @@ pub(crate) fn conv2d(
                 stride: config.stride,
                 dilation: config.dilation,
                 groups: config.groups,
-                relu: config.activation == crate::ops::Activation::Relu,
+                relu: config.activation == Activation::Relu,
             };
             operand.apply_op3_no_bwd(&filter, &bias, &Dense(of))?
         }

@@ -45,14 +45,14 @@ pub(super) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
     (fit && takes(x, vectors)).then_some(rows)
 }
 
-/// The elements of a contiguous tensor.
+/// The elements of a tensor, from its first one on.
 pub(super) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
     // An empty one may begin behind the end of what it is a view of.
     let start = if layout.shape().elem_count() == 0 { 0 } else { layout.start_offset() };
     Ok(storage.as_cuda_slice::<T>()?.slice(start..))
 }
 
-/// The result, of `shape`, of `kernel` on `x` and what else it holds. All must be contiguous.
+/// The result, of `shape`, of `kernel` on `x` and what else it holds, which must lie as the kernel takes them.
 pub(super) fn launch<K: Kernel>(kernel: K, x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     x.apply_op1_no_bwd(&Operator { kernel, shape: shape.into() })
 }

@@ -9,11 +9,11 @@ mod norm;
 mod pool;
 mod softmax;
 
-pub(crate) use cat::cat;
+pub(crate) use cat::{cat, cat_sums};
 pub(crate) use conv::{conv2d, weight_for};
 pub(crate) use element::{bias_act, split_heads};
 pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
-pub(crate) use pool::pool;
+pub(crate) use pool::{pool, subsample};
 pub(crate) use softmax::softmax;
 
 /// The kernels of this folder, as the build compiled them.

@@ -28,6 +28,11 @@ template <int N, bool NHWC> struct Place {
     }
 };
 
+// Elements from an image, a plane and a row to the next. Of channels that lie together the planes count nothing.
+struct Pitch {
+    unsigned image, plane, row;
+};
+
 // An element more in a pool.
 template <typename T, int N, typename S>
 __device__ inline void include(int kind, const Vec<T, N> &v, S (&result)[N]) {
@@ -49,13 +54,13 @@ struct Window {
 };
 
 // What a window of K by K from (r, c) on has within: its loads need not wait for each other.
-template <int K, typename T, int N, bool NHWC, typename S>
-__device__ inline void pool_square(const Place<N, NHWC> &at, int kind, int channels, int h, int w, int r, int c,
-                                   Window within, const T *x, S (&result)[N]) {
+template <int K, typename T, int N, typename S>
+__device__ inline void pool_square(int kind, size_t row, size_t column, int r, int c, Window within, const T *x,
+                                   S (&result)[N]) {
     Vec<T, N> v[K * K];
 #pragma unroll
     for (int k = 0; k < K * K; k++)
-        if (within.holds(r + k / K, c + k % K)) v[k] = load<T, N>(x + at.offset(channels, h, w, r + k / K, c + k % K));
+        if (within.holds(r + k / K, c + k % K)) v[k] = load<T, N>(x + (r + k / K) * row + (c + k % K) * column);
 #pragma unroll
     for (int k = 0; k < K * K; k++)
         if (within.holds(r + k / K, c + k % K)) include(kind, v[k], result);
@@ -63,7 +68,7 @@ __device__ inline void pool_square(const Place<N, NHWC> &at, int kind, int chann
 
 template <typename T, int N, bool NHWC>
 __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int kernel, int stride, int top,
-                     int left, int bottom, int right, int count_padding, const T *x, T *y) {
+                     int left, int bottom, int right, int count_padding, Pitch pitch, const T *x, T *y) {
     using S = typename Sum<T>::type;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel / N) return;
@@ -72,67 +77,90 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     const int r1 = min(r + kernel, h + bottom), c1 = min(c + kernel, w + right);
     const Window within = {max(r, 0), max(c, 0), min(r1, h), min(c1, w)};
     const int counted = count_padding ? (r1 - r) * (c1 - c) : (within.r1 - within.r0) * (within.c1 - within.c0);
+    const size_t row = pitch.row, column = NHWC ? channels : 1;
+    x += (size_t)at.image * pitch.image + (NHWC ? at.channel : (size_t)at.channel * pitch.plane);
     S result[N];
     for (int n = 0; n < N; n++) result[n] = kind == MAX ? -(S)INFINITY : (S)0;
     if (kernel == 2)
-        pool_square<2>(at, kind, channels, h, w, r, c, within, x, result);
+        pool_square<2>(kind, row, column, r, c, within, x, result);
     else if (kernel == 3)
-        pool_square<3>(at, kind, channels, h, w, r, c, within, x, result);
+        pool_square<3>(kind, row, column, r, c, within, x, result);
     else
         for (int a = within.r0; a < within.r1; a++)
             for (int b = within.c0; b < within.c1; b++)
-                include(kind, load<T, N>(x + at.offset(channels, h, w, a, b)), result);
+                include(kind, load<T, N>(x + a * row + b * column), result);
     Vec<T, N> out;
     for (int n = 0; n < N; n++) out.at[n] = narrow<T>(kind == MEAN ? result[n] / (S)counted : result[n]);
     store<T, N>(y + (size_t)i * N, out);
 }
 
-// Windows of K by K over P neighbours from (r0, c0) on: what a row of the image holds is loaded once for all of them, and
-// these loads need not wait for each other. Beyond the edges are zeros. More than one neighbour takes a stride and a
-// dilation of 1.
-template <int K, int P, typename T, int N, typename S>
+// The larger one; NaN stays.
+__device__ inline float at_least(float x, float least) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+}
+__device__ inline double at_least(double x, double least) { return x < least ? least : x; }
+__device__ inline __half at_least(__half x, __half least) { return __hmax_nan(x, least); }
+__device__ inline __nv_bfloat16 at_least(__nv_bfloat16 x, __nv_bfloat16 least) { return __hmax_nan(x, least); }
+
+template <typename T, int N> __device__ inline Vec<T, N> at_least(Vec<T, N> v, T least) {
+#pragma unroll
+    for (int n = 0; n < N; n++) v.at[n] = at_least(v.at[n], least);
+    return v;
+}
+
+// Windows of K by K over P neighbours, STRIDE apart, from (r0, c0) on: what a row of the image holds is loaded once for all
+// of them, and these loads need not wait for each other. What is less than `least` counts as that; beyond the edges are
+// zeros. More than one neighbour takes a dilation of 1.
+template <int K, int STRIDE, int P, typename T, int N, typename S>
 __device__ inline void square(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
-                              S (&result)[P][N]) {
+                              T least, S (&result)[P][N]) {
+    constexpr int LOADS = (P - 1) * STRIDE + K;
 #pragma unroll 1
     for (int a = 0; a < K; a++) {
         const int r = r0 + a * dilation;
         if ((unsigned)r >= (unsigned)h) continue;
-        Vec<T, N> v[P + K - 1] = {}, f[K];
+        Vec<T, N> v[LOADS] = {}, f[K];
 #pragma unroll
-        for (int j = 0; j < P + K - 1; j++) {
+        for (int j = 0; j < LOADS; j++) {
             const int c = c0 + j * dilation;
             if ((unsigned)c < (unsigned)w) v[j] = load<T, N>(x + ((size_t)r * w + c) * pitch);
         }
 #pragma unroll
         for (int b = 0; b < K; b++) f[b] = load<T, N>(weight + (a * K + b) * pitch);
 #pragma unroll
+        for (int j = 0; j < LOADS; j++) v[j] = at_least(v[j], least);
+#pragma unroll
         for (int b = 0; b < K; b++)
 #pragma unroll
             for (int p = 0; p < P; p++)
 #pragma unroll
-                for (int n = 0; n < N; n++) result[p][n] += (S)widen(v[p + b].at[n]) * (S)widen(f[b].at[n]);
+                for (int n = 0; n < N; n++) result[p][n] += (S)widen(v[p * STRIDE + b].at[n]) * (S)widen(f[b].at[n]);
     }
 }
 
 // Windows of kh by kw.
 template <typename T, int N, typename S>
 __device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
-                                 int kh, int kw, S (&result)[1][N]) {
+                                 int kh, int kw, T least, S (&result)[1][N]) {
     for (int a = 0; a < kh; a++)
         for (int b = 0; b < kw; b++) {
             const int r = r0 + a * dilation, c = c0 + b * dilation;
             if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) continue;
             Vec<T, N> v = load<T, N>(x + ((size_t)r * w + c) * pitch), f = load<T, N>(weight + (a * kw + b) * pitch);
+            v = at_least(v, least);
 #pragma unroll
             for (int n = 0; n < N; n++) result[0][n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
         }
 }
 
-// A thread makes N channels of P neighbours in a row, for windows of K by K, or of any size if K is 0. Weights lie as kh,
-// kw, channels if NHWC, else as channels, kh, kw.
-template <typename T, int N, int P, int K, bool NHWC>
+// A thread makes N channels of P neighbours in a row, for windows of K by K that are STRIDE apart, or of any size if K is
+// 0. Weights lie as kh, kw, channels if NHWC, else as channels, kh, kw. Operands and results may pass a ReLU.
+template <typename T, int N, int P, int K, int STRIDE, bool NHWC>
 __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
-                          int dilation, int top, int left, int relu, const T *x, const T *weight, const T *bias, T *y) {
+                          int dilation, int top, int left, int relu_before, int relu, const T *x, const T *weight,
+                          const T *bias, T *y) {
     using S = typename Sum<T>::type;
     const int strips = (ow + P - 1) / P;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -140,6 +168,7 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
     Place<N, NHWC> at(i, channels, oh, strips);
     const int column = at.column * P, r0 = (int)at.row * stride - top, c0 = column * stride - left;
     const size_t pitch = NHWC ? channels : 1;
+    const T least = narrow<T>(relu_before ? (S)0 : -(S)INFINITY);
     S result[P][N];
     Vec<T, N> start = load<T, N>(bias + at.channel);
 #pragma unroll
@@ -149,15 +178,15 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
     x += at.offset(channels, h, w, 0, 0);
     weight += NHWC ? at.channel : (size_t)at.channel * kh * kw;
     if constexpr (K)
-        square<K>(x, weight, pitch, h, w, r0, c0, dilation, result);
+        square<K, STRIDE>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
     else if (kh == 3 && kw == 3)
-        square<3>(x, weight, pitch, h, w, r0, c0, dilation, result);
+        square<3, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
     else if (kh == 5 && kw == 5)
-        square<5>(x, weight, pitch, h, w, r0, c0, dilation, result);
+        square<5, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
     else if (kh == 7 && kw == 7)
-        square<7>(x, weight, pitch, h, w, r0, c0, dilation, result);
+        square<7, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
     else
-        rectangle(x, weight, pitch, h, w, r0, c0, dilation, kh, kw, result);
+        rectangle(x, weight, pitch, h, w, r0, c0, dilation, kh, kw, least, result);
 #pragma unroll
     for (int p = 0; p < P; p++) {
         if (column + p >= ow) break;
@@ -170,27 +199,28 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
 
 #define POOL(T, LAYOUT, N, NHWC, NAME)                                                                                 \
     extern "C" __global__ void opara_pool_##LAYOUT##_##NAME(size_t numel, int kind, int channels, int h, int w, int oh,\
-        int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding, const T *x, T *y){\
+        int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding, unsigned image,   \
+        unsigned plane, unsigned row, const T *x, T *y) {                                                              \
         pool<T, N, NHWC>(numel, kind, channels, h, w, oh, ow, kernel, stride, top, left, bottom, right, count_padding, \
-                         x, y);                                                                                        \
+                         {image, plane, row}, x, y);                                                                   \
     }
 
-#define DEPTHWISE(T, LAYOUT, N, P, K, NHWC, NAME)                                                                      \
+#define DEPTHWISE(T, LAYOUT, N, P, K, STRIDE, NHWC, NAME)                                                              \
     extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
-        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu, const T *x, const T *weight,    \
-        const T *bias, T *y) {                                                                                         \
-        depthwise<T, N, P, K, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left, relu, x,       \
-                                    weight, bias, y);                                                                  \
+        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu_before, int relu, const T *x,    \
+        const T *weight, const T *bias, T *y) {                                                                        \
+        depthwise<T, N, P, K, STRIDE, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left,        \
+                                            relu_before, relu, x, weight, bias, y);                                    \
     }
 
 #define BOTH(T, LAYOUT, N, NHWC, NAME)                                                                                 \
     POOL(T, LAYOUT, N, NHWC, NAME)                                                                                     \
-    DEPTHWISE(T, LAYOUT, N, 1, 0, NHWC, NAME)
+    DEPTHWISE(T, LAYOUT, N, 1, 0, 1, NHWC, NAME)
 
-#define STRIPS(T, N, P, NAME)                                                                                          \
-    DEPTHWISE(T, nhwc##N##x##P##_3, N, P, 3, true, NAME)                                                               \
-    DEPTHWISE(T, nhwc##N##x##P##_5, N, P, 5, true, NAME)                                                               \
-    DEPTHWISE(T, nhwc##N##x##P##_7, N, P, 7, true, NAME)
+#define STRIPS(T, N, P, STRIDE, NAME)                                                                                  \
+    DEPTHWISE(T, nhwc##N##x##P##_3s##STRIDE, N, P, 3, STRIDE, true, NAME)                                              \
+    DEPTHWISE(T, nhwc##N##x##P##_5s##STRIDE, N, P, 5, STRIDE, true, NAME)                                              \
+    DEPTHWISE(T, nhwc##N##x##P##_7s##STRIDE, N, P, 7, STRIDE, true, NAME)
 
 #define ALL(T, NAME)                                                                                                   \
     BOTH(T, nchw, 1, false, NAME)                                                                                      \
@@ -198,18 +228,22 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
     BOTH(T, nhwc2, 2, true, NAME)
 
 #define MORE(T, NAME)                                                                                                  \
+    ALL(T, NAME)                                                                                                       \
     BOTH(T, nhwc4, 4, true, NAME)                                                                                      \
-    STRIPS(T, 2, 3, NAME)                                                                                              \
-    STRIPS(T, 4, 7, NAME)
+    STRIPS(T, 2, 3, 1, NAME)                                                                                           \
+    STRIPS(T, 2, 3, 2, NAME)
 
-ALL(float, f32)
+#define OF_16_BITS(T, NAME)                                                                                            \
+    MORE(T, NAME)                                                                                                      \
+    BOTH(T, nhwc8, 8, true, NAME)                                                                                      \
+    STRIPS(T, 4, 3, 1, NAME)                                                                                           \
+    STRIPS(T, 4, 7, 1, NAME)                                                                                           \
+    STRIPS(T, 4, 2, 2, NAME)                                                                                           \
+    STRIPS(T, 4, 4, 2, NAME)
+
 ALL(double, f64)
-ALL(__half, f16)
-ALL(__nv_bfloat16, bf16)
 MORE(float, f32)
-MORE(__half, f16)
-MORE(__nv_bfloat16, bf16)
-BOTH(__half, nhwc8, 8, true, f16)
-BOTH(__nv_bfloat16, nhwc8, 8, true, bf16)
-STRIPS(__half, 4, 3, f16)
-STRIPS(__nv_bfloat16, 4, 3, bf16)
+STRIPS(float, 2, 7, 1, f32)
+STRIPS(float, 2, 7, 2, f32)
+OF_16_BITS(__half, f16)
+OF_16_BITS(__nv_bfloat16, bf16)

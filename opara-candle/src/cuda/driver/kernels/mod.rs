@@ -14,11 +14,11 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-pub(in crate::cuda) use self::cat::{cat, MOST_PARTS};
+pub(in crate::cuda) use self::cat::{cat, cat_sums, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::softmax::softmax;
-pub(in crate::cuda) use self::window::{depthwise, pool, Plane};
+pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
 use crate::cuda::ops::ptx;
 
 /// Memory for elements that the next launch writes.

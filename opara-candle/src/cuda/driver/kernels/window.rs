@@ -88,8 +88,8 @@ impl Plane {
         }
     }
 
-    /// The same for a depthwise convolution. With a stride and a dilation of 1, threads take neighbouring pixels of a row,
-    /// too: 7 where that leaves enough threads, else 3.
+    /// The same for a depthwise convolution. Without dilation threads take neighbouring pixels of a row, too: as many as
+    /// were fastest on an H200 where they are enough, and where they are not.
     fn depthwise_variant(
         &self,
         kernel: (usize, usize),
@@ -97,24 +97,51 @@ impl Plane {
         bytes: usize,
         addresses: &[CUdeviceptr],
     ) -> (String, usize) {
+        let stride = config.stride;
         let aligned = |n| self.channels_last && bytes <= 4 && self.is_aligned(n, bytes, addresses);
-        let (channels, pixels) = match kernel {
-            (3, 3) | (5, 5) | (7, 7) if (config.stride, config.dilation) == (1, 1) && aligned(2) => match aligned(4) {
-                true if self.fills(4) => (4, 7),
-                true if bytes == 2 => (4, 3),
-                _ => (2, 3),
-            },
-            _ => {
-                let (variant, threads) = self.variant(bytes, addresses);
-                return (variant.into(), threads);
-            }
+        let is_square = matches!(kernel, (3, 3) | (5, 5) | (7, 7));
+        if !is_square || config.dilation > 1 || stride > 2 || !aligned(2) {
+            let (variant, threads) = self.variant(bytes, addresses);
+            return (variant.into(), threads);
+        }
+        let (channels, pixels) = match (bytes, stride, self.fills(4)) {
+            (4, _, true) => (2, 7),
+            (2, 1, true) if aligned(4) => (4, 7),
+            (2, 1, false) if aligned(4) => (4, 3),
+            (2, _, true) if aligned(4) => (4, 4),
+            (2, _, false) if aligned(4) => (4, 2),
+            _ => (2, 3),
         };
         let strips = self.results() / self.to.1 * self.to.1.div_ceil(pixels);
-        (format!("nhwc{channels}x{pixels}_{}", kernel.0), strips / channels)
+        (format!("nhwc{channels}x{pixels}_{}s{stride}", kernel.0), strips / channels)
     }
 }
 
-/// A pool of `x` into `y`, both laid out as `plane` says.
+/// What a pool makes of which windows.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct Windows {
+    pub kind: PoolKind,
+    /// Elements of a window, both ways.
+    pub kernel: usize,
+    /// Elements from one window to the next, both ways.
+    pub stride: usize,
+    /// Padding above, to the left, below and to the right; less than none where the first window begins inside.
+    pub edges: [i32; 4],
+    /// Whether a mean counts the padding.
+    pub count_padding: bool,
+}
+
+impl Windows {
+    /// Those of a pool.
+    pub fn new(kind: PoolKind, config: &PoolConfig) -> Self {
+        let PoolConfig { kernel, stride, padding: p, count_padding, .. } = *config;
+        let edges = [p.top, p.left, p.bottom, p.right].map(|n| n as i32);
+        Self { kind, kernel, stride, edges, count_padding }
+    }
+}
+
+/// A pool of `x`, of which an image, a plane and a row begin `pitch` elements after the one before, into `y`, laid out as
+/// `plane` says. The channels of a pixel and the pixels of a row of `x` lie as there.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.
@@ -122,37 +149,51 @@ pub(in crate::cuda) fn pool<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
     plane: &Plane,
-    kind: PoolKind,
-    config: &PoolConfig,
+    windows: &Windows,
+    pitch: [usize; 3],
     x: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    expect("the operand", x.len(), plane.elements())?;
     expect("the result", y.len(), plane.results())?;
     if plane.results() == 0 {
         return Ok(());
+    }
+    let (h, w) = plane.from;
+    let column = if plane.channels_last { plane.channels } else { 1 };
+    let channel = if plane.channels_last { 1 } else { pitch[1] };
+    let sizes = [(plane.batch, pitch[0]), (plane.channels, channel), (h, pitch[2]), (w, column)];
+    let last: usize = sizes.iter().map(|(size, pitch)| size.saturating_sub(1) * pitch).sum();
+    expect("the operand", x.len(), if plane.elements() == 0 { 0 } else { last + 1 })?;
+    if pitch.iter().any(|&pitch| u32::try_from(pitch).is_err()) {
+        bail!("rows {pitch:?} elements apart are further than the kernels count")
+    }
+    if plane.channels_last && (pitch[0] % plane.channels, pitch[2] % plane.channels) != (0, 0) {
+        bail!("rows {pitch:?} elements apart, which is no whole number of {} channels", plane.channels)
     }
     let (variant, threads) = plane.variant(dtype.size_in_bytes(), &[address(x, device)]);
     let name = format!("opara_pool_{variant}_{}", dtype.as_str());
     let function = function(device, &name, "window", ptx::WINDOW)?;
     let numel = plane.results();
-    let p = config.padding;
-    let sizes = [plane.channels, plane.from.0, plane.from.1, plane.to.0, plane.to.1, config.kernel, config.stride];
-    let edges = [p.top, p.left, p.bottom, p.right, usize::from(config.count_padding)];
-    let integers = sizes.into_iter().chain(edges).map(|n| n as i32).collect::<Vec<_>>();
-    let kind = match kind {
+    let sizes = [plane.channels, h, w, plane.to.0, plane.to.1, windows.kernel, windows.stride].map(|n| n as i32);
+    let integers = sizes.into_iter().chain(windows.edges).chain([i32::from(windows.count_padding)]).collect::<Vec<_>>();
+    let kind = match windows.kind {
         PoolKind::Max => 0i32,
         PoolKind::Mean => 1,
     };
+    let pitch = pitch.map(|pitch| pitch as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&kind);
     for n in &integers {
         launch.arg(n);
     }
+    for n in &pitch {
+        launch.arg(n);
+    }
     launch.arg(x).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads within `elements()` of `x` and writes each of
-    // `results()` of `y`: both were held against the slices above, and 32 bits count them.
+    // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
+    // pitches place them and writes each of `results()` of `y`: both were held against the slices above, and 32 bits count
+    // them.
     unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }
@@ -188,8 +229,8 @@ pub(in crate::cuda) fn depthwise<T: DeviceRepr>(
     let numel = plane.results();
     let p = config.padding;
     let sizes = [plane.channels, plane.from.0, plane.from.1, plane.to.0, plane.to.1, kernel.0, kernel.1];
-    let relu = usize::from(config.activation == Activation::Relu);
-    let rest = [config.stride, config.dilation, p.top, p.left, relu];
+    let [before, after] = [config.input_activation, config.activation].map(|a| usize::from(a == Activation::Relu));
+    let rest = [config.stride, config.dilation, p.top, p.left, before, after];
     let integers = sizes.into_iter().chain(rest).map(|n| n as i32).collect::<Vec<_>>();
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
