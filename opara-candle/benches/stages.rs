@@ -1,5 +1,5 @@
 //! How long the stages before a replay take, by the size of the trace: reading a file, folding, dependency analysis,
-//! memory, profile, each policy, and the checker. Traces are made, or recorded of models with grouped convolutions.
+//! memory, profile, each policy, the simulator, and the checker. Traces are made, or recorded of models with grouped convolutions.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -12,6 +12,7 @@ use opara_candle::optimize::Optimized;
 use opara_candle::prepared::{Prepared, Settings};
 use opara_candle::profile::profile;
 use opara_candle::schedule::Scheduler;
+use opara_candle::simulate::{simulate, Device};
 use opara_candle::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
 use opara_candle::{check, memory, Policy};
 
@@ -20,7 +21,7 @@ const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 /// Recorded traces: 22,000 and 62,000 launches, most of them parts of grouped convolutions.
 const WIDE: [&str; 2] = ["efficientnet-b0-f32", "convmixer-1024-20-f32"];
 
-/// Ops above which the checker, which is quadratic, and IOS, which searches, are left out.
+/// Ops above which the checker, which is quadratic, IOS, which searches, and the simulator are left out.
 const SLOW: usize = 10_000;
 
 /// Bytes of a buffer.
@@ -115,6 +116,8 @@ fn main() -> Result<()> {
         }
         if ops <= SLOW {
             let schedule = Policy::Opara.schedule(&prepared.problem())?;
+            let device = Device::of(&prepared.ops.trace.device);
+            stage("simulate", &mut || drop(black_box(simulate(&prepared.problem(), &schedule, &device))));
             stage("check", &mut || drop(black_box(check::schedule(&prepared.ops.trace, &schedule))));
         }
     }
