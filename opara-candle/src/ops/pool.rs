@@ -52,6 +52,8 @@ pub fn subsample(x: &Tensor, start: usize, stride: usize) -> Result<Tensor> {
         bail!("every 0th row and column: the stride must be at least 1")
     }
     let to = (h.div_ceil(stride), w.div_ceil(stride));
+    // More than the whole is as much as the whole.
+    let [start, stride] = [start, stride].map(|n| n.min(h.max(w).max(1)));
     apply("subsample", &[x], 0, move |t| {
         let own = own_on(t[0], || Ok(None), || cuda::ops::subsample(t[0], start, stride, to))?;
         own.map_or_else(|| picked(t[0], start, stride, to), Ok)

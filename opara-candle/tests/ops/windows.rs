@@ -282,9 +282,9 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
 
 #[test]
 fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
-    for (h, w, start, stride) in
-        [(5, 4, 0, 2), (5, 4, 1, 2), (4, 6, 1, 2), (1, 1, 1, 2), (7, 3, 2, 3), (2, 9, 5, 4), (3, 2, 0, 1)]
-    {
+    const FAR: usize = 1 << 40;
+    let cases = [(5, 4, 0, 2), (5, 4, 1, 2), (4, 6, 1, 2), (1, 1, 1, 2), (7, 3, 2, 3), (2, 9, 5, 4), (3, 2, 0, 1)];
+    for (h, w, start, stride) in cases.into_iter().chain([(3, 2, FAR, 2), (3, 2, 1, FAR)]) {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             let larger = values(1, &[2, 3, h + 2, w + 1], dtype)?;
             let views =
