@@ -9,7 +9,7 @@ use super::driver::{address_of, bytes_of, Broken, Captured, Launch, MemcpyNode, 
 use super::kernels::{effects, Effects};
 use super::read::read;
 use crate::backend::Function;
-use crate::trace::{scope, Op, Trace};
+use crate::trace::{scope, Op, OpId, Trace};
 use crate::{Error, Result};
 
 /// A captured forward pass.
@@ -24,11 +24,15 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Holds this capture against an earlier one of the same module, which is still there: so every buffer is elsewhere
-    /// now.
+    /// now. What only looked like a pointer is none from now on, if they agree.
+    ///
+    /// # Returns
+    /// The first launch, if there is one, that differs in nothing but what a library's kernel is given. Bytes there may mean
+    /// nothing and look like a pointer to a weight now and then: a further capture tells.
     ///
     /// # Errors
     /// [`Error::Unstable`] if they do not launch the same.
-    pub fn confirm(&mut self, earlier: Capture) -> Result<()> {
+    pub fn confirm(&mut self, earlier: &Capture) -> Result<Option<OpId>> {
         if earlier.outputs.len() != self.outputs.len() {
             let (a, b) = (earlier.outputs.len(), self.outputs.len());
             let reason = format!("it returned {a} tensors at one call and {b} at the next");
@@ -42,21 +46,36 @@ impl Capture {
                 return Err(Error::Unstable { at, first: name(a), second: name(b) });
             }
         }
-        let earlier_launches = earlier.launches.into_inner();
-        for (at, (now, before)) in self.launches.get_mut().of.iter_mut().zip(&earlier_launches.of).enumerate() {
+        let mut suspect = None;
+        let mut pointers = Vec::with_capacity(self.trace.ops.len());
+        let (launches, earlier_launches) = (self.launches.get_mut(), earlier.launches.lock());
+        for (at, (now, before)) in launches.of.iter().zip(&earlier_launches.of).enumerate() {
             let buffers = (&self.trace.buffers, &earlier.trace.buffers);
             let same = |p: &Pointer, q: &Pointer| {
                 (p.word, p.delta, buffers.0[p.buffer]) == (q.word, q.delta, buffers.1[q.buffer])
             };
             // A number that looked like a pointer once does not look like one into the same buffer again.
-            now.pointers.retain(|p| before.pointers.iter().any(|q| same(p, q)));
-            let moved: Vec<usize> = now.pointers.iter().map(|p| p.word).collect();
+            let kept = now.pointers.iter().filter(|p| before.pointers.iter().any(|q| same(p, q)));
+            let kept: Vec<Pointer> = kept.copied().collect();
+            let moved: Vec<usize> = kept.iter().map(|p| p.word).collect();
             if !now.repeats(before, &moved) {
-                let name = |what: &str| format!("{} {what}", self.trace.ops[at].name);
-                return Err(Error::Unstable { at, first: name("as before"), second: name("on other values") });
+                if !now.is_of_a_library() {
+                    return Err(self.unstable(at));
+                }
+                suspect = suspect.or(Some(at));
             }
+            pointers.push(kept);
         }
-        Ok(())
+        if suspect.is_none() {
+            launches.of.iter_mut().zip(pointers).for_each(|(launch, pointers)| launch.pointers = pointers);
+        }
+        Ok(suspect)
+    }
+
+    /// The error that a launch is given other values at each call.
+    pub fn unstable(&self, at: OpId) -> Error {
+        let name = |what: &str| format!("{} {what}", self.trace.ops[at].name);
+        Error::Unstable { at, first: name("as before"), second: name("on other values") }
     }
 }
 
@@ -90,13 +109,18 @@ impl Recorded {
         words
     }
 
+    fn is_of_a_library(&self) -> bool {
+        let Launch::Kernel(kernel) = &self.launch else { return false };
+        matches!(effects(&kernel.name, &kernel.arguments, &kernel.launch), Effects::Library)
+    }
+
     /// Whether this launch does the same as one of an earlier capture, with buffers elsewhere. `moved` are the places of
     /// pointers to those.
     fn repeats(&self, earlier: &Recorded, moved: &[usize]) -> bool {
         match (&self.launch, &earlier.launch) {
             (Launch::Kernel(now), Launch::Kernel(before)) => {
                 // A library's arguments may hold bytes that mean nothing.
-                let library = matches!(effects(&now.name, &now.arguments, &now.launch), Effects::Library);
+                let library = self.is_of_a_library();
                 let compared = |word: &usize| if library { self.fixed.contains(word) } else { !moved.contains(word) };
                 let words = now.arguments.words().zip(before.arguments.words());
                 self.fixed == earlier.fixed

@@ -17,6 +17,7 @@ use std::time::Instant;
 use candle::{Device, Tensor};
 
 pub(crate) use self::arena::Arena;
+use self::capture::Capture;
 pub(crate) use self::capturing::{while_not_capturing, while_waiting};
 use self::driver::Stream;
 use self::replay::CudaProgram;
@@ -83,11 +84,7 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: 
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.synchronize_device()?;
-    let first = capture::capture(&stream, &device, function, &inputs)?;
-    // Elsewhere in memory: what is a pointer differs, and what only looks like one does not.
-    let moved: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
-    let mut capture = capture::capture(&stream, &device, function, &moved)?;
-    capture.confirm(first)?;
+    let mut capture = confirmed(&stream, &device, function, &inputs)?;
     let launches = capture.trace.ops.len();
     if fuse {
         capture.fuse(&stream, &device)?;
@@ -97,6 +94,24 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: 
     let workspaces = Arena::of_workspaces(&stream);
     let program = CudaProgram { capture, stream, device, function: function.clone(), arena, workspaces };
     Ok(Recording { trace, fused, examples, program: Arc::new(program) })
+}
+
+/// A capture that another one agrees with.
+fn confirmed(stream: &Stream, device: &Device, function: &Function, inputs: &[Tensor]) -> Result<Capture> {
+    const ATTEMPTS: usize = 4;
+    let mut earlier = capture::capture(stream, device, function, inputs)?;
+    // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
+    let mut moved = Vec::new();
+    loop {
+        let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let mut capture = capture::capture(stream, device, function, &elsewhere)?;
+        moved.push(elsewhere);
+        match capture.confirm(&earlier)? {
+            None => return Ok(capture),
+            Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
+            Some(_) => earlier = capture,
+        }
+    }
 }
 
 /// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's
