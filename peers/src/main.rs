@@ -13,6 +13,7 @@ mod peer;
 mod way;
 mod worker;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -95,10 +96,8 @@ impl Diff {
         let [before, after] = [&self.before, &self.after].map(|file| Results::load(&[file]));
         let options = diff::Options { threshold: self.threshold, control: self.control };
         let found = diff::diff(&before?, &after?, options);
-        match self.json {
-            true => println!("{}", serde_json::to_string_pretty(&found)?),
-            false => print!("{found}"),
-        }
+        let text = if self.json { serde_json::to_string_pretty(&found)? + "\n" } else { found.to_string() };
+        std::io::stdout().write_all(text.as_bytes())?;
         Ok(if found.regressed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 }
