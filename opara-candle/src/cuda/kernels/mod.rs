@@ -198,6 +198,8 @@ mod tests {
         assert_eq!(written("opara_softmax_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
         assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
         assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 0, 1, 2, 3], 7), bytes(4 * 54));
+        let sums: Vec<u64> = [54, 9, 1, 2].into_iter().chain([3; 24]).collect();
+        assert_eq!(written("opara_cat_sums_8_f16", &sums, 3), bytes(2 * 54));
         assert_eq!(written("fast_argmax_i64", &[27, 9, 2, 1, 2, 3], 5), bytes(4 * 3));
         assert_eq!(written("fast_sum_small_f64", &[27, 9, 2, 1, 2, 3], 5), bytes(8 * 27));
         assert_eq!(written("asort_desc_u8", &[1, 2, 9, 16], 1), bytes(4 * 3 * 9));
