@@ -59,7 +59,8 @@ pub struct ConvConfig {
     pub dilation: usize,
     /// Parts that input and output channels fall into: each output channel sees those of its own part.
     pub groups: usize,
-    /// What comes first, element by element. A convolution of each channel by itself does `max(x, 0)` in the same launch.
+    /// What comes first, element by element. On a GPU a convolution of each channel by itself does `max(x, 0)` in the same
+    /// launch.
     pub input_activation: Activation,
     /// What follows.
     pub activation: Activation,
