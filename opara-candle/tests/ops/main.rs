@@ -14,6 +14,10 @@ fn values(seed: usize, shape: &[usize], dtype: DType) -> Result<Tensor> {
 }
 
 fn doubles(t: &Tensor) -> Result<Vec<f64>> {
+    if t.elem_count() == 0 {
+        // candle panics where an empty view begins behind its tensor.
+        return Ok(Vec::new());
+    }
     t.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
