@@ -96,9 +96,13 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
 
 // The larger one; NaN stays.
 __device__ inline float at_least(float x, float least) {
+#if __CUDA_ARCH__ >= 800
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
     return y;
+#else
+    return x < least ? least : x;
+#endif
 }
 __device__ inline double at_least(double x, double least) { return x < least ? least : x; }
 __device__ inline __half at_least(__half x, __half least) { return __hmax_nan(x, least); }
