@@ -169,8 +169,10 @@ pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not agree.
 pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Activation) -> Result<Tensor> {
-    if let Some((part, other)) = parts.iter().find_map(|(part, other)| Some((part, other.as_ref()?)).filter(differ)) {
-        bail!("a sum of {:?} and {:?}", part.dims(), other.dims())
+    for (part, other) in parts {
+        if let Some(other) = other.filter(|other| other.dims() != part.dims()) {
+            bail!("a sum of {:?} and {:?}", part.dims(), other.dims())
+        }
     }
     let inputs: Vec<&Tensor> = parts.iter().flat_map(|(part, other)| [Some(*part), *other]).flatten().collect();
     let are_sums: Vec<bool> = parts.iter().map(|(_, other)| other.is_some()).collect();
@@ -189,10 +191,6 @@ pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Ac
         let own = || cuda::ops::cat_sums(&parts, &others, dim, activation);
         parts.first().map_or_else(composed, |first| own_or(first, own, composed))
     })
-}
-
-fn differ((part, other): &(&&Tensor, &&Tensor)) -> bool {
-    part.dims() != other.dims()
 }
 
 /// `(batch, channels, h, w)` with zeros around it.

@@ -311,3 +311,14 @@ fn the_largest_device_and_kernels_are_simulated() {
         assert!(timeline.spans.len() == 12 && timeline.total_us.is_finite());
     }
 }
+
+#[test]
+fn long_traces_are_simulated() {
+    const OPS: usize = 10_000;
+    let ops = (0..OPS).map(|i| op("uexp_f32", 1 + (i * 7919 % 3000) as u32, 1 + (i * 104_729 % 40) as u64, i, 4096));
+    let mut prepared = prepared(ops.collect());
+    let before = |op: usize| if op < 64 { vec![] } else { vec![op - 64 + op % 7] };
+    prepared.graph = OpGraph::from_predecessors((0..OPS).map(before).collect());
+    let schedule = Schedule::new(&prepared.graph, (0..OPS).map(|op| op % 64).collect(), (0..OPS).collect()).unwrap();
+    assert_eq!(simulate(&prepared.problem(), &schedule, &h200()).spans.len(), OPS);
+}

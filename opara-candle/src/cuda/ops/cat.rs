@@ -5,7 +5,7 @@ use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::format::Format;
-use super::launch::{is_known, launch, with_elements, Call, Kernel};
+use super::launch::{is_known, launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels;
 use crate::ops::format::is_channels_last;
 use crate::ops::Activation;
@@ -16,7 +16,7 @@ pub(crate) fn cat(parts: &[&Tensor], dim: usize) -> Result<Option<Tensor>> {
     kernel.launch()
 }
 
-/// As [`cat`], of sums: each part may have another one that is added to it; `activation` follows.
+/// As [`cat`], of sums: each part may have another one, of its shape, that is added to it; `activation` follows.
 pub(crate) fn cat_sums(
     parts: &[&Tensor],
     others: &[Option<&Tensor>],
@@ -28,12 +28,10 @@ pub(crate) fn cat_sums(
         Activation::Relu => true,
         _ => return Ok(None),
     };
-    let fit = |(part, other): (&&Tensor, &Option<&Tensor>)| {
-        other.is_none_or(|other| {
-            other.dims() == part.dims() && other.dtype() == part.dtype() && other.device().same_device(part.device())
-        })
-    };
-    let Some(cat) = Cat::new(parts, dim)?.filter(|_| parts.iter().zip(others).all(fit)) else { return Ok(None) };
+    if !parts.iter().zip(others).all(|(part, other)| takes(part, &[*other])) {
+        return Ok(None);
+    }
+    let Some(cat) = Cat::new(parts, dim)? else { return Ok(None) };
     let others = others.iter().map(|other| other.map(|other| cat.format.arrange(other)).transpose());
     let sums = Sums { others: others.collect::<Result<_>>()?, relu };
     Cat { sums: Some(sums), ..cat }.launch()

@@ -2,6 +2,7 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use super::{address, arg_or_null, blocks, expect, function};
@@ -26,15 +27,15 @@ pub(in crate::cuda) fn cat<T: DeviceRepr>(
         expect("a part", part.len(), rows * width)?;
     }
     expect("the result", y.len(), rows * row)?;
-    // The largest unit that divides all rows and addresses.
     let element = std::mem::size_of::<T>();
-    let addresses: Vec<_> = parts.iter().map(|part| address(part, device)).collect();
-    let divides = |&(_, unit): &(&str, usize)| {
-        widths.iter().all(|width| (width * element).is_multiple_of(unit))
-            && addresses.iter().all(|a| a % unit as u64 == 0)
+    let unit = unit(widths, element, parts.iter().map(|part| address(part, device)));
+    let name = match unit {
+        16 => "v128",
+        8 => "i64",
+        4 => "u32",
+        2 => "i16",
+        _ => "u8",
     };
-    let units = [("v128", 16), ("i64", 8), ("u32", 4), ("i16", 2)].into_iter().find(divides);
-    let (name, unit) = units.unwrap_or(("u8", 1));
     let function = function(device, &format!("opara_cat_{name}"), "cat", ptx::CAT)?;
     let (units, row) = (rows * row * element / unit, (row * element / unit) as u32);
     let mut widths: Vec<u32> = widths.iter().map(|width| (width * element / unit) as u32).collect();
@@ -73,15 +74,9 @@ pub(in crate::cuda) fn cat_sums<T: DeviceRepr>(
         expect("a part", operand.map_or(rows * width, CudaView::len), rows * width)?;
     }
     expect("the result", y.len(), rows * row)?;
-    // As many neighbours as 16 bytes hold and widths and addresses allow.
-    let element = dtype.size_in_bytes();
-    let addresses: Vec<_> = operands().flatten().map(|operand| address(operand, device)).collect();
-    let divides = |n: &usize| {
-        n * element <= 16
-            && widths.iter().all(|width| width.is_multiple_of(*n))
-            && addresses.iter().all(|a| a.is_multiple_of((n * element) as u64))
-    };
-    let neighbours = [8, 4, 2].into_iter().find(divides).unwrap_or(1);
+    let addresses = operands().flatten().map(|operand| address(operand, device));
+    let element = std::mem::size_of::<T>();
+    let neighbours = (unit(widths, element, addresses) / element).max(1);
     let name = format!("opara_cat_sums_{neighbours}_{}", dtype.as_str());
     let function = function(device, &name, "cat", ptx::CAT)?;
     let (numel, row, relu) = (rows * row, row as u32, i32::from(relu));
@@ -109,4 +104,14 @@ fn row(rows: usize, widths: &[usize], parts: usize) -> Result<usize> {
         bail!("a concatenation of {parts} parts, {} widths and {} elements", widths.len(), rows * row)
     }
     Ok(row)
+}
+
+/// The most bytes, up to 16, that divide all rows of so many elements and all addresses: what a thread may take at once.
+fn unit(widths: &[usize], element: usize, addresses: impl Iterator<Item = CUdeviceptr>) -> usize {
+    let addresses: Vec<_> = addresses.collect();
+    let divides = |unit: &usize| {
+        widths.iter().all(|width| (width * element).is_multiple_of(*unit))
+            && addresses.iter().all(|address| address.is_multiple_of(*unit as u64))
+    };
+    [16, 8, 4, 2].into_iter().find(divides).unwrap_or(1)
 }
