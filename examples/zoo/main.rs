@@ -56,7 +56,7 @@ struct Args {
     #[arg(long, default_value_t = 20)]
     replays: usize,
 
-    /// How often to put each schedule under stress while it is built.
+    /// How often to put each schedule under stress, in an executor of its own.
     #[arg(long, default_value_t = 0)]
     stress: u64,
 

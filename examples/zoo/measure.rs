@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
-use opara_candle::device_memory;
+use opara_candle::device_memory::Usage;
 use opara_candle::{Mode, OparaExecutor, Policy, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
 
 use crate::bits::{differing, finite, varied};
 use crate::entry::{Entry, Function, Model, Target};
-use crate::memory::{self, Memory};
+use crate::memory::{taken, Memory};
 
 /// Different inputs to compare on: enough to see state that lags behind, few enough to keep eager's outputs for all.
 const INPUT_SETS: usize = 20;
@@ -67,6 +67,8 @@ pub struct Measured {
     replays: usize,
     /// How many of them differ from it.
     differing: usize,
+    /// What went wrong under stress.
+    stress: Option<String>,
     /// Scheduled time over that of the sequential graph.
     ratio: Option<f64>,
     /// Of the scheduled executor, the module's own passes included.
@@ -83,31 +85,31 @@ pub struct Measured {
 /// # Errors
 /// Those of the model, of the executors and of the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let model = (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
+    let (model, made) = taken(device, || {
+        let model = (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
+        Ok(model)
+    })?;
     let Model { function, inputs, .. } = &model;
 
-    let outputs = function(inputs).context("eager fails")?;
-    let finite = finite(&outputs)?;
-    let start = Instant::now();
-    let again = function(inputs)?;
-    let eager_repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
-    let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
-    drop((outputs, again));
+    let ((finite, eager_repeats, affordable), warm) = taken(device, || {
+        let outputs = function(inputs).context("eager fails")?;
+        let finite = finite(&outputs)?;
+        let start = Instant::now();
+        let again = function(inputs)?;
+        let repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
+        Ok((finite, repeats, ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3)))
+    })?;
+    let (_, eager) = taken(device, || Ok(function(inputs)?))?;
 
-    let (_, eager_usage) = device_memory::watch(device, || function(inputs).map_err(anyhow::Error::from))?;
     let build = |policy: Policy, stress: u64, fuse: bool| {
         let builder = OparaExecutor::builder().policy(policy).stress(stress).fuse(fuse);
         model.executor(builder).context("the executor fails")
     };
-    let (scheduled, build_usage, driver) =
-        memory::watch_build(device, || build(counts.policy, counts.stress, counts.fuse))?;
-    let (_, replay_usage) = device_memory::watch(device, || scheduled.lend(inputs, |_| ()))?;
+    let (scheduled, built) = taken(device, || build(counts.policy, 0, counts.fuse))?;
+    let (_, replay) = taken(device, || Ok(scheduled.lend(inputs, |_| ())?))?;
     let report = scheduled.report();
-    let without = |stages: &[&str]| {
-        let stages = report.build_ms.iter().filter(|(stage, _)| !stages.contains(stage));
-        stages.map(|(_, ms)| ms).sum()
-    };
-    let (build_ms, own_ms) = (without(&["stress"]), without(&["stress", "forward"]));
+    let build_ms: f64 = report.build_ms.values().sum();
+    let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
     if let Some((file, trace)) = trace.zip(scheduled.trace()) {
         trace.save(file)?;
     }
@@ -115,13 +117,25 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let sequential = if captured { Some(build(Policy::Sequential, 0, false)?) } else { None };
+    let (sequential, compared) = taken(device, || {
+        let sequential = captured.then(|| build(Policy::Sequential, 0, false));
+        sequential.transpose()
+    })?;
+    let eager_outside = made.outside + warm.outside + eager.outside;
+    let executor_outside = built.outside + replay.outside;
+    let start = made.pool.map(|made| made.before);
+    let total =
+        |pass: Option<Usage>, outside: i64| Some((pass?.peak.saturating_sub(start?)).saturating_add_signed(outside));
     let memory = Memory {
-        eager_peak: eager_usage.map(|eager| eager.peak - eager.before),
-        replay_peak: replay_usage.zip(build_usage).map(|(replay, build)| replay.peak.saturating_sub(build.before)),
-        executor: build_usage.map(|build| build.after.saturating_sub(build.before)),
-        driver,
+        eager_peak: eager.pool.map(|eager| eager.peak - eager.before),
+        replay_peak: replay.pool.zip(built.pool).map(|(replay, built)| replay.peak.saturating_sub(built.before)),
+        executor: built.pool.map(|built| built.after.saturating_sub(built.before)),
         sequential_arena: sequential.as_ref().map(|executor| executor.report().arena_bytes),
+        eager_outside,
+        executor_outside,
+        sequential_outside: compared.outside,
+        eager_total: total(eager.pool, eager_outside),
+        executor_total: total(replay.pool, eager_outside + executor_outside),
     };
     let eager = || function(inputs);
     let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
@@ -136,12 +150,20 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let median = |name| latencies.get(name).map(|latency| latency.median_us);
     let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
 
+    let stress = if captured && counts.stress > 0 {
+        let Report { mode, reason, .. } = build(counts.policy, counts.stress, counts.fuse)?.report();
+        reason.or_else(|| (mode == Mode::Eager).then(|| "it runs eagerly".into()))
+    } else {
+        None
+    };
+
     Ok(Measured {
         finite,
         eager_repeats,
         iters,
         replays,
         differing,
+        stress,
         ratio,
         build_ms,
         own_ms,
@@ -183,7 +205,7 @@ impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<24}{:<5}{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {:<9}{:>10}{:>11}{:>10}{:>7}{:>9}{:>8}{:>11}{:>11}",
+            "{:<24}{:<5}{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {:<9}{:>10}{:>11}{:>10}{:>7}{:>9}{:>8}{:>11}{:>11}{:>11}{:>11}",
             "model",
             "type",
             "mode",
@@ -201,7 +223,9 @@ impl fmt::Display for Header {
             "build ms",
             "own ms",
             "eager MiB",
-            "replay MiB"
+            "replay MiB",
+            "eager all",
+            "replay all"
         )
     }
 }
@@ -224,13 +248,14 @@ impl fmt::Display for Measured {
             (_, 0) => "equal".into(),
             (replays, differing) => format!("{differing}/{replays}!"),
         };
+        let bits = if self.stress.is_some() { "stress!".into() } else { bits };
         let count = |n: usize| if report.mode == Mode::Eager { "-".into() } else { n.to_string() };
         let us = |name| self.latencies.get(name).map_or("-".into(), |latency| format!("{:.0}", latency.median_us));
         let mib =
             |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
         write!(
             f,
-            "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>8.0}{:>11}{:>11}",
+            "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>8.0}{:>11}{:>11}{:>11}{:>11}",
             report.mode.name(),
             count(report.ops),
             count(report.folded),
@@ -245,10 +270,13 @@ impl fmt::Display for Measured {
             self.build_ms,
             self.own_ms,
             mib(memory.eager_peak),
-            mib(memory.replay_peak)
+            mib(memory.replay_peak),
+            mib(memory.eager_total),
+            mib(memory.executor_total)
         )?;
         let remarks = [
             report.reason.clone(),
+            self.stress.as_ref().map(|what| format!("under stress: {what}")),
             (!self.finite).then(|| "eager gives numbers that are not finite".into()),
             (!self.eager_repeats).then(|| "eager does not give the same bits twice".into()),
         ];

@@ -5,35 +5,47 @@
 //! count before the pass, so that weights and inputs, which are there anyway, drop out. The arena of the sequential
 //! schedule stands next to it: eager cannot need less at its peak, but for the holes of that arena.
 //!
-//! [`free_memory`](opara_candle::device_memory::free_memory) cannot see such a peak: it waits for the device, and by then the
-//! pool has given back what the pass no longer used. It does see what the pool does not count: nodes of a CUDA graph,
-//! code of kernels used for the first time, handles and workspaces of cuBLAS and cuDNN. What it falls by while an
-//! executor is built, less what the pool counts, is that; the first executor of a process pays for the handles.
+//! What else the device has less is outside of the pool: nodes of CUDA graphs, code of kernels used for the first time,
+//! handles and workspaces of cuBLAS and cuDNN. Other programs that use the device meanwhile would disturb this count.
 
 use anyhow::Result;
 use candle::Device;
-use opara_candle::device_memory::{free_memory, watch, Usage};
+use opara_candle::device_memory::{used_outside_pool, watch, Usage};
 use serde::Serialize;
 
-/// Bytes beyond weights and inputs. A count is missing where the device has no pool.
+/// Bytes. A count is missing where the device has no pool.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Memory {
-    /// Peak of an eager forward pass.
+    /// Peak of an eager forward pass, beyond weights and inputs.
     pub eager_peak: Option<u64>,
-    /// Peak of a replay, with all that the executor keeps.
+    /// Peak of a replay, with all that the executor keeps, beyond weights and inputs.
     pub replay_peak: Option<u64>,
     /// What the executor keeps in the pool: arena, constants, static inputs and outputs.
     pub executor: Option<u64>,
-    /// What building the executor took outside the pool.
-    pub driver: i64,
     /// Arena of the sequential schedule.
     pub sequential_arena: Option<u64>,
+    /// What the model and eager passes took outside the pool.
+    pub eager_outside: i64,
+    /// What building the executor took there, and for comparison building the sequential one after it.
+    pub executor_outside: i64,
+    pub sequential_outside: i64,
+    /// All of it: weights, inputs, the peak of a pass, and what is outside the pool.
+    pub eager_total: Option<u64>,
+    pub executor_total: Option<u64>,
 }
 
-/// As [`watch`], for building an executor; also the bytes that it took outside the pool.
-pub fn watch_build<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Option<Usage>, i64)> {
-    let free_before = free_memory(device)? as i64;
-    let (result, usage) = watch(device, f)?;
-    let taken = free_before - free_memory(device)? as i64;
-    Ok((result, usage, taken - usage.map_or(0, |u| u.after as i64 - u.before as i64)))
+/// What a piece of work takes of a device's memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    /// Of the pool.
+    pub pool: Option<Usage>,
+    /// Outside the pool, and still after it.
+    pub outside: i64,
+}
+
+/// Does some work and finds what it takes.
+pub fn taken<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Taken)> {
+    let before = used_outside_pool(device)? as i64;
+    let (result, pool) = watch(device, f)?;
+    Ok((result, Taken { pool, outside: used_outside_pool(device)? as i64 - before }))
 }

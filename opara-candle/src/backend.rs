@@ -19,6 +19,13 @@ pub(crate) struct Example {
     pub eager_us: f64,
 }
 
+impl Example {
+    /// The outputs alone: those of a module with [variables](candle::Var) would hold all that they were computed from.
+    pub fn new(inputs: Vec<Tensor>, outputs: &[Tensor], eager_us: f64) -> Self {
+        Self { inputs, outputs: outputs.iter().map(Tensor::detach).collect(), eager_us }
+    }
+}
+
 /// A recorded forward pass.
 pub(crate) struct Recording {
     pub trace: Trace,

@@ -53,6 +53,10 @@ pub(crate) fn free_memory(_: &Device) -> Result<usize> {
     absent()
 }
 
+pub(crate) fn used_outside_pool(_: &Device) -> Result<u64> {
+    absent()
+}
+
 pub(crate) fn pool_in_use(_: &Device) -> Result<u64> {
     absent()
 }

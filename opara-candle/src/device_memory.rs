@@ -12,6 +12,15 @@ pub fn free_memory(device: &Device) -> Result<usize> {
     cuda::free_memory(device)
 }
 
+/// Bytes of a GPU in use, after all its work is done, that are not of candle's memory pool: contexts, code, workspaces of
+/// libraries, and what the driver keeps for graphs, those of other programs included.
+///
+/// # Errors
+/// A device that is no GPU, or a call of the driver that failed.
+pub fn used_outside_pool(device: &Device) -> Result<u64> {
+    cuda::used_outside_pool(device)
+}
+
 /// Bytes of the device's memory pool, which candle allocates from, in use before, at most during, and after some work.
 /// Memory that the pool holds ready does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

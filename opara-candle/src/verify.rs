@@ -11,27 +11,29 @@ const SCALE: f64 = 0.75;
 /// and what is there from the end on. So an id stays within the table that it was meant for, also where each place of a
 /// row has a table of its own: out of range, it would take a GPU's context down. A single number, say a position, comes
 /// nearer to 0.
+///
+/// They are made on the host: of a GPU's kernels some take memory when they are first used, which nothing else here needs
+/// (of candle's `indexing`, whose asserts may print, 90 MiB on an H200 with driver 580).
 pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-    inputs
-        .iter()
-        .map(|input| {
-            let flat = input.flatten_all()?;
-            let halved = || input / (input.ones_like()? + input.ones_like()?);
-            match flat.elem_count() {
-                0 => return Ok(input.clone()),
-                1 if input.dtype().is_float() => return input * SCALE,
-                // Of a dtype that cannot be divided it stays.
-                1 => return halved().or_else(|_| Ok(input.clone())),
-                _ => {}
-            }
-            let reversed = flat.flip(&[0])?.reshape(input.shape())?;
-            if input.dtype().is_float() {
-                reversed * SCALE
-            } else {
-                input.minimum(&reversed)
-            }
-        })
-        .collect()
+    inputs.iter().map(|input| other(&input.to_device(&Device::Cpu)?)?.to_device(input.device())).collect()
+}
+
+fn other(input: &Tensor) -> Result<Tensor> {
+    let flat = input.flatten_all()?;
+    let halved = || input / (input.ones_like()? + input.ones_like()?);
+    match flat.elem_count() {
+        0 => return Ok(input.clone()),
+        1 if input.dtype().is_float() => return input * SCALE,
+        // Of a dtype that cannot be divided it stays.
+        1 => return halved().or_else(|_| Ok(input.clone())),
+        _ => {}
+    }
+    let reversed = flat.flip(&[0])?.reshape(input.shape())?;
+    if input.dtype().is_float() {
+        reversed * SCALE
+    } else {
+        input.minimum(&reversed)
+    }
 }
 
 /// What the module's error on [other values](other_values) means, where it takes the example: that it is sound, but that

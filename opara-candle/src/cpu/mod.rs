@@ -29,7 +29,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
         let on_example = examples.is_empty();
         let (program, outputs) = result.map_err(|e| if on_example { e } else { verify::fails_on_other_values(e) })?;
         programs.push(program);
-        examples.push(Example { inputs, outputs, eager_us });
+        examples.push(Example::new(inputs, &outputs, eager_us));
     }
     programs[0].agrees_with(&programs[1])?;
     let program = Arc::new(programs.swap_remove(0));

@@ -80,7 +80,7 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: 
         for output in outputs.iter().filter(|o| !o.is_contiguous()) {
             output.force_contiguous()?;
         }
-        examples.push(Example { inputs, outputs, eager_us: eager.gpu_us });
+        examples.push(Example::new(inputs, &outputs, eager.gpu_us));
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.synchronize_device()?;
@@ -153,6 +153,13 @@ pub(crate) fn free_memory(device: &Device) -> Result<usize> {
     let stream = Stream::of(device)?;
     stream.synchronize_device()?;
     stream.free_memory()
+}
+
+/// Bytes of the device in use that are not its memory pool's, after all its work is done.
+pub(crate) fn used_outside_pool(device: &Device) -> Result<u64> {
+    let stream = Stream::of(device)?;
+    stream.synchronize_device()?;
+    stream.used_outside_pool()
 }
 
 /// Bytes in use of the device's memory pool, after all its work is done.

@@ -7,12 +7,14 @@ mod nimble;
 mod opara;
 mod policy;
 mod rammer;
+mod reuse;
 mod sequential;
 mod stages;
 
 pub use nimble::stream_assignment;
 pub use opara::{launch_order, stream_allocation, Opara, Resource};
 pub use policy::{Policy, UnknownPolicy};
+pub use reuse::reuse_streams;
 pub use stages::Stage;
 
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Problem, Schedule, Scheduler};
+use super::{reuse_streams, Problem, Schedule, Scheduler};
 use crate::graph::OpGraph;
 use crate::profile::{Class, OpProfile};
 use crate::trace::OpId;
@@ -61,10 +61,10 @@ impl std::fmt::Display for Resource {
     }
 }
 
-/// Streams of wide graphs, which Alg. 1 does not limit: as many as a GPU runs kernels at a time ("resident grids per
-/// device", CUDA C++ Programming Guide, Compute Capabilities). More gain little or nothing there, and a CUDA graph takes
-/// some 75 us longer to instantiate for each of its branches (H200, driver 580), of which a model has tens of thousands
-/// whose grouped convolutions candle runs one group at a time.
+/// The most streams, which Alg. 1 does not limit: as many as a GPU runs kernels at a time ("resident grids per device",
+/// CUDA C++ Programming Guide, Compute Capabilities). More gain little or nothing, and each costs a CUDA graph some time to
+/// instantiate and some memory of the driver's; of models whose grouped convolutions candle runs one group at a time
+/// they would be thousands.
 const MOST_STREAMS: usize = 128;
 
 /// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.
@@ -84,12 +84,10 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        let schedule = Schedule::new(graph, stream_allocation(graph), launch_order(graph, profile, self.resource))?;
-        // The streams of a long and narrow graph are many, too, but few run at a time.
-        if graph.width() <= MOST_STREAMS {
-            return Ok(schedule);
-        }
-        schedule.sharing(graph, MOST_STREAMS)
+        let order = launch_order(graph, profile, self.resource);
+        let streams = reuse_streams(graph, &stream_allocation(graph), &order);
+        let shared = streams.into_iter().map(|stream| stream % MOST_STREAMS).collect();
+        Schedule::new(graph, shared, order)
     }
 }
 
@@ -229,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_graphs_share_streams_and_long_ones_do_not() {
+    fn wide_graphs_share_streams_and_later_forks_take_those_of_earlier_ones() {
         let scheduled = |predecessors: Vec<Vec<usize>>| {
             let graph = OpGraph::from_predecessors(predecessors);
             let profile = vec![OpProfile::default(); graph.len()];
@@ -242,9 +240,13 @@ mod tests {
         assert_eq!(wide.streams(), MOST_STREAMS);
         assert_eq!(wide.order, Vec::from_iter(0..ops));
         assert_eq!(wide.predecessors[ops - 1], [MOST_STREAMS], "the stream's op before");
-        // Each op of a chain feeds one that nothing waits for.
-        let long = scheduled((0..2 * ops).map(|op| op.checked_sub(2 - op % 2).into_iter().collect()).collect());
-        assert_eq!(long.streams(), ops);
+        // Two branches and their join, again and again.
+        let joins = |op: usize| match op % 3 {
+            0 => vec![op.wrapping_sub(2), op.wrapping_sub(1)],
+            _ => vec![op / 3 * 3],
+        };
+        let long = scheduled((0..3 * ops).map(|op| if op == 0 { vec![] } else { joins(op) }).collect());
+        assert_eq!(long.streams(), 2);
     }
 
     #[test]

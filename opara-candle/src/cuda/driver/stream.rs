@@ -67,6 +67,13 @@ impl Stream {
         self.context().mem_get_info().map(|(free, _)| free).map_err(wrap("cuMemGetInfo"))
     }
 
+    /// Bytes of the device in use that are not the memory pool's.
+    pub fn used_outside_pool(&self) -> Result<u64> {
+        let (free, total) = self.context().mem_get_info().map_err(wrap("cuMemGetInfo"))?;
+        let pool = self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        Ok((total as u64).saturating_sub(free as u64 + pool))
+    }
+
     /// Bytes of the memory pool that are in use.
     pub fn pool_in_use(&self) -> Result<u64> {
         self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
