@@ -156,6 +156,40 @@ fn pools() -> Result<()> {
     Ok(())
 }
 
+/// Threads take three neighbours where there are as many pixels as here.
+#[test]
+fn pools_of_large_pictures() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let shape = (4, 96, 47, 50);
+    let uneven = Padding { top: 0, bottom: 1, left: 1, right: 2 };
+    let configs = [
+        PoolConfig::new(3, 1).pad(1),
+        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig { count_padding: true, ..PoolConfig::new(3, 1).pad(uneven) },
+        PoolConfig::new(3, 1),
+    ];
+    for (dtype, tolerance) in DTYPES {
+        let (x, x_gpu) = both(&waves(3, shape)?, dtype, &device)?;
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        for config in &configs {
+            let of = format!("{config:?} in {dtype:?}");
+            assert_near(&ops::max_pool2d(&inside, config)?, &ops::max_pool2d(&x, config)?, 0., &of);
+            assert_near(&ops::avg_pool2d(&inside, config)?, &ops::avg_pool2d(&x, config)?, tolerance, &of);
+        }
+        // Channels last, the one NaN of the last image is in row 20 and column 30 of channel 40.
+        let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
+        let x = inside.permute((0, 2, 3, 1))?.contiguous()?.slice_assign(&[3..4, 20..21, 30..31, 40..41], &nan)?;
+        let got = ops::max_pool2d(&x.permute((0, 3, 1, 2))?, &configs[0])?.to_dtype(DType::F64)?.to_device(&CPU)?;
+        let found = |image: usize, channel: usize| -> Result<Vec<usize>> {
+            let values = got.get(image)?.get(channel)?.flatten_all()?.to_vec1::<f64>()?;
+            Ok((0..values.len()).filter(|&at| values[at].is_nan()).collect())
+        };
+        let around: Vec<usize> = (19..22).flat_map(|row| (29..32).map(move |column| row * 50 + column)).collect();
+        assert_eq!((found(3, 40)?, found(3, 41)?, found(2, 40)?), (around, vec![], vec![]), "{dtype:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn every_other_pixel() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

@@ -1,5 +1,5 @@
 // Pools and depthwise convolutions. A thread makes one element of the result, or N of neighbouring channels where the
-// channels of a pixel lie together (nhwc); of depthwise convolutions also of P neighbouring pixels.
+// channels of a pixel lie together (nhwc), also of P neighbouring pixels.
 #include "numbers.cuh"
 
 enum PoolKind { MAX = 0, MEAN = 1 };
@@ -32,6 +32,26 @@ template <int N, bool NHWC> struct Place {
 struct Pitch {
     unsigned image, plane, row;
 };
+
+// The larger one; NaN stays.
+__device__ inline float at_least(float x, float least) {
+#if __CUDA_ARCH__ >= 800
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+#else
+    return x < least || least != least ? least : x;
+#endif
+}
+__device__ inline double at_least(double x, double least) { return x < least || least != least ? least : x; }
+__device__ inline __half at_least(__half x, __half least) { return __hmax_nan(x, least); }
+__device__ inline __nv_bfloat16 at_least(__nv_bfloat16 x, __nv_bfloat16 least) { return __hmax_nan(x, least); }
+
+template <typename T, int N> __device__ inline Vec<T, N> at_least(Vec<T, N> v, T least) {
+#pragma unroll
+    for (int n = 0; n < N; n++) v.at[n] = at_least(v.at[n], least);
+    return v;
+}
 
 // An element more in a pool.
 template <typename T, int N, typename S>
@@ -94,24 +114,71 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     store<T, N>(y + (size_t)i * N, out);
 }
 
-// The larger one; NaN stays.
-__device__ inline float at_least(float x, float least) {
-#if __CUDA_ARCH__ >= 800
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-    return y;
-#else
-    return x < least ? least : x;
-#endif
-}
-__device__ inline double at_least(double x, double least) { return x < least ? least : x; }
-__device__ inline __half at_least(__half x, __half least) { return __hmax_nan(x, least); }
-__device__ inline __nv_bfloat16 at_least(__nv_bfloat16 x, __nv_bfloat16 least) { return __hmax_nan(x, least); }
-
-template <typename T, int N> __device__ inline Vec<T, N> at_least(Vec<T, N> v, T least) {
+// `each` of the elements of windows of K by K over P neighbours from (r0, c0) on, with the number of its window, row by row.
+// What a row of the image holds is loaded once for all of them, and these loads need not wait for each other. Columns
+// beyond the edges count as `outside`, rows do not count.
+template <int K, int P, int N, typename T, typename F>
+__device__ inline void for_each(const T *x, size_t row, size_t column, int h, int w, int r0, int c0, T outside, F each) {
 #pragma unroll
-    for (int n = 0; n < N; n++) v.at[n] = at_least(v.at[n], least);
-    return v;
+    for (int a = 0; a < K; a++) {
+        const int r = r0 + a;
+        if ((unsigned)r >= (unsigned)h) continue;
+        Vec<T, N> v[P + K - 1];
+#pragma unroll
+        for (int j = 0; j < P + K - 1; j++) {
+#pragma unroll
+            for (int n = 0; n < N; n++) v[j].at[n] = outside;
+            if ((unsigned)(c0 + j) < (unsigned)w) v[j] = load<T, N>(x + r * row + (c0 + j) * column);
+        }
+#pragma unroll
+        for (int b = 0; b < K; b++)
+#pragma unroll
+            for (int p = 0; p < P; p++) each(p, v[p + b]);
+    }
+}
+
+// A thread makes N channels, which lie together, of P neighbours in a row, for windows of K by K next to each other. The
+// results are those of `pool`.
+template <typename T, int N, int P, int K>
+__device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int top, int left,
+                           int bottom, int right, int count_padding, Pitch pitch, const T *x, T *y) {
+    using S = typename Sum<T>::type;
+    const int strips = (ow + P - 1) / P;
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= numel / ow * strips / N) return;
+    Place<N, true> at(i, channels, oh, strips);
+    const int first = at.column * P, r0 = (int)at.row - top, c0 = first - left;
+    x += (size_t)at.image * pitch.image + at.channel;
+    Vec<T, N> out[P];
+    if (kind == MAX) {
+        const T least = narrow<T>(-(S)INFINITY);
+#pragma unroll
+        for (int p = 0; p < P; p++)
+#pragma unroll
+            for (int n = 0; n < N; n++) out[p].at[n] = least;
+        for_each<K, P, N>(x, pitch.row, channels, h, w, r0, c0, least, [&](int p, const Vec<T, N> &v) {
+#pragma unroll
+            for (int n = 0; n < N; n++) out[p].at[n] = at_least(out[p].at[n], v.at[n]);
+        });
+    } else {
+        S sum[P][N] = {};
+        for_each<K, P, N>(x, pitch.row, channels, h, w, r0, c0, narrow<T>(0), [&](int p, const Vec<T, N> &v) {
+#pragma unroll
+            for (int n = 0; n < N; n++) sum[p][n] += (S)widen(v.at[n]);
+        });
+        const int rows = count_padding ? min(r0 + K, h + bottom) - r0 : min(r0 + K, h) - max(r0, 0);
+#pragma unroll
+        for (int p = 0; p < P; p++) {
+            const int c = c0 + p, end = c + K;
+            const int columns = count_padding ? min(end, w + right) - c : min(end, w) - max(c, 0);
+#pragma unroll
+            for (int n = 0; n < N; n++) out[p].at[n] = narrow<T>(sum[p][n] / (S)(rows * columns));
+        }
+    }
+    y += at.offset(channels, oh, ow, at.row, first);
+#pragma unroll
+    for (int p = 0; p < P; p++)
+        if (first + p < ow) store<T, N>(y + (size_t)p * channels, out[p]);
 }
 
 // Windows of K by K over P neighbours, STRIDE apart, from (r0, c0) on: what a row of the image holds is loaded once for all
@@ -209,6 +276,14 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
                          {image, plane, row}, x, y);                                                                   \
     }
 
+#define POOL_STRIP(T, N, P, K, NAME)                                                                                   \
+    extern "C" __global__ void opara_pool_nhwc##N##x##P##_##K##s1_##NAME(size_t numel, int kind, int channels, int h,  \
+        int w, int oh, int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding,    \
+        unsigned image, unsigned plane, unsigned row, const T *x, T *y) {                                              \
+        pool_strip<T, N, P, K>(numel, kind, channels, h, w, oh, ow, top, left, bottom, right, count_padding,           \
+                               {image, plane, row}, x, y);                                                             \
+    }
+
 #define DEPTHWISE(T, LAYOUT, N, P, K, STRIDE, NHWC, NAME)                                                              \
     extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
         int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu_before, int relu, const T *x,    \
@@ -240,6 +315,7 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
 #define OF_16_BITS(T, NAME)                                                                                            \
     MORE(T, NAME)                                                                                                      \
     BOTH(T, nhwc8, 8, true, NAME)                                                                                      \
+    POOL_STRIP(T, 8, 3, 3, NAME)                                                                                       \
     STRIPS(T, 4, 3, 1, NAME)                                                                                           \
     STRIPS(T, 4, 7, 1, NAME)                                                                                           \
     STRIPS(T, 4, 2, 2, NAME)                                                                                           \
@@ -247,6 +323,7 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
 
 ALL(double, f64)
 MORE(float, f32)
+POOL_STRIP(float, 4, 3, 3, f32)
 STRIPS(float, 2, 7, 1, f32)
 STRIPS(float, 2, 7, 2, f32)
 OF_16_BITS(__half, f16)
