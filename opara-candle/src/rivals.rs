@@ -42,6 +42,9 @@ fn rivals(schedule: &Schedule, problem: &Problem, policy: &str) -> Result<Vec<(S
     /// Launches above which rivals are not worth their building: such graphs are wide, few streams run them as fast as many,
     /// and each graph of 50,000 launches takes a second and a tenth of a GiB.
     const LAUNCHES: usize = 4096;
+    /// Streams above which a rival costs more memory than it may be worth: the driver takes some 100 KiB for each branch of a
+    /// graph and does not give them back.
+    const BRANCHES: usize = 1024;
     /// What the host's connections to a device are at most, which streams share.
     const STREAMS: usize = 32;
     if problem.graph.len() > LAUNCHES {
@@ -52,7 +55,7 @@ fn rivals(schedule: &Schedule, problem: &Problem, policy: &str) -> Result<Vec<(S
         rivals.push((rival.name(), rival.schedule(problem)?));
     }
     let steps = schedule.steps();
-    rivals.retain(|(_, rival)| rival.steps() != steps);
+    rivals.retain(|(_, rival)| rival.streams() <= BRANCHES && rival.steps() != steps);
     if schedule.streams() > STREAMS {
         rivals.push((policy.into(), schedule.clone().sharing(problem.graph, STREAMS)?));
     }
@@ -100,6 +103,11 @@ mod tests {
     #[test]
     fn many_streams_are_tried_on_few() {
         assert_eq!(found(fork(40)), named(&[("sequential", 1), ("dag", 41), ("opara", 32)]));
+    }
+
+    #[test]
+    fn a_thousand_branches_are_too_many() {
+        assert_eq!(found(fork(1024)), named(&[("sequential", 1), ("opara", 32)]));
     }
 
     #[test]
