@@ -179,7 +179,7 @@ fn pools_of_large_pictures() -> Result<()> {
         // Channels last, the one NaN of the last image is in row 20 and column 30 of channel 40.
         let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
         let x = inside.permute((0, 2, 3, 1))?.contiguous()?.slice_assign(&[3..4, 20..21, 30..31, 40..41], &nan)?;
-        let got = ops::max_pool2d(&x.permute((0, 3, 1, 2))?, &configs[0])?.to_dtype(DType::F64)?.to_device(&CPU)?;
+        let got = ops::max_pool2d(&x.permute((0, 3, 1, 2))?, &configs[0])?.to_dtype(DType::F64)?.to_device(CPU)?;
         let found = |image: usize, channel: usize| -> Result<Vec<usize>> {
             let values = got.get(image)?.get(channel)?.flatten_all()?.to_vec1::<f64>()?;
             Ok((0..values.len()).filter(|&at| values[at].is_nan()).collect())
