@@ -14,7 +14,6 @@ mod stages;
 pub use nimble::stream_assignment;
 pub use opara::{launch_order, stream_allocation, Opara, Resource};
 pub use policy::{Policy, UnknownPolicy};
-pub use reuse::reuse_streams;
 pub use stages::Stage;
 
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,8 @@ use std::collections::BinaryHeap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{reuse_streams, Problem, Schedule, Scheduler};
+use super::reuse::reuse_streams;
+use super::{Problem, Schedule, Scheduler};
 use crate::graph::OpGraph;
 use crate::profile::{Class, OpProfile};
 use crate::trace::OpId;

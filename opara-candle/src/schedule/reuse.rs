@@ -17,7 +17,7 @@ use crate::trace::OpId;
 ///
 /// # Complexity
 /// Almost linear in ops and edges.
-pub fn reuse_streams(graph: &OpGraph, stream: &[usize], order: &[OpId]) -> Vec<usize> {
+pub(super) fn reuse_streams(graph: &OpGraph, stream: &[usize], order: &[OpId]) -> Vec<usize> {
     let streams = stream.iter().max().map_or(0, |s| s + 1);
     let mut last = vec![None; streams];
     order.iter().for_each(|&op| last[stream[op]] = Some(op));
