@@ -85,10 +85,10 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        let order = launch_order(graph, profile, self.resource);
-        let streams = reuse_streams(graph, &stream_allocation(graph), &order);
-        let shared = streams.into_iter().map(|stream| stream % MOST_STREAMS).collect();
-        Schedule::new(graph, shared, order)
+        let (alone, order) = (stream_allocation(graph), launch_order(graph, profile, self.resource));
+        let stream = reuse_streams(graph, &alone, &order);
+        // On these streams every op waits for what it waited for.
+        Schedule { stream, ..Schedule::new(graph, alone, order)? }.sharing(graph, MOST_STREAMS)
     }
 }
 
