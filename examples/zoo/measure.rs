@@ -85,10 +85,8 @@ pub struct Measured {
 /// # Errors
 /// Those of the model, of the executors and of the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let (model, made) = taken(device, || {
-        let model = (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made")?;
-        Ok(model)
-    })?;
+    let (model, made) =
+        taken(device, || (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made"))?;
     let Model { function, inputs, .. } = &model;
 
     let ((finite, eager_repeats, affordable), warm) = taken(device, || {
@@ -117,15 +115,12 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let (sequential, compared) = taken(device, || {
-        let sequential = captured.then(|| build(Policy::Sequential, 0, false));
-        sequential.transpose()
-    })?;
+    let (sequential, compared) = taken(device, || captured.then(|| build(Policy::Sequential, 0, false)).transpose())?;
     let eager_outside = made.outside + warm.outside + eager.outside;
     let executor_outside = built.outside + replay.outside;
     let start = made.pool.map(|made| made.before);
     let total =
-        |pass: Option<Usage>, outside: i64| Some((pass?.peak.saturating_sub(start?)).saturating_add_signed(outside));
+        |pass: Option<Usage>, outside: i64| Some(pass?.peak.saturating_sub(start?).saturating_add_signed(outside));
     let memory = Memory {
         eager_peak: eager.pool.map(|eager| eager.peak - eager.before),
         replay_peak: replay.pool.zip(built.pool).map(|(replay, built)| replay.peak.saturating_sub(built.before)),

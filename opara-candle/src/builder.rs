@@ -122,9 +122,9 @@ impl Builder {
         self
     }
 
-    /// Whether a GPU's schedule that measures slower than the sequential one, than the graph's own edges in recorded order
-    /// ([`Policy::Dag`](crate::schedule::Policy::Dag)), or, if it has more than 32 streams, than itself on 32, gives way
-    /// to that. Default: yes.
+    /// Whether a GPU's schedule of up to 4,096 launches that measures slower than the sequential one, than the graph's own edges
+    /// in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes no more than 1,024 branches), or, if it
+    /// has more than 32 streams, than itself on 32, gives way to that. Default: yes.
     pub fn race(mut self, race: bool) -> Self {
         self.0.race = race;
         self

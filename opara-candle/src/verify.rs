@@ -13,7 +13,7 @@ const SCALE: f64 = 0.75;
 /// nearer to 0.
 ///
 /// They are made on the host: of a GPU's kernels some take memory when they are first used, which nothing else here needs
-/// (of candle's `indexing`, whose asserts may print, 90 MiB on an H200 with driver 580).
+/// (of candle's `indexing`, which asserts, 90 MiB on an H200 with driver 580).
 pub(crate) fn other_values(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(|input| other(&input.to_device(&Device::Cpu)?)?.to_device(input.device())).collect()
 }

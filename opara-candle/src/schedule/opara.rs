@@ -241,6 +241,9 @@ mod tests {
         assert_eq!(wide.streams(), MOST_STREAMS);
         assert_eq!(wide.order, Vec::from_iter(0..ops));
         assert_eq!(wide.predecessors[ops - 1], [MOST_STREAMS], "the stream's op before");
+        // Each op of a chain feeds one that nothing waits for: such a stream ends above no op, so that none goes on with it.
+        let leaves = scheduled((0..2 * ops).map(|op| op.checked_sub(2 - op % 2).into_iter().collect()).collect());
+        assert_eq!(leaves.streams(), MOST_STREAMS);
         // Two branches and their join, again and again.
         let joins = |op: usize| match op % 3 {
             0 => vec![op.wrapping_sub(2), op.wrapping_sub(1)],

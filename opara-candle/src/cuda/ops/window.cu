@@ -138,7 +138,7 @@ __device__ inline void for_each(const T *x, size_t row, size_t column, int h, in
 }
 
 // A thread makes N channels, which lie together, of P neighbours in a row, for windows of K by K next to each other. The
-// results are those of `pool`.
+// results are those of `pool`, but that of zeros alone a maximum may have the other sign.
 template <typename T, int N, int P, int K>
 __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int top, int left,
                            int bottom, int right, int count_padding, Pitch pitch, const T *x, T *y) {

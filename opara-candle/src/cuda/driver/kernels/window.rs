@@ -62,11 +62,20 @@ impl Plane {
         }
     }
 
-    /// Whether a thread can take so many neighbouring channels at once, of so many bytes each.
+    /// Whether channels lie together and a thread can take so many at once, of so many bytes each.
     fn is_aligned(&self, channels: usize, bytes: usize, addresses: &[CUdeviceptr]) -> bool {
         let size = channels * bytes;
         let aligned = addresses.iter().all(|address| address.is_multiple_of(size as u64));
-        size <= 16 && self.channels.is_multiple_of(channels) && aligned
+        self.channels_last && size <= 16 && self.channels.is_multiple_of(channels) && aligned
+    }
+
+    /// The kernel's variant whose threads take so many neighbouring channels, or one each, and how many threads it takes.
+    fn taking(&self, channels: Option<usize>) -> (String, usize) {
+        let layout = if self.channels_last { "nhwc" } else { "nchw" };
+        match channels {
+            Some(n) => (format!("{layout}{n}"), self.results() / n),
+            None => (layout.into(), self.results()),
+        }
     }
 
     /// Whether threads that make so many results each are enough to hide the latency of loads: as many as an H200 runs at
@@ -75,40 +84,24 @@ impl Plane {
         self.results() / results >= H200_THREADS
     }
 
-    /// The kernel's variant, and how many threads it takes. Each takes as many neighbouring channels, of so many bytes each,
-    /// as 16 bytes hold and channels and addresses allow, as long as that leaves enough threads.
-    fn variant(&self, bytes: usize, addresses: &[CUdeviceptr]) -> (&'static str, usize) {
-        if !self.channels_last {
-            return ("nchw", self.results());
-        }
-        let fits = |n: &usize| self.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || self.fills(*n));
-        match [8, 4, 2].into_iter().find(fits) {
-            Some(8) => ("nhwc8", self.results() / 8),
-            Some(4) => ("nhwc4", self.results() / 4),
-            Some(_) => ("nhwc2", self.results() / 2),
-            None => ("nhwc", self.results()),
-        }
-    }
-
-    /// The same for a pool, whose threads take as many channels as they can: that was the fastest on an H200 for every size.
-    /// Of windows of 3 by 3 next to each other they take three where that leaves an eighth of the threads that it runs at
-    /// once.
+    /// The kernel's variant for a pool, and how many threads it takes. Each takes as many neighbouring channels, of so many
+    /// bytes each, as 16 bytes hold and channels and addresses allow: that was the fastest on an H200 for every size. Of windows
+    /// of 3 by 3 next to each other they take three where that leaves an eighth of the threads that it runs at once.
     fn pool_variant(&self, windows: &Windows, bytes: usize, addresses: &[CUdeviceptr]) -> (String, usize) {
         const PIXELS: usize = 3;
-        let channels = [8, 4, 2].into_iter().find(|&n| self.channels_last && self.is_aligned(n, bytes, addresses));
-        let Some(channels) = channels else {
-            return (if self.channels_last { "nhwc" } else { "nchw" }.into(), self.results());
-        };
-        let strips = self.results() / self.to.1 * self.to.1.div_ceil(PIXELS) / channels;
-        let has_strips = matches!((channels, bytes), (8, 2) | (4, 4)) && (windows.kernel, windows.stride) == (3, 1);
-        match has_strips && strips >= H200_THREADS / 8 {
-            true => (format!("nhwc{channels}x{PIXELS}_3s1"), strips),
-            false => (format!("nhwc{channels}"), self.results() / channels),
+        let channels = [8, 4, 2].into_iter().find(|&n| self.is_aligned(n, bytes, addresses));
+        let (variant, threads) = self.taking(channels);
+        let has_strips = matches!((channels, bytes), (Some(8), 2) | (Some(4), 4));
+        let strips = threads / self.to.1 * self.to.1.div_ceil(PIXELS);
+        match has_strips && (windows.kernel, windows.stride) == (3, 1) && strips >= H200_THREADS / 8 {
+            true => (format!("{variant}x{PIXELS}_3s1"), strips),
+            false => (variant, threads),
         }
     }
 
-    /// The same for a depthwise convolution. Without dilation threads take neighbouring pixels of a row, too: as many as
-    /// were fastest on an H200 where they are enough, and where they are not.
+    /// The same for a depthwise convolution, whose threads take more than 4 bytes only as long as that leaves enough threads.
+    /// Without dilation they take neighbouring pixels of a row, too: as many as were fastest on an H200 where they are enough,
+    /// and where they are not.
     fn depthwise_variant(
         &self,
         kernel: (usize, usize),
@@ -117,11 +110,11 @@ impl Plane {
         addresses: &[CUdeviceptr],
     ) -> (String, usize) {
         let stride = config.stride;
-        let aligned = |n| self.channels_last && bytes <= 4 && self.is_aligned(n, bytes, addresses);
+        let aligned = |n| bytes <= 4 && self.is_aligned(n, bytes, addresses);
         let is_square = matches!(kernel, (3, 3) | (5, 5) | (7, 7));
         if !is_square || config.dilation > 1 || stride > 2 || !aligned(2) {
-            let (variant, threads) = self.variant(bytes, addresses);
-            return (variant.into(), threads);
+            let fits = |n: &usize| self.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || self.fills(*n));
+            return self.taking([8, 4, 2].into_iter().find(fits));
         }
         let (channels, pixels) = match (bytes, stride, self.fills(4)) {
             (4, _, true) => (2, 7),
