@@ -1,0 +1,191 @@
+//! Convolutions and pools.
+
+use candle::{DType, Result, Tensor};
+use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+
+use super::common::{gpu, waves, CPU};
+use super::{assert_near, both, ACTIVATIONS, DTYPES};
+
+#[test]
+fn convolutions() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let plain = ConvConfig::default();
+    let relu = ConvConfig { activation: Activation::Relu, ..plain };
+    let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
+    let first = ConvConfig { input_activation: Activation::Relu, ..plain };
+    let cases: [(&str, usize, [usize; 4], ConvConfig); 18] = [
+        ("1x1", 16, [24, 16, 1, 1], relu),
+        ("3x3", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..relu }),
+        ("3x3, no activation", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..plain }),
+        ("5x5, stride 2", 3, [10, 3, 5, 5], ConvConfig { padding: 2.into(), stride: 2, ..relu }),
+        ("1x7", 8, [8, 8, 1, 7], ConvConfig { padding: (0, 3).into(), ..relu }),
+        ("uneven edges", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, stride: 2, ..relu }),
+        ("groups", 12, [18, 4, 3, 3], ConvConfig { padding: 1.into(), groups: 3, ..plain }),
+        ("depthwise", 24, [24, 1, 5, 5], ConvConfig { padding: 2.into(), groups: 24, ..plain }),
+        ("depthwise, uneven edges", 12, [12, 1, 3, 3], ConvConfig { padding: uneven, groups: 12, ..relu }),
+        ("depthwise, pairs", 6, [6, 1, 7, 7], ConvConfig { padding: 3.into(), groups: 6, ..plain }),
+        ("depthwise, flat", 8, [8, 1, 1, 7], ConvConfig { padding: (0, 3).into(), groups: 8, ..plain }),
+        ("depthwise, odd", 7, [7, 1, 3, 3], ConvConfig { padding: uneven, groups: 7, stride: 2, ..relu }),
+        ("depthwise, dilated", 10, [10, 1, 3, 3], ConvConfig { padding: 2.into(), groups: 10, dilation: 2, ..plain }),
+        ("behind a ReLU", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, ..first }),
+        ("depthwise, behind a ReLU", 8, [8, 1, 3, 3], ConvConfig { padding: uneven, groups: 8, ..first }),
+        ("depthwise, flat, behind a ReLU", 7, [7, 1, 1, 3], ConvConfig { groups: 7, ..first }),
+        (
+            "depthwise, behind a GELU",
+            6,
+            [6, 1, 3, 3],
+            ConvConfig { groups: 6, input_activation: Activation::Gelu, ..plain },
+        ),
+        ("two for each", 6, [12, 1, 3, 3], ConvConfig { padding: 1.into(), groups: 6, ..plain }),
+    ];
+    for (name, channels, weight, config) in cases {
+        for (dtype, tolerance) in DTYPES {
+            let (x, x_gpu) = both(&waves(0, (2, channels, 13, 11))?, dtype, &device)?;
+            let (w, w_gpu) = both(&(waves(1, weight.to_vec())? * 0.3)?, dtype, &device)?;
+            let (b, b_gpu) = both(&waves(2, weight[0])?, dtype, &device)?;
+            for bias in [false, true] {
+                let expected = ops::conv2d(&x, &w, bias.then_some(&b), &config)?;
+                let of = format!("{name} in {dtype:?}, bias {bias}");
+                let got = ops::conv2d(&x_gpu, &w_gpu, bias.then_some(&b_gpu), &config)?;
+                assert_near(&got, &expected, tolerance, &of);
+                // Channels inside and a weight that was laid out before, a view of a larger tensor.
+                let wide = Tensor::cat(&[&x_gpu, &x_gpu], 1)?.narrow(1, 0, channels)?;
+                let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+                let laid_out = ops::conv2d_weight(&w_gpu, config.groups)?;
+                for x in [&wide, &inside] {
+                    let got = ops::conv2d(x, &laid_out, bias.then_some(&b_gpu), &config)?;
+                    assert_near(&got, &expected, tolerance, &of);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Enough elements for threads that make many each.
+#[test]
+fn large_depthwise_convolutions() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (x, config) = (waves(0, (4, 96, 56, 53))?, ConvConfig { groups: 96, ..Default::default() });
+    for (kernel, (dtype, tolerance)) in [3, 5, 7].into_iter().flat_map(|k| DTYPES.map(|d| (k, d))) {
+        let (x, x_gpu) = both(&x, dtype, &device)?;
+        let (w, w_gpu) = both(&(waves(1, (96, 1, kernel, kernel))? * 0.3)?, dtype, &device)?;
+        let (b, b_gpu) = both(&waves(2, 96)?, dtype, &device)?;
+        for (stride, input_activation) in
+            [(1, Activation::None), (2, Activation::None), (1, Activation::Relu), (2, Activation::Relu)]
+        {
+            let config = ConvConfig { padding: (kernel / 2).into(), stride, input_activation, ..config };
+            let of = format!("{kernel} by {kernel}, stride {stride}, {input_activation:?} before, in {dtype:?}");
+            let expected = ops::conv2d(&x, &w, Some(&b), &config)?;
+            assert_near(&ops::conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &config)?, &expected, tolerance, &of);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn convolutions_with_every_activation() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (activation, (dtype, tolerance)) in ACTIVATIONS.into_iter().flat_map(|a| DTYPES.map(|d| (a, d))) {
+        let config = ConvConfig { padding: 1.into(), activation, ..Default::default() };
+        let (x, x_gpu) = both(&waves(0, (2, 8, 9, 7))?, dtype, &device)?;
+        let (w, w_gpu) = both(&(waves(1, (16, 8, 3, 3))? * 0.3)?, dtype, &device)?;
+        let got = ops::conv2d(&x_gpu, &w_gpu, None, &config)?;
+        assert_near(&got, &ops::conv2d(&x, &w, None, &config)?, 2. * tolerance, format!("{activation:?} in {dtype:?}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn pools() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let uneven = Padding { top: 0, bottom: 1, left: 1, right: 0 };
+    let configs = [
+        PoolConfig::new(2, 2),
+        PoolConfig::new(3, 2).pad(1),
+        PoolConfig { ceil: true, ..PoolConfig::new(3, 2) },
+        PoolConfig { count_padding: true, ceil: true, ..PoolConfig::new(3, 2).pad(1) },
+        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig::new(9, 1),
+    ];
+    for config in configs {
+        for (channels, (dtype, tolerance)) in [7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+            let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
+            let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            // Parts of larger tensors, with channels outside and inside, and one that lies otherwise.
+            let outer = Tensor::cat(&[&x_gpu, &x_gpu], 2)?.narrow(2, 10, 10)?;
+            let inner = Tensor::cat(&[&inside, &inside], 2)?.permute((0, 2, 3, 1))?.contiguous()?;
+            let inner = inner.narrow(1, 10, 10)?.permute((0, 3, 1, 2))?;
+            let turned = x_gpu.transpose(2, 3)?.contiguous()?.transpose(2, 3)?;
+            for x_gpu in [&x_gpu, &inside, &outer, &inner, &turned] {
+                let of = format!("{config:?} of {channels} channels in {dtype:?}");
+                let (got, expected) = (ops::max_pool2d(x_gpu, &config)?, ops::max_pool2d(&x, &config)?);
+                assert_near(&got, &expected, 0., &of);
+                let (got, expected) = (ops::avg_pool2d(x_gpu, &config)?, ops::avg_pool2d(&x, &config)?);
+                assert_near(&got, &expected, tolerance, &of);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Threads take three neighbours where there are as many pixels as here.
+#[test]
+fn pools_of_large_pictures() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let shape = (4, 96, 47, 50);
+    let uneven = Padding { top: 0, bottom: 1, left: 1, right: 2 };
+    let configs = [
+        PoolConfig::new(3, 1).pad(1),
+        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig { count_padding: true, ..PoolConfig::new(3, 1).pad(uneven) },
+        PoolConfig::new(3, 1),
+    ];
+    for (dtype, tolerance) in DTYPES {
+        let (x, x_gpu) = both(&waves(3, shape)?, dtype, &device)?;
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        for config in &configs {
+            let of = format!("{config:?} in {dtype:?}");
+            assert_near(&ops::max_pool2d(&inside, config)?, &ops::max_pool2d(&x, config)?, 0., &of);
+            assert_near(&ops::avg_pool2d(&inside, config)?, &ops::avg_pool2d(&x, config)?, tolerance, &of);
+        }
+        // Channels last, the one NaN of the last image is in row 20 and column 30 of channel 40.
+        let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
+        let x = inside.permute((0, 2, 3, 1))?.contiguous()?.slice_assign(&[3..4, 20..21, 30..31, 40..41], &nan)?;
+        let got = ops::max_pool2d(&x.permute((0, 3, 1, 2))?, &configs[0])?.to_dtype(DType::F64)?.to_device(CPU)?;
+        let found = |image: usize, channel: usize| -> Result<Vec<usize>> {
+            let values = got.get(image)?.get(channel)?.flatten_all()?.to_vec1::<f64>()?;
+            Ok((0..values.len()).filter(|&at| values[at].is_nan()).collect())
+        };
+        let around: Vec<usize> = (19..22).flat_map(|row| (29..32).map(move |column| row * 50 + column)).collect();
+        assert_eq!((found(3, 40)?, found(3, 41)?, found(2, 40)?), (around, vec![], vec![]), "{dtype:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_other_pixel() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (channels, (dtype, _)) in [1, 7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        for (start, stride) in [(0, 2), (1, 2), (2, 3), (9, 1), (20, 2), (1 << 40, 2), (1, 1 << 40)] {
+            for x_gpu in [&x_gpu, &inside] {
+                let (got, expected) = (ops::subsample(x_gpu, start, stride)?, ops::subsample(&x, start, stride)?);
+                assert_near(&got, &expected, 0., format!("{start}, {stride} of {channels} channels in {dtype:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_maximum_is_nan_where_an_element_is() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let mut values = vec![1f32; 16];
+    values[5] = f32::NAN;
+    let x = Tensor::from_vec(values, (1, 1, 4, 4), &device)?;
+    let got = ops::max_pool2d(&x, &PoolConfig::new(2, 2))?.flatten_all()?.to_vec1::<f32>()?;
+    assert!(got[0].is_nan() && got[1..] == [1., 1., 1.], "{got:?}");
+    Ok(())
+}
