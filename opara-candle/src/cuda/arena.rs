@@ -7,7 +7,6 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::driver::{Block, Event, Stream, StreamId};
-use crate::memory::WORKSPACE_LIMIT;
 use crate::Result;
 
 /// Memory that graphs share: one call at a time uses it. It grows to what the largest of them needs; then graphs that
@@ -75,9 +74,8 @@ impl Arena {
         state.generation += 1;
         let memory = match self.kind {
             Kind::Tensors => Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, device)?)?,
-            Kind::Workspaces if bytes == 0 => Block::outside_pool(&stream, 1)?,
-            // As much as it usually may need, so that it need not grow.
-            Kind::Workspaces => Block::outside_pool(&stream, bytes.max(WORKSPACE_LIMIT))?,
+            // In few steps: whenever it grows, all graphs that use it are built again.
+            Kind::Workspaces => Block::outside_pool(&stream, bytes.next_power_of_two())?,
         };
         Ok(state.memory.insert(memory).clone())
     }
