@@ -7,7 +7,11 @@ mod arguments;
 mod calls;
 mod capture;
 #[cfg(feature = "cudnn")]
-pub(super) mod cudnn;
+pub(super) mod convolution;
+#[cfg(feature = "cudnn")]
+mod cublaslt;
+#[cfg(feature = "cudnn")]
+mod cudnn;
 mod cupti;
 mod graph;
 mod kernel;

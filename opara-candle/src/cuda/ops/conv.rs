@@ -1,4 +1,4 @@
-//! Convolutions: of each channel by itself in a kernel of ours, all others by cuDNN.
+//! Convolutions: of each channel by itself in a kernel of ours, all others by a library.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::format::Format;
 use super::launch::{elements, is_known};
 #[cfg(feature = "cudnn")]
-use crate::cuda::driver::cudnn::{self, Convolution, Operands};
+use crate::cuda::driver::convolution::{self, Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
 use crate::ops::{pad, Activation, ConvConfig, Padding};
 
@@ -36,7 +36,7 @@ pub(crate) fn weight_for(weight: &Tensor, groups: usize) -> Result<Tensor> {
     }
 }
 
-/// The convolution as one launch or one call of cuDNN; `None` where neither does it.
+/// The convolution as one launch or one call of a library; `None` where neither does it.
 pub(crate) fn conv2d(
     x: &Tensor,
     weight: &Tensor,
@@ -133,7 +133,7 @@ impl Dense {
             weight: elements(weight.0, weight.1)?,
             bias: elements(bias.0, bias.1)?,
         };
-        cudnn::convolve::<T, C>(device, &self.0, &operands, &mut y)?;
+        convolution::convolve::<T, C>(device, &self.0, &operands, &mut y)?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
     }
 }

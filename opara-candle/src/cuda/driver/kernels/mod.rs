@@ -35,7 +35,7 @@ fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result
     Ok(device.get_or_load_custom_func(name, &format!("opara_{module}"), code)?.into_cuda_function())
 }
 
-fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
+pub(super) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
     slice.device_ptr(&device.cuda_stream()).0
 }
 
