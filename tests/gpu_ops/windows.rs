@@ -62,6 +62,45 @@ fn convolutions() -> Result<()> {
     Ok(())
 }
 
+/// Squares of a picture's pixels become pixels where that makes them fit for tensor cores.
+#[test]
+fn convolutions_of_few_channels() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let uneven = Padding { top: 0, bottom: 2, left: 3, right: 1 };
+    let plain = ConvConfig::default();
+    let relu = ConvConfig { activation: Activation::Relu, ..plain };
+    let configs = [
+        ConvConfig { padding: 3.into(), stride: 2, ..relu },
+        ConvConfig { padding: uneven, stride: 2, ..relu },
+        ConvConfig { padding: uneven, ..plain },
+        ConvConfig { stride: 3, ..plain },
+        ConvConfig { stride: 6, padding: 1.into(), input_activation: Activation::Relu, ..plain },
+        ConvConfig { stride: 1 << 40, ..relu },
+        ConvConfig { stride: 2, dilation: 2, padding: 4.into(), ..relu },
+    ];
+    for (channels, (dtype, tolerance)) in [1, 3, 4, 5, 7, 8, 9].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
+        let (x, x_gpu) = both(&waves(0, (2, channels, 33, 30))?, dtype, &device)?;
+        let (w, w_gpu) = both(&(waves(1, (16, channels, 7, 5))? * 0.2)?, dtype, &device)?;
+        let (b, b_gpu) = both(&waves(2, 16)?, dtype, &device)?;
+        // As it lies, channels inside, and parts of larger tensors that lie so and otherwise.
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        let part = Tensor::cat(&[&x_gpu, &x_gpu, &x_gpu], 1)?.narrow(1, channels, channels)?;
+        let cropped = Tensor::cat(&[&x_gpu, &x_gpu], 3)?.narrow(3, 30, 30)?;
+        let turned = x_gpu.transpose(2, 3)?.contiguous()?.transpose(2, 3)?;
+        let laid_out = ops::conv2d_weight(&w_gpu, 1)?;
+        for config in &configs {
+            let expected = ops::conv2d(&x, &w, Some(&b), config)?;
+            let operands =
+                [(&x_gpu, &w_gpu), (&inside, &laid_out), (&part, &w_gpu), (&cropped, &laid_out), (&turned, &w_gpu)];
+            for (x, w) in operands {
+                let of = format!("{channels} channels in {dtype:?}, strides {:?}, {config:?}", x.stride());
+                assert_near(&ops::conv2d(x, w, Some(&b_gpu), config)?, &expected, tolerance, of);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Enough elements for threads that make many each.
 #[test]
 fn large_depthwise_convolutions() -> Result<()> {

@@ -9,7 +9,14 @@ pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static s
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()
         .map(|module| module.ptx())
-        .chain([ops::ptx::CAT, ops::ptx::ELEMENT, ops::ptx::NORM, ops::ptx::SOFTMAX, ops::ptx::WINDOW])
+        .chain([
+            ops::ptx::CAT,
+            ops::ptx::ELEMENT,
+            ops::ptx::NORM,
+            ops::ptx::SOFTMAX,
+            ops::ptx::SPACE_TO_DEPTH,
+            ops::ptx::WINDOW,
+        ])
         .flat_map(|module| module.split(".entry ").skip(1))
         .filter_map(|entry| {
             let (name, rest) = entry.split_once('(')?;

@@ -158,6 +158,8 @@ pub(super) const FAMILIES: &[Family] = &[
     // Ours, window.cu: numel, ..., in, [weight, bias,] out
     writes("opara_pool_", 18, Elements(&[Argument(0)])),
     writes("opara_depthwise_", 17, Elements(&[Argument(0)])),
+    // Ours, space_to_depth.cu: numel of the output, its sizes, those of the input and its strides, in, out
+    writes("opara_space_to_depth_", 15, Elements(&[Argument(0)])),
     // Ours, element.cu: numel, columns, activation, in, bias, out; the bias may be null
     writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
     // Ours, element.cu: numel, seq, heads, dim, scale, in, bias, out; the bias may be null

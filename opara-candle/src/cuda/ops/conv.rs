@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use super::format::Format;
 use super::launch::{elements, is_known};
+use super::space_to_depth::deepened;
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::convolution::{self, Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
@@ -54,10 +55,11 @@ pub(crate) fn conv2d(
         Activation::Relu if depthwise => x.clone(),
         activation => activation.forward(x)?,
     };
-    let (x, config) = match depthwise || config.padding.is_symmetric() {
-        true => (x, *config),
+    let (x, weight, config) = match deepened(&x, weight, config)? {
+        Some(deepened) => deepened,
+        None if depthwise || config.padding.is_symmetric() => (x, weight.clone(), *config),
         // cuDNN pads opposite edges alike.
-        false => (pad(&x, config.padding)?, ConvConfig { padding: Padding::default(), ..*config }),
+        None => (pad(&x, config.padding)?, weight.clone(), ConvConfig { padding: Padding::default(), ..*config }),
     };
     let (batch, channels, h, w) = x.dims4()?;
     let (out, _, kh, kw) = weight.dims4()?;
@@ -67,7 +69,7 @@ pub(crate) fn conv2d(
         Some(bias) => bias.contiguous()?,
         None => Tensor::zeros(out, dtype, x.device())?,
     };
-    let (operand, filter) = (format.arrange(&x)?, arrange(weight, config.groups)?);
+    let (operand, filter) = (format.arrange(&x)?, arrange(&weight, config.groups)?);
     let result = if depthwise {
         let plane = Plane::new((batch, channels, h, w), (oh, ow), channels_last)?;
         operand.apply_op3_no_bwd(&filter, &bias, &Depthwise { config, plane, kernel: (kh, kw) })?

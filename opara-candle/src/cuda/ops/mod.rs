@@ -8,6 +8,7 @@ mod launch;
 mod norm;
 mod pool;
 mod softmax;
+mod space_to_depth;
 
 pub(crate) use cat::{cat, cat_sums};
 pub(crate) use conv::{conv2d, weight_for};

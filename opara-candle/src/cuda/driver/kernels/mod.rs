@@ -5,6 +5,7 @@ pub(in crate::cuda) mod chain;
 mod element;
 mod norm;
 mod softmax;
+mod space_to_depth;
 mod window;
 
 use candle::cuda_backend::WrapErr;
@@ -18,6 +19,7 @@ pub(in crate::cuda) use self::cat::{cat, cat_sums, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::softmax::softmax;
+pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
 use crate::cuda::ops::ptx;
 
