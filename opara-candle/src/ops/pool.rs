@@ -33,7 +33,7 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let (batch, channels, h, w) = x.dims4()?;
     let (oh, ow) = config.output((h, w))?;
     let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
-    let config = *config;
+    let config = PoolConfig { stride: config.padding.limit(config.stride, (h, w)), ..*config };
     apply(name, &[x], flops, move |t| {
         let cpu = || t[0].contiguous()?.apply_op1_no_bwd(&Pool { kind, config }).map(Some);
         let own = own_on(t[0], cpu, || cuda::ops::pool(t[0], kind, &config))?;

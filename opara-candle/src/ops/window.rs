@@ -33,6 +33,12 @@ impl Padding {
     pub fn is_symmetric(&self) -> bool {
         self.top == self.bottom && self.left == self.right
     }
+
+    /// A stride that takes windows over a plane of this size as this one does: one that leads beyond the plane, padding
+    /// included, is as good as the whole.
+    pub(super) fn limit(&self, stride: usize, (h, w): (usize, usize)) -> usize {
+        stride.min((h + self.top + self.bottom).max(w + self.left + self.right))
+    }
 }
 
 impl From<usize> for Padding {

@@ -310,3 +310,22 @@ fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
     assert!(ops::subsample(&x, 0, 0).is_err() && ops::subsample(&x.squeeze(0)?, 0, 2).is_err());
     Ok(())
 }
+
+#[test]
+fn a_stride_beyond_the_plane_leaves_one_window() -> Result<()> {
+    const FAR: usize = 1 << 40;
+    let (x, weight) = (values(1, &[2, 3, 7, 5], DType::F32)?, values(2, &[4, 3, 3, 2], DType::F32)?);
+    let config = ConvConfig { padding: (2, 1).into(), stride: FAR, ..Default::default() };
+    let (expected, shape) = convolved(&x, &weight, None, &config)?;
+    let y = ops::conv2d(&x, &weight, None, &config)?;
+    assert_eq!((y.dims(), &shape), (&[2, 4, 1, 1][..], &[2, 4, 1, 1]));
+    assert_close(&y, &expected);
+    for ceil in [false, true] {
+        let config = PoolConfig { ceil, ..PoolConfig::new(3, FAR).pad(1) };
+        let (maxima, means) = (ops::max_pool2d(&x, &config)?, ops::avg_pool2d(&x, &config)?);
+        assert_eq!((maxima.dims(), means.dims()), (&[2, 3, 1, 1][..], &[2, 3, 1, 1][..]));
+        assert_close(&maxima, &pooled(true, &x, &config, (1, 1))?);
+        assert_close(&means, &pooled(false, &x, &config, (1, 1))?);
+    }
+    Ok(())
+}
