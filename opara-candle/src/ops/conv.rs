@@ -36,8 +36,10 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
         simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),
         other => (Activation::None, other),
     };
+    // What counts nothing must not be beyond what libraries count.
     let stride = config.padding.limit(config.stride, (h, w));
-    let config = ConvConfig { stride, activation: within, ..*config };
+    let dilation = if (kh, kw) == (1, 1) { 1 } else { config.dilation };
+    let config = ConvConfig { stride, dilation, activation: within, ..*config };
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         let cpu = || fused(&config.input_activation.forward(x)?, weight, bias, config).map(Some);

@@ -312,7 +312,7 @@ fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
 }
 
 #[test]
-fn a_stride_beyond_the_plane_leaves_one_window() -> Result<()> {
+fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
     const FAR: usize = 1 << 40;
     let (x, weight) = (values(1, &[2, 3, 7, 5], DType::F32)?, values(2, &[4, 3, 3, 2], DType::F32)?);
     let config = ConvConfig { padding: (2, 1).into(), stride: FAR, ..Default::default() };
@@ -320,6 +320,9 @@ fn a_stride_beyond_the_plane_leaves_one_window() -> Result<()> {
     let y = ops::conv2d(&x, &weight, None, &config)?;
     assert_eq!((y.dims(), &shape), (&[2, 4, 1, 1][..], &[2, 4, 1, 1]));
     assert_close(&y, &expected);
+    let pixel = weight.narrow(2, 1, 1)?.narrow(3, 1, 1)?;
+    let config = ConvConfig { dilation: FAR, ..Default::default() };
+    assert_close(&ops::conv2d(&x, &pixel, None, &config)?, &convolved(&x, &pixel, None, &config)?.0);
     for ceil in [false, true] {
         let config = PoolConfig { ceil, ..PoolConfig::new(3, FAR).pad(1) };
         let (maxima, means) = (ops::max_pool2d(&x, &config)?, ops::avg_pool2d(&x, &config)?);
