@@ -19,7 +19,7 @@ pub(super) fn deepened(
     weight: &Tensor,
     config: &ConvConfig,
 ) -> Result<Option<(Tensor, Tensor, ConvConfig)>> {
-    let (_, channels, h, w) = x.dims4()?;
+    let (batch, channels, h, w) = x.dims4()?;
     let (_, _, kh, kw) = weight.dims4()?;
     let (side, padding) = (config.stride, config.padding);
     let is_deep = channels * x.dtype().size_in_bytes() >= 16;
@@ -32,6 +32,9 @@ pub(super) fn deepened(
     let (kh, kw) = (kh.div_ceil(side), kw.div_ceil(side));
     let window = Squares { side, before: (0, 0), to: (kh, kw) };
     let picture = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
+    if picture.elements(batch, channels).is_none() {
+        return Ok(None);
+    }
     let config = ConvConfig { stride: 1, padding: Padding::default(), ..*config };
     Ok(Some((squares(x, picture)?, squares(weight, window)?, config)))
 }

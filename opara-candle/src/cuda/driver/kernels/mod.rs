@@ -6,9 +6,10 @@ mod element;
 mod norm;
 mod softmax;
 mod space_to_depth;
+#[cfg(feature = "cudnn")]
+mod wait;
 mod window;
 
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
@@ -20,15 +21,16 @@ pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
+#[cfg(feature = "cudnn")]
+pub(super) use self::wait::wait;
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
-use crate::cuda::ops::ptx;
 
 /// Memory for elements that the next launch writes.
 ///
 /// # Errors
 /// No memory left.
 pub(in crate::cuda) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {
-    // SAFETY: the callers pass it to a launch below, or to cuDNN, which writes every element before anybody reads one;
+    // SAFETY: the callers pass it to a launch below, or to a library, which writes every element before anybody reads one;
     // if that fails the slice is dropped.
     unsafe { device.alloc::<T>(elements) }
 }
@@ -60,21 +62,5 @@ fn expect(what: &str, held: usize, needed: usize) -> Result<()> {
     if held < needed {
         bail!("{what} holds {held} elements where {needed} are needed")
     }
-    Ok(())
-}
-
-/// Keeps the device's stream busy for so long: what is queued up meanwhile runs without gaps.
-///
-/// # Errors
-/// A launch that fails.
-#[cfg(feature = "cudnn")]
-pub(super) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
-    let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
-    let nanoseconds = microseconds * 1000;
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&nanoseconds);
-    // SAFETY: the argument is the one that the kernel declares; it touches no memory.
-    unsafe { launch.launch(blocks(1)) }.w()?;
     Ok(())
 }

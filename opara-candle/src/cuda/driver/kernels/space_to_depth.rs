@@ -24,6 +24,12 @@ impl Squares {
     pub fn depth(&self, channels: usize) -> usize {
         (channels * self.side * self.side).next_multiple_of(16)
     }
+
+    /// Elements of the squares of such pictures; `None` where they are more than the kernel counts.
+    pub fn elements(&self, pictures: usize, channels: usize) -> Option<usize> {
+        let elements = pictures * self.to.0 * self.to.1 * self.depth(channels);
+        (elements <= i32::MAX as usize).then_some(elements)
+    }
 }
 
 /// The squares of the picture `x`, `(batch, channels, h, w)` as `layout` places it, into `y` as `(batch, rows, columns,
@@ -42,10 +48,9 @@ pub(in crate::cuda) fn space_to_depth<T: DeviceRepr>(
     let ((batch, channels, h, w), stride) = (layout.shape().dims4()?, layout.stride());
     let (rows, columns) = squares.to;
     let depth = squares.depth(channels);
-    let numel = batch * rows * columns * depth;
-    if numel.max(layout.shape().elem_count()) > i32::MAX as usize {
+    let Some(numel) = squares.elements(batch, channels) else {
         bail!("{squares:?} of {:?} are more elements than the kernel counts", layout.dims())
-    }
+    };
     let last: usize = layout.dims().iter().zip(stride).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
     expect("the operand", x.len(), if layout.shape().elem_count() == 0 { 0 } else { last + 1 })?;
     expect("the result", y.len(), numel)?;

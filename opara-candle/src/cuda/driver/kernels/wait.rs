@@ -1,0 +1,23 @@
+//! Launches of `wait.cu`.
+
+use candle::cuda_backend::WrapErr;
+use candle::{CudaDevice, Result};
+use cudarc::driver::PushKernelArg;
+
+use super::{blocks, function};
+use crate::cuda::ops::ptx;
+
+/// Keeps the device's stream busy for so long: what is queued up meanwhile runs without gaps.
+///
+/// # Errors
+/// A launch that fails.
+pub(in crate::cuda::driver) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
+    let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
+    let nanoseconds = microseconds * 1000;
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&nanoseconds);
+    // SAFETY: the argument is the one that the kernel declares; it touches no memory.
+    unsafe { launch.launch(blocks(1)) }.w()?;
+    Ok(())
+}
