@@ -11,7 +11,7 @@ use crate::cuda;
 /// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
 ///
 /// # Errors
-/// Shapes that do not agree, or a window that does not fit.
+/// Shapes that do not agree, a window that does not fit, or more results than can be counted.
 pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
     let (batch, channels, h, w) = x.dims4()?;
     let (out, k, kh, kw) = weight.dims4()?;
@@ -30,7 +30,11 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
         bail!("a bias of {:?} for {out} channels", bias.dims())
     }
     let (oh, ow) = config.output((h, w), (kh, kw))?;
-    let flops = product_flops(batch * out * oh * ow, k * kh * kw);
+    let elements = [batch, out, oh, ow].into_iter().try_fold(1usize, usize::checked_mul);
+    let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
+        bail!("a convolution with {:?} around has more results than memory has room for: {oh} by {ow}", config.padding)
+    };
+    let flops = product_flops(elements, k * kh * kw);
     // The libraries have no other activation.
     let (within, after) = match config.activation {
         simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),

@@ -8,7 +8,7 @@ use crate::cuda;
 
 /// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
 pub(super) fn product_flops(out: usize, k: usize) -> u64 {
-    2 * out as u64 * k as u64
+    2u64.saturating_mul(out as u64).saturating_mul(k as u64)
 }
 
 /// Matrix product of `(.., m, k)` and `(.., k, n)`.

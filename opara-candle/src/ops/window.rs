@@ -34,10 +34,17 @@ impl Padding {
         self.top == self.bottom && self.left == self.right
     }
 
+    /// A plane of this size with the padding.
+    fn around(&self, (h, w): (usize, usize)) -> (usize, usize) {
+        let along = |size: usize, before, after| size.saturating_add(before).saturating_add(after);
+        (along(h, self.top, self.bottom), along(w, self.left, self.right))
+    }
+
     /// A stride that takes windows over a plane of this size as this one does: one that leads beyond the plane, padding
     /// included, is as good as the whole.
-    pub(super) fn limit(&self, stride: usize, (h, w): (usize, usize)) -> usize {
-        stride.min((h + self.top + self.bottom).max(w + self.left + self.right))
+    pub(super) fn limit(&self, stride: usize, size: (usize, usize)) -> usize {
+        let (h, w) = self.around(size);
+        stride.min(h.max(w))
     }
 }
 
@@ -97,13 +104,14 @@ impl ConvConfig {
         }
         let p = self.padding;
         let along = |size: usize, kernel: usize| {
-            let reach = self.dilation * kernel.saturating_sub(1) + 1;
+            let reach = self.dilation.saturating_mul(kernel.saturating_sub(1)).saturating_add(1);
             if kernel == 0 || reach > size {
                 bail!("a window of {reach} does not fit into {size} elements, padding included")
             }
             Ok((size - reach) / self.stride + 1)
         };
-        Ok((along(size.0 + p.top + p.bottom, kernel.0)?, along(size.1 + p.left + p.right, kernel.1)?))
+        let (h, w) = p.around(size);
+        Ok((along(h, kernel.0)?, along(w, kernel.1)?))
     }
 }
 
@@ -147,7 +155,7 @@ impl PoolConfig {
             bail!("padding of {p:?} holds whole windows of {kernel} elements a side")
         }
         let along = |size: usize, before: usize, after: usize| {
-            let padded = size + before + after;
+            let padded = size.saturating_add(before).saturating_add(after);
             if size == 0 || kernel > padded {
                 bail!("a window of {kernel} does not fit into {padded} elements, padding included")
             }

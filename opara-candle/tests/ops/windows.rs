@@ -273,6 +273,9 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     refused(&x, &weight, None, &ConvConfig { groups: 0, ..config }, "in 0 groups");
     refused(&x, &weight, None, &ConvConfig { stride: 0, ..config }, "at least 1");
     refused(&x, &weight, None, &ConvConfig { dilation: 5, ..config }, "does not fit");
+    refused(&x, &weight, None, &ConvConfig { dilation: 1 << 63, ..config }, "does not fit");
+    refused(&x, &weight, None, &ConvConfig { padding: (1 << 40).into(), ..config }, "more results than");
+    refused(&x, &weight, None, &ConvConfig { padding: usize::MAX.into(), ..config }, "more results than");
     refused(&x, &weight, Some(&values(3, &[7], DType::F32)?), &config, "a bias of [7]");
     refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
     refused(&x.narrow(2, 0, 0)?, &weight, None, &ConvConfig { padding: 2.into(), ..config }, "may be empty");
