@@ -30,6 +30,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
         bail!("a bias of {:?} for {out} channels", bias.dims())
     }
     let (oh, ow) = config.output((h, w), (kh, kw))?;
+    // As many of eight bytes as memory can be asked for at once.
     let elements = [batch, out, oh, ow].into_iter().try_fold(1usize, usize::checked_mul);
     let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
         bail!("a convolution with {:?} around has more results than memory has room for: {oh} by {ow}", config.padding)

@@ -154,8 +154,7 @@ impl PoolConfig {
         if p.top.max(p.bottom).max(p.left).max(p.right) >= kernel {
             bail!("padding of {p:?} holds whole windows of {kernel} elements a side")
         }
-        let along = |size: usize, before: usize, after: usize| {
-            let padded = size.saturating_add(before).saturating_add(after);
+        let along = |size: usize, before: usize, padded: usize| {
             if size == 0 || kernel > padded {
                 bail!("a window of {kernel} does not fit into {padded} elements, padding included")
             }
@@ -164,7 +163,8 @@ impl PoolConfig {
             // The last window has to start before the padding behind the input.
             Ok(if ceil && (windows - 1) * stride >= size + before { windows - 1 } else { windows })
         };
-        Ok((along(size.0, p.top, p.bottom)?, along(size.1, p.left, p.right)?))
+        let (h, w) = p.around(size);
+        Ok((along(size.0, p.top, h)?, along(size.1, p.left, w)?))
     }
 
     /// Elements along one side that the mean of the window at `index` divides by: those of the input, and of the padding

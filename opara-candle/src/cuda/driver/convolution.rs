@@ -78,7 +78,7 @@ static CHOSEN: Mutex<Option<HashMap<Key, Way>>> = Mutex::new(None);
 /// The convolution `of` the operands plus the bias, and the activation, into `y`. `C` is what it adds up in.
 ///
 /// # Errors
-/// Slices that are too short, or what no library supports.
+/// Slices that are too short or of another dtype, or what no library supports.
 pub(in crate::cuda) fn convolve<T, C>(
     device: &CudaDevice,
     of: &Convolution,
@@ -92,11 +92,12 @@ where
     let count = |sizes: &[usize]| sizes.iter().product::<usize>();
     let held = [operands.x.len(), operands.weight.len(), operands.bias.len(), y.len()];
     let needed = [count(&of.x), count(&of.weight), of.y[1], count(&of.y)];
-    if held.iter().zip(&needed).any(|(held, needed)| held < needed) {
-        bail!("operands of {held:?} elements where {needed:?} are needed")
+    if T::DTYPE != of.dtype || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
+        bail!("operands of {held:?} elements of {:?} where {needed:?} of {:?} are needed", T::DTYPE, of.dtype)
     }
-    let alignment = cublaslt::alignment(device, operands, y);
     let product = of.product();
+    // cuDNN takes any.
+    let alignment = product.map_or(1, |_| cublaslt::alignment(device, operands, y));
     let mut run = |way| match (way, &product) {
         (Way::CublasLt(algorithm), Some(product)) => cublaslt::run(device, product, algorithm, operands, y),
         (Way::CublasLt(_), None) => bail!("{of:?} is no product"),

@@ -1,7 +1,7 @@
 //! Matrix products with bias and activation, by cuBLASLt.
 
 use std::ffi::c_void;
-use std::mem::{size_of, size_of_val};
+use std::mem::size_of_val;
 
 use candle::{bail, CudaDevice, DType, Error, Result};
 use cudarc::cublas::sys::cublasOperation_t;
@@ -187,7 +187,7 @@ pub(super) fn algorithms(device: &CudaDevice, of: &Product, alignment: u32) -> R
 /// The product `of` the operands, the bias and the activation, into `y`.
 ///
 /// # Errors
-/// Slices that are too short, or what cuBLASLt does not support.
+/// What cuBLASLt does not support.
 pub(super) fn run<T: DeviceRepr>(
     device: &CudaDevice,
     of: &Product,
@@ -195,11 +195,6 @@ pub(super) fn run<T: DeviceRepr>(
     operands: &Operands<'_, T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let held = [operands.x.len(), operands.weight.len(), operands.bias.len(), y.len()];
-    let needed = [of.rows * of.inner, of.columns * of.inner, of.columns, of.rows * of.columns];
-    if held.iter().zip(&needed).any(|(held, needed)| held < needed) || size_of::<T>() != of.dtype.size_in_bytes() {
-        bail!("operands of {held:?} elements where {needed:?} of {:?} are needed", of.dtype)
-    }
     let stream = device.cuda_stream();
     let Operands { x, weight, bias } = operands;
     let [x, weight, bias] = [x, weight, bias].map(|operand| kernels::address(operand, device));
@@ -209,8 +204,8 @@ pub(super) fn run<T: DeviceRepr>(
     let workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
     let scratch = workspace.as_ref().map_or(0, |workspace| workspace.device_ptr(&stream).0);
     let (one, zero) = (1f32, 0f32);
-    // SAFETY: the operands are of the sizes that `described` tells, as was held against the slices above, which outlive the
-    // call; the workspace is as large as the algorithm asks, and freed in the order of the stream.
+    // SAFETY: the operands are of the dtype and the sizes that `described` tells, which `convolve` held against the slices;
+    // these outlive the call. The workspace is as large as the algorithm asks, and freed in the order of the stream.
     unsafe {
         result::matmul(
             handle(device)?,

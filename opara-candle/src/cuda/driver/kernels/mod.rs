@@ -58,6 +58,12 @@ fn blocks(threads: usize) -> LaunchConfig {
     LaunchConfig { grid_dim: ((threads as u32).div_ceil(BLOCK), 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
+/// Elements from the first to the last of a tensor of these sizes and strides.
+fn extent(along: impl IntoIterator<Item = (usize, usize)>) -> usize {
+    let last = along.into_iter().try_fold(0, |last, (size, stride)| Some(last + size.checked_sub(1)? * stride));
+    last.map_or(0, |last| last + 1)
+}
+
 fn expect(what: &str, held: usize, needed: usize) -> Result<()> {
     if held < needed {
         bail!("{what} holds {held} elements where {needed} are needed")

@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{blocks, expect, function};
+use super::{blocks, expect, extent, function};
 use crate::cuda::ops::ptx;
 
 /// Squares of pixels that become pixels.
@@ -51,8 +51,7 @@ pub(in crate::cuda) fn space_to_depth<T: DeviceRepr>(
     let Some(numel) = squares.elements(batch, channels) else {
         bail!("{squares:?} of {:?} are more elements than the kernel counts", layout.dims())
     };
-    let last: usize = layout.dims().iter().zip(stride).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
-    expect("the operand", x.len(), if layout.shape().elem_count() == 0 { 0 } else { last + 1 })?;
+    expect("the operand", x.len(), extent(layout.dims().iter().copied().zip(stride.iter().copied())))?;
     expect("the result", y.len(), numel)?;
     if numel == 0 {
         return Ok(());

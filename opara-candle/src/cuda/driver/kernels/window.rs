@@ -5,7 +5,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{address, blocks, expect, function};
+use super::{address, blocks, expect, extent, function};
 use crate::cuda::ops::ptx;
 use crate::ops::{Activation, ConvConfig, PoolConfig, PoolKind};
 
@@ -174,8 +174,7 @@ pub(in crate::cuda) fn pool<T: DeviceRepr>(
     let column = if plane.channels_last { plane.channels } else { 1 };
     let channel = if plane.channels_last { 1 } else { pitch[1] };
     let sizes = [(plane.batch, pitch[0]), (plane.channels, channel), (h, pitch[2]), (w, column)];
-    let last: usize = sizes.iter().map(|(size, pitch)| size.saturating_sub(1) * pitch).sum();
-    expect("the operand", x.len(), if plane.elements() == 0 { 0 } else { last + 1 })?;
+    expect("the operand", x.len(), extent(sizes))?;
     if pitch.iter().any(|&pitch| u32::try_from(pitch).is_err()) {
         bail!("rows {pitch:?} elements apart are further than the kernels count")
     }
