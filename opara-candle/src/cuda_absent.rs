@@ -83,6 +83,17 @@ pub(crate) mod ops {
         Ok(weight.clone())
     }
 
+    pub(crate) fn linear(
+        _: &Tensor,
+        _: &Tensor,
+        _: Option<&Tensor>,
+        _: Activation,
+        _: impl Fn() -> Result<Tensor>,
+        _: impl Fn(Tensor) -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn pool(_: &Tensor, _: PoolKind, _: &PoolConfig) -> Result<Option<Tensor>> {
         Ok(None)
     }

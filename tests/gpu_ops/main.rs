@@ -251,10 +251,58 @@ fn products_with_bias_and_activation() -> Result<()> {
             }
             if let Some(bias) = bias {
                 let moved = Tensor::cat(&[&bias.narrow(0, 0, 1)?, bias], 0)?.narrow(0, 1, columns)?;
-                let [here, there] = [bias, &moved].map(|b| ops::linear_act(&x_gpu, &weight_gpu, Some(b), activation));
-                assert!(same_bits(&here?, &there?)?, "{of}: bits depend on where the bias lies");
+                let got = ops::linear_act(&x_gpu, &weight_gpu, Some(&moved), activation)?;
+                assert_near(&got, &expected, 2. * tolerance, format!("{of}, moved"));
             }
         }
+    }
+    Ok(())
+}
+
+/// Large enough for more than one library to have kernels for it.
+const PRODUCTS: [(usize, usize, usize); 6] =
+    [(1, 400, 400), (1, 400, 1), (8, 416, 400), (128, 512, 2048), (300, 768, 1000), (128, 3072, 768)];
+
+#[test]
+fn products_by_the_fastest_way() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let other_stream = Device::new_cuda_with_stream(0)?;
+    for ((rows, inner, columns), (dtype, tolerance)) in PRODUCTS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let (x, x_gpu) = both(&waves(0, (rows, inner))?, dtype, &device)?;
+        let (weight, weight_gpu) = both(&waves(1, (columns, inner))?, dtype, &device)?;
+        let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
+        for (activation, bias) in ACTIVATIONS.into_iter().flat_map(|a| [(a, None), (a, Some((&bias, &bias_gpu)))]) {
+            let of = format!("{rows} x {inner} x {columns}, {activation:?}, bias {}, in {dtype:?}", bias.is_some());
+            let expected = ops::linear_act(&x, &weight, bias.map(|b| b.0), activation)?;
+            let run = |x: &Tensor, device: &Device| {
+                let bias = bias.map(|b| b.1.to_device(device)).transpose()?;
+                ops::linear_act(x, &weight_gpu.to_device(device)?, bias.as_ref(), activation)
+            };
+            let got = run(&x_gpu, &device)?;
+            assert_near(&got, &expected, tolerance, &of);
+            assert!(same_bits(&run(&x_gpu, &device)?, &got)?, "{of}: bits change from call to call");
+            let there = run(&x_gpu.to_device(CPU)?.to_device(&other_stream)?, &other_stream)?;
+            assert!(same_bits(&there.to_device(CPU)?, &got.to_device(CPU)?)?, "{of}: bits depend on the stream");
+            // Of one row that is not a number.
+            let row = Tensor::full(f32::NAN, (1, inner), &device)?.to_dtype(dtype)?;
+            let got = run(&x_gpu.slice_assign(&[0..1, 0..inner], &row)?, &device)?;
+            let got = got.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+            let is_nan = |row: &[f64]| row.iter().all(|y| y.is_nan());
+            assert!(is_nan(&got[0]) && got[1..].iter().flatten().all(|y| y.is_finite()), "{of}: NaN is lost");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn products_in_f32_are_not_of_tf32() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (rows, inner, columns) in PRODUCTS {
+        // Of more bits than TF32 has, and sums that f32 has room for.
+        let x = Tensor::full(4097f32, (rows, inner), &device)?;
+        let got = ops::linear(&x, &Tensor::ones((columns, inner), DType::F32, &device)?, None)?;
+        let expected = Tensor::full(4097f32 * inner as f32, (rows, columns), CPU)?;
+        assert_eq!(got.flatten_all()?.to_vec1::<f32>()?, expected.flatten_all()?.to_vec1::<f32>()?);
     }
     Ok(())
 }

@@ -101,6 +101,31 @@ fn convolutions_of_few_channels() -> Result<()> {
     Ok(())
 }
 
+/// By whatever library and algorithm: large enough for several.
+#[test]
+fn convolutions_in_16_bits_keep_nan() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let cases =
+        [(1, 192, 28, 64, 1), (1, 512, 14, 160, 1), (8, 832, 7, 256, 1), (16, 64, 56, 64, 1), (2, 96, 28, 128, 3)];
+    let mut losing = Vec::new();
+    let dtypes = [DType::F16, DType::BF16];
+    for ((batch, channels, side, out, kernel), dtype) in cases.into_iter().flat_map(|c| dtypes.map(|d| (c, d))) {
+        let config = ConvConfig { padding: (kernel / 2).into(), activation: Activation::Relu, ..Default::default() };
+        let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
+        let x = waves(0, (batch, channels, side, side))?.to_dtype(dtype)?.to_device(&device)?;
+        let x = x.slice_assign(&[0..1, 7..8, 3..4, 5..6], &nan)?;
+        let w = waves(1, (out, channels, kernel, kernel))?.to_dtype(dtype)?.to_device(&device)?;
+        let b = waves(2, out)?.to_dtype(dtype)?.to_device(&device)?;
+        let around = ops::conv2d(&x, &w, Some(&b), &config)?.narrow(0, 0, 1)?.narrow(2, 3, 1)?.narrow(3, 5, 1)?;
+        let around = around.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
+        if around.iter().any(|y| !y.is_nan()) {
+            losing.push((channels, side, out, kernel, dtype));
+        }
+    }
+    assert!(losing.is_empty(), "channels, side, results and window: {losing:?}");
+    Ok(())
+}
+
 /// Enough elements for threads that make many each.
 #[test]
 fn large_depthwise_convolutions() -> Result<()> {

@@ -8,7 +8,8 @@ pub enum Activation {
     /// Nothing.
     #[default]
     None,
-    /// `max(x, 0)`.
+    /// `max(x, 0)`. What it makes of NaN depends on the kernel: of the 16-bit types NaN, as candle's; of f32 candle's operator
+    /// makes 0 of it, and so may a convolution.
     Relu,
     /// Gaussian error linear unit, by the hyperbolic tangent.
     Gelu,

@@ -52,8 +52,8 @@ use crate::cuda;
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own: convolutions, pools, concatenations, normalisations, softmax, and what follows a product. For comparisons. Load models
-/// after it.
+/// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
+/// normalisations, softmax. For comparisons. Load models after it.
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }

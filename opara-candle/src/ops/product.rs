@@ -29,7 +29,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     linear_act(x, weight, bias, Activation::None)
 }
 
-/// `activation` of what [`linear`] gives: one launch after the product on a GPU.
+/// `activation` of what [`linear`] gives: on a GPU part of the product's launch, or one launch after it.
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -37,20 +37,24 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
     let (out, k) = weight.dims2()?;
     let flops = product_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
-        let (x, bias) = (t[0], t.get(2).copied());
+        let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         // Of a contiguous operand candle makes one product. Of others it makes one for each item of the batch, or refuses
         // them; transposed matrices it takes as they are.
         let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
         let x = if as_it_is { x.clone() } else { x.contiguous()? };
-        let y = candle_nn::Linear::new(t[1].clone(), None).forward(&x)?;
-        if bias.is_none() && activation == Activation::None {
-            return Ok(y);
-        }
-        let composed = || match bias {
-            Some(bias) => activation.forward(&y.broadcast_add(bias)?),
-            None => activation.forward(&y),
+        let product = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
+        let finish = |y: Tensor| {
+            if bias.is_none() && activation == Activation::None {
+                return Ok(y);
+            }
+            let composed = || match bias {
+                Some(bias) => activation.forward(&y.broadcast_add(bias)?),
+                None => activation.forward(&y),
+            };
+            own_or(&y, || cuda::ops::bias_act(&y, bias, activation), composed)
         };
-        own_or(&y, || cuda::ops::bias_act(&y, bias, activation), composed)
+        let own = || cuda::ops::linear(&x, weight, bias, activation, product, finish);
+        own_or(&x, own, || finish(product()?))
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),

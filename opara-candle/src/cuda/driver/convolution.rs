@@ -1,13 +1,12 @@
 //! Convolutions with bias and activation in one call, by the library and the algorithm that are the fastest.
 
-use candle::{bail, CudaDevice, DType, Error, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::cudnn::CudnnDataType;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
-use hashbrown::HashMap;
-use parking_lot::Mutex;
 
+use super::choice::Choices;
 use super::cublaslt::{self, Product};
-use super::{cudnn, kernels, Stream, StreamId};
+use super::{cudnn, kernels};
 
 /// All that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,8 +39,15 @@ impl Convolution {
         let [batch, inner, h, w] = self.x;
         let [columns, _, kh, kw] = self.weight;
         let is_product = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
-        let (dtype, relu) = (self.dtype, self.relu);
-        (is_product && self.channels_last).then_some(Product { dtype, rows: batch * h * w, inner, columns, relu })
+        (is_product && self.channels_last).then_some(Product {
+            dtype: self.dtype,
+            tf32: true,
+            rows: batch * h * w,
+            inner,
+            columns,
+            bias: true,
+            relu: self.relu,
+        })
     }
 
     /// Shape of the result as it lies in memory.
@@ -68,12 +74,8 @@ enum Way {
     CublasLt(cublaslt::Algorithm),
 }
 
-/// A convolution whose operands all begin at multiples of so many bytes, on a stream.
-type Key = (StreamId, Convolution, u32);
-
-/// The way for each convolution that a stream has run: the same at every later call, so that a replay computes what eager
-/// execution does.
-static CHOSEN: Mutex<Option<HashMap<Key, Way>>> = Mutex::new(None);
+/// The way for each convolution, and whether cuBLASLt may take its operands.
+static WAYS: Choices<(Convolution, bool), Way> = Choices::new();
 
 /// The convolution `of` the operands plus the bias, and the activation, into `y`. `C` is what it adds up in.
 ///
@@ -95,67 +97,23 @@ where
     if T::DTYPE != of.dtype || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
         bail!("operands of {held:?} elements of {:?} where {needed:?} of {:?} are needed", T::DTYPE, of.dtype)
     }
-    let product = of.product();
-    // cuDNN takes any.
-    let alignment = product.map_or(1, |_| cublaslt::alignment(device, operands, y));
-    let mut run = |way| match (way, &product) {
-        (Way::CublasLt(algorithm), Some(product)) => cublaslt::run(device, product, algorithm, operands, y),
+    let Operands { x, weight, bias } = operands;
+    let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
+    let product = of.product().filter(|_| aligned());
+    let run = |way| match (way, &product) {
+        (Way::CublasLt(algorithm), Some(product)) => {
+            cublaslt::run(device, product, &algorithm, x, weight, Some(bias), y)
+        }
         (Way::CublasLt(_), None) => bail!("{of:?} is no product"),
         (Way::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
     };
-    let stream = Stream::of(&candle::Device::Cuda(device.clone())).map_err(Error::wrap)?;
-    let key = (stream.id(), *of, alignment);
-    let known = CHOSEN.lock().get_or_insert_default().get(&key).copied();
-    let way = match known {
-        Some(known) => known,
-        None => {
-            // A capture cannot measure: what comes there first goes by a guess.
-            let way = if stream.is_capturing().map_err(Error::wrap)? {
-                Way::Cudnn(cudnn::guess::<T, C>(device, of)?)
-            } else {
-                let mut ways: Vec<Way> = cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Way::Cudnn).collect();
-                if let Some(product) = &product {
-                    ways.extend(cublaslt::algorithms(device, product, alignment)?.into_iter().map(Way::CublasLt));
-                }
-                fastest(device, &stream, &ways, &mut run)?
-            };
-            *CHOSEN.lock().get_or_insert_default().entry(key).or_insert(way)
+    let ways = || {
+        let mut ways: Vec<Way> = cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Way::Cudnn).collect();
+        if let Some(product) = &product {
+            ways.extend(cublaslt::algorithms(device, product)?.into_iter().map(Way::CublasLt));
         }
+        Ok(ways.into_iter().map(|way| (way, 1.)).collect())
     };
-    run(way)
-}
-
-/// The one of `ways` that takes the device the least time; the first one, if none works.
-fn fastest(device: &CudaDevice, stream: &Stream, ways: &[Way], mut run: impl FnMut(Way) -> Result<()>) -> Result<Way> {
-    const ROUNDS: usize = 3;
-    /// The fastest counts: a host that falls behind makes a sample longer, never shorter.
-    const SAMPLES: usize = 4;
-    if let [only] = ways {
-        return Ok(*only);
-    }
-    let event = || stream.event(true).map_err(Error::wrap);
-    let (start, end) = (event()?, event()?);
-    let mut best = (f64::INFINITY, ways[0]);
-    for &way in ways {
-        let mut time = || -> Result<f64> {
-            run(way)?;
-            let (launched, host_us) = crate::timing::wall_us(|| run(way));
-            launched?;
-            let mut least = f64::INFINITY;
-            for _ in 0..SAMPLES {
-                // Longer than the host takes for the rest: it is the GPU's time that counts.
-                kernels::wait(device, 100 + (2. * ROUNDS as f64 * host_us) as u64)?;
-                stream.record(&start).map_err(Error::wrap)?;
-                (0..ROUNDS).try_for_each(|_| run(way))?;
-                stream.record(&end).map_err(Error::wrap)?;
-                least = least.min(start.elapsed_us(&end).map_err(Error::wrap)?);
-            }
-            Ok(least)
-        };
-        // Libraries say of some only when they run that they do not support this convolution.
-        if let Some(us) = time().ok().filter(|us| *us < best.0) {
-            best = (us, way);
-        }
-    }
-    Ok(best.1)
+    let guess = || Ok(Way::Cudnn(cudnn::guess::<T, C>(device, of)?));
+    WAYS.run(device, (*of, product.is_some()), ways, guess, run)
 }

@@ -7,32 +7,35 @@ use candle::{bail, CudaDevice, DType, Error, Result};
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
-use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::convolution::Operands;
 use super::kernels;
 use crate::memory::WORKSPACE_LIMIT;
 
-/// `y = x * weight^T + bias`, of matrices whose rows follow each other.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Product {
-    /// Of all operands: f32, which passes as TF32, f16 or bf16.
+/// `y = x * weight^T`, of matrices whose rows follow each other, and what is done to `y` in the same call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::cuda) struct Product {
+    /// Of all operands: f32, f16 or bf16.
     pub dtype: DType,
+    /// Whether f32 may pass as TF32.
+    pub tf32: bool,
     /// Rows of `x` and `y`.
     pub rows: usize,
     /// Columns of `x` and of the weight.
     pub inner: usize,
     /// Rows of the weight, columns of `y`.
     pub columns: usize,
+    /// Whether one is added to each row.
+    pub bias: bool,
     /// Whether `max(y, 0)` follows.
     pub relu: bool,
 }
 
 /// How a product is computed.
 #[derive(Clone, Copy)]
-pub(super) struct Algorithm {
+pub(in crate::cuda) struct Algorithm {
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
@@ -64,7 +67,7 @@ fn handle(device: &CudaDevice) -> Result<sys::cublasLtHandle_t> {
         return Ok(*handle);
     }
     // A handle is of the context that is current when it is made.
-    context.bind_to_thread()?;
+    context.bind_to_thread().map_err(Error::wrap)?;
     let handle = result::create_handle().map_err(Error::wrap)?;
     Ok(handles.entry(context.ordinal()).or_insert(Handle(handle)).0)
 }
@@ -81,16 +84,19 @@ impl Described {
     /// `bias` is its address on the device, which counts only where the product runs.
     fn new(of: &Product, bias: u64) -> Result<Self> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
-        use sys::cublasLtEpilogue_t::{CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_RELU_BIAS};
+        use sys::cublasLtEpilogue_t::{
+            CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
         use sys::cublasLtMatmulDescAttributes_t::{
             CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA,
         };
         use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
         let (elements, sums) = match of.dtype {
-            DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
+            DType::F32 if of.tf32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
+            DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F),
             DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F),
             DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F),
-            dtype => bail!("no product with a bias for {dtype:?}"),
+            dtype => bail!("cuBLASLt has no product of {dtype:?}"),
         };
         let layout = |rows: usize, columns: usize| -> Result<_> {
             let layout = result::create_matrix_layout(elements, rows as u64, columns as u64, rows as i64);
@@ -98,13 +104,20 @@ impl Described {
         };
         let operation = result::create_matmul_desc(sums, CUDA_R_32F).map_err(Error::wrap)?;
         let operation = Owned(operation, result::destroy_matmul_desc);
-        let epilogue = if of.relu { CUBLASLT_EPILOGUE_RELU_BIAS } else { CUBLASLT_EPILOGUE_BIAS };
+        let epilogue = match (of.bias, of.relu) {
+            (false, false) => CUBLASLT_EPILOGUE_DEFAULT,
+            (false, true) => CUBLASLT_EPILOGUE_RELU,
+            (true, false) => CUBLASLT_EPILOGUE_BIAS,
+            (true, true) => CUBLASLT_EPILOGUE_RELU_BIAS,
+        };
         let transposed = cublasOperation_t::CUBLAS_OP_T;
         // SAFETY: each attribute is of the type that cuBLASLt declares for it.
         unsafe {
             operation.set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
             operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            if of.bias {
+                operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            }
         }
         Ok(Self {
             operation,
@@ -137,16 +150,16 @@ impl Owned<sys::cublasLtMatmulPreference_t> {
     }
 }
 
-/// Bytes that divide the addresses of all operands, up to those that cuBLASLt expects unless it is told.
-pub(super) fn alignment<T>(device: &CudaDevice, operands: &Operands<'_, T>, y: &CudaSlice<T>) -> u32 {
-    const USUAL: u64 = 256;
-    let Operands { x, weight, bias } = operands;
-    let any = [x, weight, bias].into_iter().fold(USUAL, |any, operand| any | kernels::address(operand, device));
-    1 << (any | y.device_ptr(&device.cuda_stream()).0).trailing_zeros()
+/// Bytes that the addresses of all operands must be multiples of.
+const ALIGNMENT: u32 = 16;
+
+/// Whether an operand may begin there. Results do, as memory of their own.
+pub(in crate::cuda) fn is_aligned(address: u64) -> bool {
+    address.is_multiple_of(u64::from(ALIGNMENT))
 }
 
-/// What cuBLASLt proposes for operands that begin at multiples of so many bytes, best first.
-pub(super) fn algorithms(device: &CudaDevice, of: &Product, alignment: u32) -> Result<Vec<Algorithm>> {
+/// What cuBLASLt proposes, best first.
+pub(in crate::cuda) fn algorithms(device: &CudaDevice, of: &Product) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MOST: usize = 8;
     let described = Described::new(of, 0)?;
@@ -157,10 +170,10 @@ pub(super) fn algorithms(device: &CudaDevice, of: &Product, alignment: u32) -> R
     // that is passed is alive, and there is room for as many results as are asked for.
     let found = unsafe {
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_LIMIT)?;
-        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment)?;
-        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment)?;
-        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment)?;
-        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ALIGNMENT)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &ALIGNMENT)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ALIGNMENT)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &ALIGNMENT)?;
         let mut found = [std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>(); MOST];
         let status = sys::cublasLtMatmulAlgoGetHeuristic(
             handle(device)?,
@@ -184,27 +197,37 @@ pub(super) fn algorithms(device: &CudaDevice, of: &Product, alignment: u32) -> R
     Ok(works.map(|found| Algorithm { algorithm: found.algo, workspace: found.workspaceSize }).collect())
 }
 
-/// The product `of` the operands, the bias and the activation, into `y`.
+/// The product `of` the operands, and what is done to it, into `y`.
 ///
 /// # Errors
-/// What cuBLASLt does not support.
-pub(super) fn run<T: DeviceRepr>(
+/// Slices that are too short, a bias where there should be none, or none where there should be one, or what cuBLASLt does not
+/// support.
+pub(in crate::cuda) fn run<T: DeviceRepr>(
     device: &CudaDevice,
     of: &Product,
-    chosen: Algorithm,
-    operands: &Operands<'_, T>,
+    chosen: &Algorithm,
+    x: &CudaView<'_, T>,
+    weight: &CudaView<'_, T>,
+    bias: Option<&CudaView<'_, T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
+    let Product { dtype, rows, inner, columns, .. } = *of;
+    let held = [x.len(), weight.len(), bias.map_or(0, CudaView::len), y.len()];
+    let needed = [rows * inner, columns * inner, if of.bias { columns } else { 0 }, rows * columns];
+    let fit = size_of::<T>() == dtype.size_in_bytes() && of.bias == bias.is_some();
+    if !fit || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
+        bail!("operands of {held:?} elements of {} bytes where {needed:?} of {dtype:?} are needed", size_of::<T>())
+    }
     let stream = device.cuda_stream();
-    let Operands { x, weight, bias } = operands;
-    let [x, weight, bias] = [x, weight, bias].map(|operand| kernels::address(operand, device));
+    let [x, weight] = [x, weight].map(|operand| kernels::address(operand, device));
+    let bias = bias.map_or(0, |bias| kernels::address(bias, device));
     let y = y.device_ptr(&stream).0;
     let described = Described::new(of, bias)?;
     let bytes = chosen.workspace;
     let workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
     let scratch = workspace.as_ref().map_or(0, |workspace| workspace.device_ptr(&stream).0);
     let (one, zero) = (1f32, 0f32);
-    // SAFETY: the operands are of the dtype and the sizes that `described` tells, which `convolve` held against the slices;
+    // SAFETY: the operands are of the dtype and the sizes that `described` tells, which were held against the slices above;
     // these outlive the call. The workspace is as large as the algorithm asks, and freed in the order of the stream.
     unsafe {
         result::matmul(

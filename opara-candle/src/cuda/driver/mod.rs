@@ -6,10 +6,10 @@
 mod arguments;
 mod calls;
 mod capture;
+pub(super) mod choice;
 #[cfg(feature = "cudnn")]
 pub(super) mod convolution;
-#[cfg(feature = "cudnn")]
-mod cublaslt;
+pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
 mod cudnn;
 mod cupti;

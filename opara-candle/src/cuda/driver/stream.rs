@@ -36,6 +36,11 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
+    /// Number of its GPU.
+    pub fn ordinal(&self) -> usize {
+        self.context().ordinal()
+    }
+
     /// What tells this stream from others.
     pub fn id(&self) -> StreamId {
         StreamId(self.context().ordinal(), self.0.cu_stream() as usize)
@@ -200,7 +205,6 @@ impl Stream {
     }
 
     /// Whether it is being captured.
-    #[cfg(feature = "cudnn")]
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)

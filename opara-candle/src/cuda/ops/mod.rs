@@ -7,6 +7,7 @@ mod format;
 mod launch;
 mod norm;
 mod pool;
+mod product;
 mod softmax;
 mod space_to_depth;
 
@@ -15,10 +16,10 @@ pub(crate) use conv::{conv2d, weight_for};
 pub(crate) use element::{bias_act, split_heads};
 pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
 pub(crate) use pool::{pool, subsample};
+pub(crate) use product::linear;
 pub(crate) use softmax::softmax;
 
 /// The kernels of this folder, as the build compiled them.
-#[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "only cuDNN's convolutions are timed"))]
 pub(in crate::cuda) mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }

@@ -6,7 +6,6 @@ mod element;
 mod norm;
 mod softmax;
 mod space_to_depth;
-#[cfg(feature = "cudnn")]
 mod wait;
 mod window;
 
@@ -21,7 +20,6 @@ pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
-#[cfg(feature = "cudnn")]
 pub(super) use self::wait::wait;
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
 
