@@ -333,6 +333,15 @@ fn heads_are_split() -> Result<()> {
                     assert_near(&ops::merge_heads(&got)?, &merged, tolerance, &of);
                 }
             }
+            // Part of wider rows, and rows that are not all as far apart.
+            let rows = x_gpu.reshape((batch, seq, hidden))?;
+            let wide = Tensor::cat(&[&rows, &rows, &rows], 2)?.narrow(2, hidden, hidden)?;
+            let uneven = Tensor::cat(&[&rows, &rows], 1)?.narrow(1, 0, seq)?;
+            for part in [wide, uneven] {
+                let of = format!("{batch} x {seq} x {heads} x {dim} in {dtype:?}, strides {:?}", part.stride());
+                let got = ops::split_heads(&part, bias.map(|b| b.1), heads, scale)?;
+                assert!(same_bits(&got, &split(&x_gpu, bias.map(|b| b.1))?)?, "{of}");
+            }
         }
         assert!(ops::split_heads(&x_gpu.reshape((batch, seq, hidden))?, None, hidden + 1, 1.).is_err());
         let none = x_gpu.narrow(0, 0, 0)?.reshape((0, seq, hidden))?;
@@ -353,15 +362,17 @@ fn fused_operators_are_replayed() {
         let vectors = |i: usize| waves(i, columns)?.to_dtype(dtype)?.to_device(&device);
         let weights = (10..14).map(weights).collect::<Result<Vec<_>>>().expect("weights");
         let vectors = (20..24).map(vectors).collect::<Result<Vec<_>>>().expect("vectors");
+        let keys_values = Tensor::cat(&weights[1..3], 0).expect("weights");
         let function = move |t: &[Tensor]| {
             let x = &t[0];
             let [bias, scale, shift, other] = &vectors[..] else { unreachable!() };
-            let heads = weights
-                .iter()
-                .take(3)
-                .zip([0.5, 1., 1.])
-                .map(|(weight, factor)| ops::split_heads(&ops::linear(x, weight, None)?, Some(bias), 2, factor));
-            let heads = heads.collect::<Result<Vec<_>>>()?;
+            // One product by itself, and two that are one.
+            let query = ops::linear(x, &weights[0], None)?;
+            let both = ops::linear(x, &keys_values, None)?;
+            let [key, value] = [0, columns].map(|start| ops::narrow(&both, 2, start, columns));
+            let heads = [(query, 0.5), (key?, 1.), (value?, 1.)];
+            let heads = heads.map(|(x, factor)| ops::split_heads(&x, Some(bias), 2, factor));
+            let heads = heads.into_iter().collect::<Result<Vec<_>>>()?;
             let scores = ops::matmul(&heads[0], &heads[1].transpose(2, 3)?)?;
             let mask = heads[0].narrow(3, 0, 1)?.broadcast_as(scores.shape())?.contiguous()?;
             let scores = ops::add_softmax(&scores, Some(&mask))?;

@@ -162,8 +162,8 @@ pub(super) const FAMILIES: &[Family] = &[
     writes("opara_space_to_depth_", 15, Elements(&[Argument(0)])),
     // Ours, element.cu: numel, columns, activation, in, bias, out; the bias may be null
     writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
-    // Ours, element.cu: numel, seq, heads, dim, scale, in, bias, out; the bias may be null
-    writes("opara_split_heads_", 7, Elements(&[Argument(0)])).reads(&[5]),
+    // Ours, element.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null
+    writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
     // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null
     writes("opara_layer_norm_", 8, Elements(&[Argument(0), Argument(1)])).reads(&[3, 5]),
     // Ours, norm.cu: rows, columns, eps, in, scale, out

@@ -53,20 +53,20 @@ __device__ inline void bias_act(unsigned numel, unsigned columns, int activation
     }
 }
 
-// From (batch, seq, heads, dim) to (batch, heads, seq, dim).
+// From (batch, seq, heads, dim), whose places are `pitch` elements apart, to (batch, heads, seq, dim).
 template <typename T>
-__device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads, unsigned dim, double scale, const T *x,
-                                   const T *bias, T *y) {
+__device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads, unsigned dim, unsigned pitch,
+                                   double scale, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
-    const bool together = dim % N == 0 && are_aligned(x, bias, y);
+    const bool together = dim % N == 0 && pitch % N == 0 && are_aligned(x, bias, y);
     const Elements mine = Elements::of<N>(numel, together);
     if (mine.count == 0) return;
     // Of an element of y: where it is in the bias, and where in x.
     auto place = [&](unsigned i, unsigned &column) {
         unsigned d = i % dim, row = i / dim, s = row % seq, h = row / seq % heads, b = row / seq / heads;
         column = h * dim + d;
-        return (b * seq + s) * heads * dim + column;
+        return (b * seq + s) * pitch + column;
     };
     unsigned column;
     if (together) {
@@ -90,8 +90,8 @@ __device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads,
         bias_act<T>(numel, columns, activation, x, bias, y);                                                           \
     }                                                                                                                  \
     extern "C" __global__ void opara_split_heads_##NAME(unsigned numel, unsigned seq, unsigned heads, unsigned dim,    \
-        double scale, const T *x, const T *bias, T *y) {                                                               \
-        split_heads<T>(numel, seq, heads, dim, scale, x, bias, y);                                                     \
+        unsigned pitch, double scale, const T *x, const T *bias, T *y) {                                               \
+        split_heads<T>(numel, seq, heads, dim, pitch, scale, x, bias, y);                                              \
     }
 
 KERNELS(float, f32)

@@ -22,12 +22,28 @@ pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
 /// operators have to do it, or have to refuse.
 pub(crate) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Option<Tensor>> {
     let (batch, seq, hidden) = x.dims3()?;
-    let Some(of) = rows_of(x, &[bias]).and_then(|_| Heads::new(batch, seq, heads, hidden)) else { return Ok(None) };
+    let with_pitch = |pitch| Heads::new(batch, seq, heads, hidden, pitch);
+    let (x, of) = match pitch(x).and_then(with_pitch) {
+        Some(of) => (x.clone(), Some(of)),
+        None => (x.contiguous()?, with_pitch(hidden)),
+    };
+    let Some(of) = rows_of(&x, &[bias]).and(of) else { return Ok(None) };
     if x.elem_count() == 0 {
         return x.reshape(of.before())?.transpose(1, 2).map(Some);
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    launch(SplitHeads { of, bias, scale }, &x.contiguous()?, of.after()).map(Some)
+    launch(SplitHeads { of, bias, scale }, &x, of.after()).map(Some)
+}
+
+/// Elements from one row of `(batch, seq, hidden)` to the next, if all are as far apart.
+fn pitch(x: &Tensor) -> Option<usize> {
+    let (&[batch, seq, hidden], &[over_batch, over_seq, along]) = (x.dims(), x.stride()) else { return None };
+    let rows = match (batch, seq) {
+        (_, 1) => Some(over_batch),
+        (1, _) => Some(over_seq),
+        _ => (over_batch == seq * over_seq).then_some(over_seq),
+    };
+    rows.filter(|_| along == 1 || hidden == 1)
 }
 
 struct BiasAct {

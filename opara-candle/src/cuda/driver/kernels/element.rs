@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, blocks, expect, function, norm::Rows};
+use super::{arg_or_null, blocks, expect, extent, function, norm::Rows};
 use crate::cuda::ops::ptx;
 use crate::ops::Activation;
 
@@ -15,17 +15,21 @@ pub(in crate::cuda) struct Heads {
     seq: usize,
     heads: usize,
     dim: usize,
+    /// Elements from one place to the next, before they are split.
+    pitch: usize,
 }
 
 impl Heads {
     /// Those that `hidden` elements fall into; `None` if 32 bits do not count all elements.
-    pub fn new(batch: usize, seq: usize, heads: usize, hidden: usize) -> Option<Self> {
-        let countable = Rows::of(&[batch, seq, hidden]).is_some_and(|rows| rows.are_countable());
-        (countable && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
+    pub fn new(batch: usize, seq: usize, heads: usize, hidden: usize, pitch: usize) -> Option<Self> {
+        let countable =
+            [hidden, pitch].map(|width| Rows::of(&[batch, seq, width]).is_some_and(|rows| rows.are_countable()));
+        (countable == [true; 2] && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
             batch,
             seq,
             heads,
             dim: hidden / heads,
+            pitch,
         })
     }
 
@@ -92,7 +96,7 @@ pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
     Ok(())
 }
 
-/// `(x + bias) * scale` into `y`, heads before places, the bias being that of each head's elements.
+/// `(x + bias) * scale` into `y`, heads before places, which are `pitch` elements apart in `x`, the bias being that of each head's elements.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.
@@ -106,14 +110,14 @@ pub(in crate::cuda) fn split_heads<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let hidden = of.heads * of.dim;
-    expect("the operand", x.len(), of.elements())?;
+    expect("the operand", x.len(), extent([(of.batch * of.seq, of.pitch), (hidden, 1)]))?;
     expect("the bias", bias.map_or(hidden, CudaView::len), hidden)?;
     expect("the result", y.len(), of.elements())?;
     if of.elements() == 0 {
         return Ok(());
     }
     let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
-    let sizes = [of.elements(), of.seq, of.heads, of.dim].map(|n| n as u32);
+    let sizes = [of.elements(), of.seq, of.heads, of.dim, of.pitch].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
@@ -122,7 +126,7 @@ pub(in crate::cuda) fn split_heads<T: DeviceRepr>(
     launch.arg(&scale).arg(x);
     arg_or_null(&mut launch, bias);
     launch.arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `elements()` of `x` and `heads * dim` of the
+    // SAFETY: the arguments are those that the kernel declares. It reads `x` up to the last place, and `heads * dim` of the
     // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and 31
     // bits count them.
     unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
