@@ -10,8 +10,8 @@ use crate::cuda;
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
 /// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
 ///
-/// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the process
-/// go by that one.
+/// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the
+/// process go by that one.
 ///
 /// # Errors
 /// Shapes that do not agree, a window that does not fit, or more results than can be counted.

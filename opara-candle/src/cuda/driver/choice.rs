@@ -16,8 +16,8 @@ impl<K: Eq + Hash, W: Copy> Choices<K, W> {
         Self(Mutex::new(None))
     }
 
-    /// What `run` gives the way that was chosen for `key`; the first time, the fastest of `ways`, each with what its time is
-    /// multiplied by. A capture cannot measure: what comes there first goes by the `guess`.
+    /// What `run` gives the way that was chosen for `key`: the first time, the fastest of `ways`, each with a factor of its
+    /// time. A capture cannot measure: what comes there first goes by the `guess`.
     pub fn run<R>(
         &self,
         device: &CudaDevice,
@@ -26,12 +26,12 @@ impl<K: Eq + Hash, W: Copy> Choices<K, W> {
         guess: impl FnOnce() -> Result<W>,
         mut run: impl FnMut(W) -> Result<R>,
     ) -> Result<R> {
-        let stream = Stream::of(&candle::Device::Cuda(device.clone())).map_err(Error::wrap)?;
-        let key = (stream.ordinal(), key);
+        let key = (device.cuda_stream().context().ordinal(), key);
         let known = self.0.lock().get_or_insert_default().get(&key).copied();
         let way = match known {
             Some(known) => known,
             None => {
+                let stream = Stream::of(&candle::Device::Cuda(device.clone())).map_err(Error::wrap)?;
                 let way = match stream.is_capturing().map_err(Error::wrap)? {
                     true => guess()?,
                     false => fastest(device, &stream, &ways()?, &mut run)?,
@@ -43,7 +43,7 @@ impl<K: Eq + Hash, W: Copy> Choices<K, W> {
     }
 }
 
-/// The one of `ways` that takes the device the least time, each multiplied as is said there; the first one, if none works.
+/// The one of `ways` that takes the device the least time, multiplied by its factor; the first one, if none works.
 fn fastest<W: Copy, R>(
     device: &CudaDevice,
     stream: &Stream,

@@ -36,11 +36,6 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
-    /// Number of its GPU.
-    pub fn ordinal(&self) -> usize {
-        self.context().ordinal()
-    }
-
     /// What tells this stream from others.
     pub fn id(&self) -> StreamId {
         StreamId(self.context().ordinal(), self.0.cu_stream() as usize)

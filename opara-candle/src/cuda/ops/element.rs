@@ -22,12 +22,12 @@ pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
 /// operators have to do it, or have to refuse.
 pub(crate) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Option<Tensor>> {
     let (batch, seq, hidden) = x.dims3()?;
-    let with_pitch = |pitch| Heads::new(batch, seq, heads, hidden, pitch);
-    let (x, of) = match pitch(x).and_then(with_pitch) {
-        Some(of) => (x.clone(), Some(of)),
-        None => (x.contiguous()?, with_pitch(hidden)),
-    };
-    let Some(of) = rows_of(&x, &[bias]).and(of) else { return Ok(None) };
+    if rows_of(x, &[bias]).is_none() {
+        return Ok(None);
+    }
+    let as_it_lies = |x: &Tensor| pitch(x).and_then(|pitch| Heads::new(batch, seq, heads, hidden, pitch));
+    let x = if as_it_lies(x).is_some() { x.clone() } else { x.contiguous()? };
+    let Some(of) = as_it_lies(&x) else { return Ok(None) };
     if x.elem_count() == 0 {
         return x.reshape(of.before())?.transpose(1, 2).map(Some);
     }

@@ -22,9 +22,8 @@ pub(in crate::cuda) struct Heads {
 impl Heads {
     /// Those that `hidden` elements fall into; `None` if 32 bits do not count all elements.
     pub fn new(batch: usize, seq: usize, heads: usize, hidden: usize, pitch: usize) -> Option<Self> {
-        let countable =
-            [hidden, pitch].map(|width| Rows::of(&[batch, seq, width]).is_some_and(|rows| rows.are_countable()));
-        (countable == [true; 2] && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
+        let countable = Rows::of(&[batch, seq, hidden.max(pitch)]).is_some_and(|rows| rows.are_countable());
+        (countable && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
             batch,
             seq,
             heads,
@@ -96,7 +95,7 @@ pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
     Ok(())
 }
 
-/// `(x + bias) * scale` into `y`, heads before places, which are `pitch` elements apart in `x`, the bias being that of each head's elements.
+/// `(x + bias) * scale` into `y`, heads before places, the bias being that of each head's elements.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.
