@@ -141,21 +141,30 @@ fn normalisations() -> Result<()> {
     Ok(())
 }
 
+/// Rows by parts of warps, by warps and by blocks, of which the last one is not full.
+const MANY_ROWS: [(usize, usize); 7] =
+    [(70_001, 8), (70_001, 136), (1030, 24), (1030, 500), (1030, 1000), (1030, 1030), (3, 40)];
+
 #[test]
 fn normalisations_of_many_rows_and_of_none() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for shape in [(70_001, 8), (70_001, 136), (3, 40)] {
-        let (x, scale, shift) = (waves(0, shape)?, waves(1, shape.1)?, waves(2, shape.1)?);
-        let [x_gpu, scale_gpu, shift_gpu] = [&x, &scale, &shift].map(|t| t.to_device(&device));
-        let (x_gpu, scale_gpu, shift_gpu) = (x_gpu?, scale_gpu?, shift_gpu?);
-        let got = ops::layer_norm(&x_gpu, &scale_gpu, &shift_gpu, 1e-5)?;
-        let expected = ops::layer_norm(&x, &scale, &shift, 1e-5)?.to_dtype(DType::F64)?;
-        assert_near(&got, &expected, 2e-3, format!("{shape:?}"));
-        let none =
-            ops::add_layer_norm(&x_gpu.narrow(0, 0, 0)?, None, &x_gpu.narrow(0, 0, 0)?, &scale_gpu, &shift_gpu, 1e-5)?;
-        assert_eq!(none.dims(), [0, shape.1]);
-        assert!(ops::add_layer_norm(&x_gpu, None, &x_gpu.narrow(0, 0, 1)?, &scale_gpu, &shift_gpu, 1e-5).is_err());
-        assert!(ops::rms_norm(&x_gpu, &scale_gpu.narrow(0, 1, 3)?, 1e-5).is_err());
+    const EPS: f32 = 1e-5;
+    for ((rows, columns), (dtype, tolerance)) in MANY_ROWS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let of = format!("{rows} rows of {columns} columns in {dtype:?}");
+        let (x, x_gpu) = both(&waves(0, (rows, columns))?, dtype, &device)?;
+        let (residual, residual_gpu) = both(&waves(3, (rows, columns))?, dtype, &device)?;
+        let vectors = (1..3).map(|i| both(&waves(i, columns)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
+        let [(scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
+        let end = |x: Tensor| x.broadcast_mul(scale)?.broadcast_add(shift);
+        let got = ops::layer_norm(&x_gpu, scale_gpu, shift_gpu, EPS)?;
+        assert_near(&got, &end(standard(&x, true, EPS)?)?, tolerance, &of);
+        let got = ops::add_layer_norm(&x_gpu, None, &residual_gpu, scale_gpu, shift_gpu, EPS)?;
+        assert_near(&got, &end(standard(&(x + residual)?, true, EPS)?)?, tolerance, format!("sums, {of}"));
+
+        let none = x_gpu.narrow(0, 0, 0)?;
+        assert_eq!(ops::add_layer_norm(&none, None, &none, scale_gpu, shift_gpu, EPS)?.dims(), [0, columns]);
+        assert!(ops::add_layer_norm(&x_gpu, None, &x_gpu.narrow(0, 0, 1)?, scale_gpu, shift_gpu, EPS).is_err());
+        assert!(ops::rms_norm(&x_gpu, &scale_gpu.narrow(0, 1, 3)?, EPS).is_err());
     }
     Ok(())
 }
@@ -214,6 +223,24 @@ fn softmax_with_every_bias() -> Result<()> {
         assert_near(&ops::softmax_last_dim(&flat_gpu)?, &ops::softmax_last_dim(&flat)?, tolerance, "one row");
         assert_eq!(ops::softmax_last_dim(&x_gpu.narrow(1, 0, 0)?)?.dims(), [2, 0, 5, columns]);
         assert!(ops::add_softmax(&x_gpu, Some(&x_gpu.narrow(1, 0, 2)?)).is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn softmax_of_many_rows() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for ((rows, columns), (dtype, tolerance)) in MANY_ROWS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+        let (x, x_gpu) = both(&(waves(0, (rows, columns))? * 20.)?, dtype, &device)?;
+        let (bias, bias_gpu) = both(&waves(1, (rows, columns))?, dtype, &device)?;
+        let expected = ops::add_softmax(&x, Some(&bias))?;
+        let of = format!("{rows} rows of {columns} columns in {dtype:?}");
+        assert_near(&ops::add_softmax(&x_gpu, Some(&bias_gpu))?, &expected, tolerance, &of);
+        let got = ops::softmax_last_dim(&x_gpu)?;
+        for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
+            let other = ops::softmax_last_dim(&x)?;
+            assert!(same_bits(&other, &got)?, "{of}, {layout}: bits depend on where elements lie");
+        }
     }
     Ok(())
 }

@@ -59,10 +59,11 @@ template <typename T, bool TOGETHER> struct Row {
     }
 };
 
-// By mean and variance if CENTRED, else by the mean of the squares alone and without a shift.
+// By mean and variance if CENTRED, else by the mean of the squares alone and without a shift. It is there up to column
+// `end`: all of it or nothing.
 template <typename T, bool CENTRED, bool TOGETHER>
-__device__ inline void norm(size_t index, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
-                            const T *scale, const T *shift, T *rounded, T *y) {
+__device__ inline void norm(size_t index, unsigned columns, unsigned end, float eps, const T *x, const T *bias,
+                            const T *residual, const T *scale, const T *shift, T *rounded, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
     __shared__ S room[2][MOST / 32];
@@ -76,7 +77,7 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         unsigned at = first + k * step;
-        if (at >= columns) continue;
+        if (at >= end) continue;
         scales[k] = row.some(scale, at);
         if (CENTRED) shifts[k] = row.some(shift, at);
         row.read(at, held[k]);
@@ -86,8 +87,8 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
     if (CENTRED) {
 #pragma unroll
         for (int k = 0; k < HELD; k++)
-            if (first + k * step < columns) mean += row.sum(held[k]);
-        for (unsigned at = first + HELD * step; at < columns; at += step) {
+            if (first + k * step < end) mean += row.sum(held[k]);
+        for (unsigned at = first + HELD * step; at < end; at += step) {
             S v[N];
             row.read(at, v);
             mean += row.sum(v);
@@ -98,8 +99,8 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
     S squares = 0;
 #pragma unroll
     for (int k = 0; k < HELD; k++)
-        if (first + k * step < columns) squares += row.squares(first + k * step, held[k], mean);
-    for (unsigned at = first + HELD * step; at < columns; at += step) {
+        if (first + k * step < end) squares += row.squares(first + k * step, held[k], mean);
+    for (unsigned at = first + HELD * step; at < end; at += step) {
         S v[N];
         row.read(at, v);
         squares += row.squares(at, v, mean);
@@ -109,9 +110,9 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
     const Vec<T, N> none{};
 #pragma unroll
     for (int k = 0; k < HELD; k++)
-        if (first + k * step < columns)
+        if (first + k * step < end)
             row.write(first + k * step, held[k], mean, factor, scales[k], CENTRED ? shifts[k] : none, y);
-    for (unsigned at = first + HELD * step; at < columns; at += step) {
+    for (unsigned at = first + HELD * step; at < end; at += step) {
         S v[N];
         row.read(at, v);
         row.write(at, v, mean, factor, row.some(scale, at), CENTRED ? row.some(shift, at) : none, y);
@@ -121,12 +122,13 @@ __device__ inline void norm(size_t index, unsigned columns, float eps, const T *
 template <typename T, bool CENTRED>
 __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
                             const T *scale, const T *shift, T *rounded, T *y) {
-    size_t row = this_row();
-    if (row >= rows) return; // A whole warp, and no other one waits for it.
+    const size_t row = this_row();
+    const unsigned end = end_of(row, rows, columns);
+    // Which is the same for all rows: no thread waits for one that goes the other way.
     if (columns % WIDE<T> == 0 && are_aligned(x, bias, residual, scale, shift, (const T *)rounded, (const T *)y))
-        norm<T, CENTRED, true>(row, columns, eps, x, bias, residual, scale, shift, rounded, y);
+        norm<T, CENTRED, true>(row, columns, end, eps, x, bias, residual, scale, shift, rounded, y);
     else
-        norm<T, CENTRED, false>(row, columns, eps, x, bias, residual, scale, shift, rounded, y);
+        norm<T, CENTRED, false>(row, columns, end, eps, x, bias, residual, scale, shift, rounded, y);
 }
 
 // The last one writes the sums, and behind them what they are normalised.

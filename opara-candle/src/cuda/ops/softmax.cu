@@ -5,9 +5,10 @@
 struct Bias {
     unsigned dims[2], strides[3];
 
-    __device__ size_t at(size_t row) const {
-        size_t outer = row / dims[1];
-        return outer / dims[0] * strides[0] + outer % dims[0] * strides[1] + row % dims[1] * strides[2];
+    __device__ size_t at(unsigned row) const {
+        unsigned outer = row / dims[1];
+        return (size_t)(outer / dims[0]) * strides[0] + (size_t)(outer % dims[0]) * strides[1] +
+               (size_t)(row % dims[1]) * strides[2];
     }
 };
 
@@ -74,14 +75,15 @@ __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y
 template <typename T>
 __device__ inline void softmax(size_t rows, unsigned columns, Bias of, const T *x, const T *bias, T *y) {
     const size_t row = this_row();
-    if (row >= rows) return; // A whole warp, and no other one waits for it.
+    const unsigned end = end_of(row, rows, columns);
     x += row * columns;
     y += row * columns;
-    if (bias) bias += of.at(row);
-    if (columns % WIDE<T> == 0 && are_aligned(x, bias, (const T *)y))
-        softmax<T, true>(columns, x, bias, y);
+    if (bias && end) bias += of.at(row);
+    // The same for all rows of a warp: no thread waits for one that goes the other way.
+    if (!__all_sync(~0u, columns % WIDE<T> == 0 && are_aligned(x, bias, (const T *)y)))
+        softmax<T, false>(end, x, bias, y);
     else
-        softmax<T, false>(columns, x, bias, y);
+        softmax<T, true>(end, x, bias, y);
 }
 
 #define SOFTMAX(T, NAME)                                                                                               \

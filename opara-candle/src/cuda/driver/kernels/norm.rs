@@ -33,14 +33,24 @@ impl Rows {
         self.rows * self.columns
     }
 
-    /// The launch of a kernel over rows (`rows.cuh`): a warp for each if that is enough, else a block.
+    /// The launch of a kernel over rows (`rows.cuh`): part of a warp for each if that is enough, else a block, or a warp
+    /// where rows are many.
     pub(super) fn by_warps_or_blocks(&self, dtype: DType) -> LaunchConfig {
         /// Threads that work on a row at most; they then do so again and again.
         const MOST: usize = 512;
         const WARP: usize = 32;
+        /// Threads of a block that has several rows.
+        const BLOCK: usize = 128;
+        /// Rows that fill a GPU by a warp each, and the longest that a warp is not too slow for.
+        const MANY: usize = 1024;
+        const LONG: usize = 1024;
         let loads = self.columns.div_ceil(16 / dtype.size_in_bytes());
-        let threads = loads.next_multiple_of(WARP).clamp(WARP, MOST);
-        let together = if threads == WARP { 4 } else { 1 };
+        let threads = match loads {
+            ..=WARP => loads.next_power_of_two(),
+            _ if self.rows >= MANY && self.columns <= LONG => WARP,
+            _ => loads.next_multiple_of(WARP).min(MOST),
+        };
+        let together = if threads <= WARP { BLOCK / threads } else { 1 };
         let blocks = self.rows.div_ceil(together);
         LaunchConfig {
             grid_dim: (blocks as u32, 1, 1),
