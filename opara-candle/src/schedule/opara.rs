@@ -75,6 +75,19 @@ pub struct Opara {
     pub resource: Resource,
 }
 
+impl Schedule {
+    /// This order of launches on the streams of Alg. 1, of which later branches take those that earlier ones have left.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(super) fn on_paths(graph: &OpGraph, order: Vec<OpId>) -> Result<Self> {
+        let alone = stream_allocation(graph);
+        let stream = reuse_streams(graph, &alone, &order);
+        // On these streams every op waits for what it waited for.
+        Ok(Self { stream, ..Self::new(graph, alone, order)? })
+    }
+}
+
 impl Scheduler for Opara {
     fn name(&self) -> String {
         match self.resource {
@@ -85,10 +98,7 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        let (alone, order) = (stream_allocation(graph), launch_order(graph, profile, self.resource));
-        let stream = reuse_streams(graph, &alone, &order);
-        // On these streams every op waits for what it waited for.
-        Schedule { stream, ..Schedule::new(graph, alone, order)? }.sharing(graph, MOST_STREAMS)
+        Schedule::on_paths(graph, launch_order(graph, profile, self.resource))?.sharing(graph, MOST_STREAMS)
     }
 }
 
