@@ -74,8 +74,11 @@ impl Arena {
         state.generation += 1;
         let memory = match self.kind {
             Kind::Tensors => Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, device)?)?,
-            // In few steps: whenever it grows, all graphs that use it are built again.
-            Kind::Workspaces => Block::outside_pool(&stream, bytes.next_power_of_two())?,
+            // In few steps, by an eighth or more: whenever it grows, all graphs that use it are built again.
+            Kind::Workspaces => {
+                let step = (bytes.next_power_of_two() / 8).max(1);
+                Block::outside_pool(&stream, bytes.next_multiple_of(step))?
+            }
         };
         Ok(state.memory.insert(memory).clone())
     }
