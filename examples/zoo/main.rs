@@ -32,6 +32,7 @@ use opara_examples::types;
 
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
+use crate::memory::Memory;
 
 /// Models of candle-transformers, eager and replayed.
 #[derive(Parser)]
@@ -73,6 +74,10 @@ struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
 
+    /// Print what eager execution takes of the device's memory, and end.
+    #[arg(long, hide = true)]
+    eager_memory: bool,
+
     /// Folder to save traces in, one file `MODEL-DTYPE.trace` each.
     #[arg(long)]
     traces: Option<PathBuf>,
@@ -107,6 +112,15 @@ fn main() -> Result<()> {
             return Ok(());
         }
     };
+
+    if args.eager_memory {
+        for (entry, &dtype) in chosen().flat_map(|entry| args.dtype.iter().map(move |dtype| (entry, dtype))) {
+            let memory =
+                caught(|| Memory::of_eager(entry, &device, dtype)).map_err(|error| anyhow!(message(&error)))?;
+            println!("{}", serde_json::to_string(&memory)?);
+        }
+        return Ok(());
+    }
 
     let mut json = args.json.as_ref().map(File::create).transpose().context("the file of --json")?;
     if let Some(folder) = &args.traces {

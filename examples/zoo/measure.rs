@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
-use opara_candle::device_memory::Usage;
 use opara_candle::{Mode, OparaExecutor, Policy, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
@@ -76,6 +75,7 @@ pub struct Measured {
     /// Without those.
     own_ms: f64,
     latencies: Latencies,
+    eager_memory: Memory,
     memory: Memory,
     report: Report,
 }
@@ -85,19 +85,9 @@ pub struct Measured {
 /// # Errors
 /// Those of the model, of the executors and of the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let (model, made) =
-        taken(device, || (entry.build)(&Target { device: device.clone(), dtype }).context("it cannot be made"))?;
+    let eager_memory = Memory::of_eager_alone(entry, dtype)?;
+    let (model, made) = taken(device, || (entry.build)(&Target { device: device.clone(), dtype }))?;
     let Model { function, inputs, .. } = &model;
-
-    let ((finite, eager_repeats, affordable), warm) = taken(device, || {
-        let outputs = function(inputs).context("eager fails")?;
-        let finite = finite(&outputs)?;
-        let start = Instant::now();
-        let again = function(inputs)?;
-        let repeats = differing(&outputs, &again)?.to_scalar::<f32>()? == 0.;
-        Ok((finite, repeats, ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3)))
-    })?;
-    let (_, eager) = taken(device, || Ok(function(inputs)?))?;
 
     let build = |policy: Policy, stress: u64, fuse: bool| {
         let builder = OparaExecutor::builder().policy(policy).stress(stress).fuse(fuse);
@@ -105,33 +95,25 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     };
     let (scheduled, built) = taken(device, || build(counts.policy, 0, counts.fuse))?;
     let (_, replay) = taken(device, || Ok(scheduled.lend(inputs, |_| ())?))?;
+    let memory = Memory::of(made, &[built, replay]);
     let report = scheduled.report();
     let build_ms: f64 = report.build_ms.values().sum();
     let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
     if let Some((file, trace)) = trace.zip(scheduled.trace()) {
         trace.save(file)?;
     }
+
+    let outputs = function(inputs)?;
+    let finite = finite(&outputs)?;
+    let start = Instant::now();
+    let eager_repeats = differing(&outputs, &function(inputs)?)?.to_scalar::<f32>()? == 0.;
+    let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
+    drop(outputs);
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let (sequential, compared) = taken(device, || captured.then(|| build(Policy::Sequential, 0, false)).transpose())?;
-    let eager_outside = made.outside + warm.outside + eager.outside;
-    let executor_outside = built.outside + replay.outside;
-    let start = made.pool.map(|made| made.before);
-    let total =
-        |pass: Option<Usage>, outside: i64| Some(pass?.peak.saturating_sub(start?).saturating_add_signed(outside));
-    let memory = Memory {
-        eager_peak: eager.pool.map(|eager| eager.peak - eager.before),
-        replay_peak: replay.pool.zip(built.pool).map(|(replay, built)| replay.peak.saturating_sub(built.before)),
-        executor: built.pool.map(|built| built.after.saturating_sub(built.before)),
-        sequential_arena: sequential.as_ref().map(|executor| executor.report().arena_bytes),
-        eager_outside,
-        executor_outside,
-        sequential_outside: compared.outside,
-        eager_total: total(eager.pool, eager_outside),
-        executor_total: total(replay.pool, eager_outside + executor_outside),
-    };
+    let sequential = captured.then(|| build(Policy::Sequential, 0, false)).transpose()?;
     let eager = || function(inputs);
     let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
     let scheduled_run = || lend(&scheduled);
@@ -163,6 +145,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
         build_ms,
         own_ms,
         latencies,
+        eager_memory,
         memory,
         report,
     })
@@ -237,7 +220,7 @@ impl fmt::Display for Row {
 
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { report, memory, .. } = self;
+        let Self { report, eager_memory, memory, .. } = self;
         let bits = match (self.replays, self.differing) {
             (0, _) => "-".into(),
             (_, 0) => "equal".into(),
@@ -264,10 +247,10 @@ impl fmt::Display for Measured {
             self.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}")),
             self.build_ms,
             self.own_ms,
-            mib(memory.eager_peak),
-            mib(memory.replay_peak),
-            mib(memory.eager_total),
-            mib(memory.executor_total)
+            mib(eager_memory.peak),
+            mib(memory.peak),
+            mib(eager_memory.total),
+            mib(memory.total)
         )?;
         let remarks = [
             report.reason.clone(),

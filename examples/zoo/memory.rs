@@ -6,33 +6,74 @@
 //! schedule stands next to it: eager cannot need less at its peak, but for the holes of that arena.
 //!
 //! What else the device has less is outside of the pool: nodes of CUDA graphs, code of kernels used for the first time,
-//! handles and workspaces of cuBLAS and cuDNN. Other programs that use the device meanwhile would disturb this count.
+//! handles and workspaces of cuBLAS and cuDNN, some for each thread. Other programs that use the device
+//! meanwhile would disturb this count.
+//!
+//! Eager execution and an executor are counted in a process each: what one of them has loaded the other would get for nothing.
 
-use anyhow::Result;
-use candle::Device;
+use std::process::Command;
+
+use anyhow::{bail, Context, Result};
+use candle::{DType, Device};
 use opara_candle::device_memory::{used_outside_pool, watch, Usage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::entry::{Entry, Model, Target};
 
 /// Bytes. A count is missing where the device has no pool.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Memory {
-    /// Peak of an eager forward pass, beyond weights and inputs.
-    pub eager_peak: Option<u64>,
-    /// Peak of a replay, with all that the executor keeps, beyond weights and inputs.
-    pub replay_peak: Option<u64>,
-    /// What the executor keeps in the pool: arena, constants, static inputs and outputs.
-    pub executor: Option<u64>,
-    /// Arena of the sequential schedule.
-    pub sequential_arena: Option<u64>,
-    /// What the model and eager passes took outside the pool.
-    pub eager_outside: i64,
-    /// What building the executor took there, and for comparison building the sequential one after it.
-    pub executor_outside: i64,
-    pub sequential_outside: i64,
+    /// Peak of a pass beyond weights and inputs: of a replay with all that the executor keeps.
+    pub peak: Option<u64>,
+    /// Taken outside the pool, by the model itself, too.
+    pub outside: i64,
     /// All of it: weights, inputs, the peak of a pass, and what is outside the pool.
-    pub eager_total: Option<u64>,
-    pub executor_total: Option<u64>,
+    pub total: Option<u64>,
 }
+
+impl Memory {
+    /// Of a pass, in a process that did the work of `parts` one after the other: `made` the model, the last one the pass.
+    pub fn of(made: Taken, parts: &[Taken]) -> Self {
+        let outside = made.outside + parts.iter().map(|part| part.outside).sum::<i64>();
+        let pass = parts.last().and_then(|pass| pass.pool);
+        let over = |start: Option<u64>| Some(pass?.peak.saturating_sub(start?));
+        Self {
+            peak: over(made.pool.map(|made| made.after)),
+            outside,
+            total: over(made.pool.map(|made| made.before)).map(|peak| peak.saturating_add_signed(outside)),
+        }
+    }
+
+    /// What eager execution takes in this process, which must not have used the device before.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn of_eager(entry: &Entry, device: &Device, dtype: DType) -> Result<Self> {
+        let target = Target { device: device.clone(), dtype };
+        let (Model { function, inputs, .. }, made) =
+            taken(device, || (entry.build)(&target).context("it cannot be made"))?;
+        let pass = || taken(device, || function(&inputs).context("eager fails"));
+        let (_, first) = pass()?;
+        let (_, second) = pass()?;
+        Ok(Self::of(made, &[first, second]))
+    }
+
+    /// What eager execution takes, in a process of its own.
+    ///
+    /// # Errors
+    /// Those of the model, and a process that cannot be started.
+    pub fn of_eager_alone(entry: &Entry, dtype: DType) -> Result<Self> {
+        let program = std::env::current_exe()?;
+        let process = Command::new(program).args([EAGER, "--only", entry.name, "--dtype", dtype.as_str()]).output()?;
+        if !process.status.success() {
+            bail!("{}", String::from_utf8_lossy(&process.stderr).trim());
+        }
+        serde_json::from_slice(&process.stdout).context("what a process says about eager's memory")
+    }
+}
+
+/// The option of the process that eager execution has to itself.
+const EAGER: &str = "--eager-memory";
 
 /// What a piece of work takes of a device's memory.
 #[derive(Debug, Clone, Copy)]
