@@ -72,8 +72,10 @@ impl Arena {
             stream.synchronize_device()?;
         }
         state.generation += 1;
+        // Nobody allocates nothing.
+        let bytes = bytes.max(1);
         let memory = match self.kind {
-            Kind::Tensors => Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, device)?)?,
+            Kind::Tensors => Block::of(&Tensor::zeros(bytes as usize, DType::U8, device)?)?,
             // In few steps, by an eighth or more: whenever it grows, all graphs that use it are built again.
             Kind::Workspaces => {
                 let step = (bytes.next_power_of_two() / 8).max(1);
