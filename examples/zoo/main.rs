@@ -115,8 +115,7 @@ fn main() -> Result<()> {
 
     if args.eager_memory {
         for (entry, &dtype) in chosen().flat_map(|entry| args.dtype.iter().map(move |dtype| (entry, dtype))) {
-            let memory =
-                caught(|| Memory::of_eager(entry, &device, dtype)).map_err(|error| anyhow!(message(&error)))?;
+            let memory = caught(|| Memory::of_eager(entry, &device, dtype)).map_err(|error| message(&error));
             println!("{}", serde_json::to_string(&memory)?);
         }
         return Ok(());

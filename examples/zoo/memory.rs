@@ -2,18 +2,18 @@
 //!
 //! candle allocates from the device's memory pool, in stream order. The pool counts the bytes in use, without those that
 //! it holds ready, and keeps the highest count since that was reset. The peak of a pass is this high-water mark less the
-//! count before the pass, so that weights and inputs, which are there anyway, drop out. The arena of the sequential
-//! schedule stands next to it: eager cannot need less at its peak, but for the holes of that arena.
+//! count before the pass, so that weights and inputs, which are there anyway, drop out.
 //!
 //! What else the device has less is outside of the pool: nodes of CUDA graphs, code of kernels used for the first time,
-//! handles and workspaces of cuBLAS and cuDNN, some for each thread. Other programs that use the device
-//! meanwhile would disturb this count.
+//! handles and workspaces of cuBLAS and cuDNN, some for each thread. Other programs that use the device meanwhile would
+//! disturb this count.
 //!
-//! Eager execution and an executor are counted in a process each: what one of them has loaded the other would get for nothing.
+//! Eager execution and an executor are counted in a process each: what one of them has loaded the other would get for
+//! nothing.
 
 use std::process::Command;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Error, Result};
 use candle::{DType, Device};
 use opara_candle::device_memory::{used_outside_pool, watch, Usage};
 use serde::{Deserialize, Serialize};
@@ -65,10 +65,10 @@ impl Memory {
     pub fn of_eager_alone(entry: &Entry, dtype: DType) -> Result<Self> {
         let program = std::env::current_exe()?;
         let process = Command::new(program).args([EAGER, "--only", entry.name, "--dtype", dtype.as_str()]).output()?;
-        if !process.status.success() {
-            bail!("{}", String::from_utf8_lossy(&process.stderr).trim());
-        }
-        serde_json::from_slice(&process.stdout).context("what a process says about eager's memory")
+        let said: Result<Self, String> = serde_json::from_slice(&process.stdout).with_context(|| {
+            format!("eager execution ends with {}", String::from_utf8_lossy(&process.stderr).trim())
+        })?;
+        said.map_err(Error::msg)
     }
 }
 

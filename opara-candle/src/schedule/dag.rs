@@ -1,4 +1,4 @@
-//! The dependencies themselves, without streams: what a CUDA graph runs if nobody assigns any.
+//! The dependencies themselves: what a CUDA graph runs if nobody assigns streams.
 
 use super::{Problem, Schedule};
 use crate::Result;
