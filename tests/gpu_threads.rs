@@ -167,15 +167,48 @@ fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
     // Exchanges neighbouring columns: twice leaves a matrix as it was, to the bit.
     let exchange: Vec<u32> = (0..2048).map(|i| i ^ 1).collect();
     let exchange = Tensor::eye(2048, DType::F32, &there)?.index_select(&Tensor::new(exchange, &there)?, 0)?;
-    for i in 1..4 {
+    for (i, inside_out) in [(1, false), (2, false), (3, true), (4, true)] {
         let x = counts(i, (2048, 2048), DType::F32)?.to_device(&there)?;
         there.synchronize()?;
         let late = (0..200).try_fold(x.clone(), |x, _| x.matmul(&exchange))?;
-        let late = late.narrow(0, i, 8)?.affine(1., 1.)?;
-        let got = fast.call(&[late])?;
+        // A replay reads copies of inputs that are not contiguous.
+        let part = |x: &Tensor| match inside_out {
+            false => x.narrow(0, i, 8)?.affine(1., 1.),
+            true => x.t()?.narrow(0, i, 8),
+        };
+        let got = fast.call(&[part(&late)?])?;
         here.synchronize()?;
-        let expected = x.narrow(0, i, 8)?.affine(1., 1.)?.to_device(&Device::Cpu)?.to_device(&here)?;
+        let expected = part(&x)?.to_device(&Device::Cpu)?.to_device(&here)?;
         assert_same(&got, &function(&[expected])?, format_args!("input {i}"));
+    }
+    Ok(())
+}
+
+/// Plans for tensors of two devices of one GPU share an executor's arena, and wait for each other.
+#[test]
+fn plans_on_two_streams_share_an_arena() -> anyhow::Result<()> {
+    if gpu().is_none() {
+        return Ok(());
+    }
+    let devices = [Device::new_cuda_with_stream(0)?, Device::new_cuda_with_stream(0)?];
+    let function = |t: &[Tensor]| {
+        let wide = Tensor::cat(&[&t[0]; 64], 1)?;
+        let sum =
+            (0..16).try_fold(wide.clone(), |x, i| ((x * 0.5)? + (&wide * f64::from(i))?)?.sqr()?.affine(1e-3, 1.))?;
+        Ok(vec![sum.narrow(1, 0, 512)?])
+    };
+    let inputs: Vec<Tensor> = (0..2).map(|i| counts(i, (512 << i, 512), DType::F32)).collect::<Result<_>>()?;
+    let inputs = inputs.iter().zip(&devices).map(|(x, device)| x.to_device(device)).collect::<Result<Vec<_>>>()?;
+    let fast = OparaExecutor::builder().build_fn(function, &inputs[..1])?;
+    let expected = inputs.iter().map(|x| function(std::slice::from_ref(x))).collect::<Result<Vec<_>>>()?;
+    let mut answers = Vec::new();
+    for turn in 0..20 {
+        answers.push((turn % 2, fast.call(&inputs[turn % 2..][..1])?));
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    }
+    devices.iter().try_for_each(Device::synchronize)?;
+    for (turn, (which, got)) in answers.iter().enumerate() {
+        assert_same(got, &expected[*which], format_args!("turn {turn}"));
     }
     Ok(())
 }

@@ -32,7 +32,9 @@ pub(super) struct State {
     /// How often it has grown.
     pub generation: u64,
     /// End of the last launch's work, where every thread has a stream of its own.
-    pub free: Option<Event>,
+    free: Option<Event>,
+    /// The stream of the last launch, where it is everybody's: inputs may lie on several devices of one GPU.
+    last: Option<Stream>,
 }
 
 impl Default for Arena {
@@ -87,12 +89,16 @@ impl Arena {
 }
 
 impl State {
-    /// Lets the next launch on this thread's stream wait for the last one of another thread's.
+    /// Lets the next launch on this stream wait for the last one on another.
     pub fn acquire(&self, stream: &Stream) -> Result<()> {
-        self.free.as_ref().map_or(Ok(()), |free| stream.wait(free))
+        self.free.as_ref().map_or(Ok(()), |free| stream.wait(free))?;
+        match &self.last {
+            Some(last) if last.id() != stream.id() => last.then(stream),
+            _ => Ok(()),
+        }
     }
 
-    /// The last launch on this thread's stream used the arena.
+    /// The last launch on this stream used the arena.
     pub fn release(&mut self, stream: &Stream) -> Result<()> {
         if stream.is_per_thread() {
             let free = match self.free.take() {
@@ -101,6 +107,8 @@ impl State {
             };
             stream.record(&free)?;
             self.free = Some(free);
+        } else if self.last.as_ref().is_none_or(|last| last.id() != stream.id()) {
+            self.last = Some(stream.clone());
         }
         Ok(())
     }

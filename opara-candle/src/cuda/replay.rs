@@ -283,12 +283,13 @@ impl GraphReplay {
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
         let stream = &self.program.stream;
-        // Work on inputs that other streams have still to do, and later work there, keep their order with this launch.
         let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
         let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
-        others.iter().try_for_each(|other| other.then(stream))?;
         let inputs =
             inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs)).collect::<Result<Vec<_>>>()?;
+        // Work on inputs that other streams have still to do, copies for alignment included, and later work there keep
+        // their order with this launch.
+        others.iter().try_for_each(|other| other.then(stream))?;
         if let Some(done) = &self.done {
             stream.wait(done)?;
         }
