@@ -250,26 +250,28 @@ impl OparaExecutor {
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
+        let position = |plans: &[(Key, Arc<Plan>)]| plans.iter().position(|(k, _)| *k == key);
+        if position(&self.plans.lock()).is_some() {
+            tracing::warn!("the module freed memory that a plan reads: it is built anew");
+        }
         let plan = Plan::build(&self.function, inputs, &self.options, &self.arena)
             .map_err(|error| self.blame_dtype(error, &key))?;
         let plan = Arc::new(plan);
         let mut plans = self.plans.lock();
-        let oldest = (plans.len() >= self.options.max_shapes).then(|| plans.remove(0));
+        let full = (plans.len() >= self.options.max_shapes).then_some(0);
+        let replaced = position(&plans).or(full).map(|at| plans.remove(at));
         plans.push((key, plan.clone()));
         drop(plans);
         // Nobody may capture what this frees.
-        cuda::while_not_capturing(|| drop(oldest));
+        cuda::while_not_capturing(|| drop(replaced));
         Ok(plan)
     }
 
     fn cached(&self, key: &Key) -> Option<Arc<Plan>> {
         let mut plans = self.plans.lock();
         let at = plans.iter().rposition(|(k, _)| k == key)?;
+        // It stays for reports until another one takes its place.
         if plans[at].1.replay.as_ref().is_some_and(|replay| replay.is_stale()) {
-            let stale = plans.remove(at);
-            drop(plans);
-            tracing::warn!("the module freed memory that a plan reads: it is built anew");
-            cuda::while_not_capturing(|| drop(stale));
             return None;
         }
         plans[at..].rotate_left(1);
