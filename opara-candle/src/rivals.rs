@@ -13,24 +13,37 @@ pub(crate) fn faster(
     problem: &Problem,
     policy: &str,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
-    /// Of each; medians are taken.
-    const ROUNDS: usize = 9;
     const NOISE: f64 = 0.01;
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
     // One after the other: the driver makes the next one's graph of the memory of those that have lost.
     for (name, schedule) in rivals(&track.plan.schedule, problem, policy)? {
-        let mut rival = Contestant::new(name, schedule, track)?;
         let holder = best.as_ref().map_or(track.base, |best| &*best.runner);
-        let mut bar = Vec::new();
-        for inputs in track.inputs.iter().cycle().take(ROUNDS) {
-            bar.push(track.lap(holder, inputs)?);
-            rival.samples.push(track.lap(&*rival.runner, inputs)?);
-        }
-        if rival.median() < Latency::of(bar).median_us * (1. - NOISE) {
-            best = Some(rival);
+        match race(track, holder, name.clone(), schedule) {
+            Ok((rival, bar)) if rival.median() < bar * (1. - NOISE) => best = Some(rival),
+            Ok(_) => {}
+            // The device may lack the memory for it: what there is runs.
+            Err(error) => tracing::warn!(%error, rival = name, "a schedule is left untried"),
         }
     }
     Ok(best)
+}
+
+/// Lets a schedule run in turns with what holds its place so far; with the median time of that.
+fn race(
+    track: &mut Replays,
+    holder: &dyn Replay,
+    name: String,
+    schedule: Schedule,
+) -> Result<(Contestant<Box<dyn Replay>>, f64)> {
+    /// Of each; medians are taken.
+    const ROUNDS: usize = 9;
+    let mut rival = Contestant::new(name, schedule, track)?;
+    let mut bar = Vec::new();
+    for inputs in track.inputs.iter().cycle().take(ROUNDS) {
+        bar.push(track.lap(holder, inputs)?);
+        rival.samples.push(track.lap(&*rival.runner, inputs)?);
+    }
+    Ok((rival, Latency::of(bar).median_us))
 }
 
 /// What a GPU may run faster than the plan's schedule, by policy: all on one stream, the graph's own edges in recorded
