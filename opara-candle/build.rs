@@ -6,7 +6,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     #[cfg(feature = "cuda")]
     {
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
-        let kernels = cudaforge::KernelBuilder::new().source_dir("src/cuda/ops").arg("-std=c++17").arg("-O3");
+        // Headers, too: a kernel is compiled again only where something watched has changed.
+        let kernels = cudaforge::KernelBuilder::new().source_dir("src/cuda/ops").watch(["src/cuda/ops"]);
+        let kernels = kernels.arg("-std=c++17").arg("-O3");
         kernels.build_ptx()?.write(out.join("ptx.rs"))?;
     }
     Ok(())
