@@ -32,7 +32,7 @@ use opara_examples::types;
 
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
-use crate::memory::Memory;
+use crate::memory::{Calls, Memory};
 
 /// Models of candle-transformers, eager and replayed.
 #[derive(Parser)]
@@ -74,9 +74,9 @@ struct Args {
     #[arg(long)]
     json: Option<PathBuf>,
 
-    /// Print what eager execution takes of the device's memory, and end.
+    /// Print what calls take of the device's memory, and end.
     #[arg(long, hide = true)]
-    eager_memory: bool,
+    memory_of: Option<Calls>,
 
     /// Folder to save traces in, one file `MODEL-DTYPE.trace` each.
     #[arg(long)]
@@ -113,10 +113,17 @@ fn main() -> Result<()> {
         }
     };
 
-    if args.eager_memory {
+    let counts = Counts {
+        iters: args.iters,
+        replays: args.replays,
+        stress: args.stress,
+        policy: args.policy,
+        fuse: !args.no_fuse,
+    };
+    if let Some(calls) = args.memory_of {
         for (entry, &dtype) in chosen().flat_map(|entry| args.dtype.iter().map(move |dtype| (entry, dtype))) {
-            let memory = caught(|| Memory::of_eager(entry, &device, dtype)).map_err(|error| message(&error));
-            println!("{}", serde_json::to_string(&memory)?);
+            let memory = caught(|| Memory::of_calls(calls, entry, &device, dtype, counts.builder()));
+            println!("{}", serde_json::to_string(&memory.map_err(|error| message(&error)))?);
         }
         return Ok(());
     }
@@ -125,13 +132,6 @@ fn main() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    let counts = Counts {
-        iters: args.iters,
-        replays: args.replays,
-        stress: args.stress,
-        policy: args.policy,
-        fuse: !args.no_fuse,
-    };
     println!("{Header}");
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {

@@ -4,15 +4,15 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use candle::{DType, Device, Tensor};
-use opara_candle::{Mode, OparaExecutor, Policy, Report};
+use opara_candle::{Builder, Mode, OparaExecutor, Policy, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
 
 use crate::bits::{differing, finite, varied};
 use crate::entry::{Entry, Function, Model, Target};
-use crate::memory::{taken, Memory};
+use crate::memory::{Calls, Memory};
 
 /// Different inputs to compare on: enough to see state that lags behind, few enough to keep eager's outputs for all.
 const INPUT_SETS: usize = 20;
@@ -31,6 +31,19 @@ pub struct Counts {
     pub policy: Policy,
     /// Whether its launches are fused; those of the sequential one are not.
     pub fuse: bool,
+}
+
+impl Counts {
+    /// Of the executor that is held against the sequential one.
+    pub fn builder(&self) -> Builder {
+        OparaExecutor::builder().policy(self.policy).fuse(self.fuse)
+    }
+
+    /// What makes another process build the same.
+    fn arguments(&self) -> Vec<&'static str> {
+        let fuse = if self.fuse { None } else { Some("--no-fuse") };
+        ["--policy", self.policy.as_str()].into_iter().chain(fuse).collect()
+    }
 }
 
 /// One entry in one dtype.
@@ -85,23 +98,10 @@ pub struct Measured {
 /// # Errors
 /// Those of the model, of the executors and of the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let eager_memory = Memory::of_eager_alone(entry, dtype)?;
-    let (model, made) = taken(device, || (entry.build)(&Target { device: device.clone(), dtype }))?;
+    let memory = |calls| Memory::of_calls_alone(calls, entry, dtype, &counts.arguments());
+    let (eager_memory, memory) = (memory(Calls::Eager)?, memory(Calls::Executor)?);
+    let model = (entry.build)(&Target { device: device.clone(), dtype })?;
     let Model { function, inputs, .. } = &model;
-
-    let build = |policy: Policy, stress: u64, fuse: bool| {
-        let builder = OparaExecutor::builder().policy(policy).stress(stress).fuse(fuse);
-        model.executor(builder).context("the executor fails")
-    };
-    let (scheduled, built) = taken(device, || build(counts.policy, 0, counts.fuse))?;
-    let (_, replay) = taken(device, || Ok(scheduled.lend(inputs, |_| ())?))?;
-    let memory = Memory::of(made, &[built, replay]);
-    let report = scheduled.report();
-    let build_ms: f64 = report.build_ms.values().sum();
-    let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
-    if let Some((file, trace)) = trace.zip(scheduled.trace()) {
-        trace.save(file)?;
-    }
 
     let outputs = function(inputs)?;
     let finite = finite(&outputs)?;
@@ -109,11 +109,20 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let eager_repeats = differing(&outputs, &function(inputs)?)?.to_scalar::<f32>()? == 0.;
     let affordable = ((EAGER_SECONDS / start.elapsed().as_secs_f64()) as usize).max(3);
     drop(outputs);
+
+    let scheduled = model.executor(counts.builder())?;
+    let report = scheduled.report();
+    let build_ms: f64 = report.build_ms.values().sum();
+    let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
+    if let Some((file, trace)) = trace.zip(scheduled.trace()) {
+        trace.save(file)?;
+    }
     let captured = report.mode != Mode::Eager;
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let sequential = captured.then(|| build(Policy::Sequential, 0, false)).transpose()?;
+    let plain = OparaExecutor::builder().policy(Policy::Sequential).fuse(false);
+    let sequential = captured.then(|| model.executor(plain)).transpose()?;
     let eager = || function(inputs);
     let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
     let scheduled_run = || lend(&scheduled);
@@ -128,7 +137,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
 
     let stress = if captured && counts.stress > 0 {
-        let Report { mode, reason, .. } = build(counts.policy, counts.stress, counts.fuse)?.report();
+        let Report { mode, reason, .. } = model.executor(counts.builder().stress(counts.stress))?.report();
         reason.or_else(|| (mode == Mode::Eager).then(|| "it runs eagerly".into()))
     } else {
         None

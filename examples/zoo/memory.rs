@@ -15,7 +15,9 @@ use std::process::Command;
 
 use anyhow::{Context, Error, Result};
 use candle::{DType, Device};
+use clap::ValueEnum;
 use opara_candle::device_memory::{used_outside_pool, watch, Usage};
+use opara_candle::Builder;
 use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, Model, Target};
@@ -32,7 +34,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a pass, in a process that did the work of `parts` one after the other: `made` the model, the last one the pass.
+    /// Of a pass, in a process that did the work of `parts` one after the other, after `made` the model: the last is the pass.
     pub fn of(made: Taken, parts: &[Taken]) -> Self {
         let outside = made.outside + parts.iter().map(|part| part.outside).sum::<i64>();
         let pass = parts.last().and_then(|pass| pass.pool);
@@ -44,36 +46,56 @@ impl Memory {
         }
     }
 
-    /// What eager execution takes in this process, which must not have used the device before.
+    /// What calls take in this process, which must not have used the device before.
     ///
     /// # Errors
-    /// Those of the model.
-    pub fn of_eager(entry: &Entry, device: &Device, dtype: DType) -> Result<Self> {
+    /// Those of the model and of the executor.
+    pub fn of_calls(calls: Calls, entry: &Entry, device: &Device, dtype: DType, builder: Builder) -> Result<Self> {
         let target = Target { device: device.clone(), dtype };
-        let (Model { function, inputs, .. }, made) =
-            taken(device, || (entry.build)(&target).context("it cannot be made"))?;
-        let pass = || taken(device, || function(&inputs).context("eager fails"));
-        let (_, first) = pass()?;
-        let (_, second) = pass()?;
-        Ok(Self::of(made, &[first, second]))
+        let (model, made) = taken(device, || (entry.build)(&target).context("it cannot be made"))?;
+        let Model { function, inputs, .. } = &model;
+        let parts = match calls {
+            Calls::Eager => {
+                let pass = || taken(device, || function(inputs).context("eager fails"));
+                [pass()?.1, pass()?.1]
+            }
+            Calls::Executor => {
+                let (executor, built) = taken(device, || model.executor(builder).context("the executor fails"))?;
+                [built, taken(device, || Ok(executor.lend(inputs, |_| ())?))?.1]
+            }
+        };
+        Ok(Self::of(made, &parts))
     }
 
-    /// What eager execution takes, in a process of its own.
+    /// What calls take, in a process of their own with these further arguments.
     ///
     /// # Errors
-    /// Those of the model, and a process that cannot be started.
-    pub fn of_eager_alone(entry: &Entry, dtype: DType) -> Result<Self> {
-        let program = std::env::current_exe()?;
-        let process = Command::new(program).args([EAGER, "--only", entry.name, "--dtype", dtype.as_str()]).output()?;
-        let said: Result<Self, String> = serde_json::from_slice(&process.stdout).with_context(|| {
-            format!("eager execution ends with {}", String::from_utf8_lossy(&process.stderr).trim())
-        })?;
+    /// Those of the model and of the executor, and a process that cannot be started.
+    pub fn of_calls_alone(calls: Calls, entry: &Entry, dtype: DType, arguments: &[&str]) -> Result<Self> {
+        let mut process = Command::new(std::env::current_exe()?);
+        process.args(["--memory-of", calls.as_str(), "--only", entry.name, "--dtype", dtype.as_str()]).args(arguments);
+        let process = process.output()?;
+        let said: Result<Self, String> = serde_json::from_slice(&process.stdout)
+            .with_context(|| format!("a process ends with {}", String::from_utf8_lossy(&process.stderr).trim()))?;
         said.map_err(Error::msg)
     }
 }
 
-/// The option of the process that eager execution has to itself.
-const EAGER: &str = "--eager-memory";
+/// Whose memory is counted.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Calls {
+    Eager,
+    Executor,
+}
+
+impl Calls {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Eager => "eager",
+            Self::Executor => "executor",
+        }
+    }
+}
 
 /// What a piece of work takes of a device's memory.
 #[derive(Debug, Clone, Copy)]

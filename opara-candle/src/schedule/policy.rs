@@ -55,7 +55,7 @@ policies! {
     fixed {
         /// One stream, in recorded order: what a plain CUDA graph of the module does.
         Sequential, "sequential", sequential::schedule;
-        /// No streams: every op starts when all that it depends on has ended.
+        /// Every op starts when all that it depends on has ended, in recorded order.
         Dag, "dag", dag::schedule;
         /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
         Nimble, "nimble", nimble::schedule;
