@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use candle::{DType, Result, Tensor};
 use common::{answers_like, assert_same, one, refused, same_bits, waves, CPU};
-use opara_candle::{ops, Mode, OparaExecutor};
+use opara_candle::{ops, Error, Mode, OparaExecutor};
 
 #[test]
 fn a_cache_that_grows_is_refused() {
@@ -96,6 +96,55 @@ fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
         let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?, Tensor::new(3 - i as u32, CPU)?.to_dtype(dtype)?]);
         answers_like(&refused(function, &inputs(0)?, &["differs"]), function, inputs);
     }
+    Ok(())
+}
+
+#[test]
+fn what_an_example_of_zeros_decides_is_refused() -> anyhow::Result<()> {
+    let zeros = [Tensor::zeros((2, 3), DType::F32, CPU)?];
+    let inputs = |i: usize| Ok(vec![waves(i, (2, 3))?]);
+    let sign = |t: &[Tensor]| match t[0].sum_all()?.to_scalar::<f32>()? > 0. {
+        true => Ok(vec![ops::relu(&t[0])?]),
+        false => Ok(vec![ops::tanh(&t[0])?]),
+    };
+    answers_like(&refused(sign, &zeros, &["depends on input values"]), sign, inputs);
+    let shift = |t: &[Tensor]| {
+        let largest = t[0].flatten_all()?.max(0)?.to_scalar::<f32>()?;
+        Ok(vec![ops::affine(&t[0], 1., largest.into())?])
+    };
+    answers_like(&refused(shift, &zeros, &["differs"]), shift, inputs);
+    Ok(())
+}
+
+#[test]
+fn a_column_and_a_broadcast_number_are_examples() -> anyhow::Result<()> {
+    let column = |i: usize| waves(i, (4, 2))?.narrow(1, 1, 1)?.squeeze(1);
+    let broadcast = |i: usize| waves(i, 1)?.broadcast_as(3);
+    let function = |t: &[Tensor]| Ok(vec![ops::relu(&t[0])?]);
+    for example in [column(0)?, broadcast(0)?] {
+        let fast = OparaExecutor::builder().build_fn(function, &[example])?;
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None));
+        answers_like(&fast, function, |i| Ok(vec![column(i)?]));
+        answers_like(&fast, function, |i| Ok(vec![broadcast(i)?]));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_folded_operator_that_panics_is_an_error() -> anyhow::Result<()> {
+    // It is recorded twice and folded then.
+    let runs = Arc::new(AtomicUsize::new(0));
+    let count = runs.clone();
+    let function = move |t: &[Tensor]| {
+        let count = count.clone();
+        let ones = ops::constant("third", move || {
+            assert!(count.fetch_add(1, Ordering::Relaxed) != 2, "the third run");
+            Tensor::ones((4, 6), DType::F32, CPU)
+        })?;
+        Ok(vec![ops::add(&t[0], &ones)?])
+    };
+    let error = OparaExecutor::builder().build_fn(function, &one(0)?).expect_err("it panics");
+    assert!(matches!(&error, Error::Panicked { message } if message == "the third run"), "{error}");
     Ok(())
 }
 

@@ -117,7 +117,8 @@ fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
             Source::Constant(t) => Some(t),
             Source::Input(_) => None,
         });
-        let result = (op.kernel)(&arguments.collect::<Vec<_>>())?;
+        let arguments = arguments.collect::<Vec<_>>();
+        let result = caught(|| Ok(nested(|| (op.kernel)(&arguments))?))?;
         results.insert(id, result);
     }
     Ok(results)
