@@ -314,6 +314,19 @@ fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
     Ok(())
 }
 
+/// Rows that are filled up took 90 GB here once.
+#[test]
+fn a_long_signal_of_one_row_takes_little() -> Result<()> {
+    let x = values(1, &[1, 1, 1, 480_000], DType::F32)?;
+    let weight = (values(2, &[1, 1, 1, 400], DType::F32)? / 400.)?;
+    let config = ConvConfig { stride: 16_000, ..Default::default() };
+    let (expected, shape) = convolved(&x, &weight, None, &config)?;
+    let y = ops::conv2d(&x, &weight, None, &config)?;
+    assert_eq!(y.dims(), shape);
+    assert_close(&y, &expected);
+    Ok(())
+}
+
 #[test]
 fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
     const FAR: usize = 1 << 40;

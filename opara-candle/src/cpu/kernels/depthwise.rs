@@ -48,9 +48,7 @@ impl<T: Element> WithSimd for Planes<'_, T> {
         let ((h, w), (oh, ow)) = (conv.input, conv.output);
         let outs = conv.channels.1 / conv.config.groups;
         let copies = taps.copies(0, oh);
-        // Rows of windows beyond the last one are summed with it and dropped.
-        let rows = oh.next_multiple_of(ROWS);
-        let mut seen = vec![T::Sum::default(); taps.len(rows, WIDEST)];
+        let mut seen = vec![T::Sum::default(); taps.len(oh, WIDEST)];
         let mut scratch = Vec::new();
         for (i, (x, y)) in x.chunks_exact(h * w).zip(y.chunks_exact_mut(outs * oh * ow)).enumerate() {
             copies.run(x, &mut seen);
@@ -78,12 +76,15 @@ fn rows_of<T: Element, S: Simd>(
     y: &mut [T],
 ) {
     let (ow, lanes) = (conv.output.1, T::Sum::lanes::<S>());
+    // Rows beyond the last one are summed as that one is, and dropped.
+    let last = y.len() / ow - 1;
+    let rows: [usize; ROWS] = std::array::from_fn(|row| row.min(last) * taps.row());
     for start in (0..ow).step_by(lanes) {
         let mut sums = [T::Sum::splat(simd, T::Sum::default()); ROWS];
         for (&offset, &weight) in taps.offsets.iter().zip(weight) {
             let weight = T::Sum::splat(simd, weight);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let tap = &seen[row * taps.row() + offset + start..][..lanes];
+            for (row, sum) in rows.iter().zip(&mut sums) {
+                let tap = &seen[row + offset + start..][..lanes];
                 *sum = T::Sum::mul_add(simd, weight, T::Sum::vectors::<S>(tap)[0], *sum);
             }
         }
