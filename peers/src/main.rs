@@ -69,7 +69,7 @@ struct Diff {
     after: PathBuf,
 
     /// Least change that counts.
-    #[arg(long, default_value_t = diff::Options::default().threshold)]
+    #[arg(long, default_value_t = diff::Options::default().threshold, value_parser = part)]
     threshold: f64,
 
     /// Divide by how much the contestants that are not ours have changed, cell by cell: where the two were measured on
@@ -115,6 +115,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// A part of a whole, or several times as much.
+fn part(text: &str) -> Result<f64, String> {
+    let part: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    (part.is_finite() && part >= 0.).then_some(part).ok_or_else(|| "it must be a number, 0 or more".into())
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -124,5 +130,13 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_threshold_is_a_number() {
+        for (threshold, sound) in [("0.05", true), ("0", true), ("nan", false), ("-1", false), ("inf", false)] {
+            let threshold = format!("--threshold={threshold}");
+            assert_eq!(Args::try_parse_from(["peers", "diff", "a", "b", &threshold]).is_ok(), sound, "{threshold}");
+        }
     }
 }

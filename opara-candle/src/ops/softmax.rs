@@ -29,12 +29,15 @@ pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 }
 
 fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if x.rank() == 0 {
+        bail!("a softmax of a single number, which has no dimension");
+    }
     let composed = || {
         let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
         candle_nn::ops::softmax_last_dim(&x)
     };
     let bias = bias.map(|bias| bias_of_rows(bias, x.shape())).transpose()?;
-    if x.rank() == 0 || matches!(bias, Some(None)) {
+    if matches!(bias, Some(None)) {
         return composed();
     }
     let bias = bias.flatten();
