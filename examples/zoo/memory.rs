@@ -35,7 +35,7 @@ pub struct Memory {
 
 impl Memory {
     /// Of a pass, in a process that did the work of `parts` one after the other, after `made` the model: the last is the pass.
-    pub fn of(made: Taken, parts: &[Taken]) -> Self {
+    fn of(made: Taken, parts: &[Taken]) -> Self {
         let outside = made.outside + parts.iter().map(|part| part.outside).sum::<i64>();
         let pass = parts.last().and_then(|pass| pass.pool);
         let over = |start: Option<u64>| Some(pass?.peak.saturating_sub(start?));
@@ -99,15 +99,15 @@ impl Calls {
 
 /// What a piece of work takes of a device's memory.
 #[derive(Debug, Clone, Copy)]
-pub struct Taken {
+struct Taken {
     /// Of the pool.
-    pub pool: Option<Usage>,
+    pool: Option<Usage>,
     /// Outside the pool, and still after it.
-    pub outside: i64,
+    outside: i64,
 }
 
 /// Does some work and finds what it takes.
-pub fn taken<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Taken)> {
+fn taken<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Taken)> {
     let before = used_outside_pool(device)? as i64;
     let (result, pool) = watch(device, f)?;
     Ok((result, Taken { pool, outside: used_outside_pool(device)? as i64 - before }))

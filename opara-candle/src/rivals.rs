@@ -18,7 +18,7 @@ pub(crate) fn faster(
     // One after the other: the driver makes the next one's graph of the memory of those that have lost.
     for (name, schedule) in rivals(&track.plan.schedule, problem, policy)? {
         let holder = best.as_ref().map_or(track.base, |best| &*best.runner);
-        match race(track, holder, name.clone(), schedule) {
+        match in_turns(track, holder, name.clone(), schedule) {
             Ok((rival, bar)) if rival.median() < bar * (1. - NOISE) => best = Some(rival),
             Ok(_) => {}
             // The device may lack the memory for it: what there is runs.
@@ -28,8 +28,8 @@ pub(crate) fn faster(
     Ok(best)
 }
 
-/// Lets a schedule run in turns with what holds its place so far; with the median time of that.
-fn race(
+/// A schedule that has run in turns with what holds the place so far, and the median time of that.
+fn in_turns(
     track: &mut Replays,
     holder: &dyn Replay,
     name: String,

@@ -104,8 +104,8 @@ where
     apply(name, inputs, 0, f)
 }
 
-/// Records a tensor that `f` makes from nothing: positions, masks of ones. Executors make it once, while
-/// they are built, unless they are told not to fold constants.
+/// Records a tensor that `f` makes from nothing: positions, masks of ones. Executors make it once, while they are built,
+/// unless they are told not to fold constants.
 ///
 /// # Errors
 /// Whatever `f` returns.

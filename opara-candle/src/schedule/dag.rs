@@ -16,7 +16,7 @@ pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
 mod tests {
     use super::*;
     use crate::graph::reduce::tests::dags;
-    use crate::graph::OpGraph;
+    use crate::graph::{Ancestors, OpGraph};
     use proptest::prelude::*;
 
     proptest! {
@@ -24,9 +24,16 @@ mod tests {
         fn ops_wait_for_their_dependencies_alone(dag in dags()) {
             let graph = OpGraph::from_predecessors(dag);
             let schedule = schedule(&Problem { graph: &graph, profile: &[], trace: &Default::default() }).unwrap();
-            for op in 0..graph.len() {
-                prop_assert_eq!(&schedule.predecessors[op], &graph.predecessors(op).collect::<Vec<_>>());
+            let mut ancestors = Ancestors::default();
+            let mut on_streams = 0;
+            for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
+                let predecessors: Vec<_> = graph.predecessors(op).collect();
+                prop_assert_eq!(&schedule.predecessors[op], &predecessors);
+                ancestors.push(&predecessors);
+                prop_assert!(before.is_none_or(|before| ancestors.ordered(before, op)), "a stream makes {op} wait");
+                on_streams += predecessors.iter().filter(|&&p| schedule.stream[p] == schedule.stream[op]).count();
             }
+            prop_assert_eq!(schedule.wait_count() + on_streams, graph.edges());
         }
     }
 }
