@@ -5,17 +5,19 @@
 enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_ERF = 3, SILU = 4 };
 
 // What is rounded once is written as `fma`: bits do not depend on how elements are loaded.
-template <typename S> __device__ inline S activate(int activation, S x) {
-    switch (activation) {
-    case RELU: return x < (S)0 ? (S)0 : x; // NaN stays.
-    case GELU: {
+template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
+    if constexpr (ACTIVATION == RELU) return x < (S)0 ? (S)0 : x; // NaN stays.
+    if constexpr (ACTIVATION == GELU) {
         S half = (S)0.5 * x, cubic = fma((S)0.044715 * x * x, x, x);
         return fma(half, tanh((S)0.7978845608028654 * cubic), half);
     }
-    case GELU_ERF: return x * normcdf(x);
-    case SILU: return x / ((S)1 + exp(-x));
-    default: return x;
+    if constexpr (ACTIVATION == GELU_ERF) {
+        // `normcdf` would have more digits far below zero, where the result is next to nothing, for twice the time.
+        S half = (S)0.5 * x;
+        return fma(half, erf((S)0.7071067811865476 * x), half);
     }
+    if constexpr (ACTIVATION == SILU) return x / ((S)1 + exp(-x));
+    return x;
 }
 
 // Elements are counted in 32 bits: the host sees to it that there are fewer than 2^31.
@@ -31,8 +33,8 @@ struct Elements {
     }
 };
 
-template <typename T>
-__device__ inline void bias_act(unsigned numel, unsigned columns, int activation, const T *x, const T *bias, T *y) {
+template <int ACTIVATION, typename T>
+__device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
     const bool together = columns % N == 0 && are_aligned(x, bias, y);
@@ -42,14 +44,25 @@ __device__ inline void bias_act(unsigned numel, unsigned columns, int activation
         Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
         if (bias) b = load<T, N>(bias + mine.first % columns);
 #pragma unroll
-        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate<S>(activation, (S)widen(v.at[n]) + (S)widen(b.at[n])));
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate<ACTIVATION>((S)widen(v.at[n]) + (S)widen(b.at[n])));
         store<T, N>(y + mine.first, out);
         return;
     }
     for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step) {
         S v = widen(x[i]);
         if (bias) v += (S)widen(bias[i % columns]);
-        y[i] = narrow<T>(activate<S>(activation, v));
+        y[i] = narrow<T>(activate<ACTIVATION>(v));
+    }
+}
+
+template <typename T>
+__device__ inline void bias_act(unsigned numel, unsigned columns, int activation, const T *x, const T *bias, T *y) {
+    switch (activation) {
+    case RELU: return bias_act<RELU>(numel, columns, x, bias, y);
+    case GELU: return bias_act<GELU>(numel, columns, x, bias, y);
+    case GELU_ERF: return bias_act<GELU_ERF>(numel, columns, x, bias, y);
+    case SILU: return bias_act<SILU>(numel, columns, x, bias, y);
+    default: return bias_act<NONE>(numel, columns, x, bias, y);
     }
 }
 
