@@ -129,6 +129,10 @@ pub(crate) mod ops {
         Ok(None)
     }
 
+    pub(crate) fn embedding(_: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn split_heads(_: &Tensor, _: Option<&Tensor>, _: usize, _: f64) -> Result<Option<Tensor>> {
         Ok(None)
     }

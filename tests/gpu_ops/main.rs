@@ -382,6 +382,38 @@ fn heads_are_split() -> Result<()> {
 /// A layer of a Transformer out of the fused operators, and more that may run beside each other: their launches must
 /// wait for each other where one reads what another writes, and only there.
 #[test]
+fn embeddings() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (hidden, (dtype, _)) in [1, 7, 24, 64].into_iter().flat_map(|hidden| DTYPES.map(|d| (hidden, d))) {
+        let (table, table_gpu) = both(&waves(0, (11, hidden))?, dtype, &device)?;
+        let ids = Tensor::new(&[[3u8, 0, 10], [10, 7, 3]], CPU)?;
+        let expected = ops::embedding(&table, &ids)?;
+        // Tables that begin where 16 bytes do not, and ids that do not follow one another.
+        let moved = Tensor::cat(&[&table_gpu.narrow(0, 0, 1)?, &table_gpu], 0)?.narrow(0, 1, 11)?;
+        for id in [DType::U8, DType::U32, DType::I64] {
+            let ids = ids.to_dtype(id)?.to_device(&device)?;
+            let turned = ids.t()?.contiguous()?.t()?;
+            for (table, ids) in [(&table_gpu, &ids), (&moved, &ids), (&table_gpu, &turned)] {
+                let of = format!("{hidden} of {dtype:?} by {id:?}");
+                assert_near(&ops::embedding(table, ids)?, &expected, 0., of);
+            }
+        }
+        // The largest number stands for a row of zeros, on the CPU as on the GPU.
+        for ids in
+            [Tensor::new(&[1, u8::MAX], CPU)?, Tensor::new(&[1, u32::MAX], CPU)?, Tensor::new(&[1, i64::MAX], CPU)?]
+        {
+            let expected = ops::embedding(&table, &ids)?;
+            let got = ops::embedding(&table_gpu, &ids.to_device(&device)?)?;
+            assert_near(&got, &expected, 0., format!("a row of zeros by {:?}", ids.dtype()));
+        }
+    }
+    let (table, ids) = (waves(0, (4, 8))?.to_device(&device)?, Tensor::new(&[1f32], &device)?);
+    assert!(ops::embedding(&table, &ids).is_err(), "ids that are no integers");
+    assert!(ops::embedding(&table, &Tensor::new(&[1u32], CPU)?).is_err(), "ids on another device");
+    Ok(())
+}
+
+#[test]
 fn fused_operators_are_replayed() {
     let Some(device) = gpu() else { return };
     for (dtype, columns) in DTYPES.into_iter().flat_map(|(dtype, _)| [(dtype, 64), (dtype, 60), (dtype, 14)]) {

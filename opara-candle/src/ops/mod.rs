@@ -53,7 +53,7 @@ static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
 /// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
-/// normalisations, softmax. For comparisons. Load models after it.
+/// normalisations, softmax, embeddings. For comparisons. Load models after it.
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
@@ -116,16 +116,20 @@ where
     apply(name, &[], 0, move |_| f())
 }
 
-/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended.
+/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended. As in candle, the largest
+/// number of the ids' type stands for a row of zeros, and an id out of range ends what is done on a GPU: all work of the
+/// process there fails from then on.
 ///
 /// # Errors
-/// Ids that are not integers or out of range.
+/// Ids that are not integers, or on the CPU out of range.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
-    let hidden = table.dim(1)?;
+    let (_, hidden) = table.dims2()?;
     apply("embedding", &[table, ids], 0, move |t| {
-        let mut shape = t[1].dims().to_vec();
-        shape.push(hidden);
-        t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
+        let composed = || {
+            let shape = [t[1].dims(), &[hidden]].concat();
+            t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
+        };
+        own_or(t[0], || cuda::ops::embedding(t[0], t[1]), composed)
     })
 }
 

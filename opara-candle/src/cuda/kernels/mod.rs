@@ -198,6 +198,7 @@ mod tests {
         assert_eq!(written("opara_softmax_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
         assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
         assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
+        assert_eq!(written("opara_embedding_i64_f16", &[54, 9, 30, 1, 2, 3], 5), bytes(2 * 54));
         let sums: Vec<u64> = [54, 9, 1, 2].into_iter().chain([3; 24]).collect();
         assert_eq!(written("opara_cat_sums_8_f16", &sums, 3), bytes(2 * 54));
         let squares: Vec<u64> = [96].into_iter().chain([1; 15]).collect();

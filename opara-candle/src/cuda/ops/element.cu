@@ -1,5 +1,5 @@
 // What follows a matrix product, in one launch: a bias where it is not null, and an activation or a scale and another
-// order. A block makes as many elements as 16 bytes of each of its threads hold.
+// order.
 #include "numbers.cuh"
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_ERF = 3, SILU = 4 };
@@ -20,25 +20,12 @@ template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
     return x;
 }
 
-// Elements are counted in 32 bits: the host sees to it that there are fewer than 2^31.
-struct Elements {
-    unsigned first, step, count;
-
-    // Of this thread: neighbours if TOGETHER, else those that its warp takes together are.
-    template <int N> __device__ static Elements of(unsigned numel, bool together) {
-        unsigned block = blockIdx.x * blockDim.x * N;
-        unsigned first = block + threadIdx.x * (together ? N : 1), step = together ? 1 : blockDim.x;
-        unsigned count = first >= numel ? 0 : together ? N : min((unsigned)N, (numel - first + step - 1) / step);
-        return {first, step, count};
-    }
-};
-
 template <int ACTIVATION, typename T>
 __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
     const bool together = columns % N == 0 && are_aligned(x, bias, y);
-    const Elements mine = Elements::of<N>(numel, together);
+    const Share mine = Share::of<N>(numel, together);
     if (mine.count == 0) return;
     if (together) {
         Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
@@ -73,7 +60,7 @@ __device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads,
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
     const bool together = dim % N == 0 && pitch % N == 0 && are_aligned(x, bias, y);
-    const Elements mine = Elements::of<N>(numel, together);
+    const Share mine = Share::of<N>(numel, together);
     if (mine.count == 0) return;
     // Of an element of y: where it is in the bias, and where in x.
     auto place = [&](unsigned i, unsigned &column) {

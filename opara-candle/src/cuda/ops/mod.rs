@@ -3,6 +3,7 @@
 mod cat;
 mod conv;
 mod element;
+mod embedding;
 mod format;
 mod launch;
 mod norm;
@@ -14,6 +15,7 @@ mod space_to_depth;
 pub(crate) use cat::{cat, cat_sums};
 pub(crate) use conv::{conv2d, weight_for};
 pub(crate) use element::{bias_act, split_heads};
+pub(crate) use embedding::embedding;
 pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
 pub(crate) use pool::{pool, subsample};
 pub(crate) use product::linear;

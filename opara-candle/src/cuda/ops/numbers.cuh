@@ -55,3 +55,17 @@ template <typename T, int N, bool TOGETHER> __device__ inline void store_some(T 
             if (n < there) to[n] = v.at[n];
     }
 }
+
+// What a thread makes of a result: as many elements as 16 bytes hold. They are counted in 32 bits: the host sees to it that
+// there are fewer than 2^31.
+struct Share {
+    unsigned first, step, count;
+
+    // Of this thread: neighbours if TOGETHER, else those that its warp takes together are.
+    template <int N> __device__ static Share of(unsigned numel, bool together) {
+        unsigned block = blockIdx.x * blockDim.x * N;
+        unsigned first = block + threadIdx.x * (together ? N : 1), step = together ? 1 : blockDim.x;
+        unsigned count = first >= numel ? 0 : together ? N : min((unsigned)N, (numel - first + step - 1) / step);
+        return {first, step, count};
+    }
+};

@@ -2,9 +2,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{arg_or_null, blocks, expect, extent, function, norm::Rows};
+use super::{arg_or_null, expect, extent, function, norm::Rows, wide_blocks};
 use crate::cuda::ops::ptx;
 use crate::ops::Activation;
 
@@ -45,11 +45,6 @@ impl Heads {
     pub fn after(&self) -> (usize, usize, usize, usize) {
         (self.batch, self.heads, self.seq, self.dim)
     }
-}
-
-/// The launch of a kernel of `element.cu`, whose threads make as many elements as 16 bytes hold.
-fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
-    blocks(elements.div_ceil(16 / dtype.size_in_bytes()))
 }
 
 /// `activation(x + bias)` into `y`, the bias being that of each column.

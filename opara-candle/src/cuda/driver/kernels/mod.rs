@@ -3,13 +3,14 @@
 mod cat;
 pub(in crate::cuda) mod chain;
 mod element;
+mod embedding;
 mod norm;
 mod softmax;
 mod space_to_depth;
 mod wait;
 mod window;
 
-use candle::{bail, CudaDevice, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
@@ -17,6 +18,7 @@ use cudarc::driver::{
 
 pub(in crate::cuda) use self::cat::{cat, cat_sums, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
+pub(in crate::cuda) use self::embedding::embedding;
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
@@ -54,6 +56,11 @@ fn arg_or_null<'a, T>(launch: &mut LaunchArgs<'a>, operand: Option<&'a CudaView<
 fn blocks(threads: usize) -> LaunchConfig {
     const BLOCK: u32 = 128;
     LaunchConfig { grid_dim: ((threads as u32).div_ceil(BLOCK), 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
+}
+
+/// The launch of a kernel whose threads make as many elements as 16 bytes hold (`Share` of `numbers.cuh`).
+fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
+    blocks(elements.div_ceil(16 / dtype.size_in_bytes()))
 }
 
 /// Elements from the first to the last of a tensor of these sizes and strides.
