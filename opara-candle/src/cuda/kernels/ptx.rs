@@ -12,6 +12,7 @@ pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static s
         .chain([
             ops::ptx::CAT,
             ops::ptx::ELEMENT,
+            ops::ptx::EMBEDDING,
             ops::ptx::NORM,
             ops::ptx::SOFTMAX,
             ops::ptx::SPACE_TO_DEPTH,

@@ -2,6 +2,11 @@
 // as `fma`.
 #include "rows.cuh"
 
+// How often a thread takes neighbours that it then keeps in registers: a warp keeps 1,024 numbers of 16 bits. What lies
+// beyond in a longer row is read anew. Scale and shift, which all rows share, are kept less often.
+constexpr int HELD = 4;
+constexpr int HELD_VECTORS = 2;
+
 // What is normalised; where `rounded` is not null, rounded and stored there, too.
 template <typename T, bool TOGETHER> struct Row {
     using S = typename Sum<T>::type;
@@ -24,7 +29,11 @@ template <typename T, bool TOGETHER> struct Row {
         if (bias) second = some(bias, at);
         if (residual) third = some(residual, at);
 #pragma unroll
-        for (int n = 0; n < N; n++) v[n] = (S)widen(own.at[n]) + (S)widen(second.at[n]) + (S)widen(third.at[n]);
+        for (int n = 0; n < N; n++) {
+            v[n] = widen(own.at[n]);
+            if (bias) v[n] += (S)widen(second.at[n]);
+            if (residual) v[n] += (S)widen(third.at[n]);
+        }
         if (!rounded) return;
 #pragma unroll
         for (int n = 0; n < N; n++) v[n] = widen(own.at[n] = narrow<T>(v[n]));
@@ -73,13 +82,15 @@ __device__ inline void norm(size_t index, unsigned columns, unsigned end, float 
 
     // Scale and shift come along with the rest: to wait for them later would take as long again.
     S held[HELD][N];
-    Vec<T, N> scales[HELD], shifts[HELD];
+    Vec<T, N> scales[HELD_VECTORS], shifts[HELD_VECTORS];
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         unsigned at = first + k * step;
         if (at >= end) continue;
-        scales[k] = row.some(scale, at);
-        if (CENTRED) shifts[k] = row.some(shift, at);
+        if (k < HELD_VECTORS) {
+            scales[k] = row.some(scale, at);
+            if (CENTRED) shifts[k] = row.some(shift, at);
+        }
         row.read(at, held[k]);
     }
 
@@ -107,15 +118,22 @@ __device__ inline void norm(size_t index, unsigned columns, unsigned end, float 
     }
     S factor = (S)1 / sqrt(of_row<Add>(squares, room[1]) / columns + (S)eps);
 
-    const Vec<T, N> none{};
+    auto write = [&](unsigned at, const S(&v)[N]) {
+        row.write(at, v, mean, factor, row.some(scale, at), CENTRED ? row.some(shift, at) : Vec<T, N>{}, y);
+    };
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
-        if (first + k * step < end)
-            row.write(first + k * step, held[k], mean, factor, scales[k], CENTRED ? shifts[k] : none, y);
+    for (int k = 0; k < HELD; k++) {
+        unsigned at = first + k * step;
+        if (at >= end) continue;
+        if (k < HELD_VECTORS)
+            row.write(at, held[k], mean, factor, scales[k], CENTRED ? shifts[k] : Vec<T, N>{}, y);
+        else
+            write(at, held[k]);
+    }
     for (unsigned at = first + HELD * step; at < end; at += step) {
         S v[N];
         row.read(at, v);
-        row.write(at, v, mean, factor, row.some(scale, at), CENTRED ? row.some(shift, at) : none, y);
+        write(at, v);
     }
 }
 

@@ -4,9 +4,6 @@
 #pragma once
 #include "numbers.cuh"
 
-// How often a thread takes neighbours that it then keeps in registers. What lies beyond in a longer row is read anew.
-constexpr int HELD = 2;
-
 // Threads of a block at most.
 constexpr int MOST = 512;
 

@@ -30,7 +30,11 @@ pub(in crate::cuda) fn softmax<T: DeviceRepr>(
         expect("the bias", bias.len(), starts.needed(of.columns).unwrap_or(usize::MAX))?;
         expect("the rows of the bias", dims.iter().product(), of.elements() / of.columns)?;
     }
-    let function = function(device, &format!("opara_softmax_{}", dtype.as_str()), "softmax", ptx::SOFTMAX)?;
+    let config = of.by_warps_or_blocks(dtype);
+    let once = config.block_dim.0 as usize * 16 / dtype.size_in_bytes();
+    let length = if of.columns <= once { "short" } else { "long" };
+    let name = format!("opara_softmax_{length}_{}", dtype.as_str());
+    let function = function(device, &name, "softmax", ptx::SOFTMAX)?;
     let rows = of.elements() / of.columns;
     let sizes = [of.columns, dims[1], dims[2], strides[0], strides[1], strides[2]].map(|n| n as u32);
     let stream = device.cuda_stream();
@@ -45,6 +49,6 @@ pub(in crate::cuda) fn softmax<T: DeviceRepr>(
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
     // from each row's start of the bias, nothing through null, and writes each of `rows * columns` of `y`: all were held
     // against the slices above.
-    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
