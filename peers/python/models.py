@@ -33,19 +33,34 @@ class LastHidden(torch.nn.Module):
         return self.encoder(input_ids=tokens).last_hidden_state
 
 
+def without_masks():
+    """transformers, for encoders of texts that fill their batch.
+
+    Where it is captured or compiled it cannot see that nothing is masked, and makes a mask of ones. That has no stride along
+    the keys, which PyTorch's fused attention does not take: it would fall back to products in f32.
+    """
+    import transformers
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionMaskInterface.register("sdpa", lambda *_, **__: None)
+    return transformers
+
+
 def bert(seed: int) -> torch.nn.Module:
     """BERT-base. The whole is filled, since names of seeded tensors start with `bert.`."""
-    import transformers
-
+    transformers = without_masks()
     return LastHidden(fill(transformers.BertForMaskedLM(transformers.BertConfig()), seed).bert)
 
 
 def t5(seed: int) -> torch.nn.Module:
-    """T5-small's encoder."""
-    import transformers
-
+    """T5-small's encoder, whose bias of positions lies as PyTorch's fused attention takes it."""
+    transformers = without_masks()
     config = transformers.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8)
-    return LastHidden(fill(transformers.T5ForConditionalGeneration(config), seed).get_encoder())
+    encoder = fill(transformers.T5ForConditionalGeneration(config), seed).get_encoder()
+    attention = encoder.block[0].layer[0].SelfAttention
+    bias = attention.compute_bias
+    attention.compute_bias = lambda *args, **kwargs: bias(*args, **kwargs).contiguous()
+    return LastHidden(encoder)
 
 
 def googlenet(seed: int) -> torch.nn.Module:

@@ -16,6 +16,7 @@ import worker
 
 TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = unittest.skipUnless(TORCH, "torch is not installed")
+TRANSFORMERS = TORCH and importlib.util.find_spec("transformers") is not None
 
 # Two branches that meet: a conv, a short branch of a relu, a long one of two convs.
 DIAMOND = {"in": [], "relu": ["in"], "conv1": ["in"], "conv2": ["conv1"], "cat": ["relu", "conv2"]}
@@ -109,6 +110,24 @@ class Opara(unittest.TestCase):
 
 @needs_torch
 class Torch(unittest.TestCase):
+    @unittest.skipUnless(TRANSFORMERS, "transformers is not installed")
+    def test_attention_is_such_as_fused_kernels_take(self):
+        import torch
+
+        import models
+
+        for model, has_bias in (("bert", False), ("t5", True)):
+            device = torch.device("cpu")
+            module, x = models.build(model, "f32", 0, device), models.example(model, "f32", 2, 0, device)
+            graph = torch.export.export(module, (x,)).graph
+            attentions = [node for node in graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+            self.assertGreater(len(attentions), 0)
+            for node in attentions:
+                mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+                self.assertEqual(mask is not None, has_bias)
+                if has_bias:
+                    self.assertEqual(mask.meta["val"].stride(-1), 1)
+
     def test_a_plan_of_a_traced_module_sees_changes_in_place(self):
         import torch
 
