@@ -9,7 +9,7 @@ use crate::cuda::driver::kernels::{self, Rows};
 
 /// The rows of `table`, `(n, hidden)`, that `ids` names; `None` where candle's operators have to do it, or have to refuse.
 pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> {
-    let (_, hidden) = table.dims2()?;
+    let (of_table, hidden) = table.dims2()?;
     let shape = [ids.dims(), &[hidden]].concat();
     let Some(rows) = Rows::of(&shape).filter(Rows::are_countable) else { return Ok(None) };
     let are_ids = matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64);
@@ -17,12 +17,14 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> 
     if !is_known(table.dtype()) || !are_ids || !is_together || !table.is_contiguous() || shape.contains(&0) {
         return Ok(None);
     }
-    launch(Embedding { rows, ids: ids.contiguous()? }, table, shape).map(Some)
+    launch(Embedding { rows, of_table, ids: ids.contiguous()? }, table, shape).map(Some)
 }
 
 struct Embedding {
     /// Of the result.
     rows: Rows,
+    /// Rows of the table, which may be a part of what lies in memory.
+    of_table: usize,
     ids: Tensor,
 }
 
@@ -34,7 +36,7 @@ impl Kernel for Embedding {
             ($id:ty) => {
                 with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
                     let Some(ids) = ids else { bail!("there are ids") };
-                    kernels::embedding(device, dtype, self.rows, &ids, &x, y)
+                    kernels::embedding(device, dtype, self.rows, &ids, self.of_table, &x, y)
                 })
             };
         }

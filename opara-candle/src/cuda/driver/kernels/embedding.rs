@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 use super::{expect, function, norm::Rows, wide_blocks};
 use crate::cuda::ops::ptx;
 
-/// The row of `table` that each of `ids` names into the rows of `y`; of the largest number of `I`, zeros.
+/// The row of `table`, which has `rows`, that each of `ids` names into the rows of `y`; of the largest number of `I`, zeros.
 ///
 /// # Errors
 /// Slices that are too short, more elements than 32 bits count, or a launch that fails. An id beyond the table fails
@@ -17,6 +17,7 @@ pub(in crate::cuda) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     dtype: DType,
     of: Rows,
     ids: &CudaView<I>,
+    rows: usize,
     table: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
@@ -28,9 +29,10 @@ pub(in crate::cuda) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
         return Ok(());
     }
     expect("the ids", ids.len(), of.elements() / of.columns)?;
+    expect("the table", table.len(), rows.saturating_mul(of.columns))?;
     let name = format!("opara_embedding_{}_{}", I::DTYPE.as_str(), dtype.as_str());
     let function = function(device, &name, "embedding", ptx::EMBEDDING)?;
-    let (numel, columns, rows) = (of.elements() as u32, of.columns as u32, table.len() / of.columns);
+    let (numel, columns) = (of.elements() as u32, of.columns as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&columns).arg(&rows).arg(ids).arg(table).arg(y);
