@@ -379,8 +379,6 @@ fn heads_are_split() -> Result<()> {
     Ok(())
 }
 
-/// A layer of a Transformer out of the fused operators, and more that may run beside each other: their launches must
-/// wait for each other where one reads what another writes, and only there.
 #[test]
 fn embeddings() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -413,6 +411,8 @@ fn embeddings() -> Result<()> {
     Ok(())
 }
 
+/// A layer of a Transformer out of the fused operators, and more that may run beside each other: their launches must
+/// wait for each other where one reads what another writes, and only there.
 #[test]
 fn fused_operators_are_replayed() {
     let Some(device) = gpu() else { return };

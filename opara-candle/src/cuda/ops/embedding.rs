@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{is_known, launch, with_elements, Call, Kernel};
+use super::launch::{launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::kernels::{self, Rows};
 
 /// The rows of `table`, `(n, hidden)`, that `ids` names; `None` where candle's operators have to do it, or have to refuse.
@@ -13,8 +13,8 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> 
     let shape = [ids.dims(), &[hidden]].concat();
     let Some(rows) = Rows::of(&shape).filter(Rows::are_countable) else { return Ok(None) };
     let are_ids = matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64);
-    let is_together = ids.device().same_device(table.device()) && table.device().is_cuda();
-    if !is_known(table.dtype()) || !are_ids || !is_together || !table.is_contiguous() || shape.contains(&0) {
+    let is_together = ids.device().same_device(table.device());
+    if !takes(table, &[]) || !are_ids || !is_together || !table.is_contiguous() || shape.contains(&0) {
         return Ok(None);
     }
     launch(Embedding { rows, of_table, ids: ids.contiguous()? }, table, shape).map(Some)

@@ -58,9 +58,14 @@ fn blocks(threads: usize) -> LaunchConfig {
     LaunchConfig { grid_dim: ((threads as u32).div_ceil(BLOCK), 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// The launch of a kernel whose threads make as many elements as 16 bytes hold (`Share` of `numbers.cuh`).
+/// As many neighbours as 16 bytes hold (`WIDE` of `numbers.cuh`).
+fn wide(dtype: DType) -> usize {
+    16 / dtype.size_in_bytes()
+}
+
+/// The launch of a kernel each of whose threads makes so many elements (`Share` of `numbers.cuh`).
 fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
-    blocks(elements.div_ceil(16 / dtype.size_in_bytes()))
+    blocks(elements.div_ceil(wide(dtype)))
 }
 
 /// Elements from the first to the last of a tensor of these sizes and strides.

@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, expect, function};
+use super::{arg_or_null, expect, function, wide};
 use crate::cuda::ops::ptx;
 
 /// Rows of elements, one after the other.
@@ -44,7 +44,7 @@ impl Rows {
         /// Rows that fill a GPU by a warp each, and the longest that a warp is not too slow for.
         const MANY: usize = 1024;
         const LONG: usize = 1024;
-        let loads = self.columns.div_ceil(16 / dtype.size_in_bytes());
+        let loads = self.columns.div_ceil(wide(dtype));
         let threads = match loads {
             ..=WARP => loads.next_power_of_two(),
             _ if self.rows >= MANY && self.columns <= LONG => WARP,

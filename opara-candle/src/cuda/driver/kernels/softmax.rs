@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{arg_or_null, expect, function, norm::Rows};
+use super::{arg_or_null, expect, function, norm::Rows, wide};
 use crate::cuda::ops::ptx;
 use crate::ops::RowStarts;
 
@@ -31,7 +31,7 @@ pub(in crate::cuda) fn softmax<T: DeviceRepr>(
         expect("the rows of the bias", dims.iter().product(), of.elements() / of.columns)?;
     }
     let config = of.by_warps_or_blocks(dtype);
-    let once = config.block_dim.0 as usize * 16 / dtype.size_in_bytes();
+    let once = config.block_dim.0 as usize * wide(dtype);
     let length = if of.columns <= once { "short" } else { "long" };
     let name = format!("opara_softmax_{length}_{}", dtype.as_str());
     let function = function(device, &name, "softmax", ptx::SOFTMAX)?;

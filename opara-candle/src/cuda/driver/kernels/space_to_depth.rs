@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{blocks, expect, extent, function};
+use super::{expect, extent, function, wide_blocks};
 use crate::cuda::ops::ptx;
 
 /// Squares of pixels that become pixels.
@@ -73,6 +73,6 @@ pub(in crate::cuda) fn space_to_depth<T: DeviceRepr>(
     // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
     // strides place them and writes each of `numel` of `y`: both were held against the slices above, and 32 bits count
     // them.
-    unsafe { launch.launch(blocks(numel * dtype.size_in_bytes() / 16)) }.w()?;
+    unsafe { launch.launch(wide_blocks(numel, dtype)) }.w()?;
     Ok(())
 }
