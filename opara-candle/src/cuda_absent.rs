@@ -129,6 +129,10 @@ pub(crate) mod ops {
         Ok(None)
     }
 
+    pub(crate) fn attention(_: &Tensor, _: &Tensor, _: &Tensor, _: Option<&Tensor>, _: f64) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     pub(crate) fn embedding(_: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
         Ok(None)
     }

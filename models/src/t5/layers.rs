@@ -1,6 +1,6 @@
 //! The parts of a block: products, attention, the feed-forward network.
 
-use candle::{Module, Result, Tensor};
+use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::nn::{Linear, RmsNorm};
 use opara_candle::ops::{self, Activation};
@@ -52,6 +52,13 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
     let (heads, batch, seq, width) = query.dims4()?;
     let key = ops::narrow(keys_values, 0, 0, heads)?;
     let value = ops::narrow(keys_values, 0, heads, heads)?;
+    // In 16 bits a GPU does it in one launch, wherever heads lie.
+    if query.device().is_cuda() && matches!(query.dtype(), DType::F16 | DType::BF16) {
+        let by_batch = |x: &Tensor| ops::transpose(x, 0, 1);
+        let bias = bias.map(by_batch).transpose()?;
+        let context = ops::attention(&by_batch(query)?, &by_batch(&key)?, &by_batch(&value)?, bias.as_ref(), 1.)?;
+        return ops::merge_heads(&context);
+    }
     let scores = ops::matmul(query, &ops::transpose(&key, 2, 3)?)?;
     let context = ops::matmul(&ops::add_softmax(&scores, bias)?, &value)?;
     let context = ops::merge_heads(&ops::reshape(&context, (1, heads, batch * seq, width))?)?;

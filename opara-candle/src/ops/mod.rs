@@ -20,6 +20,7 @@ macro_rules! of_floats {
 }
 
 mod activation;
+mod attention;
 mod conv;
 pub(crate) mod format;
 mod norm;
@@ -30,6 +31,7 @@ mod view;
 mod window;
 
 pub use activation::Activation;
+pub use attention::attention;
 pub use conv::{conv2d, conv2d_weight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub(crate) use pool::PoolKind;

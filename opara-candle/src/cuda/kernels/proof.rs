@@ -150,17 +150,18 @@ fn the_table_agrees_with_the_code_of_every_kernel() {
         let uses = uses(name, code);
 
         let element = family.written_element(name).unwrap_or_else(|| panic!("{name} names no type"));
-        let mut stored = uses.stored;
-        if name.contains("_nhwc") || name.starts_with("opara_cat_sums_") {
-            // Its threads take several neighbours, which the compiler stores together.
-            stored.values_mut().filter(|size| **size % element == 0).for_each(|size| *size = element);
+        let (mut stored, mut loaded) = (uses.stored, uses.loaded);
+        if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_"].iter().any(|part| name.contains(part)) {
+            // Its threads take several neighbours, which the compiler loads and stores together.
+            let sizes = stored.values_mut().chain(loaded.values_mut());
+            sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
         }
         assert_eq!(stored, [(family.output, element)].into(), "{name}: what it writes, in elements of what size");
         for input in family.inputs {
-            assert_eq!(uses.loaded.get(input).copied(), family.read_element(name), "{name}: elements of input {input}");
+            assert_eq!(loaded.get(input).copied(), family.read_element(name), "{name}: elements of input {input}");
         }
 
-        let loads = uses.loaded.contains_key(&family.output);
+        let loads = loaded.contains_key(&family.output);
         match family.before {
             Before::ReadBack | Before::AddedTo => assert!(loads, "{name}: its output is not read"),
             Before::Overwritten | Before::PartlyKept | Before::KeptBetween(_) => {
@@ -179,7 +180,7 @@ fn the_table_agrees_with_the_code_of_every_kernel() {
         let Extent::Elements(factors) = family.extent else { continue };
         for factor in factors {
             let Factor::Argument(count) = *factor else { continue };
-            assert!(count < parameters && !uses.loaded.contains_key(&count), "{name}: argument {count} is no number");
+            assert!(count < parameters && !loaded.contains_key(&count), "{name}: argument {count} is no number");
         }
     }
     assert!(unused.is_empty(), "families without a kernel: {unused:?}");

@@ -10,6 +10,7 @@ pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static s
         .into_iter()
         .map(|module| module.ptx())
         .chain([
+            ops::ptx::ATTENTION,
             ops::ptx::CAT,
             ops::ptx::ELEMENT,
             ops::ptx::EMBEDDING,

@@ -1,5 +1,6 @@
 //! Operators that candle lacks or runs badly, on a GPU.
 
+mod attention;
 mod cat;
 mod conv;
 mod element;
@@ -12,6 +13,7 @@ mod product;
 mod softmax;
 mod space_to_depth;
 
+pub(crate) use attention::attention;
 pub(crate) use cat::{cat, cat_sums};
 pub(crate) use conv::{conv2d, weight_for};
 pub(crate) use element::{bias_act, split_heads};

@@ -5,7 +5,7 @@
 #include "numbers.cuh"
 
 // Threads of a block at most.
-constexpr int MOST = 512;
+constexpr int MOST = 1024;
 
 struct Add {
     template <typename S> __device__ static S of(S a, S b) { return a + b; }

@@ -1,5 +1,6 @@
 //! Launches of the kernels in `cuda/ops`.
 
+mod attention;
 mod cat;
 pub(in crate::cuda) mod chain;
 mod element;
@@ -16,6 +17,7 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
+pub(in crate::cuda) use self::attention::{attends, attention, HeadRows};
 pub(in crate::cuda) use self::cat::{cat, cat_sums, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::embedding::embedding;

@@ -2,10 +2,14 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, expect, function, wide};
+use super::{address, arg_or_null, expect, function, wide};
 use crate::cuda::ops::ptx;
+
+const WARP: usize = 32;
+/// Threads that work on a row at most (`rows.cuh`); they then do so again and again.
+const MOST: usize = 1024;
 
 /// Rows of elements, one after the other.
 #[derive(Debug, Clone, Copy)]
@@ -18,10 +22,10 @@ pub(in crate::cuda) struct Rows {
 impl Rows {
     /// Along the last dimension; `None` if there are more or longer ones than kernels count.
     pub fn of(dims: &[usize]) -> Option<Self> {
-        const MOST: usize = i32::MAX as usize;
+        const COUNTED: usize = i32::MAX as usize;
         let (&columns, rest) = dims.split_last()?;
         let rows = rest.iter().product();
-        (rows <= MOST && columns <= MOST).then_some(Self { rows, columns })
+        (rows <= COUNTED && columns <= COUNTED).then_some(Self { rows, columns })
     }
 
     /// Whether 32 bits count all elements.
@@ -33,23 +37,27 @@ impl Rows {
         self.rows * self.columns
     }
 
-    /// The launch of a kernel over rows (`rows.cuh`): part of a warp for each if that is enough, else a block, or a warp
-    /// where rows are many.
+    /// The launch of a kernel over rows (`rows.cuh`): part of a warp for each if that is enough, else a block.
+    pub(super) fn by_blocks(&self, dtype: DType) -> LaunchConfig {
+        let loads = self.columns.div_ceil(wide(dtype));
+        self.by(if loads <= WARP { loads.next_power_of_two() } else { loads.next_multiple_of(WARP).min(MOST) })
+    }
+
+    /// The same, but for a warp where rows are many.
     pub(super) fn by_warps_or_blocks(&self, dtype: DType) -> LaunchConfig {
-        /// Threads that work on a row at most; they then do so again and again.
-        const MOST: usize = 512;
-        const WARP: usize = 32;
-        /// Threads of a block that has several rows.
-        const BLOCK: usize = 128;
         /// Rows that fill a GPU by a warp each, and the longest that a warp is not too slow for.
         const MANY: usize = 1024;
         const LONG: usize = 1024;
         let loads = self.columns.div_ceil(wide(dtype));
-        let threads = match loads {
-            ..=WARP => loads.next_power_of_two(),
-            _ if self.rows >= MANY && self.columns <= LONG => WARP,
-            _ => loads.next_multiple_of(WARP).min(MOST),
-        };
+        match loads > WARP && self.rows >= MANY && self.columns <= LONG {
+            true => self.by(WARP),
+            false => self.by_blocks(dtype),
+        }
+    }
+
+    fn by(&self, threads: usize) -> LaunchConfig {
+        /// Threads of a block that has several rows.
+        const BLOCK: usize = 128;
         let together = if threads <= WARP { BLOCK / threads } else { 1 };
         let blocks = self.rows.div_ceil(together);
         LaunchConfig {
@@ -57,6 +65,21 @@ impl Rows {
             block_dim: (threads as u32, together as u32, 1),
             shared_mem_bytes: 0,
         }
+    }
+
+    /// The kernel `name` of `norm.cu`: a leaner one where threads take all of a row, and 16 bytes of the operands, at once.
+    fn norm<T: DeviceRepr>(
+        &self,
+        device: &CudaDevice,
+        name: &str,
+        dtype: DType,
+        operands: &[Option<&CudaView<T>>],
+    ) -> Result<CudaFunction> {
+        let wide = wide(dtype);
+        let is_short = self.columns.is_multiple_of(wide) && self.columns <= MOST * wide;
+        let are_aligned = operands.iter().flatten().all(|operand| address(operand, device).is_multiple_of(16));
+        let short = if is_short && are_aligned { "short_" } else { "" };
+        function(device, &format!("opara_{name}_{short}{}", dtype.as_str()), "norm", ptx::NORM)
     }
 }
 
@@ -86,7 +109,7 @@ pub(in crate::cuda) fn layer_norm<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_layer_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let function = of.norm(device, "layer_norm", dtype, &[Some(x), bias, residual, Some(scale), Some(shift)])?;
     let columns = of.columns as u32;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -96,8 +119,8 @@ pub(in crate::cuda) fn layer_norm<T: DeviceRepr>(
     launch.arg(scale).arg(shift).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
-    // against the slices above.
-    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    // against the slices above, and `of.norm` saw whether 16 bytes may be taken at once.
+    unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
 
@@ -120,14 +143,14 @@ pub(in crate::cuda) fn rms_norm<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_rms_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let function = of.norm(device, "rms_norm", dtype, &[Some(x), Some(scale)])?;
     let columns = of.columns as u32;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
-    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above.
-    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above, and `of.norm` looked whether all that a `short` one takes at once begins at multiples of 16 bytes.
+    unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
 
@@ -153,14 +176,14 @@ pub(in crate::cuda) fn add_rms_norm<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_add_rms_norm_{}", dtype.as_str()), "norm", ptx::NORM)?;
+    let function = of.norm(device, "add_rms_norm", dtype, &[Some(x), Some(residual), Some(scale)])?;
     let columns = of.columns as u32;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(residual).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual and `columns` of the scale, and writes each of twice `rows * columns` of `y`: all were held against the
-    // slices above.
-    unsafe { launch.launch(of.by_warps_or_blocks(dtype)) }.w()?;
+    // slices above, and `of.norm` saw whether 16 bytes may be taken at once.
+    unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }

@@ -1,0 +1,204 @@
+// Attention in 16 bits, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023,
+// Alg. 1): a block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+#include "rows.cuh"
+#include "tensor.cuh"
+
+constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
+// Queries of a warp, and of a block.
+constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
+
+// Keys that pass by at a time, so many that two times keys and values fit into shared memory.
+template <int DIM> constexpr unsigned KEYS = DIM > 64 ? 32 : 64;
+
+// Of one head: the elements of a row follow one another.
+template <typename T> struct Tokens {
+    const T *at;
+    unsigned count, pitch;
+};
+
+// Rows in shared memory. What is beyond a row's end keeps those of a column in banks of their own.
+template <int DIM, typename T> struct Tile {
+    static constexpr unsigned PITCH = DIM + WIDE<T>, LOADS = DIM / WIDE<T>;
+    T *at;
+
+    __device__ T *row(unsigned row) const { return at + row * PITCH; }
+
+    // Asks for COUNT tokens from `first` on, of which those beyond the last are zeros.
+    template <unsigned COUNT> __device__ void fill(const Tokens<T> &from, unsigned first) const {
+        static_assert(COUNT * LOADS % THREADS == 0);
+#pragma unroll
+        for (unsigned n = 0; n < COUNT * LOADS / THREADS; n++) {
+            const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
+            const bool there = token < from.count;
+            copy_later(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
+        }
+    }
+};
+
+// What is added to the scores of a lane: two rows of it.
+template <typename T> struct Bias {
+    const T *row[2];
+    unsigned keys;
+    // Whether two neighbours lie as one load takes them.
+    bool in_pairs;
+
+    // Numbers that stand for "masked" may be too large to be scaled: they stay finite, unlike infinities.
+    __device__ static float scaled(T x, float unit, float most) {
+        const float own = widen(x), y = own * unit;
+        return fabsf(y) > most && fabsf(own) < INFINITY ? copysignf(most, y) : y;
+    }
+
+    // In the units of products. Keys that are not there get those of others: they never count.
+    template <int N> __device__ void init(float (&score)[N][4], unsigned first, float unit, float most) const {
+        if (in_pairs) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const auto two = load<T, 2>(row[r] + min(first + n * 8, keys - 2));
+                    score[n][2 * r] = scaled(two.at[0], unit, most);
+                    score[n][2 * r + 1] = scaled(two.at[1], unit, most);
+                }
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    score[n][i] = scaled(row[i / 2][min(first + n * 8 + i % 2, keys - 1)], unit, most);
+        }
+    }
+};
+
+template <int DIM, typename T>
+__device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
+                                 T *y, unsigned y_pitch) {
+    constexpr unsigned AT_ONCE = KEYS<DIM>, PITCH = Tile<DIM, T>::PITCH;
+    __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
+    static_assert(QUERIES <= 2 * AT_ONCE);
+    const Tile<DIM, T> queries{room[1][0]};
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Of this lane: two queries, and the first of two neighbouring columns of each eight.
+    const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
+
+    queries.template fill<QUERIES>(q, blockIdx.x * QUERIES);
+    commit();
+    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE>(k, 0);
+    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE>(v, 0);
+    commit();
+
+    Bias<T> added;
+    added.keys = k.count;
+    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % 4 == 0 && k.count % 2 == 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
+
+    wait_but<1>();
+    __syncthreads();
+    unsigned own[DIM / 16][4];
+#pragma unroll
+    for (int d = 0; d < DIM / 16; d++) load_matrices<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * 16 + lane / 16 * 8);
+    __syncthreads();
+
+    // Powers of two are what a GPU computes: a product times `in_bits` is the exponent of one.
+    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
+    float out[DIM / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
+        if (start + AT_ONCE < k.count) {
+            Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE>(k, start + AT_ONCE);
+            Tile<DIM, T>{room[stage ^ 1][1]}.template fill<AT_ONCE>(v, start + AT_ONCE);
+        }
+        commit();
+
+        float score[AT_ONCE / 8][4] = {};
+        if (bias) added.init(score, start + column, unit, most);
+        wait_but<1>();
+        __syncthreads();
+        const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
+#pragma unroll
+        for (int d = 0; d < DIM / 16; d++)
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 16; n++) {
+                unsigned some[4];
+                load_matrices<false>(some, keys.row(n * 16 + lane / 16 * 8 + lane % 8) + d * 16 + lane / 8 % 2 * 8);
+                multiply_add(score[2 * n], own[d], some[0], some[1], T());
+                multiply_add(score[2 * n + 1], own[d], some[2], some[3], T());
+            }
+
+        const bool are_there = start + AT_ONCE <= k.count;
+        const float before[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (int n = 0; n < AT_ONCE / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const bool is_there = are_there || start + n * 8 + column + i % 2 < k.count;
+                score[n][i] = is_there ? score[n][i] * in_bits : -INFINITY;
+                largest[i / 2] = Larger::of(largest[i / 2], score[n][i]);
+            }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            largest[r] = of_warp<Larger>(largest[r], 4);
+            // A row of which nothing has any weight stays finite until the end.
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = two_to(before[r] - base);
+            sum[r] *= correction;
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 8; n++)
+                for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = two_to(score[n][i] - base);
+#pragma unroll
+            for (int d = 0; d < DIM / 8; d++)
+                for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
+        }
+
+#pragma unroll
+        for (int n = 0; n < AT_ONCE / 16; n++) {
+            const unsigned weights[4] = {pack<T>(score[2 * n][0], score[2 * n][1]),
+                                         pack<T>(score[2 * n][2], score[2 * n][3]),
+                                         pack<T>(score[2 * n + 1][0], score[2 * n + 1][1]),
+                                         pack<T>(score[2 * n + 1][2], score[2 * n + 1][3])};
+#pragma unroll
+            for (int d = 0; d < DIM / 16; d++) {
+                unsigned some[4];
+                load_matrices<true>(some, values.row(n * 16 + lane % 16) + d * 16 + lane / 16 * 8);
+                multiply_add(out[2 * d], weights, some[0], some[1], T());
+                multiply_add(out[2 * d + 1], weights, some[2], some[3], T());
+            }
+        }
+        __syncthreads();
+    }
+
+    // By shared memory, so that neighbours go to memory together.
+    const Tile<DIM, T> results{room[0][0] + warp * ROWS * PITCH};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float factor = 1 / of_warp<Add>(sum[r], 4);
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++)
+            *reinterpret_cast<unsigned *>(results.row(lane / 4 + 8 * r) + d * 8 + column) =
+                pack<T>(out[d][2 * r] * factor, out[d][2 * r + 1] * factor);
+    }
+    __syncwarp();
+    constexpr unsigned LOADS = Tile<DIM, T>::LOADS;
+#pragma unroll
+    for (unsigned i = lane; i < ROWS * LOADS; i += 32) {
+        const unsigned query = blockIdx.x * QUERIES + warp * ROWS + i / LOADS, at = i % LOADS * WIDE<T>;
+        if (query < q.count) store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(results.row(i / LOADS) + at));
+    }
+}
+
+// Of the head of this block. y is (batch, queries, heads, DIM); the bias, where it is not null, is added to the scores.
+#define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
+#define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
+#define ATTENTION(DIM, T, NAME)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, DIM > 64 ? 2 : 4) opara_attention_##DIM##_##NAME(            \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
+        STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
+        attention<DIM, T>(scale, {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token},      \
+                          b ? HEAD(b) : nullptr, b_token,                                                              \
+                          y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM);                 \
+    }
+#define ATTENTIONS(T, NAME)                                                                                            \
+    ATTENTION(32, T, NAME)                                                                                             \
+    ATTENTION(64, T, NAME)                                                                                             \
+    ATTENTION(128, T, NAME)
+
+ATTENTIONS(__half, f16)
+ATTENTIONS(__nv_bfloat16, bf16)

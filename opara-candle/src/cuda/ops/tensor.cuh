@@ -1,0 +1,70 @@
+// Products of small matrices of 16 bits by a warp's tensor cores, and how their operands get into its registers (sm_80 and
+// later; PTX ISA, "Matrix Fragments for mma.m16n8k16"). Elsewhere they do nothing: the host does not launch what uses them.
+#pragma once
+#include "numbers.cuh"
+
+// Two neighbours as the tensor cores take them.
+template <typename T> __device__ inline unsigned pack(float a, float b) {
+    Vec<T, 2> both = {narrow<T>(a), narrow<T>(b)};
+    return *reinterpret_cast<unsigned *>(&both);
+}
+
+// c += a * b, 16 x 16 by 16 x 8. Lane l has of c the rows l / 4 and that + 8, in each the columns 2 * (l % 4) and the next.
+__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Four matrices of 8 x 8 from shared memory: lane l says where row l % 8 of matrix l / 8 begins, and gets of each matrix two
+// neighbours of row l / 4, or of column l / 4 if TRANSPOSED.
+template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&to)[4], const void *from) {
+#if __CUDA_ARCH__ >= 800
+    unsigned at = __cvta_generic_to_shared(from);
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(at));
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                     : "r"(at));
+#endif
+}
+
+// 16 bytes from global to shared memory, or zeros, by the time that somebody waits for what they are committed with.
+__device__ inline void copy_later(void *to, const void *from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    unsigned at = __cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+#endif
+}
+__device__ inline void commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// For all that was committed but the last N times.
+template <int N> __device__ inline void wait_but() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// 2^x; 0 where that is smaller than any normal number.
+__device__ inline float two_to(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
