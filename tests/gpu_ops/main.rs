@@ -1,6 +1,7 @@
 //! The library's operators on a GPU, against the same operators on the CPU in f64. Without a GPU, or without the `cuda`
 //! feature, each test says that it skips.
 
+mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod windows;
@@ -375,49 +376,6 @@ fn heads_are_split() -> Result<()> {
         let none = ops::split_heads(&none, None, heads, 1.)?;
         assert_eq!(none.dims(), [0, heads, seq, dim]);
         assert_eq!(ops::merge_heads(&none)?.dims(), [0, seq, hidden]);
-    }
-    Ok(())
-}
-
-#[test]
-fn attention_with_every_bias() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    let sizes = [(2, 3, 128, 128), (1, 2, 5, 5), (2, 2, 70, 130), (1, 4, 1, 200), (3, 1, 17, 64)];
-    for (dim, (dtype, tolerance)) in [32, 64, 128, 24].into_iter().flat_map(|dim| DTYPES.map(|d| (dim, d))) {
-        for (batch, heads, queries, keys) in sizes {
-            // Queries, keys and values as one product leaves them, and each by itself.
-            let of =
-                |i: usize, tokens: usize| both(&(waves(i, (batch, tokens, 3 * heads, dim))? * 2.)?, dtype, &device);
-            let ((q, q_gpu), (kv, kv_gpu)) = (of(0, queries)?, of(1, keys)?);
-            let view = |x: &Tensor, part: usize| x.transpose(1, 2)?.narrow(1, part * heads, heads);
-            let shapes =
-                [vec![1, 1, 1, keys], vec![1, heads, queries, keys], vec![batch, 1, 1, keys], vec![queries, 1]];
-            // As large as masks are, which may leave a query nothing.
-            let smallest = if dtype == DType::F16 { -6e4 } else { -3e38 };
-            let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * smallest;
-            let biases = shapes.iter().map(|shape| both(&masked(waves(2, shape.as_slice())?)?, dtype, &device));
-            let biases = biases.collect::<Result<Vec<_>>>()?;
-            for bias in [None].into_iter().chain(biases.iter().map(Some)) {
-                let what = format!(
-                    "{batch} x {heads} x {queries} x {keys} x {dim} in {dtype:?}, {:?}",
-                    bias.map(|b| b.0.dims())
-                );
-                let (on_cpu, on_gpu) = (bias.map(|b| &b.0), bias.map(|b| &b.1));
-                let expected = ops::attention(&view(&q, 0)?, &view(&kv, 1)?, &view(&kv, 2)?, on_cpu, 0.25)?;
-                let [x, k, v] = [view(&q_gpu, 0)?, view(&kv_gpu, 1)?, view(&kv_gpu, 2)?];
-                let got = ops::attention(&x, &k, &v, on_gpu, 0.25)?;
-                assert_near(&got, &expected, 2. * tolerance, &what);
-                let apart = ops::attention(&x.contiguous()?, &k.contiguous()?, &v.contiguous()?, on_gpu, 0.25)?;
-                assert!(same_bits(&apart, &got)?, "{what}: bits depend on where elements lie");
-            }
-        }
-        let (x, k) = (Tensor::zeros((1, 2, 4, dim), dtype, &device)?, Tensor::zeros((1, 2, 6, dim), dtype, &device)?);
-        assert!(ops::attention(&x, &k, &x, None, 1.).is_err(), "keys and values of other lengths");
-        assert!(ops::attention(&x, &k, &k, Some(&k), 1.).is_err(), "a bias of another shape");
-        let nothing = Tensor::full(f32::NEG_INFINITY, (4, 6), &device)?.to_dtype(dtype)?;
-        let got =
-            ops::attention(&x, &k, &k, Some(&nothing), 1.)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        assert!(got.iter().all(|y| y.is_nan()), "weights of nothing");
     }
     Ok(())
 }

@@ -76,6 +76,44 @@ fn softmax_follows_its_definition() -> Result<()> {
 }
 
 #[test]
+fn attention_follows_its_definition() -> Result<()> {
+    const DIM: usize = 5;
+    let (batch, heads, queries, keys) = (2, 3, 4, 7);
+    // Heads side by side, as a product leaves them.
+    let of = |seed, tokens| values(seed, &[batch, tokens, heads, DIM], DType::F64)?.transpose(1, 2);
+    let (q, k, v) = (of(1, queries)?, of(2, keys)?, of(3, keys)?);
+    let [qs, ks, vs] = [&q, &k, &v].map(doubles);
+    let (qs, ks, vs) = (qs?, ks?, vs?);
+    for shape in [None, Some(&[keys][..]), Some(&[heads, 1, 1]), Some(&[batch, 1, queries, keys])] {
+        let bias = shape.map(|shape| values(4, shape, DType::F64)).transpose()?;
+        let biases = match &bias {
+            Some(bias) => doubles(&bias.broadcast_as((batch, heads, queries, keys))?)?,
+            None => vec![0.; batch * heads * queries * keys],
+        };
+        let mut expected = Vec::new();
+        for (row, q) in qs.chunks(DIM).enumerate() {
+            let first = row / queries * keys;
+            let of_key = |key: usize| {
+                let product: f64 = q.iter().zip(&ks[(first + key) * DIM..]).map(|(q, k)| q * k).sum();
+                (0.3 * product + biases[row * keys + key]).exp()
+            };
+            let weights: Vec<f64> = (0..keys).map(of_key).collect();
+            let sum: f64 = weights.iter().sum();
+            let of_column = |column: usize| -> f64 {
+                weights.iter().enumerate().map(|(key, weight)| weight / sum * vs[(first + key) * DIM + column]).sum()
+            };
+            expected.extend((0..DIM).map(of_column));
+        }
+        let got = ops::attention(&q, &k, &v, bias.as_ref(), 0.3)?;
+        assert_eq!(got.dims(), [batch, heads, queries, DIM]);
+        assert_close(&got, &expected);
+    }
+    assert!(ops::attention(&q, &k, &q, None, 0.3).is_err(), "keys and values of other lengths");
+    assert!(ops::attention(&q, &k, &v, Some(&q), 0.3).is_err(), "a bias of another shape");
+    Ok(())
+}
+
+#[test]
 fn what_follows_a_product_follows_its_definition() -> Result<()> {
     type Definition = fn(&Tensor) -> Result<Tensor>;
     let definitions: [(Activation, Definition); 5] = [

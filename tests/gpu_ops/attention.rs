@@ -1,0 +1,77 @@
+//! Attention: the kernel of 16 bits, and what stands in for it.
+
+use candle::{DType, Device, Result, Tensor};
+use opara_candle::ops;
+
+use super::common::{gpu, same_bits, waves};
+use super::{assert_near, both, DTYPES};
+
+/// Heads of a width in a dtype, by every kind of bias, against the CPU.
+fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<()> {
+    for (batch, heads, queries, keys) in
+        [(2, 3, 128, 128), (1, 2, 5, 5), (2, 2, 70, 130), (1, 4, 1, 200), (3, 1, 17, 64)]
+    {
+        // Queries, keys and values as one product leaves them.
+        let of = |i: usize, tokens: usize| both(&(waves(i, (batch, tokens, 3 * heads, dim))? * 2.)?, dtype, device);
+        let ((q, q_gpu), (kv, kv_gpu)) = (of(0, queries)?, of(1, keys)?);
+        let view = |x: &Tensor, part: usize| x.transpose(1, 2)?.narrow(1, part * heads, heads);
+        let shapes = [vec![1, 1, 1, keys], vec![1, heads, queries, keys], vec![batch, 1, 1, keys], vec![queries, 1]];
+        // As large as masks are, which may leave a query nothing.
+        let smallest = if dtype == DType::F16 { -6e4 } else { -3e38 };
+        let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * smallest;
+        let biases = shapes.iter().map(|shape| both(&masked(waves(2, shape.as_slice())?)?, dtype, device));
+        let biases = biases.collect::<Result<Vec<_>>>()?;
+        for bias in [None].into_iter().chain(biases.iter().map(Some)) {
+            let with = bias.map(|(bias, _)| bias.dims());
+            let what = format!("{batch} x {heads} x {queries} x {keys} x {dim} in {dtype:?}, {with:?}");
+            let (on_cpu, on_gpu) = (bias.map(|b| &b.0), bias.map(|b| &b.1));
+            let expected = ops::attention(&view(&q, 0)?, &view(&kv, 1)?, &view(&kv, 2)?, on_cpu, 0.25)?;
+            let [q, k, v] = [view(&q_gpu, 0)?, view(&kv_gpu, 1)?, view(&kv_gpu, 2)?];
+            let got = ops::attention(&q, &k, &v, on_gpu, 0.25)?;
+            assert_near(&got, &expected, 2. * tolerance, &what);
+
+            let apart = ops::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, on_gpu, 0.25)?;
+            // No row of which begins where 16 bytes may be taken.
+            let shifted = |x: &Tensor| x.pad_with_zeros(3, 1, 0)?.narrow(3, 1, dim);
+            let unaligned = ops::attention(&shifted(&q)?, &shifted(&k)?, &shifted(&v)?, on_gpu, 0.25)?;
+            assert!(same_bits(&apart, &got)?, "{what}: bits depend on where heads lie");
+            assert!(same_bits(&unaligned, &got)?, "{what}: bits depend on where rows begin");
+        }
+    }
+
+    let x = Tensor::zeros((1, 2, 4, dim), dtype, device)?;
+    let nothing = Tensor::full(f32::NEG_INFINITY, (4, 4), device)?.to_dtype(dtype)?;
+    let got = ops::attention(&x, &x, &x, Some(&nothing), 1.)?.to_dtype(DType::F32)?;
+    assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|y| y.is_nan()), "weights of nothing");
+    Ok(())
+}
+
+#[test]
+fn attention_in_one_launch() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dim in [32, 64, 128] {
+        DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_by_products() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    DTYPES[..2].iter().try_for_each(|&(dtype, tolerance)| attend(64, dtype, tolerance, &device))?;
+    DTYPES.iter().try_for_each(|&(dtype, tolerance)| attend(24, dtype, tolerance, &device))
+}
+
+#[test]
+fn attention_that_has_no_kernel() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in DTYPES {
+        let of = |tokens: usize| Tensor::ones((1, 2, tokens, 64), dtype, &device);
+        let (x, k) = (of(4)?, of(6)?);
+        assert!(ops::attention(&x, &k, &x, None, 1.).is_err(), "keys and values of other lengths");
+        assert!(ops::attention(&x, &k, &k, Some(&k), 1.).is_err(), "a bias of another shape");
+        let alike = ops::attention(&x, &k, &k, None, 0.)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        assert!(alike.iter().all(|y| (y - 1.).abs() < 0.01), "weights that do not depend on scores");
+    }
+    Ok(())
+}
