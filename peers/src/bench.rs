@@ -1,6 +1,6 @@
 //! One model on the device, and all that can run it.
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, bail, Result};
 use candle::{DType, Device};
 use opara_examples::Native;
 use opara_peers::results::{Contestant, Key};
@@ -51,9 +51,7 @@ impl<'a> Bench<'a> {
         let loaded = self.frameworks.iter_mut().zip(loading).map(|(framework, loading)| {
             let loaded = loading.and_then(|()| framework.loaded());
             // An error in one cell may have left the process without a working device.
-            loaded.or_else(|_| {
-                framework.restart().and_then(|()| framework.load(key, SEED)).and_then(|()| framework.loaded())
-            })
+            loaded.or_else(|_| framework.reload(key, SEED))
         });
         let loaded: Vec<Result<()>> = loaded.collect();
 
@@ -62,13 +60,16 @@ impl<'a> Bench<'a> {
             race.enter(name.clone(), subject.prepare(&name, &input));
         }
         let files = tempfile::tempdir()?;
-        for (framework, loaded) in self.frameworks.iter().zip(&loaded) {
-            for (name, mode) in framework.modes().filter(|(name, _)| wanted(name)) {
-                let ready = match loaded {
-                    Ok(()) => framework.prepare(mode, files.path()),
-                    Err(error) => Err(anyhow!("{error:#}")),
-                };
-                race.enter(name, ready);
+        for (framework, loaded) in self.frameworks.iter_mut().zip(loaded) {
+            let owned = |(name, mode): (String, &str)| wanted(&name).then(|| (name, mode.to_string()));
+            let modes: Vec<(String, String)> = framework.modes().filter_map(owned).collect();
+            let names: Vec<&str> = modes.iter().map(|(_, mode)| mode.as_str()).collect();
+            let mut ready = match &loaded {
+                Ok(()) => framework.prepare_all(key, SEED, &names, files.path()),
+                Err(error) => names.iter().map(|&mode| (mode, Err(anyhow!("{error:#}")))).collect(),
+            };
+            for (name, mode) in &modes {
+                race.enter(name.clone(), ready.remove(mode.as_str()).unwrap_or_else(|| bail!("nobody made it ready")));
             }
         }
         f(&mut race);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{anyhow, Context, Result};
 use candle::Device;
 use opara_peers::results::{Kernel, Key, Series};
 use serde::Deserialize;
@@ -32,6 +32,10 @@ pub struct Launch {
     /// Folder that keeps exported models and compiled code from run to run; without it, they are made anew.
     #[arg(long)]
     cache: Option<PathBuf>,
+
+    /// Seconds after which a contestant that is not ready is given up: compilers tune for minutes.
+    #[arg(long, default_value_t = 900)]
+    patience: u64,
 }
 
 impl Launch {
@@ -63,18 +67,10 @@ impl Framework {
     /// One that is not there.
     pub fn start(launch: &Launch, name: &'static str) -> Result<Self> {
         let script = launch.scripts.join("worker.py");
-        let mut worker = Worker::start(&launch.python, &script, name, launch.cache.as_deref())?;
+        let patience = Duration::from_secs(launch.patience);
+        let mut worker = Worker::start(&launch.python, &script, name, launch.cache.as_deref(), patience)?;
         let hello = worker.ask(&json!({"do": "hello"}))?;
         Ok(Self { name, launch: launch.clone(), worker: Rc::new(RefCell::new(worker)), hello })
-    }
-
-    /// Starts it in a new process.
-    ///
-    /// # Errors
-    /// Those of [`start`](Self::start).
-    pub fn restart(&mut self) -> Result<()> {
-        *self = Self::start(&self.launch, self.name)?;
-        Ok(())
     }
 
     /// Versions of it and of what it is made of.
@@ -103,6 +99,42 @@ impl Framework {
     /// Those of the framework.
     pub fn loaded(&self) -> Result<()> {
         self.worker.borrow_mut().answer::<Value>().map(drop)
+    }
+
+    /// Loads a model anew, in a new process.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start) and of the framework.
+    pub fn reload(&mut self, key: &Key, seed: u64) -> Result<()> {
+        *self = Self::start(&self.launch, self.name)?;
+        self.load(key, seed)?;
+        self.loaded()
+    }
+
+    /// Makes modes ready to run the loaded model, one after the other. One that takes the process along, as it hangs or
+    /// crashes, is given up, and the others are made ready in a new process.
+    pub fn prepare_all<'m>(
+        &mut self,
+        key: &Key,
+        seed: u64,
+        modes: &[&'m str],
+        folder: &Path,
+    ) -> BTreeMap<&'m str, Result<Ready>> {
+        let mut outcomes = BTreeMap::new();
+        for &mode in modes {
+            let outcome = self.prepare(mode, folder);
+            if self.worker.borrow().has_ended() {
+                let others: Vec<&str> = modes.iter().copied().filter(|&other| other != mode).collect();
+                outcomes = match self.reload(key, seed) {
+                    Ok(()) => self.prepare_all(key, seed, &others, folder),
+                    Err(error) => others.into_iter().map(|other| (other, Err(anyhow!("{error:#}")))).collect(),
+                };
+                outcomes.insert(mode, outcome);
+                break;
+            }
+            outcomes.insert(mode, outcome);
+        }
+        outcomes
     }
 
     /// Makes a mode ready to run the loaded model. `folder` is for files that pass between processes.
@@ -153,5 +185,42 @@ impl Way for PeerMode {
         }
         let Kernels { kernels } = self.worker.borrow_mut().ask(&json!({"do": "kernels", "mode": self.mode}))?;
         Ok(kernels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker of shell: of its modes one ends the process.
+    const WORKER: &str = r#"
+        while read -r line; do
+            case "$line" in
+                *hello*) echo '{"versions": {}, "modes": ["a", "ends", "b"]}' ;;
+                *load*) echo '{}' ;;
+                *ends*) exit 1 ;;
+                *) cp "$0.output" "$(echo "$line" | sed 's/.*"output":"\([^"]*\)".*/\1/')"; echo '{"seconds": 1}' ;;
+            esac
+        done"#;
+
+    #[test]
+    fn what_takes_the_process_along_leaves_the_others() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        std::fs::write(folder.path().join("worker.py"), WORKER)?;
+        let output = candle::Tensor::new(&[1f32], &Device::Cpu)?;
+        output.save_safetensors("output", folder.path().join("worker.py.output"))?;
+        let launch = Launch { python: "sh".into(), scripts: folder.path().into(), cache: None, patience: 60 };
+        let mut framework = Framework::start(&launch, "torch")?;
+        let key = Key { model: "bert".into(), dtype: "f32".into(), batch: 1 };
+        framework.load(&key, 0)?;
+        framework.loaded()?;
+        let outcomes = framework.prepare_all(&key, 0, &["a", "ends", "b"], folder.path());
+        let told = outcomes.into_iter().map(|(mode, outcome)| match outcome {
+            Ok(ready) => format!("{mode}: ready in {} s", ready.setup_s),
+            Err(error) => format!("{mode}: {error}"),
+        });
+        let expected = ["a: ready in 1 s", "b: ready in 1 s", "ends: the worker has ended"];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        Ok(())
     }
 }

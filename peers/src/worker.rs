@@ -10,31 +10,37 @@ use anyhow::{anyhow, bail, Context, Result};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Longest that an answer may take: compilers tune for minutes.
-const PATIENCE: Duration = Duration::from_secs(900);
-
 /// A process that answers each line with one line. It ends when this is dropped.
 pub struct Worker {
     process: Child,
     requests: ChildStdin,
     answers: Receiver<String>,
+    /// Longest that an answer may take.
+    patience: Duration,
+    has_ended: bool,
 }
 
 impl Worker {
-    /// Starts `script` for one framework.
+    /// Starts `script` for one framework, of which no answer may take longer than `patience`.
     ///
     /// # Errors
     /// An interpreter that is not there.
-    pub fn start(python: &str, script: &Path, framework: &str, cache: Option<&Path>) -> Result<Self> {
+    pub fn start(
+        python: &str,
+        script: &Path,
+        framework: &str,
+        cache: Option<&Path>,
+        patience: Duration,
+    ) -> Result<Self> {
         let mut command = Command::new(python);
         command.arg(script).arg(framework);
         if let Some(cache) = cache {
             command.arg("--cache").arg(cache).env("TORCHINDUCTOR_CACHE_DIR", cache.join("inductor"));
         }
-        Self::of(command).with_context(|| format!("cannot start {python}"))
+        Self::of(command, patience).with_context(|| format!("cannot start {python}"))
     }
 
-    fn of(mut command: Command) -> Result<Self> {
+    fn of(mut command: Command, patience: Duration) -> Result<Self> {
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(requests), Some(answers)) = (process.stdin.take(), process.stdout.take()) else {
             bail!("the process has no pipes");
@@ -45,7 +51,12 @@ impl Worker {
             let lines = BufReader::new(answers).lines().map_while(|line| line.ok());
             lines.map(|line| sender.send(line)).take_while(|sent| sent.is_ok()).for_each(drop);
         });
-        Ok(Self { process, requests, answers: received })
+        Ok(Self { process, requests, answers: received, patience, has_ended: false })
+    }
+
+    /// Whether it was found to answer nothing more.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Sends a request; its answer is the next that [`answer`](Self::answer) returns.
@@ -62,12 +73,15 @@ impl Worker {
     /// What the worker says went wrong, an answer of another form, none at all. A worker that is silent for too long is
     /// ended.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
-        let line = self.answers.recv_timeout(PATIENCE).map_err(|error| match error {
-            RecvTimeoutError::Disconnected => anyhow!("the worker has ended"),
-            RecvTimeoutError::Timeout => {
-                // Whether or not it still runs, it answers nothing more.
-                let _ = self.process.kill();
-                anyhow!("no answer from the worker in {} s", PATIENCE.as_secs())
+        let line = self.answers.recv_timeout(self.patience).map_err(|error| {
+            self.has_ended = true;
+            match error {
+                RecvTimeoutError::Disconnected => anyhow!("the worker has ended"),
+                RecvTimeoutError::Timeout => {
+                    // Whether or not it still runs, it answers nothing more.
+                    let _ = self.process.kill();
+                    anyhow!("no answer from the worker in {} s", self.patience.as_secs())
+                }
             }
         })?;
         let answer: Value = serde_json::from_str(&line).with_context(|| format!("the worker answered {line:?}"))?;
@@ -106,7 +120,7 @@ mod tests {
     fn worker(script: &str) -> Worker {
         let mut command = Command::new("sh");
         command.arg("-c").arg(script);
-        Worker::of(command).expect("a shell")
+        Worker::of(command, Duration::from_secs(60)).expect("a shell")
     }
 
     #[test]
@@ -130,7 +144,7 @@ mod tests {
 
     #[test]
     fn an_interpreter_that_is_not_there_is_named() {
-        let started = Worker::start("no-such-python", Path::new("worker.py"), "torch", None);
+        let started = Worker::start("no-such-python", Path::new("worker.py"), "torch", None, Duration::MAX);
         assert_eq!(started.err().map(|error| error.to_string()).as_deref(), Some("cannot start no-such-python"));
     }
 }
