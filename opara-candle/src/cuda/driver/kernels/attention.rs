@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use super::{arg_or_null, expect, extent, function};
 use crate::cuda::ops::ptx;
 
-/// Queries of a block of `attention.cu`, and its threads.
+/// Queries (`QUERIES`) and threads of a block of `attention.cu`.
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
 
@@ -28,9 +28,9 @@ impl HeadRows {
         let strides = [batch, head, token];
         let is_aligned = strides.iter().zip(dims).all(|(stride, dim)| dim == 1 || stride.is_multiple_of(8));
         let fits = along == 1 && is_aligned && layout.start_offset().is_multiple_of(8);
-        let counted =
-            strides.iter().all(|&stride| stride <= u32::MAX as usize) && dims[..2].iter().all(|&n| n < 1 << 16);
-        (fits && counted).then_some(Self { dims, strides })
+        let most = [1 << 16, 1 << 16, 1 << 31].iter().zip(dims).all(|(&most, dim)| dim < most);
+        let are_counted = most && strides.iter().all(|&stride| stride <= u32::MAX as usize);
+        (fits && are_counted).then_some(Self { dims, strides })
     }
 
     fn needed(&self) -> usize {

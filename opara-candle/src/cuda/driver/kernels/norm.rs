@@ -149,7 +149,8 @@ pub(in crate::cuda) fn rms_norm<T: DeviceRepr>(
     let mut launch = stream.launch_builder(&function);
     launch.arg(&of.rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
-    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above, and `of.norm` looked whether all that a `short` one takes at once begins at multiples of 16 bytes.
+    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above, and `of.norm` saw
+    // whether 16 bytes may be taken at once.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
