@@ -32,7 +32,7 @@ pub(crate) struct HostOp {
     pub inputs: Vec<Source>,
     flops: u64,
     bytes: u64,
-    /// Address and bytes of the result's storage: a view shares its argument's.
+    /// Which storage the result lies in, a view in its argument's, and its bytes.
     pub storage: (usize, u64),
 }
 
@@ -40,15 +40,29 @@ pub(crate) struct HostOp {
 pub(crate) struct Program {
     pub ops: Vec<HostOp>,
     pub outputs: Vec<Source>,
-    inputs: Vec<(usize, u64)>,
+    /// Bytes of each one's storage.
+    inputs: Vec<u64>,
 }
 
 #[derive(Default)]
 struct Recorder {
     ops: Vec<HostOp>,
+    /// By ids, which never come back. Addresses do, so that they are compared only while both tensors are alive.
     sources: HashMap<TensorId, Source>,
-    /// Keeps every result alive, so that neither an id nor an address comes back during the recording.
-    results: Vec<Tensor>,
+    inputs: usize,
+}
+
+impl Recorder {
+    /// That of a result, among the inputs' storages and one for each operator.
+    fn storage_of(&self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
+        let (address, bytes) = storage(result);
+        let base = arguments.iter().zip(sources).find_map(|(argument, source)| match source {
+            Source::Input(i) if storage(argument).0 == address => Some(*i),
+            Source::Op(i) if storage(argument).0 == address => Some(self.ops[*i].storage.0),
+            _ => None,
+        });
+        (base.unwrap_or(self.inputs + self.ops.len()), bytes)
+    }
 }
 
 thread_local! {
@@ -66,13 +80,13 @@ where
     let label = scope::path();
     let result = f(inputs);
     if let Ok(result) = &result {
-        let sources = inputs
+        let sources: Vec<Source> = inputs
             .iter()
             .map(|t| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant((*t).clone())))
             .collect();
+        let storage = recorder.storage_of(result, inputs, &sources);
         let bytes = inputs.iter().map(|t| size(t)).sum::<u64>() + size(result);
         recorder.sources.insert(result.id(), Source::Op(recorder.ops.len()));
-        recorder.results.push(result.clone());
         recorder.ops.push(HostOp {
             name,
             label,
@@ -80,7 +94,7 @@ where
             inputs: sources,
             flops: flops.max(result.elem_count() as u64),
             bytes,
-            storage: storage(result),
+            storage,
         });
     }
     RECORDER.set(Some(recorder));
@@ -159,7 +173,7 @@ pub(crate) fn record(
     // Tensors of its own: the caller's may also be one of the module's weights.
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
-    RECORDER.set(Some(Recorder { sources, ..Default::default() }));
+    RECORDER.set(Some(Recorder { sources, inputs: inputs.len(), ..Default::default() }));
     let (outputs, _) = scope::record(None, || nested(|| forward(&inputs)));
     let outputs = outputs?;
     let recorder = RECORDER.take().unwrap_or_default();
@@ -168,7 +182,7 @@ pub(crate) fn record(
         .enumerate()
         .map(|(output, t)| recorder.sources.get(&t.id()).cloned().ok_or(Error::UntracedOutput { output }))
         .collect::<Result<_>>()?;
-    let inputs = inputs.iter().map(storage).collect();
+    let inputs = inputs.iter().map(|input| storage(input).1).collect();
     Ok((Program { ops: recorder.ops, outputs: sources, inputs }, outputs))
 }
 
@@ -232,16 +246,16 @@ impl Program {
     /// view reads the handle and the storage.
     pub fn trace(&self) -> Trace {
         let mut trace = Trace { device: device_spec(), ..Default::default() };
-        let mut by_address: HashMap<usize, BufferId> = HashMap::new();
+        let mut by_storage: HashMap<usize, BufferId> = HashMap::new();
         let new_buffer = |trace: &mut Trace, bytes, role| {
             trace.buffers.push(Buffer { bytes, role });
             trace.buffers.len() - 1
         };
         // What stands for a value: its handle, and the storage where that is another buffer.
         let mut inputs: Vec<Vec<BufferId>> = Vec::new();
-        for (i, &(address, bytes)) in self.inputs.iter().enumerate() {
+        for (i, &bytes) in self.inputs.iter().enumerate() {
             let buffer = new_buffer(&mut trace, bytes, Role::Input(i));
-            by_address.insert(address, buffer);
+            by_storage.insert(i, buffer);
             inputs.push(vec![buffer]);
         }
         let mut values: Vec<Vec<BufferId>> = Vec::new();
@@ -255,16 +269,16 @@ impl Program {
                 };
                 accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, Mode::Read)));
             }
-            let (address, bytes) = op.storage;
+            let (storage, bytes) = op.storage;
             let role = match self.outputs.iter().position(|o| matches!(o, Source::Op(i) if *i == id)) {
                 Some(output) => Role::Output(output),
                 None => Role::Intermediate,
             };
-            let value = match by_address.get(&address) {
+            let value = match by_storage.get(&storage) {
                 Some(&base) => vec![new_buffer(&mut trace, std::mem::size_of::<Tensor>() as u64, role), base],
                 None => {
                     let buffer = new_buffer(&mut trace, bytes, role);
-                    by_address.insert(address, buffer);
+                    by_storage.insert(storage, buffer);
                     vec![buffer]
                 }
             };
