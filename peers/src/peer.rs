@@ -33,7 +33,7 @@ pub struct Launch {
     #[arg(long)]
     cache: Option<PathBuf>,
 
-    /// Seconds after which a contestant that is not ready is given up: compilers tune for minutes.
+    /// Seconds after which a framework that does not answer is given up: compilers tune for minutes.
     #[arg(long, default_value_t = 900)]
     patience: u64,
 }

@@ -64,7 +64,9 @@ impl Worker {
     /// # Errors
     /// A process that has ended.
     pub fn send(&mut self, request: &Value) -> Result<()> {
-        writeln!(self.requests, "{request}").and_then(|()| self.requests.flush()).context("the worker has ended")
+        let sent = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
+        self.has_ended |= sent.is_err();
+        sent.context("the worker has ended")
     }
 
     /// Waits for the answer to the oldest request that has none.
