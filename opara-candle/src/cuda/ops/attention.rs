@@ -25,9 +25,10 @@ pub(crate) fn attention(
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
-    let as_taken = |x: &Tensor| match HeadRows::of(x.layout()) {
-        Some(heads) => Ok(Some((x.clone(), heads))),
-        None => x.contiguous().map(|x| HeadRows::of(x.layout()).map(|heads| (x, heads))),
+    let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
+    let as_taken = |x: &Tensor| match rows_of(x) {
+        Some(rows) => Ok(Some((x.clone(), rows))),
+        None => x.contiguous().map(|x| rows_of(&x).map(|rows| (x, rows))),
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };

@@ -5,7 +5,7 @@ use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, expect, extent, function};
+use super::{arg_or_null, expect, extent, function, wide};
 use crate::cuda::ops::ptx;
 
 /// Queries (`QUERIES`) and threads of a block of `attention.cu`.
@@ -21,13 +21,14 @@ pub(in crate::cuda) struct HeadRows {
 }
 
 impl HeadRows {
-    /// Of 16-bit elements that lie so; `None` if they do not, or are more than the kernel counts.
-    pub fn of(layout: &Layout) -> Option<Self> {
+    /// Of elements of `dtype` that lie so; `None` if they do not, or are more than the kernel counts.
+    pub fn of(layout: &Layout, dtype: DType) -> Option<Self> {
+        let wide = wide(dtype);
         let dims = <[usize; 4]>::try_from(layout.dims()).ok()?;
         let &[batch, head, token, along] = layout.stride() else { return None };
         let strides = [batch, head, token];
-        let is_aligned = strides.iter().zip(dims).all(|(stride, dim)| dim == 1 || stride.is_multiple_of(8));
-        let fits = along == 1 && is_aligned && layout.start_offset().is_multiple_of(8);
+        let is_aligned = strides.iter().zip(dims).all(|(stride, dim)| dim == 1 || stride.is_multiple_of(wide));
+        let fits = along == 1 && is_aligned && layout.start_offset().is_multiple_of(wide);
         let most = [1 << 16, 1 << 16, 1 << 31].iter().zip(dims).all(|(&most, dim)| dim < most);
         let are_counted = most && strides.iter().all(|&stride| stride <= u32::MAX as usize);
         (fits && are_counted).then_some(Self { dims, strides })
