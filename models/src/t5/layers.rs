@@ -59,8 +59,7 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
         let context = ops::attention(&by_batch(query)?, &by_batch(&key)?, &by_batch(&value)?, bias.as_ref(), 1.)?;
         return ops::merge_heads(&context);
     }
-    let scores = ops::matmul(query, &ops::transpose(&key, 2, 3)?)?;
-    let context = ops::matmul(&ops::add_softmax(&scores, bias)?, &value)?;
+    let context = ops::attention(query, &key, &value, bias, 1.)?;
     let context = ops::merge_heads(&ops::reshape(&context, (1, heads, batch * seq, width))?)?;
     ops::reshape(&context, (batch, seq, heads * width))
 }
