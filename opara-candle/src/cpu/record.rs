@@ -56,10 +56,11 @@ impl Recorder {
     /// That of a result, among the inputs' storages and one for each operator.
     fn storage_of(&self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
         let (address, bytes) = storage(result);
-        let base = arguments.iter().zip(sources).find_map(|(argument, source)| match source {
-            Source::Input(i) if storage(argument).0 == address => Some(*i),
-            Source::Op(i) if storage(argument).0 == address => Some(self.ops[*i].storage.0),
-            _ => None,
+        let bases = arguments.iter().zip(sources).filter(|(argument, _)| storage(argument).0 == address);
+        let base = bases.map(|(_, source)| source).find_map(|source| match source {
+            Source::Input(i) => Some(*i),
+            Source::Op(i) => Some(self.ops[*i].storage.0),
+            Source::Constant(_) => None,
         });
         (base.unwrap_or(self.inputs + self.ops.len()), bytes)
     }
