@@ -98,10 +98,9 @@ impl Attention {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
         let scale = ((hidden / heads) as f64).sqrt().recip();
-        // On tensor cores one product is faster than three, even beside each other, and attention takes its parts as they lie.
-        // Where products are long three fill a GPU better (17.3 ms in f32 at a batch of 32, not 18.0), and threads of a CPU.
-        let is_one = x.device().is_cuda() && matches!(x.dtype(), DType::F16 | DType::BF16);
-        let context = if is_one {
+        // On a GPU one product is faster than three, even beside each other, and attention takes its parts as they lie. Threads of
+        // a CPU are faster with three.
+        let context = if x.device().is_cuda() {
             let all = ops::reshape(&self.qkv.forward(x)?, (batch, seq, 3 * heads, hidden / heads))?;
             let all = ops::transpose(&all, 1, 2)?;
             let part = |index: usize| ops::narrow(&all, 1, index * heads, heads);

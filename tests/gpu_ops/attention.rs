@@ -52,13 +52,14 @@ fn attention_in_one_launch() -> Result<()> {
     for dim in [32, 64, 128] {
         DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
     }
-    Ok(())
+    [32, 64].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
 }
 
 #[test]
 fn attention_by_products() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    DTYPES[..2].iter().try_for_each(|&(dtype, tolerance)| attend(64, dtype, tolerance, &device))?;
+    attend(64, DType::F64, 1e-12, &device)?;
+    attend(128, DType::F32, 2e-3, &device)?;
     DTYPES.iter().try_for_each(|&(dtype, tolerance)| attend(24, dtype, tolerance, &device))
 }
 

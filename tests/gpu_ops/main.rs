@@ -336,6 +336,28 @@ fn products_in_f32_are_not_of_tf32() -> Result<()> {
 }
 
 #[test]
+fn products_in_f32_are_as_exact_as_those_of_candle() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (rows, inner, columns) in [(128, 768, 3072), (512, 768, 3072), (1000, 3072, 768)] {
+        let numbers = opara_weights::seeded(7, DType::F32, CPU);
+        let (x, weight) = (numbers.get((rows, inner), "x")?, numbers.get((columns, inner), "weight")?);
+        // Errors of each sign, which cancel, and of one, which add up.
+        for (x, weight) in [(x.clone(), weight.clone()), (x.abs()?, weight.abs()?)] {
+            let ((x, x_gpu), (weight, weight_gpu)) =
+                (both(&x, DType::F32, &device)?, both(&weight, DType::F32, &device)?);
+            let expected = x.matmul(&weight.t()?)?;
+            let error = |got: Tensor| -> Result<f64> {
+                (got.to_device(CPU)?.to_dtype(DType::F64)? - &expected)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()
+            };
+            let candles = error(x_gpu.matmul(&weight_gpu.t()?)?)?;
+            let ours = error(ops::linear(&x_gpu, &weight_gpu, None)?)?;
+            assert!(ours <= 1.25 * candles, "{rows} x {inner} x {columns}: off by {ours:.1e}, candle's {candles:.1e}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn heads_are_split() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let cases = [(1, 2, 1, 1), (2, 5, 3, 7), (2, 9, 12, 64), (1, 128, 12, 64), (3, 4, 2, 1000), (1, 3, 1, 20000)];

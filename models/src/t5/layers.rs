@@ -19,23 +19,25 @@ fn output(input: usize, name: &str, vb: &VarBuilder, config: &Config) -> Result<
     Ok(Linear::new(name, onto_stream(weight(input, config.d_model, name, vb)?)?, None))
 }
 
-/// Several products of one input, as one. Results lie one after the other, not side by side: each is contiguous, so that
-/// heads can be multiplied without a copy.
+/// Several products of one input, as one.
 pub(super) struct Products {
     name: &'static str,
-    /// `(products, d_model, width)`, a view.
+    /// `(products * width, d_model)`.
+    weight: Tensor,
+    /// `(products, d_model, width)`, a view of that.
     weights: Tensor,
 }
 
 impl Products {
     /// Of matrices of shape `(n * width, d_model)`, each of which makes `n` products.
     pub fn new(name: &'static str, weights: &[Tensor], width: usize) -> Result<Self> {
-        let all = Tensor::cat(weights, 0)?;
-        let (out, input) = all.dims2()?;
-        Ok(Self { name, weights: all.reshape((out / width, width, input))?.transpose(1, 2)? })
+        let weight = Tensor::cat(weights, 0)?;
+        let (out, input) = weight.dims2()?;
+        let weights = weight.reshape((out / width, width, input))?.transpose(1, 2)?;
+        Ok(Self { name, weight, weights })
     }
 
-    /// `(products, batch, seq, width)` of `(batch, seq, d_model)`.
+    /// `(products, batch, seq, width)` of `(batch, seq, d_model)`. Each is contiguous, so that it can be multiplied without a copy.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = scope(self.name);
         let (products, input, width) = self.weights.dims3()?;
@@ -43,6 +45,18 @@ impl Products {
         let x = ops::reshape(x, (1, batch * seq, input))?;
         let x = ops::broadcast_as(&x, (products, batch * seq, input))?;
         ops::reshape(&ops::matmul(&x, &self.weights)?, (products, batch, seq, width))
+    }
+
+    /// The same for attention, which takes heads as they lie on a GPU, where one product is faster.
+    pub fn forward_heads(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.device().is_cuda() {
+            return self.forward(x);
+        }
+        let _scope = scope(self.name);
+        let (products, _, width) = self.weights.dims3()?;
+        let (batch, seq, _) = x.dims3()?;
+        let side_by_side = ops::reshape(&ops::linear(x, &self.weight, None)?, (batch, seq, products, width))?;
+        ops::transpose(&ops::transpose(&side_by_side, 0, 2)?, 1, 2)
     }
 }
 
@@ -52,8 +66,8 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
     let (heads, batch, seq, width) = query.dims4()?;
     let key = ops::narrow(keys_values, 0, 0, heads)?;
     let value = ops::narrow(keys_values, 0, heads, heads)?;
-    // In 16 bits a GPU does it in one launch, wherever heads lie.
-    if query.device().is_cuda() && matches!(query.dtype(), DType::F16 | DType::BF16) {
+    // A GPU does it in one launch, wherever heads lie.
+    if query.device().is_cuda() && query.dtype() != DType::F64 {
         let by_batch = |x: &Tensor| ops::transpose(x, 0, 1);
         let bias = bias.map(by_batch).transpose()?;
         let context = ops::attention(&by_batch(query)?, &by_batch(&key)?, &by_batch(&value)?, bias.as_ref(), 1.)?;
@@ -113,7 +127,7 @@ impl SelfAttention {
 
     /// Queries, and keys and values.
     fn project(&self, x: &mut Stream) -> Result<(Tensor, Tensor)> {
-        let qkv = self.qkv.forward(&x.read(&self.norm)?)?;
+        let qkv = self.qkv.forward_heads(&x.read(&self.norm)?)?;
         Ok((ops::narrow(&qkv, 0, 0, self.heads)?, ops::narrow(&qkv, 0, self.heads, 2 * self.heads)?))
     }
 }
@@ -138,7 +152,7 @@ impl CrossAttention {
     /// Adds the result to the stream.
     pub fn forward(&self, x: &mut Stream, keys_values: &Tensor, mask: Option<&Tensor>) -> Result<()> {
         let _scope = scope("EncDecAttention");
-        let query = self.query.forward(&x.read(&self.norm)?)?;
+        let query = self.query.forward_heads(&x.read(&self.norm)?)?;
         x.add(self.output.forward(&attend(&query, keys_values, mask)?)?)
     }
 }

@@ -13,9 +13,10 @@ use crate::cuda;
 /// a row follow one another; `bias`, say a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`.
 /// The result is `(batch, heads, queries, dim)`.
 ///
-/// In 16 bits, on GPUs since Ampere and with heads of 32, 64 or 128 it is one launch (Dao, "FlashAttention-2", 2023) whose
-/// scores are never rounded to 16 bits nor written, and the result a view of `(batch, queries, heads, dim)`, so that
-/// [`merge_heads`](super::merge_heads) copies nothing. Else it is two products and a softmax.
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) with heads of 32 and 64, and of 128 in 16 bits. Its
+/// scores are never rounded nor written, and the result is a view of `(batch, queries, heads, dim)`, so that
+/// [`merge_heads`](super::merge_heads) copies nothing. In f32 a product there is three of TF32, which keep 22 bits of the 24,
+/// and infinite values come out as NaN. Else it is two products and a softmax.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.

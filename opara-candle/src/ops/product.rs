@@ -23,8 +23,11 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 
 /// `x` of shape `(.., in)` times the transpose of `weight` of shape `(out, in)`, plus `bias` of shape `(out)`.
 ///
-/// On a GPU the first call of each size measures which of candle's product and those that cuBLASLt proposes is the fastest, and
-/// takes longer; all later ones in the process go by that one. Of f32 none uses TF32, unless candle is told to.
+/// On a GPU the first call of each size measures which of candle's product, those that cuBLASLt proposes and, in f32 on Hopper,
+/// ours is the fastest, and takes longer; all later ones in the process go by that one. None of f32 gives away bits as TF32 does,
+/// unless candle is told to: ours are three products of TF32, which keep 22 bits of the 24 and are added up in f32 (Ootomo and
+/// Yokota, "Recovering single precision accuracy from tensor cores", 2022). On random operands they are as near as cuBLAS's;
+/// where large terms cancel each other, up to three times as far off; and infinite operands make NaN.
 ///
 /// # Errors
 /// Shapes that do not agree.

@@ -7,6 +7,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 use super::choice::Choices;
 use super::cublaslt::{self, Product};
 use super::{cudnn, kernels};
+use crate::ops::Activation;
 
 /// All that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -46,7 +47,7 @@ impl Convolution {
             inner,
             columns,
             bias: true,
-            relu: self.relu,
+            activation: if self.relu { Activation::Relu } else { Activation::None },
         })
     }
 

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::kernels;
 use crate::memory::WORKSPACE_LIMIT;
+use crate::ops::Activation;
 
 /// `y = x * weight^T`, of matrices whose rows follow each other, and what is done to `y` in the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,8 +30,8 @@ pub(in crate::cuda) struct Product {
     pub columns: usize,
     /// Whether one is added to each row.
     pub bias: bool,
-    /// Whether `max(y, 0)` follows.
-    pub relu: bool,
+    /// What follows: of what cuBLASLt is to compute, something that it [`knows`].
+    pub activation: Activation,
 }
 
 /// How a product is computed.
@@ -38,6 +39,11 @@ pub(in crate::cuda) struct Product {
 pub(in crate::cuda) struct Algorithm {
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
+}
+
+/// Whether it can follow in the same call.
+pub(in crate::cuda) fn knows(activation: Activation) -> bool {
+    matches!(activation, Activation::None | Activation::Relu)
 }
 
 /// Something of cuBLASLt's, and what destroys it.
@@ -104,11 +110,12 @@ impl Described {
         };
         let operation = result::create_matmul_desc(sums, CUDA_R_32F).map_err(Error::wrap)?;
         let operation = Owned(operation, result::destroy_matmul_desc);
-        let epilogue = match (of.bias, of.relu) {
-            (false, false) => CUBLASLT_EPILOGUE_DEFAULT,
-            (false, true) => CUBLASLT_EPILOGUE_RELU,
-            (true, false) => CUBLASLT_EPILOGUE_BIAS,
-            (true, true) => CUBLASLT_EPILOGUE_RELU_BIAS,
+        let epilogue = match (of.bias, of.activation) {
+            (false, Activation::None) => CUBLASLT_EPILOGUE_DEFAULT,
+            (false, Activation::Relu) => CUBLASLT_EPILOGUE_RELU,
+            (true, Activation::None) => CUBLASLT_EPILOGUE_BIAS,
+            (true, Activation::Relu) => CUBLASLT_EPILOGUE_RELU_BIAS,
+            (_, activation) => bail!("cuBLASLt has no product with {activation:?}"),
         };
         let transposed = cublasOperation_t::CUBLAS_OP_T;
         // SAFETY: each attribute is of the type that cuBLASLt declares for it.

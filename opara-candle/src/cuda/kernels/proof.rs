@@ -32,7 +32,8 @@ impl<'a> Instruction<'a> {
     /// Where an access of global memory goes: the register of its address. A load or store that names no space may
     /// go anywhere.
     fn address(&self) -> Option<&'a str> {
-        let elsewhere = ["param", "shared", "local"].iter().any(|space| self.operation.contains(space));
+        let elsewhere =
+            self.operation.iter().any(|part| matches!(*part, "param" | "shared" | "shared::cluster" | "local"));
         let accesses = ["ld", "st", "atom", "red"].contains(&self.operation[0]);
         let bracket = self.operands.iter().find_map(|operand| operand.strip_prefix('['));
         bracket.filter(|_| accesses && !elsewhere)?.split(['+', ']']).next()
@@ -151,7 +152,7 @@ fn the_table_agrees_with_the_code_of_every_kernel() {
 
         let element = family.written_element(name).unwrap_or_else(|| panic!("{name} names no type"));
         let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-        if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_"].iter().any(|part| name.contains(part)) {
+        if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
             // Its threads take several neighbours, which the compiler loads and stores together.
             let sizes = stored.values_mut().chain(loaded.values_mut());
             sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);

@@ -15,6 +15,7 @@ pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static s
             ops::ptx::ELEMENT,
             ops::ptx::EMBEDDING,
             ops::ptx::NORM,
+            ops::ptx::PRODUCT,
             ops::ptx::SOFTMAX,
             ops::ptx::SPACE_TO_DEPTH,
             ops::ptx::WINDOW,

@@ -166,6 +166,8 @@ pub(super) const FAMILIES: &[Family] = &[
     writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
     // Ours, attention.cu: numel, queries, keys, heads, scale, strides of four, q, k, v, bias, out; the bias may be null
     writes("opara_attention_", 21, Elements(&[Argument(0)])),
+    // Ours, product.cu: rows, columns, inner, whether max(y, 0) follows, x, weight, bias, out; the bias may be null
+    writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
     // Ours, embedding.cu: numel, columns, rows of the table, ids, table, out
     writes("opara_embedding_", 5, Elements(&[Argument(0)])),
     // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null

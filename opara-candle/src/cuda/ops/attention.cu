@@ -1,5 +1,5 @@
-// Attention in 16 bits, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023,
-// Alg. 1): a block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+// Attention, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023, Alg. 1): a
+// block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
 #include "rows.cuh"
 #include "tensor.cuh"
 
@@ -8,7 +8,7 @@ constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
 constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
 
 // Keys that pass by at a time, so many that two times keys and values fit into shared memory.
-template <int DIM> constexpr unsigned KEYS = DIM > 64 ? 32 : 64;
+template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
 
 // Of one head: the elements of a row follow one another.
 template <typename T> struct Tokens {
@@ -69,10 +69,44 @@ template <typename T> struct Bias {
     }
 };
 
+// out += weights * v, for N times 8 keys: what a lane has of the scores is what it has of the weights.
+template <int N, int D, int DIM, typename T>
+__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, T> &values) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const unsigned own[4] = {pack<T>(weights[n][0], weights[n][1]), pack<T>(weights[n][2], weights[n][3]),
+                                 pack<T>(weights[n + 1][0], weights[n + 1][1]),
+                                 pack<T>(weights[n + 1][2], weights[n + 1][3])};
+#pragma unroll
+        for (int d = 0; d < D; d += 2) {
+            unsigned some[4];
+            load_matrices<true>(some, values.row(n * 8 + lane % 16) + d * 8 + lane / 16 * 8);
+            multiply_add(out[d], own, some[0], some[1], T());
+            multiply_add(out[d + 1], own, some[2], some[3], T());
+        }
+    }
+}
+// A lane has the weights of keys 2 * (l % 4) and the next, where a product takes l % 4 and that + 4: any order of keys will do,
+// as long as values have the same one.
+template <int N, int D, int DIM>
+__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const unsigned own[4] = {__float_as_uint(weights[n][0]), __float_as_uint(weights[n][2]),
+                                 __float_as_uint(weights[n][1]), __float_as_uint(weights[n][3])};
+        const float *first = values.row(n * 8 + lane % 4 * 2) + lane / 4, *second = first + Tile<DIM, float>::PITCH;
+#pragma unroll
+        for (int d = 0; d < D; d++)
+            multiply_add(out[d], own, __float_as_uint(first[d * 8]), __float_as_uint(second[d * 8]), float());
+    }
+}
+
 template <int DIM, typename T>
 __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {
-    constexpr unsigned AT_ONCE = KEYS<DIM>, PITCH = Tile<DIM, T>::PITCH;
+    constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
     __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
     static_assert(QUERIES <= 2 * AT_ONCE);
     const Tile<DIM, T> queries{room[1][0]};
@@ -88,15 +122,16 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
 
     Bias<T> added;
     added.keys = k.count;
-    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % 4 == 0 && k.count % 2 == 0;
+    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % (2 * sizeof(T)) == 0 && k.count % 2 == 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
 
     wait_but<1>();
     __syncthreads();
-    unsigned own[DIM / 16][4];
+    unsigned own[DIM / DEPTH<T>][4];
 #pragma unroll
-    for (int d = 0; d < DIM / 16; d++) load_matrices<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * 16 + lane / 16 * 8);
+    for (int d = 0; d < DIM / DEPTH<T>; d++)
+        load_matrices<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
     __syncthreads();
 
     // Powers of two are what a GPU computes: a product times `in_bits` is the exponent of one.
@@ -115,11 +150,12 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
 #pragma unroll
-        for (int d = 0; d < DIM / 16; d++)
+        for (int d = 0; d < DIM / DEPTH<T>; d++)
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 16; n++) {
                 unsigned some[4];
-                load_matrices<false>(some, keys.row(n * 16 + lane / 16 * 8 + lane % 8) + d * 16 + lane / 8 % 2 * 8);
+                const unsigned key = n * 16 + lane / 16 * 8 + lane % 8;
+                load_matrices<false>(some, keys.row(key) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
                 multiply_add(score[2 * n], own[d], some[0], some[1], T());
                 multiply_add(score[2 * n + 1], own[d], some[2], some[3], T());
             }
@@ -148,20 +184,7 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
                 for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
         }
 
-#pragma unroll
-        for (int n = 0; n < AT_ONCE / 16; n++) {
-            const unsigned weights[4] = {pack<T>(score[2 * n][0], score[2 * n][1]),
-                                         pack<T>(score[2 * n][2], score[2 * n][3]),
-                                         pack<T>(score[2 * n + 1][0], score[2 * n + 1][1]),
-                                         pack<T>(score[2 * n + 1][2], score[2 * n + 1][3])};
-#pragma unroll
-            for (int d = 0; d < DIM / 16; d++) {
-                unsigned some[4];
-                load_matrices<true>(some, values.row(n * 16 + lane % 16) + d * 16 + lane / 16 * 8);
-                multiply_add(out[2 * d], weights, some[0], some[1], T());
-                multiply_add(out[2 * d + 1], weights, some[2], some[3], T());
-            }
-        }
+        add_values(out, score, values);
         __syncthreads();
     }
 
@@ -172,8 +195,8 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
         const float factor = 1 / of_warp<Add>(sum[r], 4);
 #pragma unroll
         for (int d = 0; d < DIM / 8; d++)
-            *reinterpret_cast<unsigned *>(results.row(lane / 4 + 8 * r) + d * 8 + column) =
-                pack<T>(out[d][2 * r] * factor, out[d][2 * r + 1] * factor);
+            store<T, 2>(results.row(lane / 4 + 8 * r) + d * 8 + column,
+                        {narrow<T>(out[d][2 * r] * factor), narrow<T>(out[d][2 * r + 1] * factor)});
     }
     __syncwarp();
     constexpr unsigned LOADS = Tile<DIM, T>::LOADS;
@@ -188,7 +211,7 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
 #define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
 #define ATTENTION(DIM, T, NAME)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, DIM > 64 ? 2 : 4) opara_attention_##DIM##_##NAME(            \
+    extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
         STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
         attention<DIM, T>(scale, {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token},      \
@@ -197,8 +220,10 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(32, T, NAME)                                                                                             \
-    ATTENTION(64, T, NAME)                                                                                             \
-    ATTENTION(128, T, NAME)
+    ATTENTION(64, T, NAME)
 
 ATTENTIONS(__half, f16)
 ATTENTIONS(__nv_bfloat16, bf16)
+ATTENTIONS(float, f32)
+ATTENTION(128, __half, f16)
+ATTENTION(128, __nv_bfloat16, bf16)

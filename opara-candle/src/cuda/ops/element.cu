@@ -1,24 +1,6 @@
 // What follows a matrix product, in one launch: a bias where it is not null, and an activation or a scale and another
 // order.
-#include "numbers.cuh"
-
-enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_ERF = 3, SILU = 4 };
-
-// What is rounded once is written as `fma`: bits do not depend on how elements are loaded.
-template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
-    if constexpr (ACTIVATION == RELU) return x < (S)0 ? (S)0 : x; // NaN stays.
-    if constexpr (ACTIVATION == GELU) {
-        S half = (S)0.5 * x, cubic = fma((S)0.044715 * x * x, x, x);
-        return fma(half, tanh((S)0.7978845608028654 * cubic), half);
-    }
-    if constexpr (ACTIVATION == GELU_ERF) {
-        // `normcdf` would have more digits far below zero, where the result is next to nothing, for twice the time.
-        S half = (S)0.5 * x;
-        return fma(half, erf((S)0.7071067811865476 * x), half);
-    }
-    if constexpr (ACTIVATION == SILU) return x / ((S)1 + exp(-x));
-    return x;
-}
+#include "activation.cuh"
 
 template <int ACTIVATION, typename T>
 __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, const T *bias, T *y) {
@@ -39,17 +21,6 @@ __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, co
         S v = widen(x[i]);
         if (bias) v += (S)widen(bias[i % columns]);
         y[i] = narrow<T>(activate<ACTIVATION>(v));
-    }
-}
-
-template <typename T>
-__device__ inline void bias_act(unsigned numel, unsigned columns, int activation, const T *x, const T *bias, T *y) {
-    switch (activation) {
-    case RELU: return bias_act<RELU>(numel, columns, x, bias, y);
-    case GELU: return bias_act<GELU>(numel, columns, x, bias, y);
-    case GELU_ERF: return bias_act<GELU_ERF>(numel, columns, x, bias, y);
-    case SILU: return bias_act<SILU>(numel, columns, x, bias, y);
-    default: return bias_act<NONE>(numel, columns, x, bias, y);
     }
 }
 
@@ -87,7 +58,7 @@ __device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads,
 #define KERNELS(T, NAME)                                                                                               \
     extern "C" __global__ void opara_bias_act_##NAME(unsigned numel, unsigned columns, int activation, const T *x,     \
         const T *bias, T *y) {                                                                                         \
-        bias_act<T>(numel, columns, activation, x, bias, y);                                                           \
+        with_activation(activation, [&](auto of) { bias_act<of.value>(numel, columns, x, bias, y); });                                                           \
     }                                                                                                                  \
     extern "C" __global__ void opara_split_heads_##NAME(unsigned numel, unsigned seq, unsigned heads, unsigned dim,    \
         unsigned pitch, double scale, const T *x, const T *bias, T *y) {                                               \

@@ -1,4 +1,4 @@
-//! Products with a weight: candle's, or one of cuBLASLt's, which may do in the same launch what follows.
+//! Products with a weight: candle's, or one of cuBLASLt's or ours, which may do in the same launch what follows.
 
 use candle::cuda_backend::{self, CudaDType};
 use candle::{DType, Result, Tensor};
@@ -8,6 +8,7 @@ use super::launch::{launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::choice::Choices;
 use crate::cuda::driver::cublaslt::{self, Algorithm, Product};
+use crate::cuda::driver::kernels::{self, Block};
 use crate::ops::Activation;
 
 /// How a product is computed, with what follows it.
@@ -16,6 +17,8 @@ enum Way {
     /// By cuBLAS's own choice.
     Candle,
     CublasLt(Product, Algorithm),
+    /// Ours, with all that follows.
+    Ours(Block),
 }
 
 /// By how much of its own time a kernel must be faster than what cuBLAS chooses by itself. Those that win alone by less most
@@ -23,7 +26,7 @@ enum Way {
 /// 1248 without.
 const MARGIN: f64 = 0.25;
 
-/// The way for each product, of which as much as cuBLASLt can do in one call.
+/// The way for each product.
 static WAYS: Choices<Product, Way> = Choices::new();
 
 /// `activation(x * weight^T + bias)` in the way that is the fastest; `None` where candle's operators have to do it, or have to
@@ -48,35 +51,35 @@ pub(crate) fn linear(
         inner,
         columns,
         bias: false,
-        relu: false,
+        activation: Activation::None,
     };
-    let whole = match activation {
-        Activation::None | Activation::Relu => {
-            Product { bias: bias.is_some(), relu: activation == Activation::Relu, ..plain }
-        }
-        _ => plain,
-    };
+    let whole = Product { bias: bias.is_some(), activation, ..plain };
     let device = x.device().as_cuda_device()?;
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
-    let run = |way| match way {
-        Way::Candle => finish(product()?),
-        Way::CublasLt(of, algorithm) => {
-            let bias = bias.clone().filter(|_| of.bias);
-            let y = launch(Linear { of, algorithm, weight: weight.clone(), bias }, x, shape.as_slice())?;
-            match of == plain {
-                true => finish(y),
-                false => Ok(y),
-            }
+    let run = |way| {
+        let of = match way {
+            Way::Candle => return finish(product()?),
+            Way::CublasLt(of, _) => of,
+            Way::Ours(_) => whole,
+        };
+        let bias = bias.clone().filter(|_| of.bias);
+        let y = launch(Linear { of, way, weight: weight.clone(), bias }, x, shape.as_slice())?;
+        match of == plain {
+            true => finish(y),
+            false => Ok(y),
         }
     };
     let ways = || {
         let mut ways = vec![(Way::Candle, 1.)];
         for of in if whole == plain { vec![plain] } else { vec![plain, whole] } {
-            let proposed = cublaslt::algorithms(device, &of)?.into_iter().enumerate();
+            // What does not follow in cuBLASLt's call follows by `finish`.
+            let proposed = if cublaslt::knows(of.activation) { cublaslt::algorithms(device, &of)? } else { Vec::new() };
             // The first one is cuBLAS's own choice, and counts where it saves the launch that would follow.
             let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
+            let proposed = proposed.into_iter().enumerate();
             ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
         }
+        ways.extend(kernels::blocks_of(&whole).iter().map(|&block| (Way::Ours(block), 1. + MARGIN)));
         Ok(ways)
     };
     WAYS.run(device, whole, ways, || Ok(Way::Candle), run).map(Some)
@@ -105,7 +108,7 @@ fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
 
 struct Linear {
     of: Product,
-    algorithm: Algorithm,
+    way: Way,
     weight: Tensor,
     bias: Option<Tensor>,
 }
@@ -116,7 +119,56 @@ impl Kernel for Linear {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
         with_elements([Some(&self.weight), self.bias.as_ref()], |[weight, bias]| {
             let Some(weight) = weight else { candle::bail!("there is a weight") };
-            cublaslt::run(device, &self.of, &self.algorithm, &x, &weight, bias.as_ref(), y)
+            match &self.way {
+                Way::Candle => candle::bail!("candle's is launched by candle"),
+                Way::CublasLt(_, algorithm) => {
+                    cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
+                }
+                Way::Ours(block) => kernels::product(device, &self.of, *block, &x, &weight, bias.as_ref(), y),
+            }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::{Device, Module};
+
+    use super::*;
+
+    /// On a GPU; skips without.
+    #[test]
+    fn blocks_of_tensor_cores_give_what_is_asked_for() -> Result<()> {
+        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let numbers = |seed: usize, shape: (usize, usize)| {
+            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
+        };
+        for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
+            let (x, weight, bias) =
+                (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);
+            let product = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
+            let with = [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
+            for (bias, activation) in
+                with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
+            {
+                let of =
+                    Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                let sum = match bias {
+                    Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
+                    None => product.clone(),
+                };
+                let expected = activation.forward(&sum)?;
+                for &block in kernels::blocks_of(&of) {
+                    let bias = bias.map(|bias| bias.flatten_all()?.to_device(&device)).transpose()?;
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.to_device(&device)?, bias };
+                    let y = launch(kernel, &x.to_device(&device)?, (rows, columns))?.to_device(&Device::Cpu)?;
+                    let error = (y.to_dtype(DType::F64)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                    let most = expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1.);
+                    assert!(error <= 2e-6 * most, "{of:?} by {block:?}: off by {error:.1e} of {most}");
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
-// Products of small matrices of 16 bits by a warp's tensor cores, and how their operands get into its registers (sm_80 and
-// later; PTX ISA, "Matrix Fragments for mma.m16n8k16"). Elsewhere they do nothing: the host does not launch what uses them.
+// Products of small matrices by a warp's tensor cores, and how their operands get into its registers (sm_80 and later; PTX
+// ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8"). Elsewhere they do nothing: the host does not launch what uses
+// them.
 #pragma once
 #include "numbers.cuh"
 
@@ -19,7 +20,10 @@ template <typename T> __device__ inline unsigned pack(float a, float b) {
 #define MULTIPLY_ADD(TYPE)
 #endif
 
-// c += a * b, 16 x 16 by 16 x 8. Lane l has of c the rows l / 4 and that + 8, in each the columns 2 * (l % 4) and the next.
+// Columns of a, which are rows of b, that one product takes: 32 bytes of them.
+template <typename T> constexpr int DEPTH = 2 * WIDE<T>;
+
+// c += a * b, 16 x DEPTH by DEPTH x 8. Lane l has of c the rows l / 4 and that + 8, in each the columns 2 * (l % 4) and the next.
 __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
     MULTIPLY_ADD("f16");
 }
@@ -27,8 +31,44 @@ __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsig
     MULTIPLY_ADD("bf16");
 }
 
-// Four matrices of 8 x 8 from shared memory: lane l says where row l % 8 of matrix l / 8 begins, and gets of each matrix two
-// neighbours of row l / 4, or of column l / 4 if TRANSPOSED.
+__device__ inline void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits.
+struct Halves {
+    unsigned leading, rest;
+
+    // What rounding the one leaves, and that rounded: no error is always of one sign.
+    __device__ Halves(unsigned bits) : leading(bits + 0x1000 & 0xffffe000), rest(beyond(bits, leading)) {}
+
+    // What is left of a number beyond what tensor cores see of it as it is.
+    __device__ static unsigned beyond(unsigned bits) { return beyond(bits, bits & 0xffffe000); }
+
+  private:
+    __device__ static unsigned beyond(unsigned bits, unsigned leading) {
+        return __float_as_uint(__uint_as_float(bits) - __uint_as_float(leading)) + 0x1000;
+    }
+};
+
+// In f32 by three products that together keep 22 bits (Ootomo and Yokota, "Recovering single precision accuracy from tensor
+// cores", 2022). An infinity may come out as NaN.
+__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
+    const Halves of_a[4] = {a[0], a[1], a[2], a[3]}, of_b[2] = {b0, b1};
+    const unsigned leading[4] = {of_a[0].leading, of_a[1].leading, of_a[2].leading, of_a[3].leading};
+    const unsigned rest[4] = {of_a[0].rest, of_a[1].rest, of_a[2].rest, of_a[3].rest};
+    multiply_add_tf32(c, rest, of_b[0].leading, of_b[1].leading);
+    multiply_add_tf32(c, leading, of_b[0].rest, of_b[1].rest);
+    multiply_add_tf32(c, leading, of_b[0].leading, of_b[1].leading);
+}
+
+// Four matrices of 8 rows of 16 bytes from shared memory: lane l says where row l % 8 of matrix l / 8 begins, and gets of each
+// matrix four bytes of row l / 4, or, TRANSPOSED, two neighbours of 16 bits of column l / 4.
 template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&to)[4], const void *from) {
 #if __CUDA_ARCH__ >= 800
     unsigned at = __cvta_generic_to_shared(from);

@@ -2,10 +2,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
-use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, expect, extent, function, wide};
+use super::{arg_or_null, expect, extent, function, has_tensor_cores, wide};
 use crate::cuda::ops::ptx;
 
 /// Queries (`QUERIES`) and threads of a block of `attention.cu`.
@@ -40,10 +39,14 @@ impl HeadRows {
     }
 }
 
-/// Whether the device has the tensor cores that the kernel is made for, and the kernel such heads.
-pub(in crate::cuda) fn attends(device: &CudaDevice, dim: usize) -> bool {
-    let major = device.cuda_stream().context().attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    matches!(dim, 32 | 64 | 128) && major.is_ok_and(|major| major >= 8)
+/// Whether there is a kernel for such heads.
+pub(in crate::cuda) fn attends(dtype: DType, dim: usize) -> bool {
+    let is_known = match dtype {
+        DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 128),
+        DType::F32 => matches!(dim, 32 | 64),
+        _ => false,
+    };
+    is_known && has_tensor_cores(ptx::ATTENTION)
 }
 
 /// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)` each, into `y` as `(batch, queries, heads, dim)`. What is added
@@ -60,7 +63,7 @@ pub(in crate::cuda) fn attention<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let ([batch, heads, queries, dim], keys) = (q.1.dims, k.1.dims[2]);
-    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(device, dim) {
+    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(dtype, dim) {
         bail!("attention of {:?} to {:?} and {:?}", q.1.dims, k.1.dims, v.1.dims)
     }
     for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {

@@ -47,6 +47,17 @@ impl Heads {
     }
 }
 
+/// What `activation.cuh` calls it.
+pub(super) fn code_of(activation: Activation) -> i32 {
+    match activation {
+        Activation::None => 0,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+        Activation::GeluErf => 3,
+        Activation::Silu => 4,
+    }
+}
+
 /// `activation(x + bias)` into `y`, the bias being that of each column.
 ///
 /// # Errors
@@ -71,13 +82,7 @@ pub(in crate::cuda) fn bias_act<T: DeviceRepr>(
     }
     let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "element", ptx::ELEMENT)?;
     let (numel, columns) = (of.elements() as u32, of.columns as u32);
-    let activation = match activation {
-        Activation::None => 0i32,
-        Activation::Relu => 1,
-        Activation::Gelu => 2,
-        Activation::GeluErf => 3,
-        Activation::Silu => 4,
-    };
+    let activation = code_of(activation);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&columns).arg(&activation).arg(x);

@@ -6,6 +6,7 @@ pub(in crate::cuda) mod chain;
 mod element;
 mod embedding;
 mod norm;
+mod product;
 mod softmax;
 mod space_to_depth;
 mod wait;
@@ -22,6 +23,7 @@ pub(in crate::cuda) use self::cat::{cat, cat_sums, MOST_PARTS};
 pub(in crate::cuda) use self::element::{bias_act, split_heads, Heads};
 pub(in crate::cuda) use self::embedding::embedding;
 pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
+pub(in crate::cuda) use self::product::{blocks_of, product, Block};
 pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
 pub(super) use self::wait::wait;
@@ -68,6 +70,18 @@ fn wide(dtype: DType) -> usize {
 /// The launch of a kernel each of whose threads makes so many elements (`Share` of `numbers.cuh`).
 fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
     blocks(elements.div_ceil(wide(dtype)))
+}
+
+/// The architecture that code is compiled for: "sm_90a".
+fn target(code: &str) -> &str {
+    let target = code.lines().find_map(|line| line.strip_prefix(".target "));
+    target.map_or("", |target| target.split(',').next().unwrap_or_default().trim())
+}
+
+/// Whether code is for tensor cores as `tensor.cuh` uses them. A device that loads it has them.
+fn has_tensor_cores(code: &str) -> bool {
+    let number = target(code).trim_start_matches("sm_").trim_end_matches(|c: char| c.is_ascii_lowercase());
+    number.parse::<u32>().is_ok_and(|number| number >= 80)
 }
 
 /// Elements from the first to the last of a tensor of these sizes and strides.
