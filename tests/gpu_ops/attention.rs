@@ -1,4 +1,4 @@
-//! Attention: the kernel of 16 bits, and what stands in for it.
+//! Attention: the kernel, and what stands in for it.
 
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops;
