@@ -56,6 +56,26 @@ fn attention_in_one_launch() -> Result<()> {
 }
 
 #[test]
+fn attention_to_nan_is_nan() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in &DTYPES[1..] {
+        let ones = Tensor::ones((1, 1, 70, 64), *dtype, &device)?;
+        // One query, or one element of a value.
+        let query = Tensor::arange(0f32, 70., &device)?.reshape((1, 1, 70, 1))?.eq(5.)?;
+        let element = Tensor::arange(0f32, 64., &device)?.reshape((1, 1, 1, 64))?.eq(9.)?;
+        let nan = (&ones * f64::NAN)?;
+        let with = |x: &Tensor| x.broadcast_as(ones.shape())?.where_cond(&nan, &ones);
+        for (q, v, expected) in [(with(&query)?, ones.clone(), &query), (ones.clone(), with(&element)?, &element)] {
+            let got = ops::attention(&q, &ones, &v, None, 0.125)?.to_dtype(DType::F32)?;
+            let is_nan = got.ne(&got)?;
+            let expected = expected.broadcast_as(is_nan.shape())?;
+            assert!(same_bits(&is_nan, &expected.contiguous()?)?, "{dtype:?}: {is_nan}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn attention_by_products() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     attend(64, DType::F64, 1e-12, &device)?;

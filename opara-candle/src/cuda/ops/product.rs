@@ -171,4 +171,33 @@ mod tests {
         }
         Ok(())
     }
+
+    /// On a GPU; skips without.
+    #[test]
+    fn nan_stays() -> Result<()> {
+        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let (rows, inner, columns) = (70, 40, 56);
+        let of =
+            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
+            let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
+        };
+        // What operators make, and what only its last bit tells from an infinity.
+        for nan in [0x7fff_ffff, 0x7f80_0001] {
+            for (of_x, of_weight) in [(Some((5 * inner + 3, nan)), None), (None, Some((7 * inner + 9, nan)))] {
+                let (x, weight) = (ones((rows, inner), of_x)?, ones((columns, inner), of_weight)?);
+                for &block in kernels::blocks_of(&of) {
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                    let y = launch(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
+                    for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                        let is_nan = if of_x.is_some() { row == 5 } else { column == 7 };
+                        let (got, what) = (y[row][column], if of_x.is_some() { "x" } else { "the weight" });
+                        assert_eq!(got.is_nan(), is_nan, "{got} at {row}, {column}: {nan:x} in {what}, {block:?}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -40,20 +40,24 @@ __device__ inline void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], 
 #endif
 }
 
-// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits.
+// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits. NaN makes NaN of both.
 struct Halves {
     unsigned leading, rest;
 
-    // What rounding the one leaves, and that rounded: no error is always of one sign.
-    __device__ Halves(unsigned bits) : leading(bits + 0x1000 & 0xffffe000), rest(beyond(bits, leading)) {}
+    __device__ Halves(unsigned bits) {
+        const float x = __uint_as_float(bits), first = rounded(x);
+        leading = __float_as_uint(first), rest = __float_as_uint(rounded(x - first));
+    }
 
     // What is left of a number beyond what tensor cores see of it as it is.
-    __device__ static unsigned beyond(unsigned bits) { return beyond(bits, bits & 0xffffe000); }
+    __device__ static unsigned beyond(unsigned bits) {
+        return __float_as_uint(rounded(__uint_as_float(bits) - __uint_as_float(bits & 0xffffe000)));
+    }
 
   private:
-    __device__ static unsigned beyond(unsigned bits, unsigned leading) {
-        return __float_as_uint(__uint_as_float(bits) - __uint_as_float(leading)) + 0x1000;
-    }
+    // To 11 bits (Dekker, "A floating-point technique for extending the available precision", 1971). Adding to the bits would be
+    // the same, but for NaN, of which the usual one becomes zero.
+    __device__ static float rounded(float x) { return fmaf(-8192, x, __fmul_rn(8193, x)); }
 };
 
 // In f32 by three products that together keep 22 bits (Ootomo and Yokota, "Recovering single precision accuracy from tensor
