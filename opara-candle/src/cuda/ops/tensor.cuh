@@ -61,7 +61,7 @@ struct Halves {
 };
 
 // In f32 by three products that together keep 22 bits (Ootomo and Yokota, "Recovering single precision accuracy from tensor
-// cores", 2022). An infinity may come out as NaN.
+// cores", 2022). What is beyond 4e34 comes out as NaN.
 __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
     const Halves of_a[4] = {a[0], a[1], a[2], a[3]}, of_b[2] = {b0, b1};
     const unsigned leading[4] = {of_a[0].leading, of_a[1].leading, of_a[2].leading, of_a[3].leading};
