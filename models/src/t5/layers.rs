@@ -1,6 +1,6 @@
 //! The parts of a block: products, attention, the feed-forward network.
 
-use candle::{DType, Module, Result, Tensor};
+use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::nn::{Linear, RmsNorm};
 use opara_candle::ops::{self, Activation};
@@ -67,7 +67,7 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
     let key = ops::narrow(keys_values, 0, 0, heads)?;
     let value = ops::narrow(keys_values, 0, heads, heads)?;
     // A GPU does it in one launch, wherever heads lie.
-    if query.device().is_cuda() && query.dtype() != DType::F64 {
+    if query.device().is_cuda() {
         let by_batch = |x: &Tensor| ops::transpose(x, 0, 1);
         let bias = bias.map(by_batch).transpose()?;
         let context = ops::attention(&by_batch(query)?, &by_batch(&key)?, &by_batch(&value)?, bias.as_ref(), 1.)?;

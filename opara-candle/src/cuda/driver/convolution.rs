@@ -5,8 +5,8 @@ use cudarc::cudnn::CudnnDataType;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
 use super::choice::Choices;
-use super::cublaslt::{self, Product};
-use super::{cudnn, kernels};
+use super::product::Product;
+use super::{cublaslt, cudnn, kernels};
 use crate::ops::Activation;
 
 /// All that the choice of an algorithm depends on.

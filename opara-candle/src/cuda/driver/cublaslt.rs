@@ -12,27 +12,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::kernels;
+use super::product::Product;
 use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::Activation;
-
-/// `y = x * weight^T`, of matrices whose rows follow each other, and what is done to `y` in the same call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::cuda) struct Product {
-    /// Of all operands: f32, f16 or bf16.
-    pub dtype: DType,
-    /// Whether f32 may pass as TF32.
-    pub tf32: bool,
-    /// Rows of `x` and `y`.
-    pub rows: usize,
-    /// Columns of `x` and of the weight.
-    pub inner: usize,
-    /// Rows of the weight, columns of `y`.
-    pub columns: usize,
-    /// Whether one is added to each row.
-    pub bias: bool,
-    /// What follows: of what cuBLASLt is to compute, something that it [`knows`].
-    pub activation: Activation,
-}
 
 /// How a product is computed.
 #[derive(Clone, Copy)]
@@ -41,7 +23,7 @@ pub(in crate::cuda) struct Algorithm {
     workspace: usize,
 }
 
-/// Whether it can follow in the same call.
+/// Whether it can follow a product in the same call.
 pub(in crate::cuda) fn knows(activation: Activation) -> bool {
     matches!(activation, Activation::None | Activation::Relu)
 }

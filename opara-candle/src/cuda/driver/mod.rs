@@ -17,6 +17,7 @@ mod graph;
 mod kernel;
 pub(super) mod kernels;
 mod memory;
+pub(super) mod product;
 mod stream;
 
 pub(super) use arguments::Arguments;

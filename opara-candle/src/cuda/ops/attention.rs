@@ -19,16 +19,15 @@ pub(crate) fn attention(
     let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
     // The kernel divides a bias by the scale.
-    let is_known = kernels::attends(q.dtype(), dim) && (scale as f32).is_normal();
-    let is_known = is_known && takes(q, &[Some(k), Some(v), bias]);
-    if !is_known || !agree || keys == 0 || q.elem_count() == 0 {
+    let is_known = kernels::attends(q.dtype(), dim) && takes(q, &[Some(k), Some(v), bias]);
+    if !is_known || !(scale as f32).is_normal() || !agree || keys == 0 || q.elem_count() == 0 {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
     let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
     let as_taken = |x: &Tensor| match rows_of(x) {
-        Some(heads) => Ok(Some((x.clone(), heads))),
-        None => x.contiguous().map(|x| rows_of(&x).map(|heads| (x, heads))),
+        Some(rows) => Ok(Some((x.clone(), rows))),
+        None => x.contiguous().map(|x| rows_of(&x).map(|rows| (x, rows))),
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };

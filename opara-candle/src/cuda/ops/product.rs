@@ -7,8 +7,9 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::choice::Choices;
-use crate::cuda::driver::cublaslt::{self, Algorithm, Product};
+use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::kernels::{self, Block};
+use crate::cuda::driver::product::Product;
 use crate::ops::Activation;
 
 /// How a product is computed, with what follows it.
@@ -71,12 +72,12 @@ pub(crate) fn linear(
     };
     let ways = || {
         let mut ways = vec![(Way::Candle, 1.)];
-        for of in if whole == plain { vec![plain] } else { vec![plain, whole] } {
-            // What does not follow in cuBLASLt's call follows by `finish`.
-            let proposed = if cublaslt::knows(of.activation) { cublaslt::algorithms(device, &of)? } else { Vec::new() };
+        // What does not follow in cuBLASLt's call follows by `finish`.
+        let is_one_call = whole != plain && cublaslt::knows(activation);
+        for of in [Some(plain), is_one_call.then_some(whole)].into_iter().flatten() {
+            let proposed = cublaslt::algorithms(device, &of)?.into_iter().enumerate();
             // The first one is cuBLAS's own choice, and counts where it saves the launch that would follow.
             let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
-            let proposed = proposed.into_iter().enumerate();
             ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
         }
         ways.extend(kernels::blocks_of(&whole).iter().map(|&block| (Way::Ours(block), 1. + MARGIN)));

@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::{arg_or_null, expect, extent, function, norm::Rows, wide_blocks};
+use super::{arg_or_null, code_of, expect, extent, function, norm::Rows, wide_blocks};
 use crate::cuda::ops::ptx;
 use crate::ops::Activation;
 
@@ -44,17 +44,6 @@ impl Heads {
     /// Shape as attention takes them.
     pub fn after(&self) -> (usize, usize, usize, usize) {
         (self.batch, self.heads, self.seq, self.dim)
-    }
-}
-
-/// What `activation.cuh` calls it.
-pub(super) fn code_of(activation: Activation) -> i32 {
-    match activation {
-        Activation::None => 0,
-        Activation::Relu => 1,
-        Activation::Gelu => 2,
-        Activation::GeluErf => 3,
-        Activation::Silu => 4,
     }
 }
 

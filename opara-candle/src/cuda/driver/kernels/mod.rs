@@ -28,6 +28,7 @@ pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
 pub(super) use self::wait::wait;
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
+use crate::ops::Activation;
 
 /// Memory for elements that the next launch writes.
 ///
@@ -70,6 +71,17 @@ fn wide(dtype: DType) -> usize {
 /// The launch of a kernel each of whose threads makes so many elements (`Share` of `numbers.cuh`).
 fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
     blocks(elements.div_ceil(wide(dtype)))
+}
+
+/// What `activation.cuh` calls it.
+fn code_of(activation: Activation) -> i32 {
+    match activation {
+        Activation::None => 0,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+        Activation::GeluErf => 3,
+        Activation::Silu => 4,
+    }
 }
 
 /// The architecture that code is compiled for: "sm_90a".

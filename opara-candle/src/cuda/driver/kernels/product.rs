@@ -5,9 +5,8 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::element::code_of;
-use super::{address, arg_or_null, expect, function, target, wide};
-use crate::cuda::driver::cublaslt::Product;
+use super::{address, arg_or_null, code_of, expect, function, target, wide};
+use crate::cuda::driver::product::Product;
 use crate::cuda::ops::ptx;
 
 /// How a product falls to blocks.
