@@ -38,7 +38,7 @@ pub struct Options {
         .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
 
-    /// Leave chains of candle's element-wise kernels as they are on a GPU: for comparison.
+    /// Leave chains of candle's kernels as they are on a GPU: for comparison.
     #[arg(long)]
     no_fuse: bool,
 

@@ -66,7 +66,7 @@ struct Args {
         .try_map(|name| name.parse::<Policy>()))]
     policy: Policy,
 
-    /// Leave chains of element-wise kernels as they are. The sequential graph always does.
+    /// Leave chains of candle's kernels as they are. The sequential graph always does.
     #[arg(long)]
     no_fuse: bool,
 

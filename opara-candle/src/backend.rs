@@ -29,7 +29,9 @@ impl Example {
 /// A recorded forward pass.
 pub(crate) struct Recording {
     pub trace: Trace,
-    /// Launches that became part of others.
+    /// Launches that others stand for, of the same results.
+    pub replaced: usize,
+    /// Those of them that are no launch any more.
     pub fused: usize,
     pub examples: Vec<Example>,
     pub program: Arc<dyn Program>,

@@ -1,26 +1,43 @@
-//! Which element-wise launches become one: what one of them writes, and the next one reads, need not go through memory.
+//! Which launches become one: what one of them writes, and the next one reads, need not go through memory.
+//!
+//! Launches go through elements, one after another, or through rows of them: a norm makes each element of all of a row, and
+//! a sum makes one number of a row. What goes through the same elements can be one launch, a block a row if there are rows.
 
 use crate::optimize::{read, stays, written};
 use crate::trace::{BufferId, Op, OpId, Role, Trace};
 
-/// A launch that makes each element of its result from one element of each operand.
+/// A launch that can be one with others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pointwise {
-    /// How many.
+pub(crate) struct Fusible {
+    /// How many elements it goes through.
     pub elements: u64,
+    /// How many are a row, if it takes all of a row for what it makes.
+    pub columns: Option<u64>,
+    /// Whether it makes one number of each row, and not one of each element.
+    pub folds: bool,
     /// What it reads.
     pub operands: Vec<Operand>,
     /// What it writes, all of it.
     pub result: BufferId,
+    /// Whether it is better off in a chain even alone.
+    pub gains_alone: bool,
 }
 
-/// What an element-wise launch reads.
+/// What such a launch reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Operand {
-    /// Where it is.
     pub buffer: BufferId,
-    /// Whether element `i` of the result is made of element `i` of the buffer.
-    pub in_a_row: bool,
+    pub at: Place,
+}
+
+/// What element `i` is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Element `i` of the operand, and, if the launch takes rows, the others of its row.
+    Same,
+    /// Number `i / columns`.
+    OfRow(u64),
+    Elsewhere,
 }
 
 /// Launches that become one.
@@ -32,22 +49,27 @@ pub(crate) struct Chain {
     pub at: OpId,
     /// For each whether others read its result, or the caller.
     pub kept: Vec<bool>,
+    /// For each whether it goes through one number of each row.
+    pub on_numbers: Vec<bool>,
+    /// How many elements all others go through.
+    pub elements: u64,
+    /// How many of them are a row, if any member takes rows.
+    pub columns: Option<u64>,
 }
 
-/// Finds chains of two to `most` launches, none of which holds a launch of another. `pointwise` tells which ops are
-/// element-wise.
+/// Finds chains of up to `most` launches, none of which holds a launch of another. `fusible` tells which ops can be in one.
 ///
-/// A launch joins the chain of one that it reads element by element, if all else that it reads is there where the chain
-/// runs; or else the chain runs where the launch did, if nobody has read its results by then. What depends on an input
-/// and what does not stay apart: the latter runs once.
+/// A launch joins the chain of one whose elements, or numbers of rows, it reads one by one, if all else that it reads is
+/// there where the chain runs; or else the chain runs where the launch did, if nobody has read its results by then. What
+/// depends on an input and what does not stay apart: the latter runs once.
 ///
 /// # Complexity
 /// Linear in accesses.
-pub(crate) fn chains(trace: &Trace, pointwise: &[Option<&Pointwise>], most: usize) -> Vec<Chain> {
+pub(crate) fn chains(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
     let mut chains = Growing::new(trace, most);
     for (op, launch) in trace.ops.iter().enumerate() {
-        if let Some(pointwise) = pointwise[op] {
-            chains.place(op, pointwise);
+        if let Some(fusible) = fusible[op] {
+            chains.place(op, fusible);
         }
         chains.pass(op, launch);
     }
@@ -59,8 +81,38 @@ struct Link {
     members: Vec<OpId>,
     at: OpId,
     elements: u64,
+    columns: Option<u64>,
+    /// Of each member whether it goes through numbers of rows.
+    on_numbers: Vec<bool>,
     /// Whether something else has read a member's result.
     is_read: bool,
+    gains: bool,
+}
+
+impl Link {
+    fn of(op: OpId, fusible: &Fusible) -> Self {
+        let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
+        Self { members: vec![op], at: op, elements, columns, on_numbers: vec![false], is_read: false, gains }
+    }
+
+    /// The columns that its rows would have with another member, and whether that would go through numbers of rows. `None`
+    /// if it goes through something else.
+    fn with(&self, fusible: &Fusible) -> Option<(Option<u64>, bool)> {
+        if self.elements == fusible.elements {
+            let agree = self.columns.is_none_or(|own| fusible.columns.is_none_or(|columns| columns == own));
+            return agree.then_some((self.columns.or(fusible.columns), false));
+        }
+        let rows = self.elements / self.columns?;
+        (fusible.elements == rows && fusible.columns.is_none()).then_some((self.columns, true))
+    }
+}
+
+/// How an op would join a chain.
+struct Joined {
+    link: usize,
+    at: OpId,
+    columns: Option<u64>,
+    on_numbers: bool,
 }
 
 struct Growing<'a> {
@@ -77,6 +129,8 @@ struct Growing<'a> {
     writer: Vec<Option<OpId>>,
     links: Vec<Link>,
     link_of: Vec<Option<usize>>,
+    /// Whether a member of a chain makes one number of each row.
+    makes_numbers: Vec<bool>,
 }
 
 impl<'a> Growing<'a> {
@@ -94,45 +148,56 @@ impl<'a> Growing<'a> {
             writer: vec![None; buffers],
             links: Vec::new(),
             link_of: vec![None; trace.ops.len()],
+            makes_numbers: vec![false; trace.ops.len()],
         }
     }
 
-    /// Lets an element-wise op join a chain, or begin one.
-    fn place(&mut self, op: OpId, pointwise: &Pointwise) {
-        let Pointwise { elements, ref operands, result } = *pointwise;
+    /// Lets an op join a chain, or begin one.
+    fn place(&mut self, op: OpId, fusible: &Fusible) {
+        let operands = &fusible.operands;
         // Nobody writes to these once they were read, so it does not matter when that happens.
         let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
-        let is_new = self.writes[result] == 1 && !self.touched[result];
+        let is_new = self.writes[fusible.result] == 1 && !self.touched[fusible.result];
         if !settled || !is_new {
             return;
         }
-        let joined = operands.iter().filter_map(|operand| self.joined(op, pointwise, *operand)).max_by_key(|j| j.1);
-        let Some((link, at)) = joined else {
+        let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
+        let Some(Joined { link, at, columns, on_numbers }) = joined else {
             self.link_of[op] = Some(self.links.len());
-            self.links.push(Link { members: vec![op], at: op, elements, is_read: false });
+            self.makes_numbers[op] = fusible.folds;
+            self.links.push(Link::of(op, fusible));
             return;
         };
         let chain = &mut self.links[link];
         chain.at = at;
+        chain.columns = columns;
         chain.members.push(op);
+        chain.on_numbers.push(on_numbers);
         self.link_of[op] = Some(link);
+        self.makes_numbers[op] = on_numbers || fusible.folds;
     }
 
-    /// The chain that made this operand, and where it would run, if `op` can join it.
-    fn joined(&self, op: OpId, pointwise: &Pointwise, operand: Operand) -> Option<(usize, OpId)> {
-        let maker = self.writer[operand.buffer].filter(|_| operand.in_a_row)?;
+    /// How `op` can join the chain that made this operand, if it can.
+    fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
+        let maker = self.writer[operand.buffer]?;
         let link = self.link_of[maker]?;
         let chain = &self.links[link];
-        let of_chain = |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.link_of[writer] == Some(link));
-        let (inner, outer): (Vec<&Operand>, Vec<&Operand>) = pointwise.operands.iter().partition(|o| of_chain(o));
-        let fits = chain.elements == pointwise.elements
+        let (columns, on_numbers) = chain.with(fusible)?;
+        let member = |o: &Operand| self.writer[o.buffer].filter(|&writer| self.link_of[writer] == Some(link));
+        let is_there = |o: &Operand| match (member(o), o.at) {
+            (None, _) => true,
+            (Some(maker), Place::Same) => self.makes_numbers[maker] == on_numbers,
+            (Some(maker), Place::OfRow(of)) => self.makes_numbers[maker] && !on_numbers && columns == Some(of),
+            (Some(_), Place::Elsewhere) => false,
+        };
+        let fits = fusible.operands.iter().all(is_there)
             && self.stays[maker] == self.stays[op]
-            && inner.iter().all(|o| o.in_a_row)
             && chain.members.len() < self.most;
-        let ready = outer.iter().filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
+        let outer = fusible.operands.iter().filter(|o| member(o).is_none());
+        let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < chain.at) { Some(chain.at) } else { (!chain.is_read).then_some(op) };
-        at.filter(|_| fits).map(|at| (link, at))
+        at.filter(|_| fits).map(|at| Joined { link, at, columns, on_numbers })
     }
 
     fn runs_at(&self, op: OpId) -> OpId {
@@ -165,9 +230,10 @@ impl<'a> Growing<'a> {
         let chain = |link: Link| {
             let results = link.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_kept[buffer]));
             let kept = results.collect();
-            Chain { members: link.members, at: link.at, kept }
+            let Link { members, at, elements, columns, on_numbers, .. } = link;
+            Chain { members, at, kept, on_numbers, elements, columns }
         };
-        self.links.into_iter().filter(|link| link.members.len() > 1).map(chain).collect()
+        self.links.into_iter().filter(|link| link.members.len() > 1 || link.gains).map(chain).collect()
     }
 }
 
@@ -181,12 +247,47 @@ mod tests {
     use crate::trace::{Access, Buffer, Mode, Region, Work};
 
     const MOST: usize = 4;
+    const ROWS: usize = 2;
+    const COLUMNS: usize = 3;
 
-    /// A launch: whether it is element-wise, what it reads (`true`: element by element), and what it writes.
-    type Launch = (bool, Vec<(BufferId, bool)>, BufferId);
+    /// What a launch goes through.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Kind {
+        /// It cannot be in a chain.
+        Other,
+        Elements,
+        /// Elements, each made of all of its row.
+        Norm,
+        /// Rows, of each of which it makes a number.
+        Fold,
+        Numbers,
+    }
+    use Kind::{Elements, Fold, Norm, Numbers, Other};
 
-    /// Buffer 0 is the input, 1 a weight, the last the output; launches of [`Launch`].
-    fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Pointwise>>) {
+    impl Kind {
+        /// How many results there are.
+        fn results(self) -> usize {
+            if matches!(self, Fold | Numbers) {
+                ROWS
+            } else {
+                ROWS * COLUMNS
+            }
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    struct Launch {
+        kind: Kind,
+        reads: Vec<Operand>,
+        result: BufferId,
+    }
+
+    fn launch<const N: usize>(kind: Kind, reads: [(BufferId, Place); N], result: BufferId) -> Launch {
+        Launch { kind, reads: reads.map(|(buffer, at)| Operand { buffer, at }).into(), result }
+    }
+
+    /// Buffer 0 is the input, 1 a weight, the last the output.
+    fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
         let role = |id| match id {
             0 => Role::Input(0),
             1 => Role::External,
@@ -195,122 +296,239 @@ mod tests {
         };
         let buffers = (0..buffers).map(|id| Buffer { bytes: 8, role: role(id) }).collect();
         let access = |buffer, mode| Access { buffer, region: Region::contiguous(0, 8), mode };
-        let op = |(_, reads, result): &Launch| Op {
+        let op = |Launch { reads, result, .. }: &Launch| Op {
             name: "op".into(),
             label: String::new(),
             work: Work::Memset(0),
             accesses: reads
                 .iter()
-                .map(|&(buffer, _)| access(buffer, Mode::Read))
+                .map(|read| access(read.buffer, Mode::Read))
                 .chain([access(*result, Mode::Write)])
                 .collect(),
             nanos: None,
         };
-        let pointwise = |(is, reads, result): &Launch| {
-            let operands = reads.iter().map(|&(buffer, in_a_row)| Operand { buffer, in_a_row }).collect();
-            is.then_some(Pointwise { elements: 8, operands, result: *result })
+        let fusible = |launch: &Launch| {
+            let Launch { kind, ref reads, result } = *launch;
+            let elements = if kind == Numbers { ROWS } else { ROWS * COLUMNS } as u64;
+            let columns = matches!(kind, Norm | Fold).then_some(COLUMNS as u64);
+            let (folds, gains_alone, operands) = (kind == Fold, kind == Norm, reads.clone());
+            (kind != Other).then_some(Fusible { elements, columns, folds, operands, result, gains_alone })
         };
         let ops = launches.iter().map(op).collect();
-        (Trace { ops, buffers, ..Default::default() }, launches.iter().map(pointwise).collect())
+        (Trace { ops, buffers, ..Default::default() }, launches.iter().map(fusible).collect())
     }
 
-    fn of(pointwise: &[Option<Pointwise>]) -> Vec<Option<&Pointwise>> {
-        pointwise.iter().map(Option::as_ref).collect()
+    fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
+        fusible.iter().map(Option::as_ref).collect()
     }
 
     fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
-        let (trace, pointwise) = trace(buffers, launches);
-        chains(&trace, &of(&pointwise), MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
+        let (trace, fusible) = trace(buffers, launches);
+        chains(&trace, &of(&fusible), MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
     }
 
-    fn row(buffer: BufferId) -> (BufferId, bool) {
-        (buffer, true)
+    fn same(buffer: BufferId) -> (BufferId, Place) {
+        (buffer, Place::Same)
+    }
+
+    fn elsewhere(buffer: BufferId) -> (BufferId, Place) {
+        (buffer, Place::Elsewhere)
+    }
+
+    fn of_row(buffer: BufferId) -> (BufferId, Place) {
+        (buffer, Place::OfRow(COLUMNS as u64))
     }
 
     #[test]
     fn a_chain_keeps_what_others_read() {
-        // A norm: a cast and its square, of which a sum is made; a quotient of the cast and the sum, cast back.
+        // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
         let launches = [
-            (true, vec![row(0)], 2),
-            (true, vec![row(2)], 3),
-            (false, vec![row(3)], 4),
-            (true, vec![row(2), (4, false)], 5),
-            (true, vec![row(5), (1, false)], 6),
+            launch(Elements, [same(0)], 2),
+            launch(Elements, [same(2)], 3),
+            launch(Other, [elsewhere(3)], 4),
+            launch(Elements, [same(2), elsewhere(4)], 5),
+            launch(Elements, [same(5), elsewhere(1)], 6),
         ];
         assert_eq!(members(7, &launches), [(vec![0, 1], 0, vec![true, true]), (vec![3, 4], 3, vec![false, true])]);
     }
 
     #[test]
+    fn a_norm_of_several_launches_is_one() {
+        // The sum of squares, its root, and the quotient.
+        let launches = [
+            launch(Elements, [same(0)], 2),
+            launch(Fold, [same(2)], 3),
+            launch(Numbers, [same(3)], 4),
+            launch(Elements, [same(0), of_row(4)], 5),
+        ];
+        let (trace, fusible) = trace(6, &launches);
+        let expected = Chain {
+            members: vec![0, 1, 2, 3],
+            at: 0,
+            kept: vec![false, false, false, true],
+            on_numbers: vec![false, false, true, false],
+            elements: 6,
+            columns: Some(3),
+        };
+        assert_eq!(chains(&trace, &of(&fusible), MOST), [expected]);
+    }
+
+    #[test]
+    fn rows_of_another_length_are_others() {
+        let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), (2, Place::OfRow(2))], 3)];
+        assert_eq!(members(4, &launches), []);
+        let launches = [launch(Fold, [same(0)], 2), launch(Numbers, [elsewhere(2)], 3)];
+        assert_eq!(members(4, &launches), []);
+    }
+
+    #[test]
+    fn what_gains_alone_is_a_chain() {
+        assert_eq!(members(3, &[launch(Norm, [same(0), elsewhere(1)], 2)]), [(vec![0], 0, vec![true])]);
+        assert_eq!(members(3, &[launch(Fold, [same(0)], 2)]), []);
+    }
+
+    #[test]
     fn a_chain_waits_for_an_operand_unless_it_has_been_read() {
         // The sum of a square and of something made after it.
-        let sum =
-            |between| [(true, vec![row(0)], 2), between, (false, vec![row(0)], 3), (true, vec![row(2), row(3)], 5)];
-        let unread = (false, vec![row(0)], 4);
+        let sum = |between| {
+            let square = launch(Elements, [same(0)], 2);
+            let other = launch(Other, [elsewhere(0)], 3);
+            [square, between, other, launch(Elements, [same(2), same(3)], 5)]
+        };
+        let unread = launch(Other, [elsewhere(0)], 4);
         assert_eq!(members(6, &sum(unread)), [(vec![0, 3], 3, vec![false, true])]);
-        let read = (false, vec![row(2)], 4);
+        let read = launch(Other, [elsewhere(2)], 4);
         assert_eq!(members(6, &sum(read)), []);
     }
 
     #[test]
     fn what_is_not_read_element_by_element_must_be_there() {
-        assert_eq!(members(4, &[(true, vec![row(0)], 2), (true, vec![(2, false)], 3)]), []);
-        assert_eq!(members(4, &[(true, vec![row(0)], 2), (true, vec![row(2), (2, false)], 3)]), []);
+        let first = || launch(Elements, [same(0)], 2);
+        assert_eq!(members(4, &[first(), launch(Elements, [elsewhere(2)], 3)]), []);
+        assert_eq!(members(4, &[first(), launch(Elements, [same(2), elsewhere(2)], 3)]), []);
     }
 
     #[test]
     fn what_runs_once_stays_apart() {
-        assert_eq!(members(4, &[(true, vec![row(1)], 2), (true, vec![row(2), row(0)], 3)]), []);
+        let launches = [launch(Elements, [same(1)], 2), launch(Elements, [same(2), same(0)], 3)];
+        assert_eq!(members(4, &launches), []);
     }
 
     #[test]
     fn what_is_written_again_is_left_alone() {
         // The square is added to in place.
-        let launches =
-            [(true, vec![row(0)], 2), (false, vec![row(2)], 2), (true, vec![row(2)], 3), (true, vec![row(3)], 4)];
+        let launches = [
+            launch(Elements, [same(0)], 2),
+            launch(Other, [elsewhere(2)], 2),
+            launch(Elements, [same(2)], 3),
+            launch(Elements, [same(3)], 4),
+        ];
         assert_eq!(members(5, &launches), [(vec![2, 3], 2, vec![false, true])]);
         // The weight is changed after it was read.
-        let launches = [(true, vec![row(1), row(0)], 2), (false, vec![row(0)], 1), (true, vec![row(2)], 3)];
+        let launches =
+            [launch(Elements, [same(1), same(0)], 2), launch(Other, [elsewhere(0)], 1), launch(Elements, [same(2)], 3)];
         assert_eq!(members(4, &launches), []);
     }
 
-    /// What every op reads where launches run in this order, each of which is several ops and tells of each whether it
-    /// stores its result. What an op writes depends on what it reads and on itself alone.
-    fn run(trace: &Trace, launches: &[Vec<(OpId, bool)>]) -> Vec<(OpId, Vec<u64>)> {
-        let mut memory: Vec<u64> = (0..trace.buffers.len() as u64).collect();
-        let mut seen = Vec::new();
-        for launch in launches {
-            let mut own = memory.clone();
-            for &(op, is_kept) in launch {
-                let values: Vec<u64> = read(&trace.ops[op]).map(|buffer| own[buffer]).collect();
-                let mut hasher = DefaultHasher::new();
-                (op, &values).hash(&mut hasher);
-                for buffer in written(&trace.ops[op]) {
-                    own[buffer] = hasher.finish();
+    type Memory = Vec<Vec<u64>>;
+
+    fn hash(of: impl Hash) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        of.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Result `i` of an op. `get` gives what an operand holds at a place, `all` all of it.
+    fn made(
+        op: OpId,
+        launch: &Launch,
+        i: usize,
+        get: impl Fn(BufferId, usize) -> u64,
+        all: impl Fn(BufferId) -> u64,
+    ) -> u64 {
+        let row = |i: usize| i * COLUMNS..(i + 1) * COLUMNS;
+        let value = |read: &Operand| match (launch.kind, read.at) {
+            (Other, _) | (_, Place::Elsewhere) => all(read.buffer),
+            (Fold, Place::OfRow(_)) => get(read.buffer, i),
+            (_, Place::OfRow(_)) => get(read.buffer, i / COLUMNS),
+            (Fold, Place::Same) => hash(row(i).map(|i| get(read.buffer, i)).collect::<Vec<_>>()),
+            (Norm, Place::Same) => hash((i, row(i / COLUMNS).map(|i| get(read.buffer, i)).collect::<Vec<_>>())),
+            (_, Place::Same) => get(read.buffer, i),
+        };
+        hash((op, launch.reads.iter().map(value).collect::<Vec<_>>()))
+    }
+
+    fn run_apart(launches: &[Launch], mut memory: Memory) -> Memory {
+        for (op, launch) in launches.iter().enumerate() {
+            let result = |i| made(op, launch, i, |buffer, i| memory[buffer][i], |buffer| hash(&memory[buffer]));
+            memory[launch.result] = (0..launch.kind.results()).map(result).collect();
+        }
+        memory
+    }
+
+    /// A row, or an element if there are none, knows of what members make nothing but what is of its own.
+    fn run_chain(chain: &Chain, launches: &[Launch], memory: &Memory) -> Memory {
+        let mut after = memory.clone();
+        let rows = if chain.columns.is_some() { ROWS } else { chain.elements as usize };
+        let of_row = chain.elements as usize / rows;
+        for row in 0..rows {
+            let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
+            for (&op, (&on_numbers, &is_kept)) in chain.members.iter().zip(chain.on_numbers.iter().zip(&chain.kept)) {
+                let launch = &launches[op];
+                let one = on_numbers || launch.kind == Fold;
+                let places = if one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
+                let made_here = |buffer| chain.members.iter().any(|&member| launches[member].result == buffer);
+                let get = |buffer, i| {
+                    let own = own.iter().find(|own| (own.0, own.1) == (buffer, i)).map(|own| own.2);
+                    if made_here(buffer) {
+                        own.expect("of this row, and made before")
+                    } else {
+                        memory[buffer][i]
+                    }
+                };
+                let all = |buffer| {
+                    assert!(!made_here(buffer), "a row cannot have all of it");
+                    hash(&memory[buffer])
+                };
+                let results: Vec<u64> = places.clone().map(|i| made(op, launch, i, get, all)).collect();
+                for (i, result) in places.zip(results) {
+                    own.push((launch.result, i, result));
                     if is_kept {
-                        memory[buffer] = own[buffer];
+                        after[launch.result].resize(launch.kind.results(), 0);
+                        after[launch.result][i] = result;
                     }
                 }
-                seen.push((op, values));
             }
         }
-        seen.sort();
-        seen
+        after
     }
 
     /// Launches of which each writes a buffer of its own, or some of them one that was there before.
     fn launches() -> impl Strategy<Value = Vec<Launch>> {
-        let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), prop::bool::weighted(0.8));
+        let kind =
+            prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Fold), 2 => Just(Numbers)];
+        let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), prop::bool::weighted(0.9));
         let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
-        let launch = (prop::bool::weighted(0.8), prop::collection::vec(read, 1..3), again);
+        let launch = (kind, prop::collection::vec(read, 1..3), again);
         prop::collection::vec(launch, 1..24).prop_map(|launches| {
-            let launches = launches.into_iter().enumerate().map(|(at, (is_pointwise, reads, again))| {
+            let mut results = vec![ROWS * COLUMNS; 2];
+            let launches = launches.into_iter().enumerate().map(|(at, (kind, reads, again))| {
                 // Buffers close by are likelier.
-                let reads = reads.into_iter().map(|(any, near, in_a_row)| {
-                    let back = any.index(at + 2).min(near.index(6));
-                    (at + 1 - back, in_a_row)
+                let reads = reads.into_iter().map(|(any, near, in_place)| {
+                    let buffer = at + 1 - any.index(at + 2).min(near.index(6));
+                    let natural = match (kind, results[buffer] == ROWS) {
+                        (Numbers, true) | (Elements | Norm | Fold, false) => Place::Same,
+                        (Elements | Norm | Fold, true) => Place::OfRow(COLUMNS as u64),
+                        _ => Place::Elsewhere,
+                    };
+                    Operand { buffer, at: if in_place { natural } else { Place::Elsewhere } }
                 });
-                let result = again.filter(|_| at > 0).map_or(at + 2, |again| 1 + again.index(at));
-                (is_pointwise, reads.collect(), result)
+                let reads = reads.collect();
+                let own = at + 2;
+                results.push(kind.results());
+                let before = again.filter(|_| at > 0).map(|again| 1 + again.index(at));
+                let result = before.filter(|&before| results[before] == kind.results()).unwrap_or(own);
+                Launch { kind, reads, result }
             });
             launches.collect()
         })
@@ -318,19 +536,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_op_reads_what_it_read_before(launches in launches()) {
-            let (trace, pointwise) = trace(launches.len() + 2, &launches);
-            let chains = chains(&trace, &of(&pointwise), MOST);
-            let mut instead: Vec<Option<Vec<(OpId, bool)>>> = (0..launches.len()).map(|op| Some(vec![(op, true)])).collect();
-            let apart: Vec<_> = instead.iter().flatten().cloned().collect();
+        fn fused_launches_leave_in_memory_what_they_left_apart(launches in launches()) {
+            let (trace, fusible) = trace(launches.len() + 2, &launches);
+            let chains = chains(&trace, &of(&fusible), MOST);
+            let mut members = vec![false; launches.len()];
             for chain in &chains {
-                prop_assert!((2..=MOST).contains(&chain.members.len()));
+                prop_assert!((1..=MOST).contains(&chain.members.len()));
                 prop_assert!(chain.members.contains(&chain.at));
-                chain.members.iter().for_each(|&op| instead[op] = None);
-                instead[chain.at] = Some(chain.members.iter().copied().zip(chain.kept.iter().copied()).collect());
+                chain.members.iter().for_each(|&op| assert!(!std::mem::replace(&mut members[op], true), "twice"));
             }
-            let fused: Vec<_> = instead.into_iter().flatten().collect();
-            prop_assert_eq!(run(&trace, &apart), run(&trace, &fused));
+            let start: Memory = (0..launches.len() + 2).map(|id| (0..6).map(|i| hash((id, i))).collect()).collect();
+            let apart = run_apart(&launches, start.clone());
+            let mut memory = start;
+            for op in 0..launches.len() {
+                if let Some(chain) = chains.iter().find(|chain| chain.at == op) {
+                    memory = run_chain(chain, &launches, &memory);
+                } else if !members[op] {
+                    let launch = &launches[op];
+                    let result = |i| made(op, launch, i, |buffer, i| memory[buffer][i], |buffer| hash(&memory[buffer]));
+                    memory[launch.result] = (0..launch.kind.results()).map(result).collect();
+                }
+            }
+            let kept = |buffer| chains.iter().all(|chain| {
+                let by = chain.members.iter().position(|&op| launches[op].result == buffer);
+                by.is_none_or(|member| chain.kept[member])
+            });
+            for buffer in (0..apart.len()).filter(|&buffer| kept(buffer)) {
+                prop_assert_eq!(&memory[buffer], &apart[buffer], "buffer {}", buffer);
+            }
         }
     }
 }

@@ -51,13 +51,13 @@ impl Plan {
     pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
-        let fused = Cell::new(0);
+        let replaced = Cell::new(0);
         let mut build = |fuse| {
             let (function, forward_ms) = watched(function);
             let recording = stages.time("trace", || record(&function, inputs, &device, arena, fuse));
             stages.move_ms("trace", "forward", *forward_ms.lock());
             recording.and_then(|recording| {
-                fused.set(recording.fused);
+                replaced.set(recording.replaced);
                 // Nobody may capture what trying it out launches.
                 let schedule = || schedule(recording, options, &device, &mut stages);
                 let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
@@ -66,7 +66,7 @@ impl Plan {
             })
         };
         let built = match build(options.fuse) {
-            Err(error @ Error::Mismatch { .. }) if fused.get() > 0 => {
+            Err(error @ Error::Mismatch { .. }) if replaced.get() > 0 => {
                 tracing::warn!(%error, "building without fused launches");
                 build(false).map(|(replay, mut report, planned)| {
                     report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));
@@ -123,7 +123,7 @@ type Built = (Box<dyn Replay>, Report, Arc<Planned>);
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
-    let Recording { trace, fused, examples, program } = recording;
+    let Recording { trace, fused, examples, program, .. } = recording;
     let trace = Arc::new(trace);
     let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
     let problem = prepared.problem();

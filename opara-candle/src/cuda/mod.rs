@@ -86,14 +86,12 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: 
     stream.synchronize_device()?;
     let mut capture = confirmed(&stream, &device, function, &inputs)?;
     let launches = capture.trace.ops.len();
-    if fuse {
-        capture.fuse(&stream, &device)?;
-    }
+    let replaced = if fuse { capture.fuse(&stream, &device)? } else { 0 };
     let fused = launches - capture.trace.ops.len();
     let trace = capture.trace.clone();
     let workspaces = Arena::of_workspaces(&stream);
     let program = CudaProgram { capture, stream, device, function: function.clone(), arena, workspaces };
-    Ok(Recording { trace, fused, examples, program: Arc::new(program) })
+    Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
 }
 
 /// A capture that another one agrees with.

@@ -55,6 +55,17 @@ impl Arguments {
         Self { bytes, places: (0..words.len()).map(|i| (i * 8, 8)).collect(), packed: false }
     }
 
+    /// Lets an argument be so many bytes, for tests.
+    #[cfg(test)]
+    pub fn cut(&mut self, index: usize, bytes: usize) {
+        self.places = self
+            .places
+            .iter()
+            .enumerate()
+            .map(|(i, &(at, size))| (at, if i == index { bytes } else { size }))
+            .collect();
+    }
+
     /// Every aligned 8-byte word with its offset: where pointers stand, alone or inside a structure.
     pub fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.bytes.chunks_exact(8).enumerate().map(|(i, w)| (i * 8, word(w)))

@@ -1,48 +1,52 @@
-//! Fuses chains of candle's element-wise launches: each becomes one launch of `chain.cu`, which gives the same bits.
+//! Fuses chains of candle's launches: each becomes one launch of `chain.cu`, which gives the same bits.
 
-mod pointwise;
+mod step;
 
 use std::collections::BTreeMap;
 
 use candle::Device;
 use hashbrown::HashMap;
 
-use self::pointwise::Step;
+use self::step::Step;
 use super::capture::{Capture, Recorded};
-use super::driver::kernels::chain::{self, Chain, Source, Target, SLOTS, STEPS};
+use super::driver::kernels::chain::{self, Chain, Code, Source, Target, What, SLOTS, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
-use crate::fuse::{chains, Operand, Pointwise};
+use crate::fuse::{self, chains, Fusible, Operand, Place};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
 
 /// A launch that can be a step.
 struct Known {
     step: Step,
-    pointwise: Pointwise,
+    fusible: Fusible,
     /// How each operand is accessed, and then the result, with the address that stands in the arguments.
     accesses: Vec<(Access, u64)>,
 }
 
 impl Capture {
-    /// Replaces chains of element-wise launches by one launch each.
+    /// Replaces chains of launches that go through the same elements by one launch each.
+    ///
+    /// # Returns
+    /// How many launches others stand for.
     ///
     /// # Errors
     /// A call of the driver that failed.
-    pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<()> {
+    pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<usize> {
         let known = self.known();
-        let pointwise: Vec<Option<&Pointwise>> =
-            known.iter().map(|known| known.as_ref().map(|known| &known.pointwise)).collect();
-        let chains = chains(&self.trace, &pointwise, STEPS);
+        let fusible: Vec<Option<&Fusible>> =
+            known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
+        let chains = chains(&self.trace, &fusible, STEPS);
         let mut instead: BTreeMap<OpId, Fused> = BTreeMap::new();
         let mut goes = vec![false; self.trace.ops.len()];
         for chain in &chains {
             let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>();
-            let Some(fused) = members.and_then(|members| Fused::new(&members, &chain.kept)) else { continue };
+            let Some(fused) = members.and_then(|members| Fused::new(&members, chain)) else { continue };
             chain.members.iter().for_each(|&op| goes[op] = true);
             instead.insert(chain.at, fused);
         }
-        if instead.is_empty() {
-            return Ok(());
+        let replaced = goes.iter().filter(|goes| **goes).count();
+        if replaced == 0 {
+            return Ok(0);
         }
         let programs: Vec<Chain> = instead.values().map(|fused| fused.program).collect();
         let (kernels, graph) = chain::launches(stream, device.as_cuda_device()?, &programs)?;
@@ -66,7 +70,7 @@ impl Capture {
                 }
             }
         }
-        Ok(())
+        Ok(replaced)
     }
 
     /// For each op what it does as a step, if it can be one.
@@ -96,7 +100,7 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
         let bytes = uploads.get(&pointer.buffer)?.get(pointer.delta as usize..)?;
         Some(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     };
-    let step = Step::of(&kernel.name, &kernel.arguments, table)?;
+    let step = Step::of(&kernel.name, &kernel.arguments, &kernel.launch, table)?;
     // Every access is through one pointer, in the order in which they stand among the arguments.
     let words = recorded.words();
     if words.len() != op.accesses.len() {
@@ -116,14 +120,23 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
     }
     let operand = |(&(word, places), (access, _)): (&(usize, chain::Places), &(Access, u64))| Operand {
         buffer: access.buffer,
-        in_a_row: places.are_in_a_row() && from_start(word),
+        at: match places.columns_of_one() {
+            _ if !from_start(word) => Place::Elsewhere,
+            Some(columns) => Place::OfRow(columns),
+            None if places.are_in_a_row() => Place::Same,
+            None => Place::Elsewhere,
+        },
     };
-    let pointwise = Pointwise {
+    let fusible = Fusible {
         elements: step.elements,
+        columns: step.columns,
+        folds: step.code.folds(),
         operands: step.operands.iter().zip(&reads).map(operand).collect(),
         result: result.0.buffer,
+        // candle has a warp for a row, which takes one element after the other.
+        gains_alone: matches!(step.code, Code::Softmax | Code::LayerNorm | Code::RmsNorm),
     };
-    Some(Known { step, pointwise, accesses: reads.into_iter().chain([result]).collect() })
+    Some(Known { step, fusible, accesses: reads.into_iter().chain([result]).collect() })
 }
 
 /// A chain as one launch.
@@ -134,14 +147,14 @@ struct Fused {
 }
 
 impl Fused {
-    /// Of these launches; `kept` tells of each whether its result is stored. `None` if they do not go together.
-    fn new(members: &[&Known], kept: &[bool]) -> Option<Self> {
-        let elements = members.first()?.step.elements;
-        let mut fused = Self { program: Chain::new(elements)?, accesses: Vec::new(), pointers: Vec::new() };
-        let maker = |buffer| members.iter().position(|member| member.pointwise.result == buffer);
+    /// Of the launches of a chain. `None` if they do not go together.
+    fn new(members: &[&Known], chain: &fuse::Chain) -> Option<Self> {
+        let program = Chain::new(chain.elements, chain.columns)?;
+        let mut fused = Self { program, accesses: Vec::new(), pointers: Vec::new() };
+        let maker = |buffer| members.iter().position(|member| member.fusible.result == buffer);
         let mut slots = Slots::default();
-        for (at, (member, &is_kept)) in members.iter().zip(kept).enumerate() {
-            let Known { step, pointwise, accesses } = member;
+        for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {
+            let Known { step, fusible, accesses } = member;
             let (result, reads) = accesses.split_last()?;
             let mut sources = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
@@ -152,14 +165,16 @@ impl Fused {
                     None => Source::Memory(address, step.from, places),
                 });
             }
-            let reads_result = |member: &&Known| member.pointwise.operands.iter().any(|o| o.buffer == pointwise.result);
+            let reads_result = |member: &&Known| member.fusible.operands.iter().any(|o| o.buffer == fusible.result);
             let last_use = members.iter().rposition(reads_result).filter(|&last| last > at + 1);
             let slot = match last_use {
                 Some(last) => Some(slots.take(at, last)?),
                 None => None,
             };
             let target = Target { address: is_kept.then_some(result.1), slot };
-            fused.program.step(step.code, step.to, &sources, step.constants, target)?;
+            let on_numbers = chain.on_numbers[at];
+            let what = What { code: step.code, of: step.to, constants: step.constants, on_numbers };
+            fused.program.step(what, &sources, target)?;
             for (operand, (source, (access, _))) in sources.iter().zip(reads).enumerate() {
                 if let Source::Memory(..) = source {
                     fused.touch(fused.program.operand_word(operand), *access);

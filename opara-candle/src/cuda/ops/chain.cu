@@ -1,15 +1,18 @@
-// A chain of candle's element-wise kernels in one launch: what one of them would store, and the next one load, stays with
-// the thread. Every step does what the kernel that it stands for does, in that kernel's type, so the bits are the same.
-#include "numbers.cuh"
+// A chain of candle's kernels in one launch: what one of them would store, and the next one load, stays with the thread.
+// Every step does what the kernel that it stands for does, in that kernel's type, and adds up in its order, so the bits are the
+// same.
+#include "candle_rows.cuh"
 
 enum Type { F32, F16, BF16 };
 enum Code {
-    COPY, ADD, SUB, MUL, DIV, MAX, MIN, AFFINE, SQR, SQRT, NEG, ABS, RECIP, RELU, EXP, TANH, SILU, GELU, GELU_ERF, SIGMOID
+    COPY, ADD, SUB, MUL, DIV, MAX, MIN, AFFINE, SQR, SQRT, NEG, ABS, RECIP, RELU, EXP, TANH, SILU, GELU, GELU_ERF, SIGMOID,
+    // Of a row: the first three make one number of it.
+    ROW_SUM, ROW_MAX, ROW_MIN, SOFTMAX, LAYER_NORM, RMS_NORM
 };
 // The result of the step before, one that was saved, or memory.
 enum Source { LAST, SAVED, MEMORY };
 
-constexpr int STEPS = 12, DIMS = 4, SLOTS = 4;
+constexpr int STEPS = 12, DIMS = 4, SLOTS = 4, OPERANDS = 3;
 
 // Element i is at place i, or, if there is a rank, at the place that dims and strides give.
 struct Operand {
@@ -18,41 +21,18 @@ struct Operand {
     unsigned char source, slot, type, rank;
 };
 struct Step {
-    Operand operand[2];
+    Operand operand[OPERANDS];
     void *to; // May be null.
-    float mul, add;
+    float mul, add; // Of a norm the first is what keeps its divisor from zero.
     unsigned char code, type, operands, slot; // A slot beyond the last is none.
+    bool takes_numbers, makes_numbers; // One of each row, instead of each element.
 };
 // driver/kernels/chain.rs has the same.
 struct Chain {
-    unsigned elements, steps;
+    unsigned elements, columns, steps; // Columns of a row, where a block makes one.
     Step step[STEPS];
 };
-static_assert(sizeof(Chain) == 1448, "as there");
-
-__device__ inline float scaled(float x, float mul, float add) { return fmaf(x, mul, add); }
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
-__device__ inline float smaller(float a, float b) { return fminf(a, b); }
-__device__ inline float root(float x) { return sqrtf(x); }
-__device__ inline float magnitude(float x) { return fabsf(x); }
-__device__ inline float exponential(float x) { return expf(x); }
-
-// The 16-bit types alike. A product and its sum may be contracted, as in candle's.
-#define OF_16_BITS(T)                                                                                                  \
-    __device__ inline T scaled(T x, T mul, T add) { return x * mul + add; }                                            \
-    __device__ inline T larger(T a, T b) { return __hmax_nan(a, b); }                                                  \
-    __device__ inline T smaller(T a, T b) { return __hmin_nan(a, b); }                                                 \
-    __device__ inline T root(T x) { return hsqrt(x); }                                                                 \
-    __device__ inline T magnitude(T x) { return __habs(x); }                                                           \
-    __device__ inline T exponential(T x) { return hexp(x); }
-OF_16_BITS(__half)
-OF_16_BITS(__nv_bfloat16)
-
-template <typename T> __device__ inline T gelu(T x) {
-    T cube = x * x * x;
-    T inner = x + (T)0.044715 * cube;
-    return (T)0.5 * x * ((T)1.0 + narrow<T>(tanhf(widen((T)(1.12837916709551257390 * 0.70710678118654752440) * inner))));
-}
+static_assert(sizeof(Chain) == 2032, "as there");
 
 // x becomes the result. All types fit into f32.
 template <typename T, int N> __device__ inline void apply(const Step &step, float (&xs)[N], const float (&ys)[N]) {
@@ -88,14 +68,14 @@ template <typename T, int N> __device__ inline void apply(const Step &step, floa
 #undef EACH
 }
 
-// N elements of a thread, a block apart.
+// N elements of a thread, some of which may be beyond the last.
 template <int N> struct Elements {
-    unsigned first, apart, count;
+    unsigned first, apart, end;
 
     template <typename T> __device__ void load(const Operand &operand, float (&to)[N]) const {
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            const unsigned i = min(first + n * apart, count - 1);
+            const unsigned i = min(first + n * apart, end - 1);
             unsigned rest = i, at = operand.rank ? 0 : i;
             for (int d = (int)operand.rank - 1; d >= 0; d--) {
                 at += rest % operand.dims[d] * operand.strides[d];
@@ -109,7 +89,7 @@ template <int N> struct Elements {
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const unsigned i = first + n * apart;
-            if (i < count) ((T *)to)[i] = narrow<T>(from[n]);
+            if (i < end) ((T *)to)[i] = narrow<T>(from[n]);
         }
     }
 };
@@ -119,14 +99,38 @@ template <int N> __device__ inline void copy(float (&to)[N], const float (&from)
     for (int n = 0; n < N; n++) to[n] = from[n];
 }
 
-template <int N> __device__ inline void run(const Chain &chain) {
-    const Elements<N> mine = {blockIdx.x * blockDim.x * N + threadIdx.x, blockDim.x, chain.elements};
+// A step in the arithmetic of a type. `mine` are the elements that it makes.
+template <typename T, int N, bool ROWS>
+__device__ inline void make(const Step &step, const Elements<N> &mine, unsigned columns, float (&xs)[N],
+                            const float (&ys)[N], const float (&zs)[N]) {
+    if constexpr (ROWS) {
+        switch (step.code) {
+        case ROW_SUM: candle_fold<CandleSum, T>(xs, columns); break;
+        case ROW_MAX: candle_fold<CandleMax, T>(xs, columns); break;
+        case ROW_MIN: candle_fold<CandleMin, T>(xs, columns); break;
+        case SOFTMAX: candle_softmax<T>(xs, columns); break;
+        case LAYER_NORM: candle_layer_norm<T>(xs, ys, zs, columns, step.mul); break;
+        case RMS_NORM: candle_rms_norm<T>(xs, ys, columns, step.mul); break;
+        default: apply<T>(step, xs, ys);
+        }
+    } else {
+        apply<T>(step, xs, ys);
+    }
+    if (step.to) mine.template store<T>(xs, step.to);
+}
+
+template <int N, bool ROWS> __device__ inline void run(const Chain &chain) {
+    const unsigned first = ROWS ? blockIdx.x * chain.columns : blockIdx.x * blockDim.x * N;
+    const Elements<N> elements = {first + threadIdx.x, blockDim.x, ROWS ? first + chain.columns : chain.elements};
+    // All threads take the row's number, and one stores it.
+    const Elements<N> number = {blockIdx.x, 0, blockIdx.x + 1}, own = {blockIdx.x + threadIdx.x, 1, blockIdx.x + 1};
     float last[N] = {}, saved[SLOTS][N] = {};
     for (int s = 0; s < chain.steps; s++) {
         const Step &step = chain.step[s];
-        float values[2][N] = {};
+        const Elements<N> taken = ROWS && step.takes_numbers ? number : elements;
+        float values[OPERANDS][N] = {};
 #pragma unroll
-        for (int o = 0; o < 2; o++) {
+        for (int o = 0; o < (ROWS ? OPERANDS : 2); o++) {
             if (o >= step.operands) continue;
             const Operand &operand = step.operand[o];
             if (operand.source == LAST) {
@@ -136,23 +140,21 @@ template <int N> __device__ inline void run(const Chain &chain) {
                 for (int slot = 0; slot < SLOTS; slot++)
                     if (operand.slot == slot) copy(values[o], saved[slot]);
             } else if (operand.type == F16) {
-                mine.template load<__half>(operand, values[o]);
+                taken.template load<__half>(operand, values[o]);
             } else if (operand.type == BF16) {
-                mine.template load<__nv_bfloat16>(operand, values[o]);
+                taken.template load<__nv_bfloat16>(operand, values[o]);
             } else {
-                mine.template load<float>(operand, values[o]);
+                taken.template load<float>(operand, values[o]);
             }
         }
         copy(last, values[0]);
+        const Elements<N> made = ROWS && step.makes_numbers ? own : elements;
         if (step.type == F16) {
-            apply<__half>(step, last, values[1]);
-            if (step.to) mine.template store<__half>(last, step.to);
+            make<__half, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
         } else if (step.type == BF16) {
-            apply<__nv_bfloat16>(step, last, values[1]);
-            if (step.to) mine.template store<__nv_bfloat16>(last, step.to);
+            make<__nv_bfloat16, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
         } else {
-            apply<float>(step, last, values[1]);
-            if (step.to) mine.template store<float>(last, step.to);
+            make<float, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
         }
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++)
@@ -160,5 +162,9 @@ template <int N> __device__ inline void run(const Chain &chain) {
     }
 }
 
-extern "C" __global__ void opara_chain(const __grid_constant__ Chain chain) { run<1>(chain); }
-extern "C" __global__ void opara_chain4(const __grid_constant__ Chain chain) { run<4>(chain); }
+extern "C" __global__ void opara_chain(const __grid_constant__ Chain chain) { run<1, false>(chain); }
+extern "C" __global__ void opara_chain4(const __grid_constant__ Chain chain) { run<4, false>(chain); }
+// A block makes a row, four elements of it a thread.
+extern "C" __global__ void __launch_bounds__(1024) opara_chain_rows(const __grid_constant__ Chain chain) {
+    run<4, true>(chain);
+}

@@ -1,10 +1,10 @@
-//! Launches of `chain.cu`: element-wise steps one after another.
+//! Launches of `chain.cu`: steps one after another, on elements or on rows of them.
 
 use std::mem::{offset_of, size_of};
 
 use candle::cuda_backend::WrapErr;
 use candle::CudaDevice;
-use cudarc::driver::{DeviceRepr, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::{blocks, function};
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
@@ -15,8 +15,14 @@ use crate::{Error, Result};
 pub(in crate::cuda) const STEPS: usize = 12;
 /// How many results can be saved for later than the next step.
 pub(in crate::cuda) const SLOTS: usize = 4;
+/// The most columns of a row.
+pub(in crate::cuda) const COLUMNS: u64 = 4096;
 /// The most dimensions of an operand whose elements are not in a row.
 const DIMS: usize = 4;
+/// The most operands of a step.
+const OPERANDS: usize = 3;
+/// Elements of a row that a thread makes.
+const OF_A_THREAD: u32 = 4;
 /// Elements from which on a thread makes several: so many fill an H200.
 const MANY: u32 = 132 * 2048 * 4;
 
@@ -54,6 +60,20 @@ pub(in crate::cuda) enum Code {
     Gelu,
     GeluErf,
     Sigmoid,
+    /// Of each row the sum.
+    RowSum,
+    RowMax,
+    RowMin,
+    Softmax,
+    LayerNorm,
+    RmsNorm,
+}
+
+impl Code {
+    /// Whether it makes one number of a row.
+    pub fn folds(self) -> bool {
+        matches!(self, Self::RowSum | Self::RowMax | Self::RowMin)
+    }
 }
 
 /// Where the elements of an operand are: in a row if the rank is 0.
@@ -95,6 +115,16 @@ impl Places {
     pub fn are_in_a_row(&self) -> bool {
         self.rank == 0
     }
+
+    /// So many columns, if element `i` is at place `i / columns`.
+    pub fn columns_of_one(&self) -> Option<u64> {
+        match (self.rank, self.strides) {
+            (2, [1, 0, ..]) => Some(self.dims[1].into()),
+            // There is one row.
+            (1, [0, ..]) => Some(self.dims[0].into()),
+            _ => None,
+        }
+    }
 }
 
 /// Where a step takes an operand from.
@@ -132,7 +162,7 @@ struct Operand {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Step {
-    operand: [Operand; 2],
+    operand: [Operand; OPERANDS],
     to: u64,
     mul: f32,
     add: f32,
@@ -140,13 +170,28 @@ struct Step {
     of: Type,
     operands: u8,
     slot: u8,
+    takes_numbers: bool,
+    makes_numbers: bool,
 }
 
-/// Element-wise steps on operands of one number of elements: the argument of `opara_chain`.
+/// What a step computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::cuda) struct What {
+    pub code: Code,
+    /// Type of the arithmetic and of the result.
+    pub of: Type,
+    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by.
+    pub constants: [f32; 2],
+    /// Whether it is done on one number of each row instead of on each element.
+    pub on_numbers: bool,
+}
+
+/// Steps on operands of one number of elements, or of rows: the argument of `opara_chain`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(in crate::cuda) struct Chain {
     elements: u32,
+    columns: u32,
     steps: u32,
     step: [Step; STEPS],
 }
@@ -168,29 +213,35 @@ impl Operand {
 }
 
 impl Chain {
-    /// Without steps. `None` if 31 bits do not count the elements.
-    pub fn new(elements: u64) -> Option<Self> {
-        let operand = [Operand::new(Source::Last); 2];
-        let (code, of) = (Code::Copy, Type::F32);
-        let step = Step { operand, to: 0, mul: 0., add: 0., code, of, operands: 0, slot: SLOTS as u8 };
+    /// Without steps; of rows, if there are columns. `None` if 31 bits do not count the elements.
+    pub fn new(elements: u64, columns: Option<u64>) -> Option<Self> {
+        let operand = [Operand::new(Source::Last); OPERANDS];
+        let step = Step {
+            operand,
+            to: 0,
+            mul: 0.,
+            add: 0.,
+            code: Code::Copy,
+            of: Type::F32,
+            operands: 0,
+            slot: SLOTS as u8,
+            takes_numbers: false,
+            makes_numbers: false,
+        };
         let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
-        Some(Self { elements, steps: 0, step: [step; STEPS] })
+        let columns = columns.unwrap_or(0).try_into().ok()?;
+        Some(Self { elements, columns, steps: 0, step: [step; STEPS] })
     }
 
-    /// Adds a step in the arithmetic of a type. `None` if there are too many.
-    pub fn step(
-        &mut self,
-        code: Code,
-        of: Type,
-        operands: &[Source],
-        [mul, add]: [f32; 2],
-        target: Target,
-    ) -> Option<()> {
+    /// Adds a step. `None` if there are too many.
+    pub fn step(&mut self, what: What, operands: &[Source], target: Target) -> Option<()> {
         let step = self.step.get_mut(self.steps as usize)?;
         for (operand, source) in step.operand.iter_mut().zip(operands) {
             *operand = Operand::new(*source);
         }
+        let What { code, of, constants: [mul, add], on_numbers } = what;
         (step.code, step.of, step.operands, step.mul, step.add) = (code, of, operands.len() as u8, mul, add);
+        (step.takes_numbers, step.makes_numbers) = (on_numbers, on_numbers || code.folds());
         step.to = target.address.unwrap_or(0);
         step.slot = target.slot.unwrap_or(SLOTS) as u8;
         self.steps += 1;
@@ -211,11 +262,18 @@ impl Chain {
         offset_of!(Chain, step) + (self.steps as usize).saturating_sub(1) * size_of::<Step>()
     }
 
-    /// The kernel's name, and how many threads it takes.
-    pub fn launch(&self) -> (&'static str, usize) {
-        match self.elements {
-            MANY.. => ("opara_chain4", self.elements.div_ceil(4) as usize),
-            _ => ("opara_chain", self.elements as usize),
+    /// The kernel's name, and how it is launched.
+    pub fn launch(&self) -> (&'static str, LaunchConfig) {
+        match (self.columns, self.elements) {
+            (0, MANY..) => ("opara_chain4", blocks(self.elements.div_ceil(4) as usize)),
+            (0, _) => ("opara_chain", blocks(self.elements as usize)),
+            (columns, elements) => {
+                let threads = columns.div_ceil(OF_A_THREAD).next_multiple_of(32);
+                // Of each column a number, and of what is missing to a power of two.
+                let shared_mem_bytes = columns.next_power_of_two() * size_of::<f32>() as u32;
+                let grid_dim = (elements / columns, 1, 1);
+                ("opara_chain_rows", LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes })
+            }
         }
     }
 }
@@ -240,7 +298,7 @@ pub(in crate::cuda) fn launches(
             launch.arg(chain);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
             // graph is kept for its nodes' attributes, and whoever launches one of them elsewhere moves its pointers.
-            unsafe { launch.launch(blocks(chain.launch().1)) }.w().map_err(Error::from)?;
+            unsafe { launch.launch(chain.launch().1) }.w().map_err(Error::from)?;
         }
         Ok(())
     };
@@ -264,6 +322,10 @@ pub(in crate::cuda) fn launches(
 mod tests {
     use super::*;
 
+    fn what(code: Code, of: Type) -> What {
+        What { code, of, constants: [0.; 2], on_numbers: false }
+    }
+
     #[test]
     fn dimensions_that_lie_like_one_are_one() {
         let places = |dims: &[u64], strides: &[u64]| {
@@ -279,34 +341,44 @@ mod tests {
         assert_eq!(places(&[6, 4], &[1, 0]), Some((vec![6, 4], vec![1, 0])), "a column");
         assert_eq!(places(&[5], &[0]), Some((vec![5], vec![0])), "one number for all");
         assert_eq!(places(&[2, 8, 3, 4], &[96, 4, 32, 1]), Some((vec![2, 8, 3, 4], vec![96, 4, 32, 1])));
+        assert_eq!(Places::new(&[2, 3, 4], &[3, 1, 0]).and_then(|places| places.columns_of_one()), Some(4));
+        assert_eq!(Places::new(&[1, 1, 4], &[1, 1, 0]).and_then(|places| places.columns_of_one()), Some(4));
+        assert_eq!(Places::new(&[2, 3, 4], &[4, 0, 1]).and_then(|places| places.columns_of_one()), None);
         assert_eq!(places(&[2, 2, 2, 2, 2], &[1, 2, 4, 8, 16]), None, "too many");
         assert_eq!(places(&[1 << 20, 1 << 13], &[1 << 13, 2]), None, "too far");
     }
 
     #[test]
     fn pointers_stand_where_the_kernel_looks_for_them() {
-        let mut chain = Chain::new(8).unwrap();
+        let mut chain = Chain::new(8, None).unwrap();
         let of = |at| Source::Memory(at, Type::F16, Places::default());
         let target = Target { address: Some(0xc000), slot: None };
         for _ in 0..2 {
-            chain.step(Code::Add, Type::F16, &[of(0xa000), of(0xb000)], [0.; 2], target).unwrap();
+            chain.step(what(Code::Add, Type::F16), &[of(0xa000), of(0xb000)], target).unwrap();
         }
-        assert_eq!((size_of::<Operand>(), size_of::<Step>(), size_of::<Chain>()), (48, 120, 1448));
+        assert_eq!((size_of::<Operand>(), size_of::<Step>(), size_of::<Chain>()), (48, 168, 2032));
         let words = [chain.operand_word(0), chain.operand_word(1), chain.result_word()];
-        assert_eq!(words, [8 + 120, 8 + 120 + 48, 8 + 120 + 96]);
+        assert_eq!(words, [16 + 168, 16 + 168 + 48, 16 + 168 + 144]);
     }
 
     #[test]
     fn what_is_too_much_is_refused() {
-        assert!(Chain::new(1 << 31).is_none());
-        let mut chain = Chain::new(1).unwrap();
-        let mut negate = || chain.step(Code::Neg, Type::F32, &[Source::Last], [0.; 2], Target::default());
+        assert!(Chain::new(1 << 31, None).is_none());
+        let mut chain = Chain::new(1, None).unwrap();
+        let mut negate = || chain.step(what(Code::Neg, Type::F32), &[Source::Last], Target::default());
         assert_eq!((0..=STEPS).filter(|_| negate().is_some()).count(), STEPS);
     }
 
     #[test]
     fn a_thread_makes_several_elements_where_there_are_many() {
-        assert_eq!(Chain::new(1000).unwrap().launch(), ("opara_chain", 1000));
-        assert_eq!(Chain::new(u64::from(MANY) + 1).unwrap().launch(), ("opara_chain4", MANY as usize / 4 + 1));
+        let launch = |elements, columns| {
+            let (name, config) = Chain::new(elements, columns).unwrap().launch();
+            (name, config.grid_dim.0, config.block_dim.0, config.shared_mem_bytes)
+        };
+        assert_eq!(launch(1000, None), ("opara_chain", 8, 128, 0));
+        assert_eq!(launch(u64::from(MANY), None), ("opara_chain4", MANY / 512, 128, 0));
+        assert_eq!(launch(1536 * 128, Some(128)), ("opara_chain_rows", 1536, 32, 512));
+        assert_eq!(launch(10 * 768, Some(768)), ("opara_chain_rows", 10, 192, 4096));
+        assert_eq!(launch(COLUMNS, Some(COLUMNS)), ("opara_chain_rows", 1, 1024, 16384));
     }
 }

@@ -1,0 +1,314 @@
+//! What candle's kernels compute of elements and of rows, read off their names and arguments.
+
+use half::{bf16, f16};
+
+use crate::cuda::driver::kernels::chain::{Code, Places, Type, COLUMNS};
+use crate::cuda::driver::Arguments;
+use crate::trace::Launch;
+
+/// A launch of a kernel of candle's, as a step.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Step {
+    /// Of each operand that is taken element by element.
+    pub elements: u64,
+    /// Of a row, if the kernel takes rows.
+    pub columns: Option<u64>,
+    pub code: Code,
+    /// Type of the operands.
+    pub from: Type,
+    /// Type of the arithmetic and of the result.
+    pub to: Type,
+    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by.
+    pub constants: [f32; 2],
+    /// Offsets of the operands' pointers among the arguments, and where their elements are.
+    pub operands: Vec<(usize, Places)>,
+    /// Offset of the result's pointer.
+    pub result: usize,
+}
+
+/// Kernels with one operand, without `u` and type. Others (of several types, or whose arithmetic is not that of their
+/// type) are left alone.
+const UNARY: &[(&str, Code)] = &[
+    ("copy", Code::Copy),
+    ("sqr", Code::Sqr),
+    ("sqrt", Code::Sqrt),
+    ("neg", Code::Neg),
+    ("abs", Code::Abs),
+    ("recip", Code::Recip),
+    ("relu", Code::Relu),
+    ("exp", Code::Exp),
+    ("tanh", Code::Tanh),
+    ("silu", Code::Silu),
+    ("gelu", Code::Gelu),
+    ("gelu_erf", Code::GeluErf),
+    ("sigmoid", Code::Sigmoid),
+];
+
+/// Kernels with two, without `b` and type.
+const BINARY: &[(&str, Code)] = &[
+    ("add", Code::Add),
+    ("sub", Code::Sub),
+    ("mul", Code::Mul),
+    ("div", Code::Div),
+    ("maximum", Code::Max),
+    ("minimum", Code::Min),
+];
+
+/// Kernels that make one number of a row, without type: `fast_sum`.
+const FOLDS: &[(&str, Code)] = &[("fast_sum", Code::RowSum), ("fast_max", Code::RowMax), ("fast_min", Code::RowMin)];
+
+/// Kernels of rows: how many operands they have, of which the first one comes before the result and the others, a number
+/// for each column, after it.
+const ROWS: &[(&str, (Code, usize))] =
+    &[("softmax", (Code::Softmax, 1)), ("rmsnorm", (Code::RmsNorm, 2)), ("layernorm", (Code::LayerNorm, 3))];
+
+const TYPES: &[(&str, Type)] = &[("f32", Type::F32), ("f16", Type::F16), ("bf16", Type::Bf16)];
+
+fn find<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
+    table.iter().find(|(known, _)| *known == name).map(|&(_, value)| value)
+}
+
+impl Step {
+    /// The step of a launch; `None` if it is none. `table` gives what lies at the address that stands at an offset among
+    /// the arguments, as numbers, if that is known: dimensions, and strides of each operand.
+    pub fn of(
+        name: &str,
+        arguments: &Arguments,
+        launch: &Launch,
+        table: impl FnOnce(usize) -> Option<Vec<u64>>,
+    ) -> Option<Self> {
+        let typed = name.rsplit_once('_').and_then(|(name, of)| Some((name, find(TYPES, of)?)));
+        if let Some((name, of)) = typed {
+            if let Some(code) = find(FOLDS, name) {
+                return Self::fold(code, of, arguments, launch, table);
+            }
+            if let Some((code, operands)) = find(ROWS, name) {
+                return Self::rows(code, of, operands, arguments, launch);
+            }
+        }
+        Self::elements(name, arguments, table)
+    }
+
+    fn elements(name: &str, arguments: &Arguments, table: impl FnOnce(usize) -> Option<Vec<u64>>) -> Option<Self> {
+        let (code, from, to) = kernel(name)?;
+        let operands = if BINARY.iter().any(|&(_, binary)| binary == code) { 2 } else { 1 };
+        let constants = if code == Code::Affine { 2 } else { 0 };
+        // numel, num_dims, info, operands, result, constants
+        if arguments.count() != 3 + operands + 1 + constants {
+            return None;
+        }
+        let places = places(arguments, 1, operands, table)?.into_iter().enumerate();
+        Some(Self {
+            elements: arguments.integer(0)?,
+            columns: None,
+            code,
+            from,
+            to,
+            constants: match constants {
+                0 => [0.; 2],
+                _ => [number(to, arguments.argument(5)?.1)?, number(to, arguments.argument(6)?.1)?],
+            },
+            // A kernel that works in place is given null.
+            operands: places.map(|(at, places)| Some((pointer(arguments, 3 + at)?, places))).collect::<Option<_>>()?,
+            result: pointer(arguments, 3 + operands)?,
+        })
+    }
+
+    /// numel, columns, num_dims, info, operand, result
+    fn fold(
+        code: Code,
+        of: Type,
+        arguments: &Arguments,
+        launch: &Launch,
+        table: impl FnOnce(usize) -> Option<Vec<u64>>,
+    ) -> Option<Self> {
+        let (elements, columns) = (arguments.integer(0)?, arguments.integer(1)?);
+        // candle adds these up in an order that depends on addresses.
+        let is_unknown = of == Type::Bf16 && code == Code::RowSum;
+        let threads = columns.min(1024).checked_next_power_of_two()?;
+        let is_of_rows = launched(launch, elements, columns, [threads, 1, 1]);
+        if arguments.count() != 6 || is_unknown || !is_of_rows {
+            return None;
+        }
+        let operands = vec![(pointer(arguments, 4)?, *places(arguments, 2, 1, table)?.first()?)];
+        let (columns, constants, result) = (Some(columns), [0.; 2], pointer(arguments, 5)?);
+        Some(Self { elements, columns, code, from: of, to: of, constants, operands, result })
+    }
+
+    /// operand, result, other operands, columns; of a norm, too, the threads of a row and what is added to what it divides by
+    fn rows(code: Code, of: Type, operands: usize, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+        let columns = arguments.integer(1 + operands)?;
+        let elements = columns.checked_mul(launch.grid[0].into())?;
+        let is_norm = code != Code::Softmax;
+        let threads = if columns < 1024 { 32 } else { 1024 };
+        let block = if is_norm { [threads, 1, 1] } else { [1, 32, 1] };
+        let is_known = arguments.count() == if is_norm { 4 + operands } else { 2 + operands }
+            && (!is_norm || arguments.integer(2 + operands) == Some(threads));
+        if !is_known || !launched(launch, elements, columns, block) {
+            return None;
+        }
+        let epsilon = if is_norm { number(Type::F32, arguments.argument(3 + operands)?.1)? } else { 0. };
+        let of_columns = Places::new(&[elements / columns, columns], &[0, 1])?;
+        let others = (2..1 + operands).map(|at| Some((pointer(arguments, at)?, of_columns)));
+        let first = (pointer(arguments, 0)?, Places::default());
+        Some(Self {
+            elements,
+            columns: Some(columns),
+            code,
+            from: of,
+            to: of,
+            constants: [epsilon, 0.],
+            operands: std::iter::once(Some(first)).chain(others).collect::<Option<_>>()?,
+            result: pointer(arguments, 1)?,
+        })
+    }
+}
+
+/// Offset of a pointer that is not null.
+fn pointer(arguments: &Arguments, index: usize) -> Option<usize> {
+    Some(arguments.argument(index)?.0).filter(|_| arguments.integer(index) != Some(0))
+}
+
+/// Where the elements of operands are: `num_dims` and `info` stand at an index among the arguments.
+fn places(
+    arguments: &Arguments,
+    at: usize,
+    operands: usize,
+    table: impl FnOnce(usize) -> Option<Vec<u64>>,
+) -> Option<Vec<Places>> {
+    let rank = arguments.integer(at)? as usize;
+    if arguments.integer(at + 1)? == 0 {
+        return Some(vec![Places::default(); operands]);
+    }
+    let numbers = table(arguments.argument(at + 1)?.0)?;
+    let dims = numbers.get(..rank)?;
+    let strides = |of: usize| numbers.get(rank * (1 + of)..rank * (2 + of));
+    (0..operands).map(|of| Places::new(dims, strides(of)?)).collect()
+}
+
+/// Whether a launch has a block of these threads for each row, and rows are such as a chain takes.
+fn launched(launch: &Launch, elements: u64, columns: u64, block: [u64; 3]) -> bool {
+    (2..=COLUMNS).contains(&columns)
+        && u64::from(launch.grid[0]).checked_mul(columns) == Some(elements)
+        && launch.grid[1..] == [1, 1]
+        && launch.block.map(u64::from) == block
+}
+
+/// What a kernel computes, and the types of its operands and of its result.
+fn kernel(name: &str) -> Option<(Code, Type, Type)> {
+    if let Some(types) = name.strip_prefix("cast_") {
+        let (from, to) = types.split_once('_')?;
+        return Some((Code::Copy, find(TYPES, from)?, find(TYPES, to)?));
+    }
+    let (name, of) = name.rsplit_once('_')?;
+    let of = find(TYPES, of)?;
+    let code = match name.strip_prefix('u') {
+        _ if name == "affine" => Code::Affine,
+        Some(unary) => find(UNARY, unary)?,
+        None => find(BINARY, name.strip_prefix('b')?)?,
+    };
+    // candle computes these in f32.
+    let is_widened = of == Type::Bf16 && matches!(code, Code::Silu | Code::Sigmoid);
+    (!is_widened).then_some((code, of, of))
+}
+
+/// A constant argument.
+fn number(of: Type, bytes: &[u8]) -> Option<f32> {
+    Some(match of {
+        Type::F32 => f32::from_ne_bytes(bytes.try_into().ok()?),
+        Type::F16 => f16::from_ne_bytes(bytes.try_into().ok()?).to_f32(),
+        Type::Bf16 => bf16::from_ne_bytes(bytes.try_into().ok()?).to_f32(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(grid: u32, block: [u32; 3]) -> Launch {
+        Launch { grid: [grid, 1, 1], block, ..Launch::default() }
+    }
+
+    fn step(name: &str, words: &[u64], table: &[u64]) -> Option<Step> {
+        Step::of(name, &Arguments::from_words(words), &launch(1, [1024, 1, 1]), |offset| {
+            assert_eq!(offset, 16, "the table is the third argument");
+            Some(table.to_vec())
+        })
+    }
+
+    fn of_rows(name: &str, words: &[u64], launch: &Launch) -> Option<Step> {
+        Step::of(name, &Arguments::from_words(words), launch, |offset| {
+            assert_eq!(offset, 24, "the table is the fourth argument");
+            Some(vec![5, 100, 100, 1])
+        })
+    }
+
+    #[test]
+    fn names_tell_what_is_computed_in_which_types() {
+        assert_eq!(kernel("badd_f16"), Some((Code::Add, Type::F16, Type::F16)));
+        assert_eq!(kernel("ugelu_erf_f32"), Some((Code::GeluErf, Type::F32, Type::F32)));
+        assert_eq!(kernel("cast_bf16_f32"), Some((Code::Copy, Type::Bf16, Type::F32)));
+        assert_eq!(kernel("affine_bf16"), Some((Code::Affine, Type::Bf16, Type::Bf16)));
+        for other in
+            ["badd_f64", "cast_u32_f32", "where_u8_f32", "upowf_f32", "usilu_bf16", "softmax_f32", "gt_f32", "u"]
+        {
+            assert_eq!(kernel(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn operands_are_found_among_the_arguments() {
+        let row = Places::default();
+        let add = step("badd_f32", &[6, 2, 0, 0xa000, 0xb000, 0xc000], &[]).unwrap();
+        assert_eq!((add.elements, add.operands, add.result), (6, vec![(24, row), (32, row)], 40));
+        let add = step("badd_f32", &[6, 2, 0xd000, 0xa000, 0xb000, 0xc000], &[2, 3, 3, 1, 0, 1]).unwrap();
+        assert_eq!(add.operands, [(24, row), (32, Places::new(&[2, 3], &[0, 1]).unwrap())]);
+        let copy = step("ucopy_f16", &[6, 2, 0xd000, 0xa000, 0xb000], &[2, 3, 1, 2]).unwrap();
+        assert_eq!((copy.operands, copy.result), (vec![(24, Places::new(&[2, 3], &[1, 2]).unwrap())], 32));
+    }
+
+    #[test]
+    fn rows_are_found_among_the_arguments() {
+        let row = Places::default();
+        let sum = [500, 100, 2, 0xd000, 0xa000, 0xb000];
+        let step = of_rows("fast_sum_f16", &sum, &launch(5, [128, 1, 1])).unwrap();
+        assert_eq!((step.code, step.elements, step.columns), (Code::RowSum, 500, Some(100)));
+        assert_eq!((step.operands, step.result), (vec![(32, row)], 40));
+        assert_eq!(of_rows("fast_sum_bf16", &sum, &launch(5, [128, 1, 1])), None, "in an order of its own");
+        assert!(of_rows("fast_max_bf16", &sum, &launch(5, [128, 1, 1])).is_some());
+        for other in [launch(5, [256, 1, 1]), launch(4, [128, 1, 1])] {
+            assert_eq!(of_rows("fast_sum_f32", &sum, &other), None, "other threads");
+        }
+        let step = of_rows("softmax_f32", &[0xa000, 0xb000, 100], &launch(5, [1, 32, 1])).unwrap();
+        assert_eq!((step.elements, step.columns, step.operands, step.result), (500, Some(100), vec![(0, row)], 8));
+        assert_eq!(of_rows("softmax_f32", &[0xa000, 0xb000, 5000], &launch(5, [1, 32, 1])), None, "too long");
+    }
+
+    #[test]
+    fn a_norm_has_a_number_for_each_column() {
+        let norm = |threads: u64, block| {
+            let epsilon = u64::from(1e-5f32.to_bits());
+            let words = [0xa000, 0xb000, 0xc000, 0xd000, 100, threads, epsilon];
+            let mut arguments = Arguments::from_words(&words);
+            arguments.cut(6, 4);
+            Step::of("layernorm_f16", &arguments, &launch(5, [block, 1, 1]), |_| None)
+        };
+        let step = norm(32, 32).unwrap();
+        let (row, of_columns) = (Places::default(), Places::new(&[5, 100], &[0, 1]).unwrap());
+        assert_eq!((step.operands, step.result), (vec![(0, row), (16, of_columns), (24, of_columns)], 8));
+        assert_eq!((step.columns, step.constants), (Some(100), [1e-5, 0.]));
+        assert_eq!(norm(1024, 32).or(norm(32, 64)).or(norm(1024, 1024)), None, "other threads");
+    }
+
+    #[test]
+    fn what_is_not_understood_is_left_alone() {
+        assert_eq!(step("badd_f32", &[6, 2, 0, 0xa000, 0xb000], &[]), None, "another signature");
+        assert_eq!(step("badd_f32", &[6, 2, 0xd000, 0xa000, 0xb000, 0xc000], &[2, 3, 3, 1]), None, "half a table");
+        assert_eq!(step("uneg_f32", &[6, 2, 0, 0, 0xb000], &[]), None, "in place");
+        assert_eq!(
+            step("uneg_f32", &[6, 5, 0xd000, 1, 2], &[2, 2, 2, 2, 2, 1, 2, 4, 8, 16]),
+            None,
+            "too many dimensions"
+        );
+    }
+}

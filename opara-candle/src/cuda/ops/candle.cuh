@@ -1,0 +1,27 @@
+// What candle's kernels make of numbers, in the arithmetic of their type.
+#pragma once
+#include "numbers.cuh"
+
+__device__ inline float scaled(float x, float mul, float add) { return fmaf(x, mul, add); }
+__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
+__device__ inline float smaller(float a, float b) { return fminf(a, b); }
+__device__ inline float root(float x) { return sqrtf(x); }
+__device__ inline float magnitude(float x) { return fabsf(x); }
+__device__ inline float exponential(float x) { return expf(x); }
+
+// The 16-bit types alike. A product and its sum may be contracted, as in candle's.
+#define OF_16_BITS(T)                                                                                                  \
+    __device__ inline T scaled(T x, T mul, T add) { return x * mul + add; }                                            \
+    __device__ inline T larger(T a, T b) { return __hmax_nan(a, b); }                                                  \
+    __device__ inline T smaller(T a, T b) { return __hmin_nan(a, b); }                                                 \
+    __device__ inline T root(T x) { return hsqrt(x); }                                                                 \
+    __device__ inline T magnitude(T x) { return __habs(x); }                                                           \
+    __device__ inline T exponential(T x) { return hexp(x); }
+OF_16_BITS(__half)
+OF_16_BITS(__nv_bfloat16)
+
+template <typename T> __device__ inline T gelu(T x) {
+    T cube = x * x * x;
+    T inner = x + (T)0.044715 * cube;
+    return (T)0.5 * x * ((T)1.0 + narrow<T>(tanhf(widen((T)(1.12837916709551257390 * 0.70710678118654752440) * inner))));
+}

@@ -1,0 +1,123 @@
+// What candle's kernels make of a row (candle-kernels' reduce.cu), to the last bit: they add up in the order in which each of
+// their threads does, which is not that of the threads here. A block has a row, of which a thread has every blockDim.x-th
+// element, from its own number on.
+#pragma once
+#include "candle.cuh"
+
+// Columns of a row that candle's threads take one after the other, if there are more than these.
+constexpr unsigned CANDLE_BLOCK = 1024;
+
+extern __shared__ float candle_row[];
+
+// Lets all threads see the row.
+template <int N> __device__ inline void publish(const float (&xs)[N], unsigned columns) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const unsigned column = threadIdx.x + n * blockDim.x;
+        if (column < columns) candle_row[column] = xs[n];
+    }
+    __syncthreads();
+}
+
+struct CandleSum {
+    template <typename T> __device__ static T of(T a, T b) { return a + b; }
+    __device__ static float none() { return 0; }
+};
+struct CandleMax {
+    template <typename T> __device__ static T of(T a, T b) { return larger(a, b); }
+    __device__ static float none() { return -INFINITY; }
+};
+struct CandleMin {
+    template <typename T> __device__ static T of(T a, T b) { return smaller(a, b); }
+    __device__ static float none() { return INFINITY; }
+};
+
+// `fast_sum`, `fast_max`, `fast_min`: a thread for each column, up to a power of two, then always the halves.
+template <typename F, typename T, int N> __device__ inline void candle_fold(float (&xs)[N], unsigned columns) {
+    unsigned threads = CANDLE_BLOCK;
+    while (threads / 2 >= columns) threads /= 2;
+    publish(xs, columns);
+    for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
+        T x = narrow<T>(F::none());
+        for (unsigned column = thread; column < columns; column += threads) x = F::of(x, narrow<T>(candle_row[column]));
+        candle_row[thread] = widen(x);
+    }
+    for (unsigned half = threads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        for (unsigned thread = threadIdx.x; thread < half; thread += blockDim.x)
+            candle_row[thread] =
+                widen(F::of(narrow<T>(candle_row[thread]), narrow<T>(candle_row[thread + half])));
+    }
+    __syncthreads();
+    const float all = candle_row[0];
+    // Until nobody reads what the next step writes.
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = all;
+}
+
+// Sums over a warp.
+__device__ inline float2 of_warp(float2 sum) {
+#pragma unroll
+    for (unsigned distance = 16; distance > 0; distance /= 2) {
+        sum.x += __shfl_xor_sync(~0u, sum.x, distance);
+        sum.y += __shfl_xor_sync(~0u, sum.y, distance);
+    }
+    return sum;
+}
+
+// The sums of a row that all see, and of its squares, by a warp, or by as many as CANDLE_BLOCK has.
+__device__ inline float2 candle_sums(unsigned columns, unsigned threads) {
+    __shared__ float2 of_warps[CANDLE_BLOCK / 32];
+    const unsigned lane = threadIdx.x % 32;
+    for (unsigned first = threadIdx.x - lane; first < threads; first += blockDim.x) {
+        float2 sum = {};
+#pragma unroll 8
+        for (unsigned column = first + lane; column < columns; column += threads) {
+            const float x = candle_row[column];
+            sum.x += x;
+            sum.y = fmaf(x, x, sum.y);
+        }
+        sum = of_warp(sum);
+        if (lane == 0) of_warps[first / 32] = sum;
+    }
+    __syncthreads();
+    return threads == 32 ? of_warps[0] : of_warp(of_warps[lane]);
+}
+
+__device__ inline unsigned candle_norm_threads(unsigned columns) { return columns < CANDLE_BLOCK ? 32 : CANDLE_BLOCK; }
+
+// `layernorm`.
+template <typename T, int N>
+__device__ inline void candle_layer_norm(float (&xs)[N], const float (&weight)[N], const float (&bias)[N],
+                                         unsigned columns, float epsilon) {
+    publish(xs, columns);
+    const float2 sum = candle_sums(columns, candle_norm_threads(columns));
+    const float mean = sum.x / columns, variance = fmaf(-mean, mean, sum.y / columns), scale = rsqrtf(variance + epsilon);
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(fmaf((xs[n] - mean) * scale, weight[n], bias[n])));
+}
+
+// `rmsnorm`.
+template <typename T, int N>
+__device__ inline void candle_rms_norm(float (&xs)[N], const float (&weight)[N], unsigned columns, float epsilon) {
+    publish(xs, columns);
+    const float scale = rsqrtf(candle_sums(columns, candle_norm_threads(columns)).y / columns + epsilon);
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(scale * xs[n] * weight[n]));
+}
+
+// `softmax`: a warp.
+template <typename T, int N> __device__ inline void candle_softmax(float (&xs)[N], unsigned columns) {
+    float most[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) most[n] = xs[n];
+    // No matter in which order.
+    candle_fold<CandleMax, T>(most, columns);
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = widen(exponential(narrow<T>(xs[n]) - narrow<T>(most[n])));
+    publish(xs, columns);
+    const T factor = narrow<T>(1.f / candle_sums(columns, 32).x);
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(xs[n]) * factor);
+}
