@@ -230,6 +230,29 @@ fn operands_may_lie_in_any_way() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_result_that_is_turned_turns_its_chain() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let bias = waves(2, 24)?.to_dtype(dtype)?.to_device(&device)?;
+        let input = |i| Ok(vec![waves(i, (2, 5, 24))?.to_dtype(dtype)?.to_device(&device)?]);
+        // Heads of what a product makes, which are scaled then.
+        let of = bias.clone();
+        let heads = move |t: &[Tensor]| {
+            let heads = t[0].broadcast_add(&of)?.reshape((2, 5, 4, 6))?.transpose(1, 2)?;
+            Ok(vec![heads.contiguous()?.affine(0.5, 0.)?])
+        };
+        fused(&replayed(Mode::Graph, heads, input), 2);
+        // Here the sum is needed as it was, too.
+        let both = move |t: &[Tensor]| {
+            let sum = t[0].broadcast_add(&bias)?;
+            Ok(vec![sum.transpose(1, 2)?.contiguous()?.neg()?, sum])
+        };
+        fused(&replayed(Mode::Graph, both, input), 1);
+    }
+    Ok(())
+}
+
+#[test]
 fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {

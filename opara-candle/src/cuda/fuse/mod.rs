@@ -11,7 +11,7 @@ use self::step::Step;
 use super::capture::{Capture, Recorded};
 use super::driver::kernels::chain::{self, Chain, Code, Source, Target, What, SLOTS, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
-use crate::fuse::{self, chains, Fusible, Operand, Place};
+use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
 
@@ -118,14 +118,10 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
     {
         return None;
     }
-    let operand = |(&(word, places), (access, _)): (&(usize, chain::Places), &(Access, u64))| Operand {
+    let operand = |(&(word, places), (access, _)): (&(usize, Places), &(Access, u64))| Operand {
         buffer: access.buffer,
-        at: match places.columns_of_one() {
-            _ if !from_start(word) => Place::Elsewhere,
-            Some(columns) => Place::OfRow(columns),
-            None if places.are_in_a_row() => Place::Same,
-            None => Place::Elsewhere,
-        },
+        places,
+        from_start: from_start(word),
     };
     let fusible = Fusible {
         elements: step.elements,
@@ -156,13 +152,14 @@ impl Fused {
         for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {
             let Known { step, fusible, accesses } = member;
             let (result, reads) = accesses.split_last()?;
+            let order = chain.turn.filter(|turn| at < turn.before).map(|turn| turn.order).unwrap_or_default();
             let mut sources = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
                 sources.push(match maker(access.buffer) {
                     Some(maker) if members[maker].step.to != step.from => return None,
                     Some(maker) if maker + 1 == at => Source::Last,
                     Some(maker) => Source::Saved(slots.of(maker)?),
-                    None => Source::Memory(address, step.from, places),
+                    None => Source::Memory(address, step.from, places.in_order(&order)?),
                 });
             }
             let reads_result = |member: &&Known| member.fusible.operands.iter().any(|o| o.buffer == fusible.result);

@@ -2,8 +2,9 @@
 
 use half::{bf16, f16};
 
-use crate::cuda::driver::kernels::chain::{Code, Places, Type, COLUMNS};
+use crate::cuda::driver::kernels::chain::{Code, Type, COLUMNS};
 use crate::cuda::driver::Arguments;
+use crate::fuse::Places;
 use crate::trace::Launch;
 
 /// A launch of a kernel of candle's, as a step.

@@ -9,6 +9,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use super::{blocks, function};
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
 use crate::cuda::ops::ptx;
+use crate::fuse::{Places, DIMS};
 use crate::{Error, Result};
 
 /// The most steps.
@@ -17,8 +18,6 @@ pub(in crate::cuda) const STEPS: usize = 12;
 pub(in crate::cuda) const SLOTS: usize = 4;
 /// The most columns of a row.
 pub(in crate::cuda) const COLUMNS: u64 = 4096;
-/// The most dimensions of an operand whose elements are not in a row.
-const DIMS: usize = 4;
 /// The most operands of a step.
 const OPERANDS: usize = 3;
 /// Elements of a row that a thread makes.
@@ -73,57 +72,6 @@ impl Code {
     /// Whether it makes one number of a row.
     pub fn folds(self) -> bool {
         matches!(self, Self::RowSum | Self::RowMax | Self::RowMin)
-    }
-}
-
-/// Where the elements of an operand are: in a row if the rank is 0.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::cuda) struct Places {
-    dims: [u32; DIMS],
-    strides: [u32; DIMS],
-    rank: u8,
-}
-
-impl Places {
-    /// Those of so many elements in each dimension, so far from each other. `None` if they are too many to count or fall
-    /// into too many dimensions, neighbouring ones that lie like one counting as one.
-    pub fn new(dims: &[u64], strides: &[u64]) -> Option<Self> {
-        let mut joined: Vec<(u64, u64)> = Vec::new();
-        for (&dim, &stride) in dims.iter().zip(strides).filter(|(&dim, _)| dim != 1) {
-            match joined.last_mut() {
-                Some(outer) if outer.1 == stride.checked_mul(dim)? => *outer = (outer.0.checked_mul(dim)?, stride),
-                _ => joined.push((dim, stride)),
-            }
-        }
-        let mut places = Self::default();
-        if joined.is_empty() || matches!(joined[..], [(_, 1)]) {
-            return Some(places);
-        }
-        let last =
-            joined.iter().try_fold(0u64, |last, (dim, stride)| last.checked_add((dim - 1).checked_mul(*stride)?))?;
-        if joined.len() > DIMS || last > u64::from(u32::MAX) {
-            return None;
-        }
-        places.rank = joined.len() as u8;
-        for (at, (dim, stride)) in joined.into_iter().enumerate() {
-            (places.dims[at], places.strides[at]) = (u32::try_from(dim).ok()?, u32::try_from(stride).ok()?);
-        }
-        Some(places)
-    }
-
-    /// Whether element `i` is at place `i`.
-    pub fn are_in_a_row(&self) -> bool {
-        self.rank == 0
-    }
-
-    /// So many columns, if element `i` is at place `i / columns`.
-    pub fn columns_of_one(&self) -> Option<u64> {
-        match (self.rank, self.strides) {
-            (2, [1, 0, ..]) => Some(self.dims[1].into()),
-            // There is one row.
-            (1, [0, ..]) => Some(self.dims[0].into()),
-            _ => None,
-        }
     }
 }
 
@@ -205,7 +153,8 @@ impl Operand {
         match source {
             Source::Last => nothing,
             Source::Saved(slot) => Self { source: 1, slot: slot as u8, ..nothing },
-            Source::Memory(from, of, Places { dims, strides, rank }) => {
+            Source::Memory(from, of, places) => {
+                let (dims, strides, rank) = places.raw();
                 Self { from, dims, strides, source: 2, of, rank, ..nothing }
             }
         }
@@ -324,28 +273,6 @@ mod tests {
 
     fn what(code: Code, of: Type) -> What {
         What { code, of, constants: [0.; 2], on_numbers: false }
-    }
-
-    #[test]
-    fn dimensions_that_lie_like_one_are_one() {
-        let places = |dims: &[u64], strides: &[u64]| {
-            let places = Places::new(dims, strides)?;
-            let rank = places.rank as usize;
-            Some((places.dims[..rank].to_vec(), places.strides[..rank].to_vec()))
-        };
-        let row = Some((vec![], vec![]));
-        assert_eq!(places(&[], &[]), row, "a number");
-        assert_eq!(places(&[2, 3, 4], &[12, 4, 1]), row);
-        assert_eq!(places(&[1, 3, 1, 4], &[7, 4, 9, 1]), row, "dimensions of one are none");
-        assert_eq!(places(&[2, 3, 4], &[0, 0, 1]), Some((vec![6, 4], vec![0, 1])), "a row for each of six");
-        assert_eq!(places(&[6, 4], &[1, 0]), Some((vec![6, 4], vec![1, 0])), "a column");
-        assert_eq!(places(&[5], &[0]), Some((vec![5], vec![0])), "one number for all");
-        assert_eq!(places(&[2, 8, 3, 4], &[96, 4, 32, 1]), Some((vec![2, 8, 3, 4], vec![96, 4, 32, 1])));
-        assert_eq!(Places::new(&[2, 3, 4], &[3, 1, 0]).and_then(|places| places.columns_of_one()), Some(4));
-        assert_eq!(Places::new(&[1, 1, 4], &[1, 1, 0]).and_then(|places| places.columns_of_one()), Some(4));
-        assert_eq!(Places::new(&[2, 3, 4], &[4, 0, 1]).and_then(|places| places.columns_of_one()), None);
-        assert_eq!(places(&[2, 2, 2, 2, 2], &[1, 2, 4, 8, 16]), None, "too many");
-        assert_eq!(places(&[1 << 20, 1 << 13], &[1 << 13, 2]), None, "too far");
     }
 
     #[test]

@@ -2,7 +2,14 @@
 //!
 //! Launches go through elements, one after another, or through rows of them: a norm makes each element of all of a row, and
 //! a sum makes one number of a row. What goes through the same elements can be one launch, a block a row if there are rows.
+//! What turns the result of a chain, such as a contiguous copy of a transposed one, can be part of it: all before goes
+//! through its elements in that order then.
 
+mod places;
+
+pub(crate) use self::places::Places;
+#[cfg(feature = "cuda")]
+pub(crate) use self::places::DIMS;
 use crate::optimize::{read, stays, written};
 use crate::trace::{BufferId, Op, OpId, Role, Trace};
 
@@ -27,17 +34,36 @@ pub(crate) struct Fusible {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Operand {
     pub buffer: BufferId,
-    pub at: Place,
+    pub places: Places,
+    /// Whether they count from the buffer's first byte on.
+    pub from_start: bool,
 }
 
 /// What element `i` is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+enum Place {
     /// Element `i` of the operand, and, if the launch takes rows, the others of its row.
     Same,
     /// Number `i / columns`.
     OfRow(u64),
     Elsewhere,
+}
+
+impl Operand {
+    fn place(&self) -> Place {
+        match self.places.columns_of_one() {
+            _ if !self.from_start => Place::Elsewhere,
+            Some(columns) => Place::OfRow(columns),
+            None if self.places.are_in_a_row() => Place::Same,
+            None => Place::Elsewhere,
+        }
+    }
+
+    /// The order in which all of so many elements are taken, if it is another one.
+    fn order(&self, elements: u64) -> Option<Places> {
+        let turns = self.from_start && !self.places.are_in_a_row() && self.places.are_a_permutation(elements);
+        turns.then_some(self.places)
+    }
 }
 
 /// Launches that become one.
@@ -55,6 +81,16 @@ pub(crate) struct Chain {
     pub elements: u64,
     /// How many of them are a row, if any member takes rows.
     pub columns: Option<u64>,
+    pub turn: Option<Turn>,
+}
+
+/// Members before one that takes their elements in another order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// How many there are.
+    pub before: usize,
+    /// Which element is the first one, the second one, and so on, for those after.
+    pub order: Places,
 }
 
 /// Finds chains of up to `most` launches, none of which holds a launch of another. `fusible` tells which ops can be in one.
@@ -66,7 +102,7 @@ pub(crate) struct Chain {
 /// # Complexity
 /// Linear in accesses.
 pub(crate) fn chains(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
-    let mut chains = Growing::new(trace, most);
+    let mut chains = Growing::new(trace, fusible, most);
     for (op, launch) in trace.ops.iter().enumerate() {
         if let Some(fusible) = fusible[op] {
             chains.place(op, fusible);
@@ -84,6 +120,7 @@ struct Link {
     columns: Option<u64>,
     /// Of each member whether it goes through numbers of rows.
     on_numbers: Vec<bool>,
+    turn: Option<Turn>,
     /// Whether something else has read a member's result.
     is_read: bool,
     gains: bool,
@@ -92,7 +129,8 @@ struct Link {
 impl Link {
     fn of(op: OpId, fusible: &Fusible) -> Self {
         let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
-        Self { members: vec![op], at: op, elements, columns, on_numbers: vec![false], is_read: false, gains }
+        let (members, on_numbers) = (vec![op], vec![false]);
+        Self { members, at: op, elements, columns, on_numbers, turn: None, is_read: false, gains }
     }
 
     /// The columns that its rows would have with another member, and whether that would go through numbers of rows. `None`
@@ -113,11 +151,15 @@ struct Joined {
     at: OpId,
     columns: Option<u64>,
     on_numbers: bool,
+    turn: Option<Turn>,
 }
 
 struct Growing<'a> {
     trace: &'a Trace,
+    fusible: &'a [Option<&'a Fusible>],
     most: usize,
+    /// How often each buffer is read.
+    reads: Vec<usize>,
     /// Whether every call runs it.
     stays: Vec<bool>,
     /// How often each buffer is written in all, and how often so far.
@@ -134,13 +176,16 @@ struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    fn new(trace: &'a Trace, most: usize) -> Self {
+    fn new(trace: &'a Trace, fusible: &'a [Option<&'a Fusible>], most: usize) -> Self {
         let buffers = trace.buffers.len();
-        let mut writes = vec![0; buffers];
+        let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
+        trace.ops.iter().flat_map(read).for_each(|buffer| reads[buffer] += 1);
         trace.ops.iter().flat_map(written).for_each(|buffer| writes[buffer] += 1);
         Self {
             trace,
+            fusible,
             most,
+            reads,
             stays: stays(trace),
             writes,
             written: vec![0; buffers],
@@ -162,7 +207,7 @@ impl<'a> Growing<'a> {
             return;
         }
         let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
-        let Some(Joined { link, at, columns, on_numbers }) = joined else {
+        let Some(Joined { link, at, columns, on_numbers, turn }) = joined else {
             self.link_of[op] = Some(self.links.len());
             self.makes_numbers[op] = fusible.folds;
             self.links.push(Link::of(op, fusible));
@@ -170,7 +215,7 @@ impl<'a> Growing<'a> {
         };
         let chain = &mut self.links[link];
         chain.at = at;
-        chain.columns = columns;
+        (chain.columns, chain.turn) = (columns, turn);
         chain.members.push(op);
         chain.on_numbers.push(on_numbers);
         self.link_of[op] = Some(link);
@@ -184,20 +229,40 @@ impl<'a> Growing<'a> {
         let chain = &self.links[link];
         let (columns, on_numbers) = chain.with(fusible)?;
         let member = |o: &Operand| self.writer[o.buffer].filter(|&writer| self.link_of[writer] == Some(link));
-        let is_there = |o: &Operand| match (member(o), o.at) {
+        let is_there = |o: &Operand| match (member(o), o.place()) {
             (None, _) => true,
             (Some(maker), Place::Same) => self.makes_numbers[maker] == on_numbers,
             (Some(maker), Place::OfRow(of)) => self.makes_numbers[maker] && !on_numbers && columns == Some(of),
             (Some(_), Place::Elsewhere) => false,
         };
-        let fits = fusible.operands.iter().all(is_there)
-            && self.stays[maker] == self.stays[op]
-            && chain.members.len() < self.most;
+        let turn = if fusible.operands.iter().all(is_there) {
+            chain.turn
+        } else {
+            let order = operand.order(chain.elements)?;
+            let is_alike = |o: &Operand| member(o).is_none() || (o.from_start && o.places == order);
+            let turns = columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_turn(chain, op, &order);
+            Some(turns.then_some(Turn { before: chain.members.len(), order })?)
+        };
+        let fits = self.stays[maker] == self.stays[op] && chain.members.len() < self.most;
         let outer = fusible.operands.iter().filter(|o| member(o).is_none());
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < chain.at) { Some(chain.at) } else { (!chain.is_read).then_some(op) };
-        at.filter(|_| fits).map(|at| Joined { link, at, columns, on_numbers })
+        at.filter(|_| fits).map(|at| Joined { link, at, columns, on_numbers, turn })
+    }
+
+    /// Whether a chain can go through its elements in another order for an op: nobody else reads what it makes, and where its
+    /// operands are in that order can be told.
+    fn can_turn(&self, chain: &Link, op: OpId, order: &Places) -> bool {
+        let all = || chain.members.iter().filter_map(|&member| self.fusible[member]);
+        let made = |buffer| all().any(|member| member.result == buffer);
+        let is_own = |member: &Fusible| {
+            let own = chain.members.iter().chain([&op]).flat_map(|&op| read(&self.trace.ops[op]));
+            let is_output = matches!(self.trace.buffers[member.result].role, Role::Output(_));
+            !is_output && own.filter(|&buffer| buffer == member.result).count() == self.reads[member.result]
+        };
+        let is_told = |operand: &Operand| made(operand.buffer) || operand.places.in_order(order).is_some();
+        chain.turn.is_none() && all().all(|member| is_own(member) && member.operands.iter().all(is_told))
     }
 
     fn runs_at(&self, op: OpId) -> OpId {
@@ -230,8 +295,8 @@ impl<'a> Growing<'a> {
         let chain = |link: Link| {
             let results = link.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_kept[buffer]));
             let kept = results.collect();
-            let Link { members, at, elements, columns, on_numbers, .. } = link;
-            Chain { members, at, kept, on_numbers, elements, columns }
+            let Link { members, at, elements, columns, on_numbers, turn, .. } = link;
+            Chain { members, at, kept, on_numbers, elements, columns, turn }
         };
         self.links.into_iter().filter(|link| link.members.len() > 1 || link.gains).map(chain).collect()
     }
@@ -282,8 +347,12 @@ mod tests {
         result: BufferId,
     }
 
-    fn launch<const N: usize>(kind: Kind, reads: [(BufferId, Place); N], result: BufferId) -> Launch {
-        Launch { kind, reads: reads.map(|(buffer, at)| Operand { buffer, at }).into(), result }
+    fn launch<const N: usize>(kind: Kind, reads: [Operand; N], result: BufferId) -> Launch {
+        Launch { kind, reads: reads.into(), result }
+    }
+
+    fn places(dims: &[u64], strides: &[u64]) -> Places {
+        Places::new(dims, strides).unwrap()
     }
 
     /// Buffer 0 is the input, 1 a weight, the last the output.
@@ -327,16 +396,29 @@ mod tests {
         chains(&trace, &of(&fusible), MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
     }
 
-    fn same(buffer: BufferId) -> (BufferId, Place) {
-        (buffer, Place::Same)
+    fn placed(buffer: BufferId, places: Places) -> Operand {
+        Operand { buffer, places, from_start: true }
     }
 
-    fn elsewhere(buffer: BufferId) -> (BufferId, Place) {
-        (buffer, Place::Elsewhere)
+    fn same(buffer: BufferId) -> Operand {
+        placed(buffer, Places::default())
     }
 
-    fn of_row(buffer: BufferId) -> (BufferId, Place) {
-        (buffer, Place::OfRow(COLUMNS as u64))
+    fn elsewhere(buffer: BufferId) -> Operand {
+        Operand { from_start: false, ..same(buffer) }
+    }
+
+    fn of_row(buffer: BufferId) -> Operand {
+        placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[1, 0]))
+    }
+
+    /// For each column.
+    fn of_column(buffer: BufferId) -> Operand {
+        placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
+    }
+
+    fn turned(buffer: BufferId) -> Operand {
+        placed(buffer, places(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
     }
 
     #[test]
@@ -369,13 +451,43 @@ mod tests {
             on_numbers: vec![false, false, true, false],
             elements: 6,
             columns: Some(3),
+            turn: None,
         };
         assert_eq!(chains(&trace, &of(&fusible), MOST), [expected]);
     }
 
     #[test]
+    fn a_copy_of_a_turned_result_turns_the_chain() {
+        // A product and its bias, turned, and what is done with it then.
+        let sum = || launch(Elements, [same(0), of_column(1)], 2);
+        let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Norm, [same(3)], 4)];
+        let (trace, fusible) = trace(5, &launches);
+        let expected = Chain {
+            members: vec![0, 1, 2],
+            at: 0,
+            kept: vec![false, false, true],
+            on_numbers: vec![false; 3],
+            elements: 6,
+            columns: Some(3),
+            turn: Some(Turn { before: 1, order: turned(2).places }),
+        };
+        assert_eq!(chains(&trace, &of(&fusible), MOST), [expected]);
+        // Someone else reads the sum as it was, or is to have it.
+        let read = launch(Other, [elsewhere(2)], 4);
+        assert_eq!(members(5, &[sum(), read, launch(Elements, [turned(2)], 3)]), []);
+        let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [turned(3)], 2)];
+        assert_eq!(members(4, &launches), []);
+        // Nothing can be turned twice, or where there are rows.
+        let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Elements, [turned(3)], 4)];
+        assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
+        let launches = [launch(Norm, [same(0)], 2), launch(Elements, [turned(2)], 3)];
+        assert_eq!(members(4, &launches), [(vec![0], 0, vec![true])]);
+    }
+
+    #[test]
     fn rows_of_another_length_are_others() {
-        let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), (2, Place::OfRow(2))], 3)];
+        let of_three = placed(2, places(&[3, 2], &[1, 0]));
+        let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), of_three], 3)];
         assert_eq!(members(4, &launches), []);
         let launches = [launch(Fold, [same(0)], 2), launch(Numbers, [elsewhere(2)], 3)];
         assert_eq!(members(4, &launches), []);
@@ -438,90 +550,91 @@ mod tests {
         hasher.finish()
     }
 
-    /// Result `i` of an op. `get` gives what an operand holds at a place, `all` all of it.
+    /// Result `i` of an op. `get` gives what stands for an element of an operand, `all` all of it.
     fn made(
         op: OpId,
         launch: &Launch,
         i: usize,
-        get: impl Fn(BufferId, usize) -> u64,
+        get: impl Fn(&Operand, usize) -> u64,
         all: impl Fn(BufferId) -> u64,
     ) -> u64 {
-        let row = |i: usize| i * COLUMNS..(i + 1) * COLUMNS;
-        let value = |read: &Operand| match (launch.kind, read.at) {
-            (Other, _) | (_, Place::Elsewhere) => all(read.buffer),
-            (Fold, Place::OfRow(_)) => get(read.buffer, i),
-            (_, Place::OfRow(_)) => get(read.buffer, i / COLUMNS),
-            (Fold, Place::Same) => hash(row(i).map(|i| get(read.buffer, i)).collect::<Vec<_>>()),
-            (Norm, Place::Same) => hash((i, row(i / COLUMNS).map(|i| get(read.buffer, i)).collect::<Vec<_>>())),
-            (_, Place::Same) => get(read.buffer, i),
+        let row = |row: usize| row * COLUMNS..(row + 1) * COLUMNS;
+        let value = |read: &Operand| match launch.kind {
+            _ if !read.from_start => all(read.buffer),
+            Fold => hash(row(i).map(|i| get(read, i)).collect::<Vec<_>>()),
+            Norm => hash((i, row(i / COLUMNS).map(|i| get(read, i)).collect::<Vec<_>>())),
+            _ => get(read, i),
         };
         hash((op, launch.reads.iter().map(value).collect::<Vec<_>>()))
     }
 
-    fn run_apart(launches: &[Launch], mut memory: Memory) -> Memory {
-        for (op, launch) in launches.iter().enumerate() {
-            let result = |i| made(op, launch, i, |buffer, i| memory[buffer][i], |buffer| hash(&memory[buffer]));
-            memory[launch.result] = (0..launch.kind.results()).map(result).collect();
-        }
-        memory
+    fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
+        let get = |read: &Operand, i| memory[read.buffer][read.places.at(i as u64) as usize];
+        let result = |i| made(op, launch, i, get, |buffer| hash(&memory[buffer]));
+        memory[launch.result] = (0..launch.kind.results()).map(result).collect();
     }
 
     /// A row, or an element if there are none, knows of what members make nothing but what is of its own.
-    fn run_chain(chain: &Chain, launches: &[Launch], memory: &Memory) -> Memory {
-        let mut after = memory.clone();
+    fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
+        let before = memory.clone();
         let rows = if chain.columns.is_some() { ROWS } else { chain.elements as usize };
         let of_row = chain.elements as usize / rows;
+        let made_here = |buffer| chain.members.iter().any(|&member| launches[member].result == buffer);
         for row in 0..rows {
             let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
-            for (&op, (&on_numbers, &is_kept)) in chain.members.iter().zip(chain.on_numbers.iter().zip(&chain.kept)) {
+            for (at, &op) in chain.members.iter().enumerate() {
                 let launch = &launches[op];
-                let one = on_numbers || launch.kind == Fold;
-                let places = if one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
-                let made_here = |buffer| chain.members.iter().any(|&member| launches[member].result == buffer);
-                let get = |buffer, i| {
-                    let own = own.iter().find(|own| (own.0, own.1) == (buffer, i)).map(|own| own.2);
-                    if made_here(buffer) {
-                        own.expect("of this row, and made before")
+                let order = chain.turn.filter(|turn| at < turn.before).map_or(Places::default(), |turn| turn.order);
+                let turns = chain.turn.is_some_and(|turn| at == turn.before);
+                let get = |read: &Operand, i: usize| {
+                    if made_here(read.buffer) {
+                        let i = if turns { i } else { read.places.at(i as u64) as usize };
+                        let own = own.iter().find(|own| (own.0, own.1) == (read.buffer, i));
+                        own.expect("of this row, and made before").2
                     } else {
-                        memory[buffer][i]
+                        before[read.buffer][read.places.in_order(&order).unwrap().at(i as u64) as usize]
                     }
                 };
                 let all = |buffer| {
                     assert!(!made_here(buffer), "a row cannot have all of it");
-                    hash(&memory[buffer])
+                    hash(&before[buffer])
                 };
-                let results: Vec<u64> = places.clone().map(|i| made(op, launch, i, get, all)).collect();
-                for (i, result) in places.zip(results) {
+                let is_one = chain.on_numbers[at] || launch.kind == Fold;
+                let results = if is_one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
+                let results: Vec<(usize, u64)> = results.map(|i| (i, made(op, launch, i, get, all))).collect();
+                for (i, result) in results {
                     own.push((launch.result, i, result));
-                    if is_kept {
-                        after[launch.result].resize(launch.kind.results(), 0);
-                        after[launch.result][i] = result;
+                    if chain.kept[at] {
+                        memory[launch.result].resize(launch.kind.results(), 0);
+                        memory[launch.result][i] = result;
                     }
                 }
             }
         }
-        after
     }
 
     /// Launches of which each writes a buffer of its own, or some of them one that was there before.
     fn launches() -> impl Strategy<Value = Vec<Launch>> {
         let kind =
             prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Fold), 2 => Just(Numbers)];
-        let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), prop::bool::weighted(0.9));
+        let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..20);
         let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
         let launch = (kind, prop::collection::vec(read, 1..3), again);
         prop::collection::vec(launch, 1..24).prop_map(|launches| {
             let mut results = vec![ROWS * COLUMNS; 2];
             let launches = launches.into_iter().enumerate().map(|(at, (kind, reads, again))| {
                 // Buffers close by are likelier.
-                let reads = reads.into_iter().map(|(any, near, in_place)| {
+                let reads = reads.into_iter().map(|(any, near, way)| {
                     let buffer = at + 1 - any.index(at + 2).min(near.index(6));
-                    let natural = match (kind, results[buffer] == ROWS) {
-                        (Numbers, true) | (Elements | Norm | Fold, false) => Place::Same,
-                        (Elements | Norm | Fold, true) => Place::OfRow(COLUMNS as u64),
-                        _ => Place::Elsewhere,
-                    };
-                    Operand { buffer, at: if in_place { natural } else { Place::Elsewhere } }
+                    match (kind, results[buffer] == ROWS, way) {
+                        (Other, ..) | (_, _, 0) => elsewhere(buffer),
+                        (Numbers, true, _) => same(buffer),
+                        (Numbers, false, _) => elsewhere(buffer),
+                        (_, true, _) => of_row(buffer),
+                        (_, false, 1) => of_column(buffer),
+                        (_, false, 2..6) => turned(buffer),
+                        (_, false, _) => same(buffer),
+                    }
                 });
                 let reads = reads.collect();
                 let own = at + 2;
@@ -546,15 +659,13 @@ mod tests {
                 chain.members.iter().for_each(|&op| assert!(!std::mem::replace(&mut members[op], true), "twice"));
             }
             let start: Memory = (0..launches.len() + 2).map(|id| (0..6).map(|i| hash((id, i))).collect()).collect();
-            let apart = run_apart(&launches, start.clone());
-            let mut memory = start;
-            for op in 0..launches.len() {
+            let (mut apart, mut memory) = (start.clone(), start);
+            for (op, launch) in launches.iter().enumerate() {
+                run_alone(op, launch, &mut apart);
                 if let Some(chain) = chains.iter().find(|chain| chain.at == op) {
-                    memory = run_chain(chain, &launches, &memory);
+                    run_chain(chain, &launches, &mut memory);
                 } else if !members[op] {
-                    let launch = &launches[op];
-                    let result = |i| made(op, launch, i, |buffer, i| memory[buffer][i], |buffer| hash(&memory[buffer]));
-                    memory[launch.result] = (0..launch.kind.results()).map(result).collect();
+                    run_alone(op, launch, &mut memory);
                 }
             }
             let kept = |buffer| chains.iter().all(|chain| {
