@@ -19,7 +19,8 @@ pub(super) struct Step {
     pub from: Type,
     /// Type of the arithmetic and of the result.
     pub to: Type,
-    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by.
+    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by, of a sum how many
+    /// neighbours a thread of candle's takes.
     pub constants: [f32; 2],
     /// Offsets of the operands' pointers among the arguments, and where their elements are.
     pub operands: Vec<(usize, Places)>,
@@ -124,16 +125,31 @@ impl Step {
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
         let (elements, columns) = (arguments.integer(0)?, arguments.integer(1)?);
-        // candle adds these up in an order that depends on addresses.
-        let is_unknown = of == Type::Bf16 && code == Code::RowSum;
         let threads = columns.min(1024).checked_next_power_of_two()?;
-        let is_of_rows = launched(launch, elements, columns, [threads, 1, 1]);
-        if arguments.count() != 6 || is_unknown || !is_of_rows {
+        if arguments.count() != 6 || !launched(launch, elements, columns, [threads, 1, 1]) {
             return None;
         }
-        let operands = vec![(pointer(arguments, 4)?, *places(arguments, 2, 1, table)?.first()?)];
-        let (columns, constants, result) = (Some(columns), [0.; 2], pointer(arguments, 5)?);
-        Some(Self { elements, columns, code, from: of, to: of, constants, operands, result })
+        let places = *places(arguments, 2, 1, table)?.first()?;
+        // A thread takes 16 bytes at once where they lie so.
+        let together = match of {
+            _ if !places.are_in_a_row() => 1.,
+            Type::F32 => 4.,
+            Type::Bf16 => 8.,
+            Type::F16 => 1.,
+        };
+        if together > 1. && !arguments.integer(4)?.is_multiple_of(16) {
+            return None;
+        }
+        Some(Self {
+            elements,
+            columns: Some(columns),
+            code,
+            from: of,
+            to: of,
+            constants: [if code == Code::RowSum { together } else { 0. }, 0.],
+            operands: vec![(pointer(arguments, 4)?, places)],
+            result: pointer(arguments, 5)?,
+        })
     }
 
     /// operand, result, other operands, columns; of a norm, too, the threads of a row and what is added to what it divides by
@@ -275,8 +291,13 @@ mod tests {
         let step = of_rows("fast_sum_f16", &sum, &launch(5, [128, 1, 1])).unwrap();
         assert_eq!((step.code, step.elements, step.columns), (Code::RowSum, 500, Some(100)));
         assert_eq!((step.operands, step.result), (vec![(32, row)], 40));
-        assert_eq!(of_rows("fast_sum_bf16", &sum, &launch(5, [128, 1, 1])), None, "in an order of its own");
-        assert!(of_rows("fast_max_bf16", &sum, &launch(5, [128, 1, 1])).is_some());
+        let sum_of = |name, address| {
+            let words = [500, 100, 2, 0xd000, address, 0xb000];
+            Some(of_rows(name, &words, &launch(5, [128, 1, 1]))?.constants[0])
+        };
+        let neighbours = ["fast_sum_f16", "fast_sum_bf16", "fast_sum_f32"].map(|name| sum_of(name, 0xa000));
+        assert_eq!(neighbours, [Some(1.), Some(8.), Some(4.)]);
+        assert_eq!(["fast_sum_f32", "fast_sum_f16"].map(|name| sum_of(name, 0xa008)), [None, Some(1.)]);
         for other in [launch(5, [256, 1, 1]), launch(4, [128, 1, 1])] {
             assert_eq!(of_rows("fast_sum_f32", &sum, &other), None, "other threads");
         }

@@ -32,10 +32,16 @@ struct CandleMin {
     __device__ static float none() { return INFINITY; }
 };
 
-// `fast_sum`, `fast_max`, `fast_min`: a thread for each column, up to a power of two, then always the halves.
-template <typename F, typename T, int N> __device__ inline void candle_fold(float (&xs)[N], unsigned columns) {
+// A thread for each column, up to a power of two.
+__device__ inline unsigned candle_fold_threads(unsigned columns) {
     unsigned threads = CANDLE_BLOCK;
     while (threads / 2 >= columns) threads /= 2;
+    return threads;
+}
+
+// `fast_max`, `fast_min`, and `fast_sum` of __half: always the halves.
+template <typename F, typename T, int N> __device__ inline void candle_fold(float (&xs)[N], unsigned columns) {
+    const unsigned threads = candle_fold_threads(columns);
     publish(xs, columns);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
         T x = narrow<T>(F::none());
@@ -57,13 +63,41 @@ template <typename F, typename T, int N> __device__ inline void candle_fold(floa
 }
 
 // Sums over a warp.
-__device__ inline float2 of_warp(float2 sum) {
+__device__ inline float of_warp(float sum) {
 #pragma unroll
-    for (unsigned distance = 16; distance > 0; distance /= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, distance);
-        sum.y += __shfl_xor_sync(~0u, sum.y, distance);
-    }
+    for (unsigned distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     return sum;
+}
+__device__ inline float2 of_warp(float2 sum) { return {of_warp(sum.x), of_warp(sum.y)}; }
+
+// `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
+// what rows begin and end with beside those; then warps.
+template <typename T, int N>
+__device__ inline void candle_sum(float (&xs)[N], unsigned columns, unsigned neighbours) {
+    __shared__ float of_warps[CANDLE_BLOCK / 32];
+    const unsigned threads = candle_fold_threads(columns), lane = threadIdx.x % 32;
+    const unsigned start = blockIdx.x * columns, end = start + columns;
+    const unsigned first = (start + neighbours - 1) / neighbours, past = end / neighbours;
+    publish(xs, columns);
+    for (unsigned warp = threadIdx.x - lane; warp < threads; warp += blockDim.x) {
+        const unsigned thread = warp + lane;
+        float sum = 0;
+        if (start + thread < first * neighbours) sum += candle_row[thread];
+        for (unsigned some = first + thread; some < past; some += threads) {
+            const float *from = candle_row + some * neighbours - start;
+            // Those of float before they are added to what there is.
+            float part = sizeof(T) == sizeof(float) ? from[0] : sum + from[0];
+            for (unsigned n = 1; n < neighbours; n++) part += from[n];
+            sum = sizeof(T) == sizeof(float) ? sum + part : part;
+        }
+        if (past * neighbours + thread < end) sum += candle_row[past * neighbours - start + thread];
+        sum = of_warp(sum);
+        if (lane == 0) of_warps[warp / 32] = sum;
+    }
+    __syncthreads();
+    const float all = widen(narrow<T>(of_warp(lane < threads / 32 ? of_warps[lane] : 0.f)));
+#pragma unroll
+    for (int n = 0; n < N; n++) xs[n] = all;
 }
 
 // The sums of a row that all see, and of its squares, by a warp, or by as many as CANDLE_BLOCK has.

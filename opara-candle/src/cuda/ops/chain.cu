@@ -3,6 +3,8 @@
 // same.
 #include "candle_rows.cuh"
 
+#include <type_traits>
+
 enum Type { F32, F16, BF16 };
 enum Code {
     COPY, ADD, SUB, MUL, DIV, MAX, MIN, AFFINE, SQR, SQRT, NEG, ABS, RECIP, RELU, EXP, TANH, SILU, GELU, GELU_ERF, SIGMOID,
@@ -23,7 +25,8 @@ struct Operand {
 struct Step {
     Operand operand[OPERANDS];
     void *to; // May be null.
-    float mul, add; // Of a norm the first is what keeps its divisor from zero.
+    // Of a norm the first is what keeps its divisor from zero, of a sum how many neighbours a thread takes.
+    float mul, add;
     unsigned char code, type, operands, slot; // A slot beyond the last is none.
     bool takes_numbers, makes_numbers; // One of each row, instead of each element.
 };
@@ -105,7 +108,10 @@ __device__ inline void make(const Step &step, const Elements<N> &mine, unsigned 
                             const float (&ys)[N], const float (&zs)[N]) {
     if constexpr (ROWS) {
         switch (step.code) {
-        case ROW_SUM: candle_fold<CandleSum, T>(xs, columns); break;
+        case ROW_SUM:
+            if constexpr (std::is_same_v<T, __half>) candle_fold<CandleSum, T>(xs, columns);
+            else candle_sum<T>(xs, columns, step.mul);
+            break;
         case ROW_MAX: candle_fold<CandleMax, T>(xs, columns); break;
         case ROW_MIN: candle_fold<CandleMin, T>(xs, columns); break;
         case SOFTMAX: candle_softmax<T>(xs, columns); break;

@@ -128,7 +128,8 @@ pub(in crate::cuda) struct What {
     pub code: Code,
     /// Type of the arithmetic and of the result.
     pub of: Type,
-    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by.
+    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by, of a sum how many
+    /// neighbours a thread of candle's takes.
     pub constants: [f32; 2],
     /// Whether it is done on one number of each row instead of on each element.
     pub on_numbers: bool,
