@@ -11,31 +11,32 @@ enum Code {
     // Of a row: the first three make one number of it.
     ROW_SUM, ROW_MAX, ROW_MIN, SOFTMAX, LAYER_NORM, RMS_NORM
 };
-// The result of the step before, one that was saved, or memory.
-enum Source { LAST, SAVED, MEMORY };
+constexpr int STEPS = 12, DIMS = 4, SLOTS = 4, OPERANDS = 3, READS = 16;
 
-constexpr int STEPS = 12, DIMS = 4, SLOTS = 4, OPERANDS = 3;
-
-// Element i is at place i, or, if there is a rank, at the place that dims and strides give.
-struct Operand {
+// An operand in memory. Element i is at place i, or, if there is a rank, at the place that dims and strides give.
+struct Read {
     const void *from;
     unsigned dims[DIMS], strides[DIMS];
-    unsigned char source, slot, type, rank;
+    unsigned char type, rank;
 };
+// The result of the step before, then those that were saved in slots, then what is read.
+enum Source { LAST, SAVED, READ = SAVED + SLOTS };
+// Small: a launch finds none of this in a cache.
 struct Step {
-    Operand operand[OPERANDS];
     void *to; // May be null.
     // Of a norm the first is what keeps its divisor from zero, of a sum how many neighbours a thread takes.
     float mul, add;
-    unsigned char code, type, operands, slot; // A slot beyond the last is none.
-    bool takes_numbers, makes_numbers; // One of each row, instead of each element.
+    unsigned char code, type, operands, source[OPERANDS], slot; // A slot beyond the last is none.
+    unsigned char numbers; // One of each row, instead of each element, is what it TAKES, or MAKES.
 };
+constexpr unsigned char TAKES = 1, MAKES = 2;
 // driver/kernels/chain.rs has the same.
 struct Chain {
-    unsigned elements, columns, steps; // Columns of a row, where a block makes one.
+    unsigned elements, columns, steps, reads; // Columns of a row, where a block makes one.
     Step step[STEPS];
+    Read read[READS];
 };
-static_assert(sizeof(Chain) == 2032, "as there");
+static_assert(sizeof(Chain) == 1072, "as there");
 
 // x becomes the result. All types fit into f32.
 template <typename T, int N> __device__ inline void apply(const Step &step, float (&xs)[N], const float (&ys)[N]) {
@@ -75,17 +76,37 @@ template <typename T, int N> __device__ inline void apply(const Step &step, floa
 template <int N> struct Elements {
     unsigned first, apart, end;
 
-    template <typename T> __device__ void load(const Operand &operand, float (&to)[N]) const {
+    __device__ unsigned element(int n) const { return min(first + n * apart, end - 1); }
+
+    template <typename T> __device__ void load(const Read &read, float (&to)[N]) const {
+        unsigned at[N];
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            const unsigned i = min(first + n * apart, end - 1);
-            unsigned rest = i, at = operand.rank ? 0 : i;
-            for (int d = (int)operand.rank - 1; d >= 0; d--) {
-                at += rest % operand.dims[d] * operand.strides[d];
-                rest /= operand.dims[d];
+        for (int n = 0; n < N; n++) at[n] = element(n);
+        if (read.rank > 0) {
+            unsigned rest[N];
+#pragma unroll
+            for (int n = 0; n < N; n++) rest[n] = at[n], at[n] = 0;
+#pragma unroll 1
+            for (int d = read.rank - 1; d > 0; d--) {
+                const unsigned dim = read.dims[d], stride = read.strides[d];
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    const unsigned outer = rest[n] / dim;
+                    at[n] += (rest[n] - outer * dim) * stride;
+                    rest[n] = outer;
+                }
             }
-            to[n] = widen(((const T *)operand.from)[at]);
+#pragma unroll
+            for (int n = 0; n < N; n++) at[n] += rest[n] * read.strides[0];
         }
+#pragma unroll
+        for (int n = 0; n < N; n++) to[n] = widen(((const T *)read.from)[at[n]]);
+    }
+
+    __device__ void load(const Read &read, float (&to)[N]) const {
+        if (read.type == F16) load<__half>(read, to);
+        else if (read.type == BF16) load<__nv_bfloat16>(read, to);
+        else load<float>(read, to);
     }
 
     template <typename T> __device__ void store(const float (&from)[N], void *to) const {
@@ -131,37 +152,29 @@ template <int N, bool ROWS> __device__ inline void run(const Chain &chain) {
     // All threads take the row's number, and one stores it.
     const Elements<N> number = {blockIdx.x, 0, blockIdx.x + 1}, own = {blockIdx.x + threadIdx.x, 1, blockIdx.x + 1};
     float last[N] = {}, saved[SLOTS][N] = {};
+#pragma unroll 1
     for (int s = 0; s < chain.steps; s++) {
-        const Step &step = chain.step[s];
-        const Elements<N> taken = ROWS && step.takes_numbers ? number : elements;
+        const Step step = chain.step[s];
         float values[OPERANDS][N] = {};
 #pragma unroll
         for (int o = 0; o < (ROWS ? OPERANDS : 2); o++) {
-            if (o >= step.operands) continue;
-            const Operand &operand = step.operand[o];
-            if (operand.source == LAST) {
+            if (o >= step.operands) break;
+            const unsigned source = step.source[o];
+            if (source >= READ) {
+                (ROWS && step.numbers & TAKES ? number : elements).load(chain.read[source - READ], values[o]);
+            } else {
                 copy(values[o], last);
-            } else if (operand.source == SAVED) {
 #pragma unroll
                 for (int slot = 0; slot < SLOTS; slot++)
-                    if (operand.slot == slot) copy(values[o], saved[slot]);
-            } else if (operand.type == F16) {
-                taken.template load<__half>(operand, values[o]);
-            } else if (operand.type == BF16) {
-                taken.template load<__nv_bfloat16>(operand, values[o]);
-            } else {
-                taken.template load<float>(operand, values[o]);
+                    if (source == SAVED + slot) copy(values[o], saved[slot]);
             }
         }
         copy(last, values[0]);
-        const Elements<N> made = ROWS && step.makes_numbers ? own : elements;
-        if (step.type == F16) {
-            make<__half, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
-        } else if (step.type == BF16) {
-            make<__nv_bfloat16, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
-        } else {
-            make<float, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
-        }
+        const Elements<N> made = ROWS && step.numbers & MAKES ? own : elements;
+        if (step.type == F16) make<__half, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
+        else if (step.type == BF16) make<__nv_bfloat16, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
+        else make<float, N, ROWS>(step, made, chain.columns, last, values[1], values[2]);
+        if (step.slot >= SLOTS) continue;
 #pragma unroll
         for (int slot = 0; slot < SLOTS; slot++)
             if (step.slot == slot) copy(saved[slot], last);
@@ -170,7 +183,7 @@ template <int N, bool ROWS> __device__ inline void run(const Chain &chain) {
 
 extern "C" __global__ void opara_chain(const __grid_constant__ Chain chain) { run<1, false>(chain); }
 extern "C" __global__ void opara_chain4(const __grid_constant__ Chain chain) { run<4, false>(chain); }
-// A block makes a row, four elements of it a thread.
+// A block makes a row, a thread four elements of it.
 extern "C" __global__ void __launch_bounds__(1024) opara_chain_rows(const __grid_constant__ Chain chain) {
     run<4, true>(chain);
 }

@@ -20,6 +20,8 @@ pub(in crate::cuda) const SLOTS: usize = 4;
 pub(in crate::cuda) const COLUMNS: u64 = 4096;
 /// The most operands of a step.
 const OPERANDS: usize = 3;
+/// The most operands in memory.
+const READS: usize = 16;
 /// Elements of a row that a thread makes.
 const OF_A_THREAD: u32 = 4;
 /// Elements from which on a thread makes several: so many fill an H200.
@@ -95,14 +97,13 @@ pub(in crate::cuda) struct Target {
     pub slot: Option<usize>,
 }
 
+/// An operand in memory.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Operand {
+struct Read {
     from: u64,
     dims: [u32; DIMS],
     strides: [u32; DIMS],
-    source: u8,
-    slot: u8,
     of: Type,
     rank: u8,
 }
@@ -110,17 +111,24 @@ struct Operand {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Step {
-    operand: [Operand; OPERANDS],
     to: u64,
     mul: f32,
     add: f32,
     code: Code,
     of: Type,
     operands: u8,
+    /// [`LAST`], then slots, then what is read.
+    source: [u8; OPERANDS],
     slot: u8,
-    takes_numbers: bool,
-    makes_numbers: bool,
+    /// Whether it [`TAKES`] or [`MAKES`] numbers of rows.
+    numbers: u8,
 }
+
+const LAST: u8 = 0;
+const SAVED: u8 = 1;
+const READ: u8 = SAVED + SLOTS as u8;
+const TAKES: u8 = 1;
+const MAKES: u8 = 2;
 
 /// What a step computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -142,74 +150,67 @@ pub(in crate::cuda) struct Chain {
     elements: u32,
     columns: u32,
     steps: u32,
+    reads: u32,
     step: [Step; STEPS],
+    read: [Read; READS],
 }
 
 // SAFETY: plain numbers, laid out as the kernel declares them.
 unsafe impl DeviceRepr for Chain {}
 
-impl Operand {
-    fn new(source: Source) -> Self {
-        let nothing = Self { from: 0, dims: [0; DIMS], strides: [0; DIMS], source: 0, slot: 0, of: Type::F32, rank: 0 };
-        match source {
-            Source::Last => nothing,
-            Source::Saved(slot) => Self { source: 1, slot: slot as u8, ..nothing },
-            Source::Memory(from, of, places) => {
-                let (dims, strides, rank) = places.raw();
-                Self { from, dims, strides, source: 2, of, rank, ..nothing }
-            }
-        }
-    }
-}
-
 impl Chain {
     /// Without steps; of rows, if there are columns. `None` if 31 bits do not count the elements.
     pub fn new(elements: u64, columns: Option<u64>) -> Option<Self> {
-        let operand = [Operand::new(Source::Last); OPERANDS];
-        let step = Step {
-            operand,
-            to: 0,
-            mul: 0.,
-            add: 0.,
-            code: Code::Copy,
-            of: Type::F32,
-            operands: 0,
-            slot: SLOTS as u8,
-            takes_numbers: false,
-            makes_numbers: false,
-        };
+        let slot = SLOTS as u8;
+        let (code, of, source) = (Code::Copy, Type::F32, [LAST; OPERANDS]);
+        let step = Step { to: 0, mul: 0., add: 0., code, of, operands: 0, source, slot, numbers: 0 };
+        let read = Read { from: 0, dims: [0; DIMS], strides: [0; DIMS], of, rank: 0 };
         let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
         let columns = columns.unwrap_or(0).try_into().ok()?;
-        Some(Self { elements, columns, steps: 0, step: [step; STEPS] })
+        Some(Self { elements, columns, steps: 0, reads: 0, step: [step; STEPS], read: [read; READS] })
     }
 
-    /// Adds a step. `None` if there are too many.
+    /// Adds a step. `None` if there are too many, or if they read too much.
     pub fn step(&mut self, what: What, operands: &[Source], target: Target) -> Option<()> {
         let step = self.step.get_mut(self.steps as usize)?;
-        for (operand, source) in step.operand.iter_mut().zip(operands) {
-            *operand = Operand::new(*source);
+        for (source, operand) in step.source.iter_mut().zip(operands) {
+            *source = match *operand {
+                Source::Last => LAST,
+                Source::Saved(slot) => SAVED + slot as u8,
+                Source::Memory(from, of, places) => {
+                    let (dims, strides, rank) = places.raw();
+                    *self.read.get_mut(self.reads as usize)? = Read { from, dims, strides, of, rank };
+                    self.reads += 1;
+                    READ + (self.reads - 1) as u8
+                }
+            };
         }
         let What { code, of, constants: [mul, add], on_numbers } = what;
         (step.code, step.of, step.operands, step.mul, step.add) = (code, of, operands.len() as u8, mul, add);
-        (step.takes_numbers, step.makes_numbers) = (on_numbers, on_numbers || code.folds());
+        step.numbers = match (on_numbers, code.folds()) {
+            (true, _) => TAKES | MAKES,
+            (false, true) => MAKES,
+            (false, false) => 0,
+        };
         step.to = target.address.unwrap_or(0);
         step.slot = target.slot.unwrap_or(SLOTS) as u8;
         self.steps += 1;
         Some(())
     }
 
-    /// Offset among the arguments of the pointer to this operand of the last step.
+    /// Offset among the arguments of the pointer to this operand of the last step, which is in memory.
     pub fn operand_word(&self, operand: usize) -> usize {
-        self.step_at() + offset_of!(Step, operand) + operand * size_of::<Operand>() + offset_of!(Operand, from)
+        let read = usize::from(self.step[self.last()].source[operand].saturating_sub(READ));
+        offset_of!(Chain, read) + read * size_of::<Read>() + offset_of!(Read, from)
     }
 
     /// Offset of the pointer to where the last step's result is stored.
     pub fn result_word(&self) -> usize {
-        self.step_at() + offset_of!(Step, to)
+        offset_of!(Chain, step) + self.last() * size_of::<Step>() + offset_of!(Step, to)
     }
 
-    fn step_at(&self) -> usize {
-        offset_of!(Chain, step) + (self.steps as usize).saturating_sub(1) * size_of::<Step>()
+    fn last(&self) -> usize {
+        (self.steps as usize).saturating_sub(1)
     }
 
     /// The kernel's name, and how it is launched.
@@ -284,9 +285,9 @@ mod tests {
         for _ in 0..2 {
             chain.step(what(Code::Add, Type::F16), &[of(0xa000), of(0xb000)], target).unwrap();
         }
-        assert_eq!((size_of::<Operand>(), size_of::<Step>(), size_of::<Chain>()), (48, 168, 2032));
+        assert_eq!((size_of::<Read>(), size_of::<Step>(), size_of::<Chain>()), (48, 24, 1072));
         let words = [chain.operand_word(0), chain.operand_word(1), chain.result_word()];
-        assert_eq!(words, [16 + 168, 16 + 168 + 48, 16 + 168 + 144]);
+        assert_eq!(words, [16 + 12 * 24 + 2 * 48, 16 + 12 * 24 + 3 * 48, 16 + 24]);
     }
 
     #[test]
@@ -295,6 +296,10 @@ mod tests {
         let mut chain = Chain::new(1, None).unwrap();
         let mut negate = || chain.step(what(Code::Neg, Type::F32), &[Source::Last], Target::default());
         assert_eq!((0..=STEPS).filter(|_| negate().is_some()).count(), STEPS);
+        let mut chain = Chain::new(1, None).unwrap();
+        let read = Source::Memory(0xa000, Type::F32, Places::default());
+        let mut add = || chain.step(what(Code::Add, Type::F32), &[read, read], Target::default());
+        assert_eq!((0..STEPS).filter(|_| add().is_some()).count(), READS / 2);
     }
 
     #[test]
