@@ -1,9 +1,9 @@
 // A chain of candle's kernels in one launch: what one of them would store, and the next one load, stays with the thread.
 // Every step does what the kernel that it stands for does, in that kernel's type, and adds up in its order, so the bits are the
 // same.
-#include "candle_rows.cuh"
-
 #include <type_traits>
+
+#include "candle_rows.cuh"
 
 enum Type { F32, F16, BF16 };
 enum Code {

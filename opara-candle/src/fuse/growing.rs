@@ -1,0 +1,195 @@
+//! How chains grow, launch by launch.
+
+use super::{Chain, Fusible, Operand, Place, Places, Turn};
+use crate::optimize::{read, stays, written};
+use crate::trace::{Op, OpId, Role, Trace};
+
+/// A chain to which launches may still come.
+struct Link {
+    members: Vec<OpId>,
+    at: OpId,
+    elements: u64,
+    columns: Option<u64>,
+    /// Of each member whether it goes through numbers of rows.
+    on_numbers: Vec<bool>,
+    turn: Option<Turn>,
+    /// Whether something else has read a member's result.
+    is_read: bool,
+    gains: bool,
+}
+
+impl Link {
+    fn of(op: OpId, fusible: &Fusible) -> Self {
+        let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
+        let (members, on_numbers) = (vec![op], vec![false]);
+        Self { members, at: op, elements, columns, on_numbers, turn: None, is_read: false, gains }
+    }
+
+    /// The columns that its rows would have with another member, and whether that would go through numbers of rows. `None`
+    /// if it goes through something else.
+    fn with(&self, fusible: &Fusible) -> Option<(Option<u64>, bool)> {
+        if self.elements == fusible.elements {
+            let agree = self.columns.is_none_or(|own| fusible.columns.is_none_or(|columns| columns == own));
+            return agree.then_some((self.columns.or(fusible.columns), false));
+        }
+        let rows = self.elements / self.columns?;
+        (fusible.elements == rows && fusible.columns.is_none()).then_some((self.columns, true))
+    }
+}
+
+/// How an op would join a chain.
+struct Joined {
+    link: usize,
+    at: OpId,
+    columns: Option<u64>,
+    on_numbers: bool,
+    turn: Option<Turn>,
+}
+
+pub(super) struct Growing<'a> {
+    trace: &'a Trace,
+    fusible: &'a [Option<&'a Fusible>],
+    most: usize,
+    /// How often each buffer is read.
+    reads: Vec<usize>,
+    /// Whether every call runs it.
+    stays: Vec<bool>,
+    /// How often each buffer is written in all, and how often so far.
+    writes: Vec<usize>,
+    written: Vec<usize>,
+    /// Whether anything has read or written it so far.
+    touched: Vec<bool>,
+    /// The last of those that wrote it.
+    writer: Vec<Option<OpId>>,
+    links: Vec<Link>,
+    link_of: Vec<Option<usize>>,
+    /// Whether a member of a chain makes one number of each row.
+    makes_numbers: Vec<bool>,
+}
+
+impl<'a> Growing<'a> {
+    pub(super) fn new(trace: &'a Trace, fusible: &'a [Option<&'a Fusible>], most: usize) -> Self {
+        let buffers = trace.buffers.len();
+        let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
+        trace.ops.iter().flat_map(read).for_each(|buffer| reads[buffer] += 1);
+        trace.ops.iter().flat_map(written).for_each(|buffer| writes[buffer] += 1);
+        Self {
+            trace,
+            fusible,
+            most,
+            reads,
+            stays: stays(trace),
+            writes,
+            written: vec![0; buffers],
+            touched: vec![false; buffers],
+            writer: vec![None; buffers],
+            links: Vec::new(),
+            link_of: vec![None; trace.ops.len()],
+            makes_numbers: vec![false; trace.ops.len()],
+        }
+    }
+
+    /// Lets an op join a chain, or begin one.
+    pub(super) fn place(&mut self, op: OpId, fusible: &Fusible) {
+        let operands = &fusible.operands;
+        // Nobody writes to these once they were read, so it does not matter when that happens.
+        let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
+        let is_new = self.writes[fusible.result] == 1 && !self.touched[fusible.result];
+        if !settled || !is_new {
+            return;
+        }
+        let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
+        let Some(Joined { link, at, columns, on_numbers, turn }) = joined else {
+            self.link_of[op] = Some(self.links.len());
+            self.makes_numbers[op] = fusible.folds;
+            self.links.push(Link::of(op, fusible));
+            return;
+        };
+        let chain = &mut self.links[link];
+        chain.at = at;
+        (chain.columns, chain.turn) = (columns, turn);
+        chain.members.push(op);
+        chain.on_numbers.push(on_numbers);
+        self.link_of[op] = Some(link);
+        self.makes_numbers[op] = on_numbers || fusible.folds;
+    }
+
+    /// How `op` can join the chain that made this operand, if it can.
+    fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
+        let maker = self.writer[operand.buffer]?;
+        let link = self.link_of[maker]?;
+        let chain = &self.links[link];
+        let (columns, on_numbers) = chain.with(fusible)?;
+        let member = |o: &Operand| self.writer[o.buffer].filter(|&writer| self.link_of[writer] == Some(link));
+        let is_there = |o: &Operand| match (member(o), o.place()) {
+            (None, _) => true,
+            (Some(maker), Place::Same) => self.makes_numbers[maker] == on_numbers,
+            (Some(maker), Place::OfRow(of)) => self.makes_numbers[maker] && !on_numbers && columns == Some(of),
+            (Some(_), Place::Elsewhere) => false,
+        };
+        let turn = if fusible.operands.iter().all(is_there) {
+            chain.turn
+        } else {
+            let order = operand.order(chain.elements)?;
+            let is_alike = |o: &Operand| member(o).is_none() || (o.from_start && o.places == order);
+            let turns = columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_turn(chain, op, &order);
+            Some(turns.then_some(Turn { before: chain.members.len(), order })?)
+        };
+        let fits = self.stays[maker] == self.stays[op] && chain.members.len() < self.most;
+        let outer = fusible.operands.iter().filter(|o| member(o).is_none());
+        let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
+        let at =
+            if ready.is_none_or(|ready| ready < chain.at) { Some(chain.at) } else { (!chain.is_read).then_some(op) };
+        at.filter(|_| fits).map(|at| Joined { link, at, columns, on_numbers, turn })
+    }
+
+    /// Whether a chain can go through its elements in another order for an op: nobody else reads what it makes, and where its
+    /// operands are in that order can be told.
+    fn can_turn(&self, chain: &Link, op: OpId, order: &Places) -> bool {
+        let all = || chain.members.iter().filter_map(|&member| self.fusible[member]);
+        let made = |buffer| all().any(|member| member.result == buffer);
+        let is_own = |member: &Fusible| {
+            let own = chain.members.iter().chain([&op]).flat_map(|&op| read(&self.trace.ops[op]));
+            let is_output = matches!(self.trace.buffers[member.result].role, Role::Output(_));
+            !is_output && own.filter(|&buffer| buffer == member.result).count() == self.reads[member.result]
+        };
+        let is_told = |operand: &Operand| made(operand.buffer) || operand.places.in_order(order).is_some();
+        chain.turn.is_none() && all().all(|member| is_own(member) && member.operands.iter().all(is_told))
+    }
+
+    fn runs_at(&self, op: OpId) -> OpId {
+        self.link_of[op].map_or(op, |link| self.links[link].at)
+    }
+
+    /// Notes what an op reads and writes.
+    pub(super) fn pass(&mut self, op: OpId, launch: &Op) {
+        for access in &launch.accesses {
+            self.touched[access.buffer] = true;
+            let maker = self.writer[access.buffer].and_then(|writer| self.link_of[writer]);
+            if let Some(link) = maker.filter(|_| access.mode.reads() && maker != self.link_of[op]) {
+                self.links[link].is_read = true;
+            }
+        }
+        for buffer in written(launch) {
+            self.written[buffer] += 1;
+            self.writer[buffer] = Some(op);
+        }
+    }
+
+    pub(super) fn finish(self) -> Vec<Chain> {
+        let mut is_kept: Vec<bool> = self.trace.buffers.iter().map(|b| matches!(b.role, Role::Output(_))).collect();
+        for (op, launch) in self.trace.ops.iter().enumerate() {
+            for buffer in read(launch) {
+                let maker = self.writer[buffer].and_then(|writer| self.link_of[writer]);
+                is_kept[buffer] |= maker.is_none() || maker != self.link_of[op];
+            }
+        }
+        let chain = |link: Link| {
+            let results = link.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_kept[buffer]));
+            let kept = results.collect();
+            let Link { members, at, elements, columns, on_numbers, turn, .. } = link;
+            Chain { members, at, kept, on_numbers, elements, columns, turn }
+        };
+        self.links.into_iter().filter(|link| link.members.len() > 1 || link.gains).map(chain).collect()
+    }
+}

@@ -1,0 +1,374 @@
+//! Chains against what their launches leave in memory apart.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::trace::{Access, Buffer, Mode, Op, Region, Role, Work};
+
+const MOST: usize = 4;
+const ROWS: usize = 2;
+const COLUMNS: usize = 3;
+
+/// What a launch goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It cannot be in a chain.
+    Other,
+    Elements,
+    /// Elements, each made of all of its row.
+    Norm,
+    /// Rows, of each of which it makes a number.
+    Fold,
+    Numbers,
+}
+use Kind::{Elements, Fold, Norm, Numbers, Other};
+
+impl Kind {
+    /// How many results there are.
+    fn results(self) -> usize {
+        if matches!(self, Fold | Numbers) {
+            ROWS
+        } else {
+            ROWS * COLUMNS
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Launch {
+    kind: Kind,
+    reads: Vec<Operand>,
+    result: BufferId,
+}
+
+fn launch<const N: usize>(kind: Kind, reads: [Operand; N], result: BufferId) -> Launch {
+    Launch { kind, reads: reads.into(), result }
+}
+
+fn places(dims: &[u64], strides: &[u64]) -> Places {
+    Places::new(dims, strides).unwrap()
+}
+
+/// Buffer 0 is the input, 1 a weight, the last the output.
+fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
+    let role = |id| match id {
+        0 => Role::Input(0),
+        1 => Role::External,
+        _ if id + 1 == buffers => Role::Output(0),
+        _ => Role::Intermediate,
+    };
+    let buffers = (0..buffers).map(|id| Buffer { bytes: 8, role: role(id) }).collect();
+    let access = |buffer, mode| Access { buffer, region: Region::contiguous(0, 8), mode };
+    let op = |Launch { reads, result, .. }: &Launch| Op {
+        name: "op".into(),
+        label: String::new(),
+        work: Work::Memset(0),
+        accesses: reads
+            .iter()
+            .map(|read| access(read.buffer, Mode::Read))
+            .chain([access(*result, Mode::Write)])
+            .collect(),
+        nanos: None,
+    };
+    let fusible = |launch: &Launch| {
+        let Launch { kind, ref reads, result } = *launch;
+        let elements = if kind == Numbers { ROWS } else { ROWS * COLUMNS } as u64;
+        let columns = matches!(kind, Norm | Fold).then_some(COLUMNS as u64);
+        let (folds, gains_alone, operands) = (kind == Fold, kind == Norm, reads.clone());
+        (kind != Other).then_some(Fusible { elements, columns, folds, operands, result, gains_alone })
+    };
+    let ops = launches.iter().map(op).collect();
+    (Trace { ops, buffers, ..Default::default() }, launches.iter().map(fusible).collect())
+}
+
+fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
+    fusible.iter().map(Option::as_ref).collect()
+}
+
+fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
+    let (trace, fusible) = trace(buffers, launches);
+    chains(&trace, &of(&fusible), MOST).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
+}
+
+fn placed(buffer: BufferId, places: Places) -> Operand {
+    Operand { buffer, places, from_start: true }
+}
+
+fn same(buffer: BufferId) -> Operand {
+    placed(buffer, Places::default())
+}
+
+fn elsewhere(buffer: BufferId) -> Operand {
+    Operand { from_start: false, ..same(buffer) }
+}
+
+fn of_row(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[1, 0]))
+}
+
+/// For each column.
+fn of_column(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
+}
+
+fn turned(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
+}
+
+#[test]
+fn a_chain_keeps_what_others_read() {
+    // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Elements, [same(2)], 3),
+        launch(Other, [elsewhere(3)], 4),
+        launch(Elements, [same(2), elsewhere(4)], 5),
+        launch(Elements, [same(5), elsewhere(1)], 6),
+    ];
+    assert_eq!(members(7, &launches), [(vec![0, 1], 0, vec![true, true]), (vec![3, 4], 3, vec![false, true])]);
+}
+
+#[test]
+fn a_norm_of_several_launches_is_one() {
+    // The sum of squares, its root, and the quotient.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Fold, [same(2)], 3),
+        launch(Numbers, [same(3)], 4),
+        launch(Elements, [same(0), of_row(4)], 5),
+    ];
+    let (trace, fusible) = trace(6, &launches);
+    let expected = Chain {
+        members: vec![0, 1, 2, 3],
+        at: 0,
+        kept: vec![false, false, false, true],
+        on_numbers: vec![false, false, true, false],
+        elements: 6,
+        columns: Some(3),
+        turn: None,
+    };
+    assert_eq!(chains(&trace, &of(&fusible), MOST), [expected]);
+}
+
+#[test]
+fn a_copy_of_a_turned_result_turns_the_chain() {
+    // A product and its bias, turned, and what is done with it then.
+    let sum = || launch(Elements, [same(0), of_column(1)], 2);
+    let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Norm, [same(3)], 4)];
+    let (trace, fusible) = trace(5, &launches);
+    let expected = Chain {
+        members: vec![0, 1, 2],
+        at: 0,
+        kept: vec![false, false, true],
+        on_numbers: vec![false; 3],
+        elements: 6,
+        columns: Some(3),
+        turn: Some(Turn { before: 1, order: turned(2).places }),
+    };
+    assert_eq!(chains(&trace, &of(&fusible), MOST), [expected]);
+    // Someone else reads the sum as it was, or is to have it.
+    let read = launch(Other, [elsewhere(2)], 4);
+    assert_eq!(members(5, &[sum(), read, launch(Elements, [turned(2)], 3)]), []);
+    let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [turned(3)], 2)];
+    assert_eq!(members(4, &launches), []);
+    // Nothing can be turned twice, or where there are rows.
+    let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Elements, [turned(3)], 4)];
+    assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
+    let launches = [launch(Norm, [same(0)], 2), launch(Elements, [turned(2)], 3)];
+    assert_eq!(members(4, &launches), [(vec![0], 0, vec![true])]);
+}
+
+#[test]
+fn rows_of_another_length_are_others() {
+    let of_three = placed(2, places(&[3, 2], &[1, 0]));
+    let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), of_three], 3)];
+    assert_eq!(members(4, &launches), []);
+    let launches = [launch(Fold, [same(0)], 2), launch(Numbers, [elsewhere(2)], 3)];
+    assert_eq!(members(4, &launches), []);
+}
+
+#[test]
+fn what_gains_alone_is_a_chain() {
+    assert_eq!(members(3, &[launch(Norm, [same(0), elsewhere(1)], 2)]), [(vec![0], 0, vec![true])]);
+    assert_eq!(members(3, &[launch(Fold, [same(0)], 2)]), []);
+}
+
+#[test]
+fn a_chain_waits_for_an_operand_unless_it_has_been_read() {
+    // The sum of a square and of something made after it.
+    let sum = |between| {
+        let square = launch(Elements, [same(0)], 2);
+        let other = launch(Other, [elsewhere(0)], 3);
+        [square, between, other, launch(Elements, [same(2), same(3)], 5)]
+    };
+    let unread = launch(Other, [elsewhere(0)], 4);
+    assert_eq!(members(6, &sum(unread)), [(vec![0, 3], 3, vec![false, true])]);
+    let read = launch(Other, [elsewhere(2)], 4);
+    assert_eq!(members(6, &sum(read)), []);
+}
+
+#[test]
+fn what_is_not_read_element_by_element_must_be_there() {
+    let first = || launch(Elements, [same(0)], 2);
+    assert_eq!(members(4, &[first(), launch(Elements, [elsewhere(2)], 3)]), []);
+    assert_eq!(members(4, &[first(), launch(Elements, [same(2), elsewhere(2)], 3)]), []);
+}
+
+#[test]
+fn what_runs_once_stays_apart() {
+    let launches = [launch(Elements, [same(1)], 2), launch(Elements, [same(2), same(0)], 3)];
+    assert_eq!(members(4, &launches), []);
+}
+
+#[test]
+fn what_is_written_again_is_left_alone() {
+    // The square is added to in place.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Other, [elsewhere(2)], 2),
+        launch(Elements, [same(2)], 3),
+        launch(Elements, [same(3)], 4),
+    ];
+    assert_eq!(members(5, &launches), [(vec![2, 3], 2, vec![false, true])]);
+    // The weight is changed after it was read.
+    let launches =
+        [launch(Elements, [same(1), same(0)], 2), launch(Other, [elsewhere(0)], 1), launch(Elements, [same(2)], 3)];
+    assert_eq!(members(4, &launches), []);
+}
+
+type Memory = Vec<Vec<u64>>;
+
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Result `i` of an op. `get` gives what stands for an element of an operand, `all` all of it.
+fn made(
+    op: OpId,
+    launch: &Launch,
+    i: usize,
+    get: impl Fn(&Operand, usize) -> u64,
+    all: impl Fn(BufferId) -> u64,
+) -> u64 {
+    let row = |row: usize| row * COLUMNS..(row + 1) * COLUMNS;
+    let value = |read: &Operand| match launch.kind {
+        _ if !read.from_start => all(read.buffer),
+        Fold => hash(row(i).map(|i| get(read, i)).collect::<Vec<_>>()),
+        Norm => hash((i, row(i / COLUMNS).map(|i| get(read, i)).collect::<Vec<_>>())),
+        _ => get(read, i),
+    };
+    hash((op, launch.reads.iter().map(value).collect::<Vec<_>>()))
+}
+
+fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
+    let get = |read: &Operand, i| memory[read.buffer][read.places.at(i as u64) as usize];
+    let result = |i| made(op, launch, i, get, |buffer| hash(&memory[buffer]));
+    memory[launch.result] = (0..launch.kind.results()).map(result).collect();
+}
+
+/// A row, or an element if there are none, knows of what members make nothing but what is of its own.
+fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
+    let before = memory.clone();
+    let rows = if chain.columns.is_some() { ROWS } else { chain.elements as usize };
+    let of_row = chain.elements as usize / rows;
+    let made_here = |buffer| chain.members.iter().any(|&member| launches[member].result == buffer);
+    for row in 0..rows {
+        let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
+        for (at, &op) in chain.members.iter().enumerate() {
+            let launch = &launches[op];
+            let order = chain.turn.filter(|turn| at < turn.before).map_or(Places::default(), |turn| turn.order);
+            let turns = chain.turn.is_some_and(|turn| at == turn.before);
+            let get = |read: &Operand, i: usize| {
+                if made_here(read.buffer) {
+                    let i = if turns { i } else { read.places.at(i as u64) as usize };
+                    let own = own.iter().find(|own| (own.0, own.1) == (read.buffer, i));
+                    own.expect("of this row, and made before").2
+                } else {
+                    before[read.buffer][read.places.in_order(&order).unwrap().at(i as u64) as usize]
+                }
+            };
+            let all = |buffer| {
+                assert!(!made_here(buffer), "a row cannot have all of it");
+                hash(&before[buffer])
+            };
+            let is_one = chain.on_numbers[at] || launch.kind == Fold;
+            let results = if is_one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
+            let results: Vec<(usize, u64)> = results.map(|i| (i, made(op, launch, i, get, all))).collect();
+            for (i, result) in results {
+                own.push((launch.result, i, result));
+                if chain.kept[at] {
+                    memory[launch.result].resize(launch.kind.results(), 0);
+                    memory[launch.result][i] = result;
+                }
+            }
+        }
+    }
+}
+
+/// Launches of which each writes a buffer of its own, or some of them one that was there before.
+fn launches() -> impl Strategy<Value = Vec<Launch>> {
+    let kind = prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Fold), 2 => Just(Numbers)];
+    let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..20);
+    let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
+    let launch = (kind, prop::collection::vec(read, 1..3), again);
+    prop::collection::vec(launch, 1..24).prop_map(|launches| {
+        let mut results = vec![ROWS * COLUMNS; 2];
+        let launches = launches.into_iter().enumerate().map(|(at, (kind, reads, again))| {
+            // Buffers close by are likelier.
+            let reads = reads.into_iter().map(|(any, near, way)| {
+                let buffer = at + 1 - any.index(at + 2).min(near.index(6));
+                match (kind, results[buffer] == ROWS, way) {
+                    (Other, ..) | (_, _, 0) => elsewhere(buffer),
+                    (Numbers, true, _) => same(buffer),
+                    (Numbers, false, _) => elsewhere(buffer),
+                    (_, true, _) => of_row(buffer),
+                    (_, false, 1) => of_column(buffer),
+                    (_, false, 2..6) => turned(buffer),
+                    (_, false, _) => same(buffer),
+                }
+            });
+            let reads = reads.collect();
+            let own = at + 2;
+            results.push(kind.results());
+            let before = again.filter(|_| at > 0).map(|again| 1 + again.index(at));
+            let result = before.filter(|&before| results[before] == kind.results()).unwrap_or(own);
+            Launch { kind, reads, result }
+        });
+        launches.collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn fused_launches_leave_in_memory_what_they_left_apart(launches in launches()) {
+        let (trace, fusible) = trace(launches.len() + 2, &launches);
+        let chains = chains(&trace, &of(&fusible), MOST);
+        let mut members = vec![false; launches.len()];
+        for chain in &chains {
+            prop_assert!((1..=MOST).contains(&chain.members.len()));
+            prop_assert!(chain.members.contains(&chain.at));
+            chain.members.iter().for_each(|&op| assert!(!std::mem::replace(&mut members[op], true), "twice"));
+        }
+        let start: Memory = (0..launches.len() + 2).map(|id| (0..6).map(|i| hash((id, i))).collect()).collect();
+        let (mut apart, mut memory) = (start.clone(), start);
+        for (op, launch) in launches.iter().enumerate() {
+            run_alone(op, launch, &mut apart);
+            if let Some(chain) = chains.iter().find(|chain| chain.at == op) {
+                run_chain(chain, &launches, &mut memory);
+            } else if !members[op] {
+                run_alone(op, launch, &mut memory);
+            }
+        }
+        let kept = |buffer| chains.iter().all(|chain| {
+            let by = chain.members.iter().position(|&op| launches[op].result == buffer);
+            by.is_none_or(|member| chain.kept[member])
+        });
+        for buffer in (0..apart.len()).filter(|&buffer| kept(buffer)) {
+            prop_assert_eq!(&memory[buffer], &apart[buffer], "buffer {}", buffer);
+        }
+    }
+}
