@@ -48,18 +48,42 @@ template <typename F, typename T, int N> __device__ inline void candle_fold(floa
         for (unsigned column = thread; column < columns; column += threads) x = F::of(x, narrow<T>(candle_row[column]));
         candle_row[thread] = widen(x);
     }
-    for (unsigned half = threads / 2; half > 0; half /= 2) {
+    unsigned half = threads / 2;
+    for (; half >= 32; half /= 2) {
         __syncthreads();
         for (unsigned thread = threadIdx.x; thread < half; thread += blockDim.x)
             candle_row[thread] =
                 widen(F::of(narrow<T>(candle_row[thread]), narrow<T>(candle_row[thread + half])));
     }
     __syncthreads();
-    const float all = candle_row[0];
+    // What is left is for a warp, here for each. Lanes beyond the half compute what nobody takes.
+    const unsigned lane = threadIdx.x % 32;
+    float all = lane < threads ? candle_row[lane] : 0;
+    for (; half > 0; half /= 2) all = widen(F::of(narrow<T>(all), narrow<T>(__shfl_down_sync(~0u, all, half))));
+    all = __shfl_sync(~0u, all, 0);
     // Until nobody reads what the next step writes.
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < N; n++) xs[n] = all;
+}
+
+// The largest element of the row, in whichever order.
+template <typename T, int N> __device__ inline T row_max(const float (&xs)[N]) {
+    __shared__ float of_warps[CANDLE_BLOCK / 32];
+    const unsigned lane = threadIdx.x % 32;
+    T most = narrow<T>(xs[0]);
+#pragma unroll
+    for (int n = 1; n < N; n++) most = larger(most, narrow<T>(xs[n]));
+#pragma unroll
+    for (unsigned distance = 16; distance > 0; distance /= 2)
+        most = larger(most, narrow<T>(__shfl_xor_sync(~0u, widen(most), distance)));
+    if (lane == 0) of_warps[threadIdx.x / 32] = widen(most);
+    __syncthreads();
+    most = narrow<T>(of_warps[min(lane, blockDim.x / 32 - 1)]);
+#pragma unroll
+    for (unsigned distance = 16; distance > 0; distance /= 2)
+        most = larger(most, narrow<T>(__shfl_xor_sync(~0u, widen(most), distance)));
+    return most;
 }
 
 // Sums over a warp.
@@ -143,13 +167,9 @@ __device__ inline void candle_rms_norm(float (&xs)[N], const float (&weight)[N],
 
 // `softmax`: a warp.
 template <typename T, int N> __device__ inline void candle_softmax(float (&xs)[N], unsigned columns) {
-    float most[N];
+    const T most = row_max<T>(xs);
 #pragma unroll
-    for (int n = 0; n < N; n++) most[n] = xs[n];
-    // No matter in which order.
-    candle_fold<CandleMax, T>(most, columns);
-#pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = widen(exponential(narrow<T>(xs[n]) - narrow<T>(most[n])));
+    for (int n = 0; n < N; n++) xs[n] = widen(exponential(narrow<T>(xs[n]) - most));
     publish(xs, columns);
     const T factor = narrow<T>(1.f / candle_sums(columns, 32).x);
 #pragma unroll
