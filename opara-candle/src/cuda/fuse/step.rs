@@ -56,6 +56,9 @@ const BINARY: &[(&str, Code)] = &[
     ("minimum", Code::Min),
 ];
 
+/// The most threads that candle gives a row.
+const THREADS: u64 = 1024;
+
 /// Kernels that make one number of a row, without type: `fast_sum`.
 const FOLDS: &[(&str, Code)] = &[("fast_sum", Code::RowSum), ("fast_max", Code::RowMax), ("fast_min", Code::RowMin)];
 
@@ -125,7 +128,7 @@ impl Step {
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
         let (elements, columns) = (arguments.integer(0)?, arguments.integer(1)?);
-        let threads = columns.min(1024).checked_next_power_of_two()?;
+        let threads = columns.min(THREADS).checked_next_power_of_two()?;
         if arguments.count() != 6 || !launched(launch, elements, columns, [threads, 1, 1]) {
             return None;
         }
@@ -157,7 +160,7 @@ impl Step {
         let columns = arguments.integer(1 + operands)?;
         let elements = columns.checked_mul(launch.grid[0].into())?;
         let is_norm = code != Code::Softmax;
-        let threads = if columns < 1024 { 32 } else { 1024 };
+        let threads = if columns < THREADS { 32 } else { THREADS };
         let block = if is_norm { [threads, 1, 1] } else { [1, 32, 1] };
         let is_known = arguments.count() == if is_norm { 4 + operands } else { 2 + operands }
             && (!is_norm || arguments.integer(2 + operands) == Some(threads));
