@@ -44,7 +44,10 @@ impl<'a> Bench<'a> {
         let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
         let subject = match &self.subject {
             Some(subject) => subject,
-            None => self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device, wanted(own::CANDLE))?),
+            None => {
+                let with_candle = wanted(own::CANDLE) || wanted(own::CANDLE_TUNED);
+                self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device, with_candle)?)
+            }
         };
         let input = self.model.example(key.batch, self.dtype, self.device)?;
         let expected = subject.eager(&input)?;

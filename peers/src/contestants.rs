@@ -7,8 +7,9 @@ use crate::results::Cell;
 
 /// Those whom every table and plot shows if they were measured, in this order: candle in grey, ours in blue, PyTorch in
 /// orange, ONNX Runtime in green.
-const KNOWN: [(&str, RGBColor); 13] = [
+const KNOWN: [(&str, RGBColor); 14] = [
     ("candle", RGBColor(0x99, 0x99, 0x99)),
+    ("candle tuned", RGBColor(0x5c, 0x6b, 0x7a)),
     ("eager", RGBColor(0xbd, 0xd7, 0xe7)),
     ("sequential", RGBColor(0x8f, 0xc1, 0xe3)),
     ("opara", RGBColor(0x3b, 0x8b, 0xc4)),
@@ -29,21 +30,24 @@ const UNKNOWN: RGBColor = RGBColor(0x88, 0x56, 0xa7);
 /// Whose a contestant is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// candle's own operators.
+    /// candle's own operators, eager.
     Candle,
-    /// This library's: its operators, eager, and its policies.
+    /// This library's: its operators, eager, its policies, and executors of candle's operators.
     Ours,
     /// Another framework's.
     Peer,
 }
 
 impl Side {
-    /// The side of the contestant called `name`. It is ours if its first word is `eager` or a policy's name.
+    /// The side of the contestant called `name`. It is ours if its first word is `eager` or a policy's name, or if that
+    /// comes after `candle`.
     pub fn of(name: &str) -> Self {
-        match name.split(' ').next() {
-            Some("candle") => Self::Candle,
-            Some("eager") => Self::Ours,
-            Some(word) if word.parse::<Policy>().is_ok() => Self::Ours,
+        let policy = |word: &str| word.parse::<Policy>().is_ok();
+        match name.split_once(' ').unwrap_or((name, "")) {
+            ("candle", "") => Self::Candle,
+            ("candle", by) if policy(by) => Self::Ours,
+            ("eager", _) => Self::Ours,
+            (word, _) if policy(word) => Self::Ours,
             _ => Self::Peer,
         }
     }
@@ -74,10 +78,10 @@ mod tests {
 
     #[test]
     fn sides() {
-        for ours in ["eager", "sequential", "critical-path", "tuned", "opara lent"] {
+        for ours in ["eager", "sequential", "critical-path", "tuned", "opara lent", "candle tuned"] {
             assert_eq!(Side::of(ours), Side::Ours, "{ours}");
         }
-        for peer in ["torch eager", "torch opara", "onnxruntime", "another graph", ""] {
+        for peer in ["torch eager", "torch opara", "onnxruntime", "another graph", "candle graph", ""] {
             assert_eq!(Side::of(peer), Side::Peer, "{peer}");
         }
         assert_eq!(Side::of("candle"), Side::Candle);

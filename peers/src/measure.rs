@@ -119,5 +119,12 @@ impl Args {
 }
 
 /// Contestants whose kernels are timed: of all those that replay the same kernels in another order, one.
-const PROFILED: [&str; 6] =
-    ["sequential", "tuned", "torch graph", "torch reduce-overhead", "torch max-autotune", "onnxruntime graph"];
+const PROFILED: [&str; 7] = [
+    own::CANDLE_TUNED,
+    "sequential",
+    "tuned",
+    "torch graph",
+    "torch reduce-overhead",
+    "torch max-autotune",
+    "onnxruntime graph",
+];

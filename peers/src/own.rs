@@ -14,12 +14,14 @@ use crate::way::{Ready, Way};
 
 /// Candle's own operators, one after another.
 pub const CANDLE: &str = "candle";
+/// Candle's own operators, recorded and replayed: what wrapping a module as it is gains.
+pub const CANDLE_TUNED: &str = "candle tuned";
 /// This library's operators, one after another.
 pub const EAGER: &str = "eager";
 
-/// Names of all ways: the two above, and a replay for each policy.
+/// Names of all ways: the three above, and a replay for each policy.
 pub fn names() -> impl Iterator<Item = String> {
-    [CANDLE, EAGER].into_iter().map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
+    [CANDLE, CANDLE_TUNED, EAGER].into_iter().map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
 }
 
 /// Bytes that are written to overwrite the L2 cache: GPUs have a quarter of that.
@@ -81,25 +83,28 @@ impl Subject {
     }
 
     fn own(&self, name: &str, input: &Tensor) -> Result<Own> {
+        let candle_only = matches!(name, CANDLE | CANDLE_TUNED);
+        let model = match &self.candle {
+            candle if candle_only => candle.clone().context("the model was not loaded for candle's own operators")?,
+            _ => self.own.clone(),
+        };
         let call = match name {
-            CANDLE => {
-                let model = self.candle.clone().context("the model was not loaded for candle's own operators")?;
-                Call::Eager { model, candle_only: true }
-            }
-            EAGER => Call::Eager { model: self.own.clone(), candle_only: false },
-            policy => {
-                ops::use_candle_only(false);
-                // What a policy does is what is measured, also where it is slower than the sequential graph.
-                let builder = OparaExecutor::builder().policy(policy.parse::<Policy>()?).race(false);
-                let model = self.own.clone();
-                let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
-                let report = executor.report();
-                ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
-                Call::Replay(executor)
-            }
+            CANDLE | EAGER => Call::Eager { model, candle_only },
+            CANDLE_TUNED => Call::Replay(replay(model, candle_only, Policy::Tuned, input)?),
+            policy => Call::Replay(replay(model, candle_only, policy.parse()?, input)?),
         };
         Ok(Own { device: self.device.clone(), call, inputs: [input.clone()], cache: self.cache.clone() })
     }
+}
+
+/// An executor by this policy. What that does is what is measured, also where it is slower than the sequential graph.
+fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
+    ops::use_candle_only(candle_only);
+    let builder = OparaExecutor::builder().policy(policy).race(false);
+    let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
+    let report = executor.report();
+    ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
+    Ok(executor)
 }
 
 enum Call {

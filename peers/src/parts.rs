@@ -19,7 +19,7 @@ pub struct Parts {
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batches: Vec<usize>,
 
-    /// Contestants: candle, eager, a policy, or framework and mode as in "torch graph"; all without it.
+    /// Contestants: candle, "candle tuned", eager, a policy, or framework and mode as in "torch graph"; all without it.
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
 }

@@ -3,6 +3,7 @@
 // element, from its own number on.
 #pragma once
 #include "candle.cuh"
+#include "rows.cuh"
 
 // Columns of a row that candle's threads take one after the other, if there are more than these.
 constexpr unsigned CANDLE_BLOCK = 1024;
@@ -21,15 +22,15 @@ template <int N> __device__ inline void publish(const float (&xs)[N], unsigned c
 
 struct CandleSum {
     template <typename T> __device__ static T of(T a, T b) { return a + b; }
-    __device__ static float none() { return 0; }
+    template <typename T> __device__ static T none() { return narrow<T>(0); }
 };
 struct CandleMax {
     template <typename T> __device__ static T of(T a, T b) { return larger(a, b); }
-    __device__ static float none() { return -INFINITY; }
+    template <typename T> __device__ static T none() { return narrow<T>(-INFINITY); }
 };
 struct CandleMin {
     template <typename T> __device__ static T of(T a, T b) { return smaller(a, b); }
-    __device__ static float none() { return INFINITY; }
+    template <typename T> __device__ static T none() { return narrow<T>(INFINITY); }
 };
 
 // A thread for each column, up to a power of two.
@@ -44,7 +45,7 @@ template <typename F, typename T, int N> __device__ inline void candle_fold(floa
     const unsigned threads = candle_fold_threads(columns);
     publish(xs, columns);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
-        T x = narrow<T>(F::none());
+        T x = F::template none<T>();
         for (unsigned column = thread; column < columns; column += threads) x = F::of(x, narrow<T>(candle_row[column]));
         candle_row[thread] = widen(x);
     }
@@ -69,30 +70,12 @@ template <typename F, typename T, int N> __device__ inline void candle_fold(floa
 
 // The largest element of the row, in whichever order.
 template <typename T, int N> __device__ inline T row_max(const float (&xs)[N]) {
-    __shared__ float of_warps[CANDLE_BLOCK / 32];
-    const unsigned lane = threadIdx.x % 32;
+    __shared__ T room[MOST / 32];
     T most = narrow<T>(xs[0]);
 #pragma unroll
     for (int n = 1; n < N; n++) most = larger(most, narrow<T>(xs[n]));
-#pragma unroll
-    for (unsigned distance = 16; distance > 0; distance /= 2)
-        most = larger(most, narrow<T>(__shfl_xor_sync(~0u, widen(most), distance)));
-    if (lane == 0) of_warps[threadIdx.x / 32] = widen(most);
-    __syncthreads();
-    most = narrow<T>(of_warps[min(lane, blockDim.x / 32 - 1)]);
-#pragma unroll
-    for (unsigned distance = 16; distance > 0; distance /= 2)
-        most = larger(most, narrow<T>(__shfl_xor_sync(~0u, widen(most), distance)));
-    return most;
+    return of_row<CandleMax>(most, room);
 }
-
-// Sums over a warp.
-__device__ inline float of_warp(float sum) {
-#pragma unroll
-    for (unsigned distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    return sum;
-}
-__device__ inline float2 of_warp(float2 sum) { return {of_warp(sum.x), of_warp(sum.y)}; }
 
 // `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
 // what rows begin and end with beside those; then warps.
@@ -115,11 +98,11 @@ __device__ inline void candle_sum(float (&xs)[N], unsigned columns, unsigned nei
             sum = sizeof(T) == sizeof(float) ? sum + part : part;
         }
         if (past * neighbours + thread < end) sum += candle_row[past * neighbours - start + thread];
-        sum = of_warp(sum);
+        sum = of_warp<Add>(sum);
         if (lane == 0) of_warps[warp / 32] = sum;
     }
     __syncthreads();
-    const float all = widen(narrow<T>(of_warp(lane < threads / 32 ? of_warps[lane] : 0.f)));
+    const float all = widen(narrow<T>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f)));
 #pragma unroll
     for (int n = 0; n < N; n++) xs[n] = all;
 }
@@ -136,11 +119,12 @@ __device__ inline float2 candle_sums(unsigned columns, unsigned threads) {
             sum.x += x;
             sum.y = fmaf(x, x, sum.y);
         }
-        sum = of_warp(sum);
+        sum = {of_warp<Add>(sum.x), of_warp<Add>(sum.y)};
         if (lane == 0) of_warps[first / 32] = sum;
     }
     __syncthreads();
-    return threads == 32 ? of_warps[0] : of_warp(of_warps[lane]);
+    if (threads == 32) return of_warps[0];
+    return {of_warp<Add>(of_warps[lane].x), of_warp<Add>(of_warps[lane].y)};
 }
 
 __device__ inline unsigned candle_norm_threads(unsigned columns) { return columns < CANDLE_BLOCK ? 32 : CANDLE_BLOCK; }
