@@ -1,4 +1,4 @@
-//! Compiles the CUDA kernels, where the feature asks for them.
+//! Compiles the CUDA kernels, where the feature asks for them, and gathers the text of those that are compiled at run time.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");
@@ -10,6 +10,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let kernels = cudaforge::KernelBuilder::new().source_dir("src/cuda/ops").watch(["src/cuda/ops"]);
         let kernels = kernels.arg("-std=c++17").arg("-O3");
         kernels.build_ptx()?.write(out.join("ptx.rs"))?;
+        let headers = ["src/cuda/ops".into(), cudaforge::CudaToolkit::detect()?.include_dir];
+        std::fs::write(out.join("chain.cuh"), with_headers("chain.cuh", &headers, &mut Vec::new())?)?;
     }
     Ok(())
+}
+
+/// A source with those headers in it that are ours or CUDA's own of 16-bit types, each once. What these include besides is
+/// not for the compiler at run time.
+#[cfg(feature = "cuda")]
+fn with_headers(name: &str, folders: &[std::path::PathBuf], seen: &mut Vec<String>) -> std::io::Result<String> {
+    seen.push(name.into());
+    let found = folders.iter().map(|folder| folder.join(name)).find(|file| file.exists());
+    let text = std::fs::read_to_string(found.ok_or_else(|| std::io::Error::other(format!("there is no {name}")))?)?;
+    let mut whole = String::new();
+    for line in text.lines() {
+        let included = line.trim().strip_prefix("#include").map(|name| name.trim().trim_matches(['<', '>', '"']));
+        match included {
+            Some(included) if included.ends_with(".cuh") || included.starts_with("cuda_") => {
+                if !seen.iter().any(|seen| seen == included) {
+                    whole += &with_headers(included, folders, seen)?;
+                }
+            }
+            _ if line.trim() == "#pragma once" => {}
+            _ => whole += &format!("{line}\n"),
+        }
+    }
+    Ok(whole)
 }

@@ -294,7 +294,7 @@ fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
 }
 
 #[test]
-fn results_that_are_needed_later_are_saved_as_far_as_there_is_room() {
+fn results_that_are_needed_later_stay_with_the_thread() {
     let Some(device) = gpu() else { return };
     // The first of so many results is taken last.
     let function = |many: usize| {
@@ -306,10 +306,49 @@ fn results_that_are_needed_later_are_saved_as_far_as_there_is_room() {
         }
     };
     let inputs = |i| one_on(i, &device);
-    let fast = replayed(Mode::Graph, function(3), inputs);
-    fused(&fast, 7);
-    // Too many: they stay apart.
-    replayed(Mode::Graph, function(6), inputs);
+    let fast = replayed(Mode::Graph, function(4), inputs);
+    fused(&fast, 10);
+}
+
+/// A product and a sum of candle's are two kernels, and round twice.
+#[test]
+fn a_product_and_the_sum_after_it_are_rounded_each() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    type Product = fn(&Tensor) -> Result<Tensor>;
+    let products: [Product; 6] = [
+        |x| x * x.affine(0.3, 0.7)?,
+        Tensor::sqr,
+        Tensor::gelu,
+        Tensor::gelu_erf,
+        |x| candle_nn::ops::softmax_last_dim(x),
+        |x| candle_nn::ops::rms_norm(x, &x.narrow(0, 0, 1)?.squeeze(0)?.contiguous()?, 1e-5),
+    ];
+    let sums: [fn(&Tensor, &Tensor) -> Result<Tensor>; 4] = [
+        |x, y| x + y,
+        |x, y| y - x,
+        |x, _| candle_nn::ops::softmax_last_dim(x),
+        |x, y| {
+            candle_nn::ops::layer_norm(
+                x,
+                &y.narrow(0, 1, 1)?.squeeze(0)?.contiguous()?,
+                &y.narrow(0, 0, 1)?.squeeze(0)?.contiguous()?,
+                1e-5,
+            )
+        },
+    ];
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let x = Tensor::rand(-2f32, 2., (64, 1000), &device)?.to_dtype(dtype)?;
+        let y = Tensor::rand(-2f32, 2., (64, 1000), &device)?.to_dtype(dtype)?;
+        for product in products {
+            for sum in sums {
+                let function = move |t: &[Tensor]| Ok(vec![sum(&product(&t[0])?, &t[1])?]);
+                let fast = OparaExecutor::builder().build_fn(function, &[x.clone(), y.clone()])?;
+                let report = fast.report();
+                assert!(report.fused >= 1 && report.reason.is_none(), "{report}");
+            }
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -132,6 +132,15 @@ pub enum Error {
         elements: usize,
     },
 
+    /// The CUDA compiler (NVRTC) refused a kernel that was written for a chain of operators.
+    #[error("a kernel is not compiled for {architecture}: {message}")]
+    NotCompiled {
+        /// What it was compiled for.
+        architecture: String,
+        /// What the compiler said.
+        message: String,
+    },
+
     /// A trace that contradicts itself.
     #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
     InvalidTrace {

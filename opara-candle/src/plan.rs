@@ -65,8 +65,12 @@ impl Plan {
                 Ok((Some(replay), report, Some(planned)))
             })
         };
+        let is_of_fusing = |error: &Error| match error {
+            Error::Mismatch { .. } => replaced.get() > 0,
+            error => matches!(error, Error::NotCompiled { .. }),
+        };
         let built = match build(options.fuse) {
-            Err(error @ Error::Mismatch { .. }) if replaced.get() > 0 => {
+            Err(error) if is_of_fusing(&error) => {
                 tracing::warn!(%error, "building without fused launches");
                 build(false).map(|(replay, mut report, planned)| {
                     report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));

@@ -1,5 +1,6 @@
-//! Fuses chains of candle's launches: each becomes one launch of `chain.cu`, which gives the same bits.
+//! Fuses chains of candle's launches: each becomes one launch of a kernel that is written for it, and gives the same bits.
 
+mod program;
 mod step;
 
 use std::collections::BTreeMap;
@@ -7,9 +8,10 @@ use std::collections::BTreeMap;
 use candle::Device;
 use hashbrown::HashMap;
 
+use self::program::{Code, Program, Source};
 use self::step::Step;
 use super::capture::{Capture, Recorded};
-use super::driver::kernels::chain::{self, Chain, Code, Source, Target, What, SLOTS, STEPS};
+use super::driver::kernels::chain::{launches, Written, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
 use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
@@ -52,8 +54,8 @@ impl Capture {
         if replaced == 0 {
             return Ok(0);
         }
-        let programs: Vec<Chain> = instead.values().map(|fused| fused.program).collect();
-        let (kernels, graph) = chain::launches(stream, device.as_cuda_device()?, &programs)?;
+        let written: Vec<Written> = instead.values().map(|fused| fused.program.written()).collect();
+        let (kernels, graph) = launches(stream, device.as_cuda_device()?, &written)?;
         let both = instead.into_iter().zip(kernels).map(|((at, fused), kernel)| (at, (fused, kernel)));
         let mut instead: HashMap<OpId, (Fused, KernelNode)> = both.collect();
 
@@ -134,7 +136,7 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
         operands: step.operands.iter().zip(&reads).map(operand).collect(),
         result: result.0.buffer,
         // candle has a warp for a row, which takes one element after the other: good where they fill the device.
-        gains_alone: matches!(step.code, Code::Softmax | Code::LayerNorm | Code::RmsNorm)
+        gains_alone: matches!(step.code, Code::Softmax | Code::LayerNorm(_) | Code::RmsNorm(_))
             && step.columns.is_some_and(|columns| step.elements / columns <= FEW_ROWS),
     };
     Some(Known { step, fusible, accesses: reads.into_iter().chain([result]).collect() })
@@ -142,7 +144,7 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
 
 /// A chain as one launch.
 struct Fused {
-    program: Chain,
+    program: Program,
     accesses: Vec<Access>,
     pointers: Vec<Pointer>,
 }
@@ -150,71 +152,43 @@ struct Fused {
 impl Fused {
     /// Of the launches of a chain. `None` if they do not go together.
     fn new(members: &[&Known], chain: &fuse::Chain) -> Option<Self> {
-        let program = Chain::new(chain.elements, chain.columns)?;
-        let mut fused = Self { program, accesses: Vec::new(), pointers: Vec::new() };
+        let mut program = Program::new(chain.elements, chain.columns)?;
+        let (mut accesses, mut words) = (Vec::new(), Vec::new());
         let maker = |buffer| members.iter().position(|member| member.fusible.result == buffer);
-        let mut slots = Slots::default();
         for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {
-            let Known { step, fusible, accesses } = member;
-            let (result, reads) = accesses.split_last()?;
+            let Known { step, accesses: accessed, .. } = member;
+            let (&(result, to), reads) = accessed.split_last()?;
             let order = chain.turn.filter(|turn| at < turn.before).map(|turn| turn.order).unwrap_or_default();
-            let mut sources = Vec::new();
+            let mut operands = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
-                sources.push(match maker(access.buffer) {
+                operands.push(match maker(access.buffer) {
                     Some(maker) if members[maker].step.to != step.from => return None,
-                    Some(maker) if maker + 1 == at => Source::Last,
-                    Some(maker) => Source::Saved(slots.of(maker)?),
-                    None => Source::Memory(address, step.from, places.in_order(&order)?),
+                    Some(maker) => Source::Step(maker),
+                    None => {
+                        accesses.push(access);
+                        Source::Memory(address, step.from, places.in_order(&order)?)
+                    }
                 });
             }
-            let reads_result = |member: &&Known| member.fusible.operands.iter().any(|o| o.buffer == fusible.result);
-            let last_use = members.iter().rposition(reads_result).filter(|&last| last > at + 1);
-            let slot = match last_use {
-                Some(last) => Some(slots.take(at, last)?),
-                None => None,
-            };
-            let target = Target { address: is_kept.then_some(result.1), slot };
-            let on_numbers = chain.on_numbers[at];
-            let what = What { code: step.code, of: step.to, constants: step.constants, on_numbers };
-            fused.program.step(what, &sources, target)?;
-            for (operand, (source, (access, _))) in sources.iter().zip(reads).enumerate() {
-                if let Source::Memory(..) = source {
-                    fused.touch(fused.program.operand_word(operand), *access);
-                }
-            }
             if is_kept {
-                fused.touch(fused.program.result_word(), result.0);
+                accesses.push(result);
             }
+            words.extend(program.step(&program::Step {
+                code: step.code,
+                of: step.to,
+                operands: &operands,
+                on_numbers: chain.on_numbers[at],
+                target: is_kept.then_some(to),
+            })?);
         }
-        Some(fused)
-    }
-
-    fn touch(&mut self, word: usize, access: Access) {
-        self.accesses.push(access);
-        self.pointers.push(Pointer { word, buffer: access.buffer, delta: access.region.start() });
+        let pointer =
+            |(word, access): (usize, &Access)| Pointer { word, buffer: access.buffer, delta: access.region.start() };
+        let pointers = words.into_iter().zip(&accesses).map(pointer).collect();
+        Some(Self { program, accesses, pointers })
     }
 
     fn op(&self, label: String, kernel: &KernelNode) -> Op {
         let work = Work::Kernel(kernel.launch);
-        Op { name: self.program.launch().0.into(), label, work, accesses: self.accesses.clone(), nanos: None }
-    }
-}
-
-/// Which step's result is in which slot, and which step is the last to take it.
-#[derive(Default)]
-struct Slots([Option<(usize, usize)>; SLOTS]);
-
-impl Slots {
-    /// The slot that holds a step's result.
-    fn of(&self, step: usize) -> Option<usize> {
-        self.0.iter().position(|slot| slot.is_some_and(|(of, _)| of == step))
-    }
-
-    /// A slot for the result of `step`, which step `last` takes last; `None` if all hold what is still needed. Operands
-    /// are read before the result is saved.
-    fn take(&mut self, step: usize, last: usize) -> Option<usize> {
-        let free = self.0.iter().position(|slot| slot.is_none_or(|(_, last)| last <= step))?;
-        self.0[free] = Some((step, last));
-        Some(free)
+        Op { name: self.program.name().into(), label, work, accesses: self.accesses.clone(), nanos: None }
     }
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::cuda::driver::kernels::chain::{Code, Type, COLUMNS};
+use super::program::{Code, Type, COLUMNS};
 use crate::cuda::driver::Arguments;
 use crate::fuse::Places;
 use crate::trace::Launch;
@@ -19,9 +19,6 @@ pub(super) struct Step {
     pub from: Type,
     /// Type of the arithmetic and of the result.
     pub to: Type,
-    /// Factor and summand of an affine step; of a norm the first is what is added to what it divides by, of a sum how many
-    /// neighbours a thread of candle's takes.
-    pub constants: [f32; 2],
     /// Offsets of the operands' pointers among the arguments, and where their elements are.
     pub operands: Vec<(usize, Places)>,
     /// Offset of the result's pointer.
@@ -30,42 +27,15 @@ pub(super) struct Step {
 
 /// Kernels with one operand, without `u` and type. Others (of several types, or whose arithmetic is not that of their
 /// type) are left alone.
-const UNARY: &[(&str, Code)] = &[
-    ("copy", Code::Copy),
-    ("sqr", Code::Sqr),
-    ("sqrt", Code::Sqrt),
-    ("neg", Code::Neg),
-    ("abs", Code::Abs),
-    ("recip", Code::Recip),
-    ("relu", Code::Relu),
-    ("exp", Code::Exp),
-    ("tanh", Code::Tanh),
-    ("silu", Code::Silu),
-    ("gelu", Code::Gelu),
-    ("gelu_erf", Code::GeluErf),
-    ("sigmoid", Code::Sigmoid),
-];
+pub(super) const UNARY: &[&str] =
+    &["sqr", "sqrt", "neg", "abs", "recip", "relu", "exp", "tanh", "silu", "gelu", "gelu_erf", "sigmoid"];
 
-/// Kernels with two, without `b` and type.
-const BINARY: &[(&str, Code)] = &[
-    ("add", Code::Add),
-    ("sub", Code::Sub),
-    ("mul", Code::Mul),
-    ("div", Code::Div),
-    ("maximum", Code::Max),
-    ("minimum", Code::Min),
-];
+/// Kernels with two, without `b` and type, and what `chain.cuh` calls them.
+pub(super) const BINARY: &[(&str, &str)] =
+    &[("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"), ("maximum", "max"), ("minimum", "min")];
 
 /// The most threads that candle gives a row.
 const THREADS: u64 = 1024;
-
-/// Kernels that make one number of a row, without type: `fast_sum`.
-const FOLDS: &[(&str, Code)] = &[("fast_sum", Code::RowSum), ("fast_max", Code::RowMax), ("fast_min", Code::RowMin)];
-
-/// Kernels of rows: how many operands they have, of which the first one comes before the result and the others, a number
-/// for each column, after it.
-const ROWS: &[(&str, (Code, usize))] =
-    &[("softmax", (Code::Softmax, 1)), ("rmsnorm", (Code::RmsNorm, 2)), ("layernorm", (Code::LayerNorm, 3))];
 
 const TYPES: &[(&str, Type)] = &[("f32", Type::F32), ("f16", Type::F16), ("bf16", Type::Bf16)];
 
@@ -82,13 +52,11 @@ impl Step {
         launch: &Launch,
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
-        let typed = name.rsplit_once('_').and_then(|(name, of)| Some((name, find(TYPES, of)?)));
-        if let Some((name, of)) = typed {
-            if let Some(code) = find(FOLDS, name) {
-                return Self::fold(code, of, arguments, launch, table);
-            }
-            if let Some((code, operands)) = find(ROWS, name) {
-                return Self::rows(code, of, operands, arguments, launch);
+        if let Some((kernel, of)) = name.rsplit_once('_').and_then(|(name, of)| Some((name, find(TYPES, of)?))) {
+            match kernel {
+                "fast_sum" | "fast_max" | "fast_min" => return Self::fold(kernel, of, arguments, launch, table),
+                "softmax" | "rmsnorm" | "layernorm" => return Self::rows(kernel, of, arguments, launch),
+                _ => {}
             }
         }
         Self::elements(name, arguments, table)
@@ -96,8 +64,8 @@ impl Step {
 
     fn elements(name: &str, arguments: &Arguments, table: impl FnOnce(usize) -> Option<Vec<u64>>) -> Option<Self> {
         let (code, from, to) = kernel(name)?;
-        let operands = if BINARY.iter().any(|&(_, binary)| binary == code) { 2 } else { 1 };
-        let constants = if code == Code::Affine { 2 } else { 0 };
+        let operands = if let Code::ElementWise(_, operands) = code { operands } else { 1 };
+        let constants = if let Code::Affine(..) = code { 2 } else { 0 };
         // numel, num_dims, info, operands, result, constants
         if arguments.count() != 3 + operands + 1 + constants {
             return None;
@@ -106,22 +74,23 @@ impl Step {
         Some(Self {
             elements: arguments.integer(0)?,
             columns: None,
-            code,
+            code: match code {
+                Code::Affine(..) => {
+                    Code::Affine(number(to, arguments.argument(5)?.1)?, number(to, arguments.argument(6)?.1)?)
+                }
+                code => code,
+            },
             from,
             to,
-            constants: match constants {
-                0 => [0.; 2],
-                _ => [number(to, arguments.argument(5)?.1)?, number(to, arguments.argument(6)?.1)?],
-            },
             // A kernel that works in place is given null.
             operands: places.map(|(at, places)| Some((pointer(arguments, 3 + at)?, places))).collect::<Option<_>>()?,
             result: pointer(arguments, 3 + operands)?,
         })
     }
 
-    /// numel, columns, num_dims, info, operand, result
+    /// Kernels that make one number of a row: numel, columns, num_dims, info, operand, result.
     fn fold(
-        code: Code,
+        kernel: &str,
         of: Type,
         arguments: &Arguments,
         launch: &Launch,
@@ -133,33 +102,40 @@ impl Step {
             return None;
         }
         let places = *places(arguments, 2, 1, table)?.first()?;
-        // A thread takes 16 bytes at once where they lie so.
-        let together = match of {
-            _ if !places.are_in_a_row() => 1.,
-            Type::F32 => 4.,
-            Type::Bf16 => 8.,
-            Type::F16 => 1.,
+        let code = match kernel {
+            "fast_max" => Code::RowMax,
+            "fast_min" => Code::RowMin,
+            // A thread adds up what it takes of 16 bytes at once, where they lie so.
+            _ => match of {
+                Type::F32 | Type::Bf16 if places.are_in_a_row() => {
+                    let is_aligned = arguments.integer(4)?.is_multiple_of(16);
+                    is_aligned.then_some(Code::RowSum(if of == Type::F32 { 4 } else { 8 }))?
+                }
+                _ => Code::RowSum(1),
+            },
         };
-        if together > 1. && !arguments.integer(4)?.is_multiple_of(16) {
-            return None;
-        }
         Some(Self {
             elements,
             columns: Some(columns),
             code,
             from: of,
             to: of,
-            constants: [if code == Code::RowSum { together } else { 0. }, 0.],
             operands: vec![(pointer(arguments, 4)?, places)],
             result: pointer(arguments, 5)?,
         })
     }
 
-    /// operand, result, other operands, columns; of a norm, too, the threads of a row and what is added to what it divides by
-    fn rows(code: Code, of: Type, operands: usize, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+    /// Kernels of rows: operand, result, what has a number for each column, columns; of a norm, too, the threads of a row and what is
+    /// added to what it divides by.
+    fn rows(kernel: &str, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+        let operands = match kernel {
+            "layernorm" => 3,
+            "rmsnorm" => 2,
+            _ => 1,
+        };
         let columns = arguments.integer(1 + operands)?;
         let elements = columns.checked_mul(launch.grid[0].into())?;
-        let is_norm = code != Code::Softmax;
+        let is_norm = operands > 1;
         let threads = if columns < THREADS { 32 } else { THREADS };
         let block = if is_norm { [threads, 1, 1] } else { [1, 32, 1] };
         let is_known = arguments.count() == if is_norm { 4 + operands } else { 2 + operands }
@@ -167,7 +143,12 @@ impl Step {
         if !is_known || !launched(launch, elements, columns, block) {
             return None;
         }
-        let epsilon = if is_norm { number(Type::F32, arguments.argument(3 + operands)?.1)? } else { 0. };
+        let epsilon = || number(Type::F32, arguments.argument(3 + operands)?.1);
+        let code = match kernel {
+            "layernorm" => Code::LayerNorm(epsilon()?),
+            "rmsnorm" => Code::RmsNorm(epsilon()?),
+            _ => Code::Softmax,
+        };
         let of_columns = Places::new(&[elements / columns, columns], &[0, 1])?;
         let others = (2..1 + operands).map(|at| Some((pointer(arguments, at)?, of_columns)));
         let first = (pointer(arguments, 0)?, Places::default());
@@ -177,7 +158,6 @@ impl Step {
             code,
             from: of,
             to: of,
-            constants: [epsilon, 0.],
             operands: std::iter::once(Some(first)).chain(others).collect::<Option<_>>()?,
             result: pointer(arguments, 1)?,
         })
@@ -218,17 +198,18 @@ fn launched(launch: &Launch, elements: u64, columns: u64, block: [u64; 3]) -> bo
 fn kernel(name: &str) -> Option<(Code, Type, Type)> {
     if let Some(types) = name.strip_prefix("cast_") {
         let (from, to) = types.split_once('_')?;
-        return Some((Code::Copy, find(TYPES, from)?, find(TYPES, to)?));
+        return Some((Code::Cast, find(TYPES, from)?, find(TYPES, to)?));
     }
     let (name, of) = name.rsplit_once('_')?;
     let of = find(TYPES, of)?;
     let code = match name.strip_prefix('u') {
-        _ if name == "affine" => Code::Affine,
-        Some(unary) => find(UNARY, unary)?,
-        None => find(BINARY, name.strip_prefix('b')?)?,
+        _ if name == "affine" => Code::Affine(1., 0.),
+        Some("copy") => Code::Cast,
+        Some(unary) => Code::ElementWise(UNARY.iter().find(|known| **known == unary)?, 1),
+        None => Code::ElementWise(find(BINARY, name.strip_prefix('b')?)?, 2),
     };
     // candle computes these in f32.
-    let is_widened = of == Type::Bf16 && matches!(code, Code::Silu | Code::Sigmoid);
+    let is_widened = of == Type::Bf16 && matches!(name, "usilu" | "usigmoid");
     (!is_widened).then_some((code, of, of))
 }
 
@@ -265,10 +246,11 @@ mod tests {
 
     #[test]
     fn names_tell_what_is_computed_in_which_types() {
-        assert_eq!(kernel("badd_f16"), Some((Code::Add, Type::F16, Type::F16)));
-        assert_eq!(kernel("ugelu_erf_f32"), Some((Code::GeluErf, Type::F32, Type::F32)));
-        assert_eq!(kernel("cast_bf16_f32"), Some((Code::Copy, Type::Bf16, Type::F32)));
-        assert_eq!(kernel("affine_bf16"), Some((Code::Affine, Type::Bf16, Type::Bf16)));
+        assert_eq!(kernel("badd_f16"), Some((Code::ElementWise("add", 2), Type::F16, Type::F16)));
+        assert_eq!(kernel("ugelu_erf_f32"), Some((Code::ElementWise("gelu_erf", 1), Type::F32, Type::F32)));
+        assert_eq!(kernel("cast_bf16_f32"), Some((Code::Cast, Type::Bf16, Type::F32)));
+        assert_eq!(kernel("ucopy_f16"), Some((Code::Cast, Type::F16, Type::F16)));
+        assert_eq!(kernel("affine_bf16"), Some((Code::Affine(1., 0.), Type::Bf16, Type::Bf16)));
         for other in
             ["badd_f64", "cast_u32_f32", "where_u8_f32", "upowf_f32", "usilu_bf16", "softmax_f32", "gt_f32", "u"]
         {
@@ -292,15 +274,16 @@ mod tests {
         let row = Places::default();
         let sum = [500, 100, 2, 0xd000, 0xa000, 0xb000];
         let step = of_rows("fast_sum_f16", &sum, &launch(5, [128, 1, 1])).unwrap();
-        assert_eq!((step.code, step.elements, step.columns), (Code::RowSum, 500, Some(100)));
+        assert_eq!((step.code, step.elements, step.columns), (Code::RowSum(1), 500, Some(100)));
         assert_eq!((step.operands, step.result), (vec![(32, row)], 40));
-        let sum_of = |name, address| {
+        let code_of = |name, address| {
             let words = [500, 100, 2, 0xd000, address, 0xb000];
-            Some(of_rows(name, &words, &launch(5, [128, 1, 1]))?.constants[0])
+            Some(of_rows(name, &words, &launch(5, [128, 1, 1]))?.code)
         };
-        let neighbours = ["fast_sum_f16", "fast_sum_bf16", "fast_sum_f32"].map(|name| sum_of(name, 0xa000));
-        assert_eq!(neighbours, [Some(1.), Some(8.), Some(4.)]);
-        assert_eq!(["fast_sum_f32", "fast_sum_f16"].map(|name| sum_of(name, 0xa008)), [None, Some(1.)]);
+        let neighbours = ["fast_sum_f16", "fast_sum_bf16", "fast_sum_f32"].map(|name| code_of(name, 0xa000));
+        assert_eq!(neighbours, [1, 8, 4].map(|neighbours| Some(Code::RowSum(neighbours))));
+        let unaligned = ["fast_sum_f32", "fast_sum_f16", "fast_max_f32"].map(|name| code_of(name, 0xa008));
+        assert_eq!(unaligned, [None, Some(Code::RowSum(1)), Some(Code::RowMax)]);
         for other in [launch(5, [256, 1, 1]), launch(4, [128, 1, 1])] {
             assert_eq!(of_rows("fast_sum_f32", &sum, &other), None, "other threads");
         }
@@ -321,7 +304,7 @@ mod tests {
         let step = norm(32, 32).unwrap();
         let (row, of_columns) = (Places::default(), Places::new(&[5, 100], &[0, 1]).unwrap());
         assert_eq!((step.operands, step.result), (vec![(0, row), (16, of_columns), (24, of_columns)], 8));
-        assert_eq!((step.columns, step.constants), (Some(100), [1e-5, 0.]));
+        assert_eq!((step.columns, step.code), (Some(100), Code::LayerNorm(1e-5)));
         assert_eq!(norm(1024, 32).or(norm(32, 64)).or(norm(1024, 1024)), None, "other threads");
     }
 

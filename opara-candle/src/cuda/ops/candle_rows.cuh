@@ -8,16 +8,27 @@
 // Columns of a row that candle's threads take one after the other, if there are more than these.
 constexpr unsigned CANDLE_BLOCK = 1024;
 
+// Those of a thread.
+template <typename T, int N> struct Values { T at[N]; };
+
 extern __shared__ float candle_row[];
 
 // Lets all threads see the row.
-template <int N> __device__ inline void publish(const float (&xs)[N], unsigned columns) {
+template <typename T, int N> __device__ inline void publish(const Values<T, N> &xs, unsigned columns) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const unsigned column = threadIdx.x + n * blockDim.x;
-        if (column < columns) candle_row[column] = xs[n];
+        if (column < columns) candle_row[column] = widen(xs.at[n]);
     }
     __syncthreads();
+}
+
+// All threads have the row's number.
+template <typename T, int N> __device__ inline Values<T, N> number(float x) {
+    Values<T, N> to;
+#pragma unroll
+    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(x);
+    return to;
 }
 
 struct CandleSum {
@@ -41,7 +52,8 @@ __device__ inline unsigned candle_fold_threads(unsigned columns) {
 }
 
 // `fast_max`, `fast_min`, and `fast_sum` of __half: always the halves.
-template <typename F, typename T, int N> __device__ inline void candle_fold(float (&xs)[N], unsigned columns) {
+template <typename F, typename T, int N>
+__device__ inline Values<T, N> candle_fold(const Values<T, N> &xs, unsigned columns) {
     const unsigned threads = candle_fold_threads(columns);
     publish(xs, columns);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
@@ -64,47 +76,45 @@ template <typename F, typename T, int N> __device__ inline void candle_fold(floa
     all = __shfl_sync(~0u, all, 0);
     // Until nobody reads what the next step writes.
     __syncthreads();
-#pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = all;
+    return number<T, N>(all);
 }
 
 // The largest element of the row, in whichever order.
-template <typename T, int N> __device__ inline T row_max(const float (&xs)[N]) {
+template <typename T, int N> __device__ inline T row_max(const Values<T, N> &xs) {
     __shared__ T room[MOST / 32];
-    T most = narrow<T>(xs[0]);
+    T most = xs.at[0];
 #pragma unroll
-    for (int n = 1; n < N; n++) most = larger(most, narrow<T>(xs[n]));
+    for (int n = 1; n < N; n++) most = larger(most, xs.at[n]);
     return of_row<CandleMax>(most, room);
 }
 
 // `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
 // what rows begin and end with beside those; then warps.
-template <typename T, int N>
-__device__ inline void candle_sum(float (&xs)[N], unsigned columns, unsigned neighbours) {
+template <unsigned NEIGHBOURS, typename T, int N>
+__device__ inline Values<T, N> candle_sum(const Values<T, N> &xs, unsigned columns) {
     __shared__ float of_warps[CANDLE_BLOCK / 32];
     const unsigned threads = candle_fold_threads(columns), lane = threadIdx.x % 32;
     const unsigned start = blockIdx.x * columns, end = start + columns;
-    const unsigned first = (start + neighbours - 1) / neighbours, past = end / neighbours;
+    const unsigned first = (start + NEIGHBOURS - 1) / NEIGHBOURS, past = end / NEIGHBOURS;
     publish(xs, columns);
     for (unsigned warp = threadIdx.x - lane; warp < threads; warp += blockDim.x) {
         const unsigned thread = warp + lane;
         float sum = 0;
-        if (start + thread < first * neighbours) sum += candle_row[thread];
+        if (start + thread < first * NEIGHBOURS) sum += candle_row[thread];
         for (unsigned some = first + thread; some < past; some += threads) {
-            const float *from = candle_row + some * neighbours - start;
+            const float *from = candle_row + some * NEIGHBOURS - start;
             // Those of float before they are added to what there is.
             float part = sizeof(T) == sizeof(float) ? from[0] : sum + from[0];
-            for (unsigned n = 1; n < neighbours; n++) part += from[n];
+#pragma unroll
+            for (unsigned n = 1; n < NEIGHBOURS; n++) part += from[n];
             sum = sizeof(T) == sizeof(float) ? sum + part : part;
         }
-        if (past * neighbours + thread < end) sum += candle_row[past * neighbours - start + thread];
+        if (past * NEIGHBOURS + thread < end) sum += candle_row[past * NEIGHBOURS - start + thread];
         sum = of_warp<Add>(sum);
         if (lane == 0) of_warps[warp / 32] = sum;
     }
     __syncthreads();
-    const float all = widen(narrow<T>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f)));
-#pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = all;
+    return number<T, N>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f));
 }
 
 // The sums of a row that all see, and of its squares, by a warp, or by as many as CANDLE_BLOCK has.
@@ -131,31 +141,39 @@ __device__ inline unsigned candle_norm_threads(unsigned columns) { return column
 
 // `layernorm`.
 template <typename T, int N>
-__device__ inline void candle_layer_norm(float (&xs)[N], const float (&weight)[N], const float (&bias)[N],
-                                         unsigned columns, float epsilon) {
+__device__ inline Values<T, N> candle_layer_norm(const Values<T, N> &xs, const Values<T, N> &weight,
+                                                 const Values<T, N> &bias, unsigned columns, float epsilon) {
     publish(xs, columns);
     const float2 sum = candle_sums(columns, candle_norm_threads(columns));
     const float mean = sum.x / columns, variance = fmaf(-mean, mean, sum.y / columns), scale = rsqrtf(variance + epsilon);
+    Values<T, N> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(fmaf((xs[n] - mean) * scale, weight[n], bias[n])));
+    for (int n = 0; n < N; n++)
+        to.at[n] = narrow<T>(fmaf((widen(xs.at[n]) - mean) * scale, widen(weight.at[n]), widen(bias.at[n])));
+    return to;
 }
 
 // `rmsnorm`.
 template <typename T, int N>
-__device__ inline void candle_rms_norm(float (&xs)[N], const float (&weight)[N], unsigned columns, float epsilon) {
+__device__ inline Values<T, N> candle_rms_norm(const Values<T, N> &xs, const Values<T, N> &weight, unsigned columns,
+                                               float epsilon) {
     publish(xs, columns);
     const float scale = rsqrtf(candle_sums(columns, candle_norm_threads(columns)).y / columns + epsilon);
+    Values<T, N> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(scale * xs[n] * weight[n]));
+    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(product(scale * widen(xs.at[n]), widen(weight.at[n])));
+    return to;
 }
 
 // `softmax`: a warp.
-template <typename T, int N> __device__ inline void candle_softmax(float (&xs)[N], unsigned columns) {
-    const T most = row_max<T>(xs);
+template <typename T, int N> __device__ inline Values<T, N> candle_softmax(const Values<T, N> &xs, unsigned columns) {
+    const T most = row_max(xs);
+    Values<T, N> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = widen(exponential(narrow<T>(xs[n]) - most));
-    publish(xs, columns);
+    for (int n = 0; n < N; n++) to.at[n] = exponential((T)(xs.at[n] - most));
+    publish(to, columns);
     const T factor = narrow<T>(1.f / candle_sums(columns, 32).x);
 #pragma unroll
-    for (int n = 0; n < N; n++) xs[n] = widen(narrow<T>(xs[n]) * factor);
+    for (int n = 0; n < N; n++) to.at[n] = product(to.at[n], factor);
+    return to;
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod cat;
 pub(in crate::cuda) mod chain;
+pub(in crate::cuda) mod compile;
 mod element;
 mod embedding;
 mod norm;
