@@ -310,6 +310,54 @@ fn results_that_are_needed_later_stay_with_the_thread() {
     fused(&fast, 10);
 }
 
+#[test]
+fn operands_beyond_what_a_launch_takes() {
+    let Some(device) = gpu() else { return };
+    // Two for each norm, and those after it need what it makes.
+    let function = |t: &[Tensor]| {
+        let norm = |x: Tensor, i: usize| candle_nn::ops::layer_norm(&x, &t[1 + 2 * i], &t[2 + 2 * i], 1e-5);
+        let normed = (0..8).try_fold(t[0].clone(), norm)?;
+        Ok(vec![candle_nn::ops::softmax_last_dim(&normed.sqr()?.t()?.contiguous()?)?])
+    };
+    let inputs = |i| {
+        let ones = (0..16).map(|j| waves(i + j, 24)?.to_device(&device));
+        std::iter::once(waves(i, (8, 24))?.to_device(&device)).chain(ones).collect::<Result<Vec<_>>>()
+    };
+    // Seven norms are one launch, and the copy and the softmax.
+    fused(&replayed(Mode::Graph, function, inputs), 11 - 4);
+}
+
+/// Neighbours are loaded at once only where they lie so.
+#[test]
+fn operands_that_begin_anywhere() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (width, padding) in [(1024, 0), (1024, 4), (1024, 6), (1026, 2), (1027, 1)] {
+            let x = Tensor::rand(-2f32, 2., (200, width + padding + 4), &device)?.to_dtype(dtype)?;
+            let flat = x.flatten_all()?;
+            for start in [0, 1, 2, 4] {
+                let function = move |t: &[Tensor]| {
+                    let narrow = t[0].narrow(1, start, width)?;
+                    let in_a_row = t[1].narrow(0, start, 200 * width)?.reshape((200, width))?;
+                    let column = t[0].narrow(1, start, 1)?.broadcast_as((200, width))?;
+                    let sum = ((narrow * 0.5)? + in_a_row)?;
+                    Ok(vec![candle_nn::ops::softmax(&sum, D::Minus1)?, (sum.sqr()? + column)?.t()?.contiguous()?])
+                };
+                let inputs = [x.clone(), flat.clone()];
+                let fast = OparaExecutor::builder().build_fn(function, &inputs)?;
+                let report = fast.report();
+                assert!(report.fused >= 3 && report.reason.is_none(), "{report}");
+                assert_same(
+                    &fast.call(&inputs)?,
+                    &function(&inputs)?,
+                    format_args!("{dtype:?} {width} {padding} {start}"),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A product and a sum of candle's are two kernels, and round twice.
 #[test]
 fn a_product_and_the_sum_after_it_are_rounded_each() -> anyhow::Result<()> {

@@ -190,6 +190,8 @@ impl<'a> Growing<'a> {
             let Link { members, at, elements, columns, on_numbers, turn, .. } = link;
             Chain { members, at, kept, on_numbers, elements, columns, turn }
         };
-        self.links.into_iter().filter(|link| link.members.len() > 1 || link.gains).map(chain).collect()
+        // What runs once has nothing to gain alone.
+        let gains = |link: &Link| link.members.len() > 1 || (link.gains && self.stays[link.at]);
+        self.links.into_iter().filter(gains).map(chain).collect()
     }
 }

@@ -12,8 +12,6 @@ mod tests;
 
 use self::growing::Growing;
 pub(crate) use self::places::Places;
-#[cfg(feature = "cuda")]
-pub(crate) use self::places::DIMS;
 use crate::trace::{BufferId, OpId, Trace};
 
 /// A launch that can be one with others.

@@ -1,7 +1,7 @@
 //! Where the elements of an operand lie.
 
 /// The most dimensions.
-pub(crate) const DIMS: usize = 4;
+const DIMS: usize = 4;
 
 /// Where the elements of an operand are: in a row if there are no dimensions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,13 +38,8 @@ impl Places {
         Some(places)
     }
 
-    /// Elements in each dimension and how far they are from each other, and how many dimensions count.
-    #[cfg(feature = "cuda")]
-    pub fn raw(&self) -> ([u32; DIMS], [u32; DIMS], u8) {
-        (self.dims, self.strides, self.rank)
-    }
-
-    fn all(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
+    /// Elements in each dimension and how far they are from each other, from the outermost dimension on.
+    pub fn all(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
         let both = self.dims.iter().zip(&self.strides).take(self.rank.into());
         both.map(|(&dim, &stride)| (dim.into(), stride.into()))
     }

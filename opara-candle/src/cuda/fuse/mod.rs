@@ -17,9 +17,8 @@ use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
 
-/// Up to so many rows a norm or a softmax alone is faster by a block a row. Of 9,000 rows of 1,500 columns (whisper-tiny's
-/// encoder) it was not, on an H200.
-const FEW_ROWS: u64 = 4096;
+/// Elements from which on a launch of candle's that is in no chain is faster as one of its own: neighbours are loaded at once.
+const MANY: u64 = 1 << 16;
 
 /// A launch that can be a step.
 struct Known {
@@ -39,16 +38,28 @@ impl Capture {
     /// A call of the driver that failed.
     pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<usize> {
         let known = self.known();
-        let fusible: Vec<Option<&Fusible>> =
+        let mut fusible: Vec<Option<&Fusible>> =
             known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
-        let chains = chains(&self.trace, &fusible, STEPS);
+        let written = |chain: &fuse::Chain| {
+            let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
+            Fused::new(&members, chain)
+        };
+        let made = loop {
+            let made = chains(&self.trace, &fusible, STEPS).into_iter().map(|chain| (written(&chain), chain));
+            let made: Vec<(Option<Fused>, fuse::Chain)> = made.collect();
+            // Where a chain runs depends on the others: without one of them all are found anew.
+            let refused = made.iter().filter(|(fused, _)| fused.is_none());
+            let last: Vec<OpId> = refused.filter_map(|(_, chain)| chain.members.last().copied()).collect();
+            if last.is_empty() {
+                break made;
+            }
+            last.into_iter().for_each(|op| fusible[op] = None);
+        };
         let mut instead: BTreeMap<OpId, Fused> = BTreeMap::new();
         let mut goes = vec![false; self.trace.ops.len()];
-        for chain in &chains {
-            let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>();
-            let Some(fused) = members.and_then(|members| Fused::new(&members, chain)) else { continue };
+        for (fused, chain) in made {
             chain.members.iter().for_each(|&op| goes[op] = true);
-            instead.insert(chain.at, fused);
+            fused.and_then(|fused| instead.insert(chain.at, fused));
         }
         let replaced = goes.iter().filter(|goes| **goes).count();
         if replaced == 0 {
@@ -135,9 +146,13 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
         folds: step.code.folds(),
         operands: step.operands.iter().zip(&reads).map(operand).collect(),
         result: result.0.buffer,
-        // candle has a warp for a row, which takes one element after the other: good where they fill the device.
-        gains_alone: matches!(step.code, Code::Softmax | Code::LayerNorm(_) | Code::RmsNorm(_))
-            && step.columns.is_some_and(|columns| step.elements / columns <= FEW_ROWS),
+        // Of a row candle has one element taken after the other; where operands lie elsewhere, it reads dimensions from
+        // memory and divides by them.
+        gains_alone: match step.code {
+            Code::Softmax | Code::LayerNorm(_) | Code::RmsNorm(_) => true,
+            code if code.folds() => false,
+            _ => step.elements >= MANY || step.operands.iter().any(|(_, places)| !places.are_in_a_row()),
+        },
     };
     Some(Known { step, fusible, accesses: reads.into_iter().chain([result]).collect() })
 }

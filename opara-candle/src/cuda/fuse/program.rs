@@ -13,8 +13,9 @@ pub(super) const COLUMNS: u64 = 4096;
 const THREADS: u32 = 1024;
 /// Threads of a block where nothing is made of rows.
 const BLOCK: u32 = 128;
-/// Elements from which on a thread makes several: so many fill an H200.
-const MANY: u32 = 132 * 2048 * 4;
+/// Elements, and rows, from which on a thread makes as many elements as gains most. Below, more threads are faster (H200).
+const MANY_ELEMENTS: u32 = 1 << 16;
+const MANY_ROWS: u32 = 1024;
 
 /// Type of a value in memory, and of a step's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,13 @@ impl Type {
             Self::Bf16 => "__nv_bfloat16",
         }
     }
+
+    fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
 }
 
 impl Code {
@@ -86,19 +94,91 @@ impl Code {
             Self::Cast => format!("cast<{}>({operands})", of.name()),
             Self::ElementWise(name, _) => format!("{name}({operands})"),
             Self::Affine(factor, summand) => format!("affine({operands}, {}, {})", number(factor), number(summand)),
-            Self::RowSum(_) if of == Type::F16 => format!("candle_fold<CandleSum>({operands}, chain.columns)"),
-            Self::RowSum(neighbours) => format!("candle_sum<{neighbours}>({operands}, chain.columns)"),
-            Self::RowMax => format!("candle_fold<CandleMax>({operands}, chain.columns)"),
-            Self::RowMin => format!("candle_fold<CandleMin>({operands}, chain.columns)"),
-            Self::Softmax => format!("candle_softmax({operands}, chain.columns)"),
-            Self::LayerNorm(epsilon) => format!("candle_layer_norm({operands}, chain.columns, {})", number(epsilon)),
-            Self::RmsNorm(epsilon) => format!("candle_rms_norm({operands}, chain.columns, {})", number(epsilon)),
+            Self::RowSum(_) if of == Type::F16 => format!("candle_fold<CandleSum>(mine, {operands})"),
+            Self::RowSum(neighbours) => format!("candle_sum<{neighbours}>(mine, {operands})"),
+            Self::RowMax => format!("candle_fold<CandleMax>(mine, {operands})"),
+            Self::RowMin => format!("candle_fold<CandleMin>(mine, {operands})"),
+            Self::Softmax => format!("candle_softmax(mine, {operands})"),
+            Self::LayerNorm(epsilon) => format!("candle_layer_norm(mine, {operands}, {})", number(epsilon)),
+            Self::RmsNorm(epsilon) => format!("candle_rms_norm(mine, {operands}, {})", number(epsilon)),
         }
+    }
+}
+
+/// What a thread makes: `Part` of `part.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    /// Of all rows.
+    elements: u32,
+    /// Of a row, of which a block makes one; 0 where nothing is made of rows.
+    columns: u32,
+    /// Elements of a thread.
+    n: u32,
+    /// Threads of a block.
+    block: u32,
+}
+
+impl Part {
+    /// `None` if 31 bits do not count the elements.
+    fn of(elements: u64, columns: Option<u64>) -> Option<Self> {
+        let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
+        Some(match columns {
+            None => {
+                let n = if elements < MANY_ELEMENTS { 1 } else { 4 };
+                Self { elements, columns: 0, n, block: BLOCK }
+            }
+            Some(columns) => {
+                let columns = u32::try_from(columns).ok()?;
+                let n = if elements / columns < MANY_ROWS { 2 } else { 4 };
+                let n = columns.div_ceil(THREADS).max(n);
+                Self { elements, columns, n, block: columns.div_ceil(n).next_multiple_of(32) }
+            }
+        })
+    }
+
+    /// Whether the elements of a thread are neighbours.
+    fn is_together(self) -> bool {
+        (if self.columns > 0 { self.columns } else { self.elements }).is_multiple_of(self.n)
+    }
+
+    /// Whether neighbours lie together in memory, where they can be taken at once.
+    fn is_aligned(self, address: u64, of: Type) -> bool {
+        self.is_together() && address.is_multiple_of(of.bytes() * u64::from(self.n))
+    }
+
+    /// How an operand is loaded.
+    fn load(self, address: u64, of: Type, places: &Places) -> &'static str {
+        let n = u64::from(self.n);
+        let is_whole = |(dim, stride): (u64, u64), expected| dim.is_multiple_of(n) && stride == expected;
+        match places.all().next_back() {
+            None if self.is_aligned(address, of) => "load_together",
+            Some(inner) if self.is_together() && is_whole(inner, 0) => "load_once",
+            Some(inner) if self.is_aligned(address, of) && is_whole(inner, 1) => {
+                let outer = places.all().rev().skip(1);
+                if outer.into_iter().all(|(_, stride)| stride.is_multiple_of(n)) {
+                    "load_together"
+                } else {
+                    "load"
+                }
+            }
+            _ => "load",
+        }
+    }
+
+    fn config(self) -> LaunchConfig {
+        let Self { elements, columns, n, block } = self;
+        let (blocks, shared_mem_bytes) = match columns {
+            0 => (elements.div_ceil(n * block), 0),
+            // Of each column a number, and of what is missing to a power of two.
+            _ => (elements / columns, columns.next_power_of_two() * size_of::<f32>() as u32),
+        };
+        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (block, 1, 1), shared_mem_bytes }
     }
 }
 
 /// Steps on operands of one number of elements, or of rows.
 pub(super) struct Program {
+    part: Part,
     argument: Chain,
     steps: usize,
     reads: usize,
@@ -109,7 +189,8 @@ pub(super) struct Program {
 impl Program {
     /// Without steps; of rows, if there are columns. `None` if there are too many elements.
     pub fn new(elements: u64, columns: Option<u64>) -> Option<Self> {
-        Some(Self { argument: Chain::new(elements, columns)?, steps: 0, reads: 0, body: String::new() })
+        let (part, argument) = (Part::of(elements, columns)?, Chain::default());
+        Some(Self { part, argument, steps: 0, reads: 0, body: String::new() })
     }
 
     /// Adds a step.
@@ -118,23 +199,20 @@ impl Program {
     /// Offsets among the kernel's arguments of the pointers to the operands in memory, and to where the result is stored;
     /// `None` if there are too many steps or operands.
     pub fn step(&mut self, step: &Step<'_>) -> Option<Vec<usize>> {
-        let (at, n) = (self.steps, self.of_a_thread());
-        let (loads, stores) = match (step.on_numbers, step.code.folds()) {
-            (true, _) => (format!("number_to_load<{n}>()"), format!("number_to_store<{n}>()")),
-            (false, true) => ("mine".into(), format!("number_to_store<{n}>()")),
-            (false, false) => ("mine".into(), "mine".into()),
-        };
+        let at = self.steps;
         let mut words = Vec::new();
         let mut operands = Vec::new();
         for source in step.operands {
             operands.push(match *source {
                 Source::Step(step) => format!("s{step}"),
                 Source::Memory(from, of, places) => {
-                    let read = self.reads;
-                    self.argument.read(read, from, places)?;
+                    self.argument.read(self.reads, from)?;
+                    words.push(Chain::operand_word(self.reads));
+                    let load = if step.on_numbers { "load_number" } else { self.part.load(from, of, &places) };
+                    let places = places.all().rev().map(|(dim, stride)| format!(", {dim}, {stride}"));
+                    let places: String = places.collect();
                     self.reads += 1;
-                    words.push(Chain::operand_word(read));
-                    format!("{loads}.load<{}, {}>(chain.read[{read}])", of.name(), places.raw().2)
+                    format!("mine.{load}<{}{places}>(chain.from[{}])", of.name(), self.reads - 1)
                 }
             });
         }
@@ -143,48 +221,33 @@ impl Program {
         if let Some(to) = step.target {
             self.argument.store(at, to)?;
             words.push(Chain::result_word(at));
-            writeln!(self.body, "    {stores}.store(s{at}, chain.to[{at}]);").ok()?;
+            let store = match step.on_numbers || step.code.folds() {
+                true => "store_number",
+                false if self.part.is_aligned(to, step.of) => "store_together",
+                false => "store",
+            };
+            writeln!(self.body, "    mine.{store}(s{at}, chain.to[{at}]);").ok()?;
         }
         self.steps += 1;
         Some(words)
     }
 
     pub fn name(&self) -> &'static str {
-        match self.argument.size() {
-            (_, None) => "opara_chain",
-            (_, Some(_)) => "opara_chain_rows",
-        }
-    }
-
-    /// Elements that a thread makes.
-    fn of_a_thread(&self) -> u32 {
-        match self.argument.size() {
-            (_, Some(columns)) => columns.div_ceil(THREADS),
-            (MANY.., None) => 4,
-            (_, None) => 1,
+        if self.part.columns > 0 {
+            "opara_chain_rows"
+        } else {
+            "opara_chain"
         }
     }
 
     /// The kernel and its launch.
     pub fn written(&self) -> Written {
-        let (name, n) = (self.name(), self.of_a_thread());
-        let (share, most, config) = match self.argument.size() {
-            (elements, None) => {
-                let grid_dim = (elements.div_ceil(n * BLOCK), 1, 1);
-                ("share_of", BLOCK, LaunchConfig { grid_dim, block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 })
-            }
-            (elements, Some(columns)) => {
-                let block_dim = (columns.div_ceil(n).next_multiple_of(32), 1, 1);
-                // Of each column a number, and of what is missing to a power of two.
-                let shared_mem_bytes = columns.next_power_of_two() * size_of::<f32>() as u32;
-                let grid_dim = (elements / columns, 1, 1);
-                ("share_of_row", THREADS, LaunchConfig { grid_dim, block_dim, shared_mem_bytes })
-            }
-        };
-        let mine = format!("    const Elements<{n}> mine = {share}<{n}>(chain);\n");
-        let kernel = format!("void __launch_bounds__({most}) {name}(const __grid_constant__ Chain chain)");
+        let (name, Part { elements, columns, n, block }) = (self.name(), self.part);
+        let apart = if self.part.is_together() { 1 } else { block };
+        let kernel = format!("void __launch_bounds__({block}) {name}(const __grid_constant__ Chain chain)");
+        let mine = format!("    const Part<{n}, {apart}, {elements}, {columns}> mine;\n");
         let code = format!("extern \"C\" __global__ {kernel} {{\n{mine}{}}}\n", self.body);
-        Written { name, code, config, argument: self.argument }
+        Written { name, code, config: self.part.config(), argument: self.argument }
     }
 }
 
@@ -216,13 +279,12 @@ mod tests {
         let on_numbers = Step { operands: &[memory(Type::F16)], ..on_numbers };
         assert_eq!(program.step(&on_numbers), Some(vec![Chain::operand_word(2)]));
         let code = "\
-extern \"C\" __global__ void __launch_bounds__(1024) opara_chain_rows(const __grid_constant__ Chain chain) {
-    const Elements<1> mine = share_of_row<1>(chain);
-    const auto s0 = add(mine.load<__half, 0>(chain.read[0]), mine.load<__half, 2>(chain.read[1]));
-    const auto s1 = candle_fold<CandleSum>(s0, chain.columns);
-    number_to_store<1>().store(s1, chain.to[1]);
-    const auto s2 = affine(number_to_load<1>().load<__half, 0>(chain.read[2]), __int_as_float(0x3f000000), \
-         __int_as_float(0x0));
+extern \"C\" __global__ void __launch_bounds__(384) opara_chain_rows(const __grid_constant__ Chain chain) {
+    const Part<2, 1, 7680, 768> mine;
+    const auto s0 = add(mine.load_together<__half>(chain.from[0]), mine.load_together<__half, 768, 1, 10, 0>(chain.from[1]));
+    const auto s1 = candle_fold<CandleSum>(mine, s0);
+    mine.store_number(s1, chain.to[1]);
+    const auto s2 = affine(mine.load_number<__half>(chain.from[2]), __int_as_float(0x3f000000), __int_as_float(0x0));
 }
 ";
         assert_eq!(program.written().code, code);
@@ -271,13 +333,35 @@ extern \"C\" __global__ void __launch_bounds__(1024) opara_chain_rows(const __gr
     fn a_thread_makes_several_elements_where_there_are_many() {
         let launch = |elements, columns| {
             let program = Program::new(elements, columns).unwrap();
-            let Written { name, config, .. } = program.written();
-            (name, program.of_a_thread(), config.grid_dim.0, config.block_dim.0, config.shared_mem_bytes)
+            let (part, config) = (program.part, program.written().config);
+            assert_eq!(config.block_dim.0, part.block);
+            (program.name(), part.n, config.grid_dim.0, part.block, config.shared_mem_bytes)
         };
         assert_eq!(launch(1000, None), ("opara_chain", 1, 8, 128, 0));
-        assert_eq!(launch(u64::from(MANY), None), ("opara_chain", 4, MANY / 512, 128, 0));
-        assert_eq!(launch(1536 * 128, Some(128)), ("opara_chain_rows", 1, 1536, 128, 512));
+        assert_eq!(launch(1 << 16, None), ("opara_chain", 4, 128, 128, 0));
+        assert_eq!(launch(1536 * 128, Some(128)), ("opara_chain_rows", 4, 1536, 32, 512));
         assert_eq!(launch(10 * 1500, Some(1500)), ("opara_chain_rows", 2, 10, 768, 8192));
         assert_eq!(launch(COLUMNS, Some(COLUMNS)), ("opara_chain_rows", 4, 1, 1024, 16384));
+        assert!(Program::new(1 << 31, None).is_none());
+    }
+
+    #[test]
+    fn neighbours_are_loaded_at_once_where_they_lie_together() {
+        let load = |part: Part, address, of, dims: &[u64], strides: &[u64]| {
+            part.load(address, of, &Places::new(dims, strides).unwrap())
+        };
+        let four = Part::of(1 << 20, None).unwrap();
+        assert_eq!(load(four, 0x100, Type::F32, &[], &[]), "load_together");
+        assert_eq!(load(four, 0x108, Type::F16, &[], &[]), "load_together");
+        assert_eq!(load(four, 0x108, Type::F32, &[], &[]), "load", "not aligned");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[0, 1]), "load_together");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1028, 1]), "load_together");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1030, 1]), "load", "rows are not aligned");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1, 1 << 10]), "load", "transposed");
+        assert_eq!(load(four, 0x102, Type::F16, &[1 << 10, 1 << 10], &[1, 0]), "load_once");
+        assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "two are together");
+        let odd = Part::of((1 << 20) + 1, None).unwrap();
+        assert_eq!(load(odd, 0x100, Type::F32, &[], &[]), "load");
+        assert!(!odd.is_together() && !Part::of(5000 * 77, Some(77)).unwrap().is_together());
     }
 }

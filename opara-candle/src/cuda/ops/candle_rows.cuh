@@ -1,34 +1,21 @@
 // What candle's kernels make of a row (candle-kernels' reduce.cu), to the last bit: they add up in the order in which each of
-// their threads does, which is not that of the threads here. A block has a row, of which a thread has every blockDim.x-th
-// element, from its own number on.
+// their threads does, which is not that of the threads here. A block has a row, and R is a thread's Part of it.
 #pragma once
 #include "candle.cuh"
 #include "rows.cuh"
+#include "part.cuh"
 
 // Columns of a row that candle's threads take one after the other, if there are more than these.
 constexpr unsigned CANDLE_BLOCK = 1024;
 
-// Those of a thread.
-template <typename T, int N> struct Values { T at[N]; };
-
 extern __shared__ float candle_row[];
 
 // Lets all threads see the row.
-template <typename T, int N> __device__ inline void publish(const Values<T, N> &xs, unsigned columns) {
+template <typename R, typename T> __device__ inline void publish(const R &row, const Values<T, R::elements> &xs) {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const unsigned column = threadIdx.x + n * blockDim.x;
-        if (column < columns) candle_row[column] = widen(xs.at[n]);
-    }
+    for (unsigned n = 0; n < R::elements; n++)
+        if (row.column(n) < R::columns) candle_row[row.column(n)] = widen(xs.at[n]);
     __syncthreads();
-}
-
-// All threads have the row's number.
-template <typename T, int N> __device__ inline Values<T, N> number(float x) {
-    Values<T, N> to;
-#pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(x);
-    return to;
 }
 
 struct CandleSum {
@@ -45,17 +32,17 @@ struct CandleMin {
 };
 
 // A thread for each column, up to a power of two.
-__device__ inline unsigned candle_fold_threads(unsigned columns) {
+__device__ constexpr unsigned candle_fold_threads(unsigned columns) {
     unsigned threads = CANDLE_BLOCK;
     while (threads / 2 >= columns) threads /= 2;
     return threads;
 }
 
 // `fast_max`, `fast_min`, and `fast_sum` of __half: always the halves.
-template <typename F, typename T, int N>
-__device__ inline Values<T, N> candle_fold(const Values<T, N> &xs, unsigned columns) {
-    const unsigned threads = candle_fold_threads(columns);
-    publish(xs, columns);
+template <typename F, typename R, typename T>
+__device__ inline auto candle_fold(const R &row, const Values<T, R::elements> &xs) {
+    constexpr unsigned columns = R::columns, threads = candle_fold_threads(columns);
+    publish(row, xs);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
         T x = F::template none<T>();
         for (unsigned column = thread; column < columns; column += threads) x = F::of(x, narrow<T>(candle_row[column]));
@@ -76,27 +63,27 @@ __device__ inline Values<T, N> candle_fold(const Values<T, N> &xs, unsigned colu
     all = __shfl_sync(~0u, all, 0);
     // Until nobody reads what the next step writes.
     __syncthreads();
-    return number<T, N>(all);
+    return R::all(narrow<T>(all));
 }
 
 // The largest element of the row, in whichever order.
-template <typename T, int N> __device__ inline T row_max(const Values<T, N> &xs) {
+template <typename T, unsigned N> __device__ inline T row_max(const Values<T, N> &xs) {
     __shared__ T room[MOST / 32];
     T most = xs.at[0];
 #pragma unroll
-    for (int n = 1; n < N; n++) most = larger(most, xs.at[n]);
+    for (unsigned n = 1; n < N; n++) most = larger(most, xs.at[n]);
     return of_row<CandleMax>(most, room);
 }
 
 // `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
 // what rows begin and end with beside those; then warps.
-template <unsigned NEIGHBOURS, typename T, int N>
-__device__ inline Values<T, N> candle_sum(const Values<T, N> &xs, unsigned columns) {
+template <unsigned NEIGHBOURS, typename R, typename T>
+__device__ inline auto candle_sum(const R &row, const Values<T, R::elements> &xs) {
     __shared__ float of_warps[CANDLE_BLOCK / 32];
-    const unsigned threads = candle_fold_threads(columns), lane = threadIdx.x % 32;
-    const unsigned start = blockIdx.x * columns, end = start + columns;
+    constexpr unsigned columns = R::columns, threads = candle_fold_threads(columns);
+    const unsigned lane = threadIdx.x % 32, start = row.begin, end = row.end;
     const unsigned first = (start + NEIGHBOURS - 1) / NEIGHBOURS, past = end / NEIGHBOURS;
-    publish(xs, columns);
+    publish(row, xs);
     for (unsigned warp = threadIdx.x - lane; warp < threads; warp += blockDim.x) {
         const unsigned thread = warp + lane;
         float sum = 0;
@@ -114,17 +101,17 @@ __device__ inline Values<T, N> candle_sum(const Values<T, N> &xs, unsigned colum
         if (lane == 0) of_warps[warp / 32] = sum;
     }
     __syncthreads();
-    return number<T, N>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f));
+    return R::all(narrow<T>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f)));
 }
 
 // The sums of a row that all see, and of its squares, by a warp, or by as many as CANDLE_BLOCK has.
-__device__ inline float2 candle_sums(unsigned columns, unsigned threads) {
+template <unsigned COLUMNS, unsigned THREADS> __device__ inline float2 candle_sums() {
     __shared__ float2 of_warps[CANDLE_BLOCK / 32];
     const unsigned lane = threadIdx.x % 32;
-    for (unsigned first = threadIdx.x - lane; first < threads; first += blockDim.x) {
+    for (unsigned first = threadIdx.x - lane; first < THREADS; first += blockDim.x) {
         float2 sum = {};
 #pragma unroll 8
-        for (unsigned column = first + lane; column < columns; column += threads) {
+        for (unsigned column = first + lane; column < COLUMNS; column += THREADS) {
             const float x = candle_row[column];
             sum.x += x;
             sum.y = fmaf(x, x, sum.y);
@@ -133,47 +120,51 @@ __device__ inline float2 candle_sums(unsigned columns, unsigned threads) {
         if (lane == 0) of_warps[first / 32] = sum;
     }
     __syncthreads();
-    if (threads == 32) return of_warps[0];
+    if (THREADS == 32) return of_warps[0];
     return {of_warp<Add>(of_warps[lane].x), of_warp<Add>(of_warps[lane].y)};
 }
 
-__device__ inline unsigned candle_norm_threads(unsigned columns) { return columns < CANDLE_BLOCK ? 32 : CANDLE_BLOCK; }
+template <typename R> constexpr unsigned CANDLE_NORM_THREADS = R::columns < CANDLE_BLOCK ? 32 : CANDLE_BLOCK;
 
 // `layernorm`.
-template <typename T, int N>
-__device__ inline Values<T, N> candle_layer_norm(const Values<T, N> &xs, const Values<T, N> &weight,
-                                                 const Values<T, N> &bias, unsigned columns, float epsilon) {
-    publish(xs, columns);
-    const float2 sum = candle_sums(columns, candle_norm_threads(columns));
-    const float mean = sum.x / columns, variance = fmaf(-mean, mean, sum.y / columns), scale = rsqrtf(variance + epsilon);
-    Values<T, N> to;
+template <typename R, typename T>
+__device__ inline auto candle_layer_norm(const R &row, const Values<T, R::elements> &xs,
+                                         const Values<T, R::elements> &weight, const Values<T, R::elements> &bias,
+                                         float epsilon) {
+    publish(row, xs);
+    const float2 sum = candle_sums<R::columns, CANDLE_NORM_THREADS<R>>();
+    const float columns = R::columns, mean = sum.x / columns, variance = fmaf(-mean, mean, sum.y / columns);
+    const float scale = rsqrtf(variance + epsilon);
+    Values<T, R::elements> to;
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (unsigned n = 0; n < R::elements; n++)
         to.at[n] = narrow<T>(fmaf((widen(xs.at[n]) - mean) * scale, widen(weight.at[n]), widen(bias.at[n])));
     return to;
 }
 
 // `rmsnorm`.
-template <typename T, int N>
-__device__ inline Values<T, N> candle_rms_norm(const Values<T, N> &xs, const Values<T, N> &weight, unsigned columns,
-                                               float epsilon) {
-    publish(xs, columns);
-    const float scale = rsqrtf(candle_sums(columns, candle_norm_threads(columns)).y / columns + epsilon);
-    Values<T, N> to;
+template <typename R, typename T>
+__device__ inline auto candle_rms_norm(const R &row, const Values<T, R::elements> &xs,
+                                       const Values<T, R::elements> &weight, float epsilon) {
+    publish(row, xs);
+    const float columns = R::columns;
+    const float scale = rsqrtf(candle_sums<R::columns, CANDLE_NORM_THREADS<R>>().y / columns + epsilon);
+    Values<T, R::elements> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(product(scale * widen(xs.at[n]), widen(weight.at[n])));
+    for (unsigned n = 0; n < R::elements; n++)
+        to.at[n] = narrow<T>(product(scale * widen(xs.at[n]), widen(weight.at[n])));
     return to;
 }
 
 // `softmax`: a warp.
-template <typename T, int N> __device__ inline Values<T, N> candle_softmax(const Values<T, N> &xs, unsigned columns) {
+template <typename R, typename T> __device__ inline auto candle_softmax(const R &row, const Values<T, R::elements> &xs) {
     const T most = row_max(xs);
-    Values<T, N> to;
+    Values<T, R::elements> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = exponential((T)(xs.at[n] - most));
-    publish(to, columns);
-    const T factor = narrow<T>(1.f / candle_sums(columns, 32).x);
+    for (unsigned n = 0; n < R::elements; n++) to.at[n] = exponential((T)(xs.at[n] - most));
+    publish(row, to);
+    const T factor = narrow<T>(1.f / candle_sums<R::columns, 32>().x);
 #pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = product(to.at[n], factor);
+    for (unsigned n = 0; n < R::elements; n++) to.at[n] = product(to.at[n], factor);
     return to;
 }

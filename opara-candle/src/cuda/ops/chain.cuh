@@ -8,92 +8,34 @@
 #endif
 #include "candle_rows.cuh"
 
-constexpr int STEPS = 12, DIMS = 4, READS = 16;
-
-// Where an operand is in memory. Element i is at place i, or, if there is a rank, at the place that dims and strides give.
-struct Read {
-    const void *from;
-    unsigned dims[DIMS], strides[DIMS];
-};
-// The argument of a chain's kernel. driver/kernels/chain.rs has the same.
+// The argument of a chain's kernel: where results are stored, and operands are. driver/kernels/chain.rs has the same.
 struct Chain {
-    unsigned elements, columns; // Columns of a row, where a block makes one.
-    void *to[STEPS]; // Where a step's result is stored, if it is.
-    Read read[READS];
+    void *to[12];
+    const void *from[16];
 };
-static_assert(sizeof(Chain) == 744, "as there");
-
-// N elements of a thread, some of which may be beyond the last.
-template <int N> struct Elements {
-    unsigned first, apart, end;
-
-    template <typename T, int RANK> __device__ Values<T, N> load(const Read &read) const {
-        Values<T, N> to;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            unsigned place = min(first + n * apart, end - 1);
-            if constexpr (RANK > 0) {
-                unsigned rest = place;
-                place = 0;
-#pragma unroll
-                for (int d = RANK - 1; d > 0; d--) {
-                    const unsigned outer = rest / read.dims[d];
-                    place += (rest - outer * read.dims[d]) * read.strides[d];
-                    rest = outer;
-                }
-                place += rest * read.strides[0];
-            }
-            to.at[n] = ((const T *)read.from)[place];
-        }
-        return to;
-    }
-
-    template <typename T> __device__ void store(const Values<T, N> &from, void *to) const {
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const unsigned i = first + n * apart;
-            if (i < end) ((T *)to)[i] = from.at[n];
-        }
-    }
-};
-
-// Of all elements, those of this thread.
-template <int N> __device__ inline Elements<N> share_of(const Chain &chain) {
-    return {blockIdx.x * blockDim.x * N + threadIdx.x, blockDim.x, chain.elements};
-}
-// Of a block's row.
-template <int N> __device__ inline Elements<N> share_of_row(const Chain &chain) {
-    const unsigned first = blockIdx.x * chain.columns;
-    return {first + threadIdx.x, blockDim.x, first + chain.columns};
-}
-// The row's one number, which all threads have, and one stores.
-template <int N> __device__ inline Elements<N> number_to_load() { return {blockIdx.x, 0, blockIdx.x + 1}; }
-template <int N> __device__ inline Elements<N> number_to_store() {
-    return {blockIdx.x + threadIdx.x, 1, blockIdx.x + 1};
-}
 
 // To another type. All fit into f32.
-template <typename T, typename S, int N> __device__ inline Values<T, N> cast(const Values<S, N> &xs) {
+template <typename T, typename S, unsigned N> __device__ inline Values<T, N> cast(const Values<S, N> &xs) {
     Values<T, N> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(widen(xs.at[n]));
+    for (unsigned n = 0; n < N; n++) to.at[n] = narrow<T>(widen(xs.at[n]));
     return to;
 }
 
-template <typename T, int N>
+template <typename T, unsigned N>
 __device__ inline Values<T, N> affine(const Values<T, N> &xs, float factor, float summand) {
     const T mul = narrow<T>(factor), add = narrow<T>(summand);
     Values<T, N> to;
 #pragma unroll
-    for (int n = 0; n < N; n++) to.at[n] = scaled(xs.at[n], mul, add);
+    for (unsigned n = 0; n < N; n++) to.at[n] = scaled(xs.at[n], mul, add);
     return to;
 }
 
 #define OF_ONE(name, result)                                                                                           \
-    template <typename T, int N> __device__ inline Values<T, N> name(const Values<T, N> &xs) {                         \
+    template <typename T, unsigned N> __device__ inline Values<T, N> name(const Values<T, N> &xs) {                         \
         const T one = (T)1.0, zero = (T)0.0;                                                                           \
         Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (int n = 0; n < N; n++) {                                                                \
+        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                                \
             const T x = xs.at[n];                                                                                      \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \
@@ -114,10 +56,10 @@ OF_ONE(sigmoid, one / (one + exponential(-x)))
 #undef OF_ONE
 
 #define OF_TWO(name, result)                                                                                           \
-    template <typename T, int N>                                                                                       \
+    template <typename T, unsigned N>                                                                                       \
     __device__ inline Values<T, N> name(const Values<T, N> &xs, const Values<T, N> &ys) {                              \
         Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (int n = 0; n < N; n++) {                                                                \
+        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                                \
             const T x = xs.at[n], y = ys.at[n];                                                                        \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \

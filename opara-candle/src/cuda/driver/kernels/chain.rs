@@ -9,7 +9,6 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 use super::compile::{compile, Compiled};
 use super::function;
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
-use crate::fuse::{Places, DIMS};
 use crate::{Error, Result};
 
 /// The most steps.
@@ -17,47 +16,21 @@ pub(in crate::cuda) const STEPS: usize = 12;
 /// The most operands in memory.
 const READS: usize = 16;
 
-/// An operand in memory.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Read {
-    from: u64,
-    dims: [u32; DIMS],
-    strides: [u32; DIMS],
-}
-
-/// The argument of a chain's kernel.
-#[derive(Debug, Clone, Copy)]
+/// The argument of a chain's kernel: where results are stored, and operands are.
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(in crate::cuda) struct Chain {
-    elements: u32,
-    /// Of a row; 0 where nothing is made of rows.
-    columns: u32,
     to: [u64; STEPS],
-    read: [Read; READS],
+    from: [u64; READS],
 }
 
 // SAFETY: plain numbers, laid out as `chain.cuh` declares them.
 unsafe impl DeviceRepr for Chain {}
 
 impl Chain {
-    /// Without operands and results; of rows, if there are columns. `None` if 31 bits do not count the elements.
-    pub fn new(elements: u64, columns: Option<u64>) -> Option<Self> {
-        let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
-        let columns = columns.unwrap_or(0).try_into().ok()?;
-        let read = Read { from: 0, dims: [0; DIMS], strides: [0; DIMS] };
-        Some(Self { elements, columns, to: [0; STEPS], read: [read; READS] })
-    }
-
-    /// Elements, and columns of a row, if there are rows.
-    pub fn size(&self) -> (u32, Option<u32>) {
-        (self.elements, (self.columns > 0).then_some(self.columns))
-    }
-
     /// Where an operand is; `None` if there are not so many.
-    pub fn read(&mut self, read: usize, from: u64, places: Places) -> Option<()> {
-        let (dims, strides, _) = places.raw();
-        *self.read.get_mut(read)? = Read { from, dims, strides };
+    pub fn read(&mut self, read: usize, from: u64) -> Option<()> {
+        *self.from.get_mut(read)? = from;
         Some(())
     }
 
@@ -69,7 +42,7 @@ impl Chain {
 
     /// Offset of the pointer to an operand.
     pub fn operand_word(read: usize) -> usize {
-        offset_of!(Chain, read) + read * size_of::<Read>() + offset_of!(Read, from)
+        offset_of!(Chain, from) + read * size_of::<u64>()
     }
 
     /// Offset of the pointer to where a step's result is stored.
@@ -134,16 +107,15 @@ mod tests {
 
     #[test]
     fn pointers_stand_where_the_kernel_looks_for_them() {
-        assert_eq!((size_of::<Read>(), size_of::<Chain>()), (40, 744));
-        assert_eq!([0, 3].map(Chain::result_word), [8, 8 + 3 * 8]);
-        assert_eq!([0, 2].map(Chain::operand_word), [8 + 12 * 8, 8 + 12 * 8 + 2 * 40]);
+        assert_eq!(size_of::<Chain>(), (12 + 16) * 8);
+        assert_eq!([0, 3].map(Chain::result_word), [0, 3 * 8]);
+        assert_eq!([0, 2].map(Chain::operand_word), [12 * 8, 12 * 8 + 2 * 8]);
     }
 
     #[test]
     fn what_is_too_much_is_refused() {
-        assert!(Chain::new(1 << 31, None).is_none());
-        let mut chain = Chain::new(1, None).unwrap();
+        let mut chain = Chain::default();
         assert_eq!((0..=STEPS).filter(|&step| chain.store(step, 1).is_some()).count(), STEPS);
-        assert_eq!((0..=READS).filter(|&read| chain.read(read, 1, Places::default()).is_some()).count(), READS);
+        assert_eq!((0..=READS).filter(|&read| chain.read(read, 1).is_some()).count(), READS);
     }
 }

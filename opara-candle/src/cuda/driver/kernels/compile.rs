@@ -23,8 +23,11 @@ pub(in crate::cuda) struct Compiled {
     pub code: Arc<str>,
 }
 
-/// All that this process has compiled, by architecture and source.
-static COMPILED: LazyLock<Mutex<HashMap<(String, String), Arc<str>>>> = LazyLock::new(Mutex::default);
+/// Architecture and source.
+type Key = (String, String);
+
+/// All that this process has compiled.
+static COMPILED: LazyLock<Mutex<HashMap<Key, Arc<str>>>> = LazyLock::new(Mutex::default);
 
 /// Compiles these kernels on top of `chain.cuh` for the device, as many at a time as there are threads, and each once in
 /// this process.
@@ -44,8 +47,8 @@ pub(in crate::cuda) fn compile_for<'a>(
     architecture: &str,
     kernels: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<Compiled>> {
-    let keys: Vec<(String, String)> = kernels.map(|kernel| (architecture.to_string(), kernel.to_string())).collect();
-    let mut missing: Vec<&(String, String)> = {
+    let keys: Vec<Key> = kernels.map(|kernel| (architecture.to_string(), kernel.to_string())).collect();
+    let mut missing: Vec<&Key> = {
         let compiled = COMPILED.lock();
         keys.iter().filter(|key| !compiled.contains_key(*key)).collect()
     };
@@ -55,7 +58,7 @@ pub(in crate::cuda) fn compile_for<'a>(
     let new = new.collect::<Result<Vec<_>>>()?;
     let mut compiled = COMPILED.lock();
     compiled.extend(new);
-    let known = |key: &(String, String)| Compiled {
+    let known = |key: &Key| Compiled {
         name: format!("chain_{:032x}", xxh3_128(key.1.as_bytes())),
         code: compiled[key].clone(),
     };

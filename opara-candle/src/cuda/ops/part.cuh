@@ -1,0 +1,85 @@
+// What a thread makes of a chain's results, and where that is in memory.
+#pragma once
+#include "numbers.cuh"
+
+template <typename T, unsigned N> struct Values { T at[N]; };
+
+// The place of an element: dimensions and strides follow each other from the innermost one on. Without any it is its number.
+template <unsigned... PLACES> struct Place {
+    __device__ static unsigned of(unsigned element) { return element; }
+};
+template <unsigned DIM, unsigned STRIDE> struct Place<DIM, STRIDE> {
+    __device__ static unsigned of(unsigned element) { return element * STRIDE; }
+};
+template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct Place<DIM, STRIDE, OUTER...> {
+    __device__ static unsigned of(unsigned element) {
+        const unsigned outer = element / DIM;
+        return (element - outer * DIM) * STRIDE + Place<OUTER...>::of(outer);
+    }
+};
+
+// N elements of a thread: neighbours if APART is 1, which then are all there or none of them, else those that its block's others are
+// between. They are some of all, or of the block's row if there are COLUMNS.
+template <unsigned N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Part {
+    static constexpr unsigned elements = N, columns = COLUMNS;
+    unsigned begin, first, end;
+
+    __device__ Part() {
+        begin = blockIdx.x * (COLUMNS ? COLUMNS : blockDim.x * N);
+        first = begin + threadIdx.x * (APART == 1 ? N : 1);
+        end = COLUMNS ? begin + COLUMNS : ELEMENTS;
+    }
+
+    // Where element n is within the row. It may be beyond the last.
+    __device__ unsigned column(unsigned n) const { return first - begin + n * APART; }
+
+    // What is not there is another.
+    __device__ unsigned there(unsigned n) const {
+        return APART == 1 ? min(first, end - N) + n : min(first + n * APART, end - 1);
+    }
+
+    template <typename T, unsigned... PLACES> __device__ Values<T, N> load(const void *from) const {
+        Values<T, N> to;
+#pragma unroll
+        for (unsigned n = 0; n < N; n++) to.at[n] = ((const T *)from)[Place<PLACES...>::of(there(n))];
+        return to;
+    }
+    // Neighbours that are neighbours in memory, too.
+    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_together(const void *from) const {
+        const Vec<T, N> some = ::load<T, N>((const T *)from + Place<PLACES...>::of(there(0)));
+        Values<T, N> to;
+#pragma unroll
+        for (unsigned n = 0; n < N; n++) to.at[n] = some.at[n];
+        return to;
+    }
+    // Neighbours that are one number in memory.
+    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_once(const void *from) const {
+        return all<T>(((const T *)from)[Place<PLACES...>::of(there(0))]);
+    }
+    // The row's number.
+    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_number(const void *from) const {
+        return all<T>(((const T *)from)[Place<PLACES...>::of(blockIdx.x)]);
+    }
+
+    template <typename T> __device__ void store(const Values<T, N> &from, void *to) const {
+#pragma unroll
+        for (unsigned n = 0; n < N; n++)
+            if (first + n * APART < end) ((T *)to)[first + n * APART] = from.at[n];
+    }
+    template <typename T> __device__ void store_together(const Values<T, N> &from, void *to) const {
+        Vec<T, N> some;
+#pragma unroll
+        for (unsigned n = 0; n < N; n++) some.at[n] = from.at[n];
+        if (first < end) ::store((T *)to + first, some);
+    }
+    template <typename T> __device__ void store_number(const Values<T, N> &from, void *to) const {
+        if (threadIdx.x == 0) ((T *)to)[blockIdx.x] = from.at[0];
+    }
+
+    template <typename T> __device__ static Values<T, N> all(T x) {
+        Values<T, N> to;
+#pragma unroll
+        for (unsigned n = 0; n < N; n++) to.at[n] = x;
+        return to;
+    }
+};
