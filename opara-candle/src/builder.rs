@@ -132,9 +132,11 @@ impl Builder {
 
     /// Whether chains of candle's kernels that go through the same elements become one launch each on a GPU: casts, sums,
     /// products, activations of f32, f16 and bf16, and what is made of rows of up to 4,096 elements: sums, maxima, minima,
-    /// softmax, and norms. Norms and `softmax_last_dim` of up to 4,096 rows alone are replaced by a faster launch. The bits
-    /// stay the same, since all is added up in candle's order; should a replay differ from eager execution all the same, the
-    /// plan is built once more without. Default: yes.
+    /// softmax, and norms. Alone, norms, softmax, what is not contiguous and what has many elements are replaced by a faster
+    /// launch. Each is a kernel of its own, compiled by NVRTC while the executor is built, which takes tenths of a second on
+    /// several cores, and once in a process. The bits stay the same, since all is rounded and added up as candle does it;
+    /// should a replay differ from eager execution all the same, or the compiler refuse a kernel, the plan is built once more
+    /// without. Default: yes.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
         self

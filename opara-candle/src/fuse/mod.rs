@@ -94,15 +94,36 @@ pub(crate) struct Turn {
     pub order: Places,
 }
 
-/// Finds chains of up to `most` launches, none of which holds a launch of another. `fusible` tells which ops can be in one.
+/// Finds chains of up to `most` launches, none of which holds a launch of another, and what `write` makes of each.
+/// `fusible` tells which ops can be in one.
 ///
 /// A launch joins the chain of one whose elements, or numbers of rows, it reads one by one, if all else that it reads is
 /// there where the chain runs; or else the chain runs where the launch did, if nobody has read its results by then. What
 /// depends on an input and what does not stay apart: the latter runs once.
 ///
+/// Where a chain runs depends on the others. So if `write` refuses one, its last launch is left alone, and all are found anew.
+///
 /// # Complexity
-/// Linear in accesses.
-pub(crate) fn chains(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
+/// Linear in accesses, each time.
+pub(crate) fn chains<T>(
+    trace: &Trace,
+    mut fusible: Vec<Option<&Fusible>>,
+    most: usize,
+    write: impl Fn(&Chain) -> Option<T>,
+) -> Vec<(Chain, T)> {
+    loop {
+        let found = find(trace, &fusible, most);
+        let written: Vec<Option<T>> = found.iter().map(&write).collect();
+        let refused = found.iter().zip(&written).filter(|(_, written)| written.is_none());
+        let last: Vec<OpId> = refused.filter_map(|(chain, _)| chain.members.last().copied()).collect();
+        if last.is_empty() {
+            return found.into_iter().zip(written).filter_map(|(chain, written)| Some((chain, written?))).collect();
+        }
+        last.into_iter().for_each(|op| fusible[op] = None);
+    }
+}
+
+fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
     let mut chains = Growing::new(trace, fusible, most);
     for (op, launch) in trace.ops.iter().enumerate() {
         if let Some(fusible) = fusible[op] {

@@ -35,31 +35,19 @@ impl Capture {
     /// How many launches others stand for.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A kernel that the compiler refuses, a call of the driver that failed.
     pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<usize> {
         let known = self.known();
-        let mut fusible: Vec<Option<&Fusible>> =
-            known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
+        let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
         let written = |chain: &fuse::Chain| {
             let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
             Fused::new(&members, chain)
         };
-        let made = loop {
-            let made = chains(&self.trace, &fusible, STEPS).into_iter().map(|chain| (written(&chain), chain));
-            let made: Vec<(Option<Fused>, fuse::Chain)> = made.collect();
-            // Where a chain runs depends on the others: without one of them all are found anew.
-            let refused = made.iter().filter(|(fused, _)| fused.is_none());
-            let last: Vec<OpId> = refused.filter_map(|(_, chain)| chain.members.last().copied()).collect();
-            if last.is_empty() {
-                break made;
-            }
-            last.into_iter().for_each(|op| fusible[op] = None);
-        };
         let mut instead: BTreeMap<OpId, Fused> = BTreeMap::new();
         let mut goes = vec![false; self.trace.ops.len()];
-        for (fused, chain) in made {
+        for (chain, fused) in chains(&self.trace, fusible, STEPS, written) {
             chain.members.iter().for_each(|&op| goes[op] = true);
-            fused.and_then(|fused| instead.insert(chain.at, fused));
+            instead.insert(chain.at, fused);
         }
         let replaced = goes.iter().filter(|goes| **goes).count();
         if replaced == 0 {

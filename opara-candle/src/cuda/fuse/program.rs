@@ -244,7 +244,7 @@ impl Program {
     pub fn written(&self) -> Written {
         let (name, Part { elements, columns, n, block }) = (self.name(), self.part);
         let apart = if self.part.is_together() { 1 } else { block };
-        let kernel = format!("void __launch_bounds__({block}) {name}(const __grid_constant__ Chain chain)");
+        let kernel = format!("void __launch_bounds__({block}) KERNEL(const __grid_constant__ Chain chain)");
         let mine = format!("    const Part<{n}, {apart}, {elements}, {columns}> mine;\n");
         let code = format!("extern \"C\" __global__ {kernel} {{\n{mine}{}}}\n", self.body);
         Written { name, code, config: self.part.config(), argument: self.argument }
@@ -279,7 +279,7 @@ mod tests {
         let on_numbers = Step { operands: &[memory(Type::F16)], ..on_numbers };
         assert_eq!(program.step(&on_numbers), Some(vec![Chain::operand_word(2)]));
         let code = "\
-extern \"C\" __global__ void __launch_bounds__(384) opara_chain_rows(const __grid_constant__ Chain chain) {
+extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant__ Chain chain) {
     const Part<2, 1, 7680, 768> mine;
     const auto s0 = add(mine.load_together<__half>(chain.from[0]), mine.load_together<__half, 768, 1, 10, 0>(chain.from[1]));
     const auto s1 = candle_fold<CandleSum>(mine, s0);
@@ -318,14 +318,17 @@ extern \"C\" __global__ void __launch_bounds__(384) opara_chain_rows(const __gri
                         .step(&Step { code, of, operands: &operands, on_numbers: at == 3, target: Some(1) })
                         .unwrap();
                 }
-                kernels.push(program.written().code);
+                kernels.push(program.written());
             }
         }
         for architecture in ["compute_75", "compute_80", "compute_90"] {
-            let compiled = compile_for(architecture, kernels.iter().map(String::as_str)).unwrap();
-            assert!(compiled.iter().all(|kernel| kernel.code.contains(".entry opara_chain_rows(")));
+            let kernels = kernels.iter().map(|kernel| (kernel.name, kernel.code.as_str()));
+            for kernel in compile_for(architecture, kernels).unwrap() {
+                assert!(kernel.name.starts_with("opara_chain_rows_"));
+                assert!(kernel.code.contains(&format!(".entry {}(", kernel.name)), "{}", kernel.name);
+            }
         }
-        let error = compile_for("compute_90", ["nonsense"].into_iter()).err().unwrap().to_string();
+        let error = compile_for("compute_90", [("nonsense", "nonsense")].into_iter()).err().unwrap().to_string();
         assert!(error.contains("not compiled for compute_90") && error.contains("nonsense"), "{error}");
     }
 

@@ -32,10 +32,10 @@ __device__ inline Values<T, N> affine(const Values<T, N> &xs, float factor, floa
 }
 
 #define OF_ONE(name, result)                                                                                           \
-    template <typename T, unsigned N> __device__ inline Values<T, N> name(const Values<T, N> &xs) {                         \
+    template <typename T, unsigned N> __device__ inline Values<T, N> name(const Values<T, N> &xs) {                    \
         const T one = (T)1.0, zero = (T)0.0;                                                                           \
         Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                                \
+        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                           \
             const T x = xs.at[n];                                                                                      \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \
@@ -56,10 +56,10 @@ OF_ONE(sigmoid, one / (one + exponential(-x)))
 #undef OF_ONE
 
 #define OF_TWO(name, result)                                                                                           \
-    template <typename T, unsigned N>                                                                                       \
+    template <typename T, unsigned N>                                                                                  \
     __device__ inline Values<T, N> name(const Values<T, N> &xs, const Values<T, N> &ys) {                              \
         Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                                \
+        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                           \
             const T x = xs.at[n], y = ys.at[n];                                                                        \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \

@@ -54,7 +54,7 @@ impl Chain {
 /// A kernel and its launch.
 pub(in crate::cuda) struct Written {
     pub name: &'static str,
-    /// In CUDA C++, on top of `chain.cuh`. It takes a [`Chain`].
+    /// In CUDA C++, on top of `chain.cuh`: a function called `KERNEL`, which takes a [`Chain`].
     pub code: String,
     pub config: LaunchConfig,
     pub argument: Chain,
@@ -71,9 +71,9 @@ pub(in crate::cuda) fn launches(
     chains: &[Written],
 ) -> Result<(Vec<KernelNode>, Captured)> {
     // Before the capture, which does not bear a module that is loaded.
-    let modules = compile(device, chains.iter().map(|chain| chain.code.as_str()))?;
-    let kernel = |(chain, module): (&Written, &Compiled)| function(device, chain.name, &module.name, &module.code);
-    let functions = chains.iter().zip(&modules).map(kernel).collect::<candle::Result<Vec<_>>>()?;
+    let compiled = compile(device, chains.iter().map(|chain| (chain.name, chain.code.as_str())))?;
+    let loaded = |Compiled { name, module, code }: &Compiled| function(device, name, module, code);
+    let functions = compiled.iter().map(loaded).collect::<candle::Result<Vec<_>>>()?;
     let on = device.cuda_stream();
     let record = || {
         for (chain, function) in chains.iter().zip(&functions) {

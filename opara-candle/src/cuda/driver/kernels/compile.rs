@@ -1,5 +1,6 @@
 //! Kernels compiled at run time, by NVRTC.
 
+use std::fmt::Write;
 use std::sync::{Arc, LazyLock};
 
 use candle::CudaDevice;
@@ -15,26 +16,32 @@ use crate::{Error, Result};
 /// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
 const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
 
-/// What a device loads.
+/// A kernel of a module.
+#[derive(Debug, Clone)]
 pub(in crate::cuda) struct Compiled {
-    /// Another for each code.
+    /// Another for each kernel.
     pub name: String,
-    /// In PTX.
+    /// Another for each module.
+    pub module: Arc<str>,
+    /// The module, in PTX.
     pub code: Arc<str>,
 }
 
-/// Architecture and source.
-type Key = (String, String);
+/// Architecture, and the kernel's name and code.
+type Key = (String, &'static str, String);
 
 /// All that this process has compiled.
-static COMPILED: LazyLock<Mutex<HashMap<Key, Arc<str>>>> = LazyLock::new(Mutex::default);
+static COMPILED: LazyLock<Mutex<HashMap<Key, Compiled>>> = LazyLock::new(Mutex::default);
 
-/// Compiles these kernels on top of `chain.cuh` for the device, as many at a time as there are threads, and each once in
-/// this process.
+/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool, and each once in this process. A kernel is
+/// its name, behind which a hash comes, and its code, which calls it `KERNEL`.
 ///
 /// # Errors
 /// What the compiler refuses, such as a device that it is too old for.
-pub(super) fn compile<'a>(device: &CudaDevice, kernels: impl Iterator<Item = &'a str>) -> Result<Vec<Compiled>> {
+pub(super) fn compile<'a>(
+    device: &CudaDevice,
+    kernels: impl Iterator<Item = (&'static str, &'a str)>,
+) -> Result<Vec<Compiled>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
     compile_for(&format!("compute_{major}{minor}"), kernels)
 }
@@ -45,27 +52,33 @@ pub(super) fn compile<'a>(device: &CudaDevice, kernels: impl Iterator<Item = &'a
 /// What the compiler refuses.
 pub(in crate::cuda) fn compile_for<'a>(
     architecture: &str,
-    kernels: impl Iterator<Item = &'a str>,
+    kernels: impl Iterator<Item = (&'static str, &'a str)>,
 ) -> Result<Vec<Compiled>> {
-    let keys: Vec<Key> = kernels.map(|kernel| (architecture.to_string(), kernel.to_string())).collect();
+    let keys: Vec<Key> = kernels.map(|(name, code)| (architecture.into(), name, code.into())).collect();
     let mut missing: Vec<&Key> = {
         let compiled = COMPILED.lock();
         keys.iter().filter(|key| !compiled.contains_key(*key)).collect()
     };
     missing.sort_unstable();
     missing.dedup();
-    let new = missing.into_par_iter().map(|key| Ok((key.clone(), ptx(&key.0, &key.1)?)));
+    // Most of the time of few goes into what they have in common.
+    let of_a_module = missing.len().div_ceil(rayon::current_num_threads()).max(1);
+    let new = missing.par_chunks(of_a_module).map(|kernels| module(architecture, kernels));
     let new = new.collect::<Result<Vec<_>>>()?;
     let mut compiled = COMPILED.lock();
-    compiled.extend(new);
-    let known = |key: &Key| Compiled {
-        name: format!("chain_{:032x}", xxh3_128(key.1.as_bytes())),
-        code: compiled[key].clone(),
-    };
-    Ok(keys.iter().map(known).collect())
+    compiled.extend(new.into_iter().flatten());
+    Ok(keys.iter().map(|key| compiled[key].clone()).collect())
 }
 
-fn ptx(architecture: &str, kernel: &str) -> Result<Arc<str>> {
+fn module(architecture: &str, kernels: &[&Key]) -> Result<Vec<(Key, Compiled)>> {
+    let mut source = String::from(LIBRARY);
+    let mut names = Vec::new();
+    for (_, name, code) in kernels {
+        let name = format!("{name}_{:032x}", xxh3_128(code.as_bytes()));
+        // Writing to a string does not fail.
+        let _ = writeln!(source, "#define KERNEL {name}\n{code}\n#undef KERNEL");
+        names.push(name);
+    }
     let options = CompileOptions {
         options: vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()],
         ..CompileOptions::default()
@@ -77,6 +90,11 @@ fn ptx(architecture: &str, kernel: &str) -> Result<Arc<str>> {
         };
         Error::NotCompiled { architecture: architecture.into(), message }
     };
-    let ptx = compile_ptx_with_opts(format!("{LIBRARY}\n{kernel}"), options).map_err(refused)?;
-    Ok(ptx.to_src().into())
+    let module: Arc<str> = format!("chains_{:032x}", xxh3_128(source.as_bytes())).into();
+    let code: Arc<str> = compile_ptx_with_opts(source, options).map_err(refused)?.to_src().into();
+    let compiled = |(key, name): (&&Key, String)| {
+        let compiled = Compiled { name, module: module.clone(), code: code.clone() };
+        ((*key).clone(), compiled)
+    };
+    Ok(kernels.iter().zip(names).map(compiled).collect())
 }
