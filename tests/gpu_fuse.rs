@@ -131,7 +131,7 @@ fn a_norm_of_many_launches_is_one() -> anyhow::Result<()> {
 }
 
 /// Row lengths on either side of what candle's blocks and a chain's blocks hold.
-const COLUMNS: [usize; 10] = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 4096];
+const COLUMNS: [usize; 11] = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 3072, 4096];
 
 /// Rows of numbers, some of which hold an infinity, a NaN, or zeros alone.
 fn rows(i: usize, rows: usize, columns: usize, dtype: DType, device: &Device) -> Result<Tensor> {

@@ -1,5 +1,6 @@
 //! Fuses chains of candle's launches: each becomes one launch of a kernel that is written for it, and gives the same bits.
 
+mod part;
 mod program;
 mod step;
 

@@ -2,20 +2,9 @@
 
 use std::fmt::Write;
 
-use cudarc::driver::LaunchConfig;
-
+use super::part::Part;
 use crate::cuda::driver::kernels::chain::{Chain, Written};
 use crate::fuse::Places;
-
-/// The most columns of a row.
-pub(super) const COLUMNS: u64 = 4096;
-/// The most threads of a block.
-const THREADS: u32 = 1024;
-/// Threads of a block where nothing is made of rows.
-const BLOCK: u32 = 128;
-/// Elements, and rows, from which on a thread makes as many elements as gains most. Below, more threads are faster (H200).
-const MANY_ELEMENTS: u32 = 1 << 16;
-const MANY_ROWS: u32 = 1024;
 
 /// Type of a value in memory, and of a step's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +17,9 @@ pub(super) enum Type {
 /// What a step computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Code {
-    /// A cast to the step's type, or a copy; element-wise, of so many operands, by the function of this name.
+    /// To the step's type, which may be the same.
     Cast,
+    /// What the function of this name makes of so many operands.
     ElementWise(&'static str, usize),
     /// Factor and summand.
     Affine(f32, f32),
@@ -73,7 +63,7 @@ impl Type {
         }
     }
 
-    fn bytes(self) -> u64 {
+    pub fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
@@ -102,77 +92,6 @@ impl Code {
             Self::LayerNorm(epsilon) => format!("candle_layer_norm(mine, {operands}, {})", number(epsilon)),
             Self::RmsNorm(epsilon) => format!("candle_rms_norm(mine, {operands}, {})", number(epsilon)),
         }
-    }
-}
-
-/// What a thread makes: `Part` of `part.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
-    /// Of all rows.
-    elements: u32,
-    /// Of a row, of which a block makes one; 0 where nothing is made of rows.
-    columns: u32,
-    /// Elements of a thread.
-    n: u32,
-    /// Threads of a block.
-    block: u32,
-}
-
-impl Part {
-    /// `None` if 31 bits do not count the elements.
-    fn of(elements: u64, columns: Option<u64>) -> Option<Self> {
-        let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
-        Some(match columns {
-            None => {
-                let n = if elements < MANY_ELEMENTS { 1 } else { 4 };
-                Self { elements, columns: 0, n, block: BLOCK }
-            }
-            Some(columns) => {
-                let columns = u32::try_from(columns).ok()?;
-                let n = if elements / columns < MANY_ROWS { 2 } else { 4 };
-                let n = columns.div_ceil(THREADS).max(n);
-                Self { elements, columns, n, block: columns.div_ceil(n).next_multiple_of(32) }
-            }
-        })
-    }
-
-    /// Whether the elements of a thread are neighbours.
-    fn is_together(self) -> bool {
-        (if self.columns > 0 { self.columns } else { self.elements }).is_multiple_of(self.n)
-    }
-
-    /// Whether neighbours lie together in memory, where they can be taken at once.
-    fn is_aligned(self, address: u64, of: Type) -> bool {
-        self.is_together() && address.is_multiple_of(of.bytes() * u64::from(self.n))
-    }
-
-    /// How an operand is loaded.
-    fn load(self, address: u64, of: Type, places: &Places) -> &'static str {
-        let n = u64::from(self.n);
-        let is_whole = |(dim, stride): (u64, u64), expected| dim.is_multiple_of(n) && stride == expected;
-        match places.all().next_back() {
-            None if self.is_aligned(address, of) => "load_together",
-            Some(inner) if self.is_together() && is_whole(inner, 0) => "load_once",
-            Some(inner) if self.is_aligned(address, of) && is_whole(inner, 1) => {
-                let outer = places.all().rev().skip(1);
-                if outer.into_iter().all(|(_, stride)| stride.is_multiple_of(n)) {
-                    "load_together"
-                } else {
-                    "load"
-                }
-            }
-            _ => "load",
-        }
-    }
-
-    fn config(self) -> LaunchConfig {
-        let Self { elements, columns, n, block } = self;
-        let (blocks, shared_mem_bytes) = match columns {
-            0 => (elements.div_ceil(n * block), 0),
-            // Of each column a number, and of what is missing to a power of two.
-            _ => (elements / columns, columns.next_power_of_two() * size_of::<f32>() as u32),
-        };
-        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (block, 1, 1), shared_mem_bytes }
     }
 }
 
@@ -232,6 +151,7 @@ impl Program {
         Some(words)
     }
 
+    /// Of the kernel, without what tells it from others.
     pub fn name(&self) -> &'static str {
         if self.part.columns > 0 {
             "opara_chain_rows"
@@ -302,7 +222,7 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
         let mut kernels = Vec::new();
         for of in [Type::F32, Type::F16, Type::Bf16] {
             for (columns, some) in
-                [64, 1500, 4096].into_iter().flat_map(|columns| all.chunks(4).map(move |s| (columns, s)))
+                [64, 1500, 3072].into_iter().flat_map(|columns| all.chunks(4).map(move |s| (columns, s)))
             {
                 let mut program = Program::new(columns * 3, Some(columns)).unwrap();
                 for (at, &code) in some.iter().enumerate() {
@@ -332,39 +252,36 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
         assert!(error.contains("not compiled for compute_90") && error.contains("nonsense"), "{error}");
     }
 
+    /// Needs the compiler, and no GPU.
     #[test]
-    fn a_thread_makes_several_elements_where_there_are_many() {
-        let launch = |elements, columns| {
-            let program = Program::new(elements, columns).unwrap();
-            let (part, config) = (program.part, program.written().config);
-            assert_eq!(config.block_dim.0, part.block);
-            (program.name(), part.n, config.grid_dim.0, part.block, config.shared_mem_bytes)
-        };
-        assert_eq!(launch(1000, None), ("opara_chain", 1, 8, 128, 0));
-        assert_eq!(launch(1 << 16, None), ("opara_chain", 4, 128, 128, 0));
-        assert_eq!(launch(1536 * 128, Some(128)), ("opara_chain_rows", 4, 1536, 32, 512));
-        assert_eq!(launch(10 * 1500, Some(1500)), ("opara_chain_rows", 2, 10, 768, 8192));
-        assert_eq!(launch(COLUMNS, Some(COLUMNS)), ("opara_chain_rows", 4, 1, 1024, 16384));
-        assert!(Program::new(1 << 31, None).is_none());
-    }
-
-    #[test]
-    fn neighbours_are_loaded_at_once_where_they_lie_together() {
-        let load = |part: Part, address, of, dims: &[u64], strides: &[u64]| {
-            part.load(address, of, &Places::new(dims, strides).unwrap())
-        };
-        let four = Part::of(1 << 20, None).unwrap();
-        assert_eq!(load(four, 0x100, Type::F32, &[], &[]), "load_together");
-        assert_eq!(load(four, 0x108, Type::F16, &[], &[]), "load_together");
-        assert_eq!(load(four, 0x108, Type::F32, &[], &[]), "load", "not aligned");
-        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[0, 1]), "load_together");
-        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1028, 1]), "load_together");
-        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1030, 1]), "load", "rows are not aligned");
-        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1, 1 << 10]), "load", "transposed");
-        assert_eq!(load(four, 0x102, Type::F16, &[1 << 10, 1 << 10], &[1, 0]), "load_once");
-        assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "two are together");
-        let odd = Part::of((1 << 20) + 1, None).unwrap();
-        assert_eq!(load(odd, 0x100, Type::F32, &[], &[]), "load");
-        assert!(!odd.is_together() && !Part::of(5000 * 77, Some(77)).unwrap().is_together());
+    fn every_way_to_load_and_to_store_compiles() {
+        let of_elements = [1000, 1 << 16, (1 << 16) + 1].map(|elements| (elements, None));
+        let of_rows = [2, 33, 100, 1024, 1025, 2050, 3072, 4096].map(|columns| [(3, columns), (2000, columns)]);
+        let of_rows = of_rows.into_iter().flatten().map(|(rows, columns)| (rows * columns, Some(columns)));
+        let mut kernels = Vec::new();
+        for (elements, columns) in of_elements.into_iter().chain(of_rows) {
+            for of in [Type::F32, Type::F16, Type::Bf16] {
+                let mut program = Program::new(elements, columns).unwrap();
+                let width = columns.unwrap_or(8);
+                let laid = |dims: &[u64], strides: &[u64]| Places::new(dims, strides).unwrap();
+                let ways = [
+                    (0xa000, Places::default()),
+                    (0xa002, Places::default()),
+                    (0xa000, laid(&[elements / width, width], &[0, 1])),
+                    (0xa000, laid(&[elements / width, width], &[1, 0])),
+                    (0xa000, laid(&[elements / width, width], &[2 * width, 1])),
+                    (0xa000, laid(&[2, 3, 5, 7], &[1, 2, 6, 30])),
+                ];
+                for (address, places) in ways {
+                    let operands = [Source::Memory(address, of, places)];
+                    let step =
+                        Step { code: Code::Cast, of, operands: &operands, on_numbers: false, target: Some(address) };
+                    program.step(&step).unwrap();
+                }
+                kernels.push(program.written());
+            }
+        }
+        let kernels = kernels.iter().map(|kernel| (kernel.name, kernel.code.as_str()));
+        compile_for("compute_90", kernels).unwrap();
     }
 }

@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::program::{Code, Type, COLUMNS};
+use super::part::COLUMNS;
+use super::program::{Code, Type};
 use crate::cuda::driver::Arguments;
 use crate::fuse::Places;
 use crate::trace::Launch;

@@ -1,0 +1,129 @@
+//! What a thread makes of a chain's results, and how it loads what that takes.
+
+use cudarc::driver::LaunchConfig;
+
+use super::program::Type;
+use crate::fuse::Places;
+
+/// The most columns of a row.
+pub(super) const COLUMNS: u64 = 4096;
+/// The most threads of a block.
+const THREADS: u32 = 1024;
+/// Threads of a block where nothing is made of rows.
+const BLOCK: u32 = 128;
+/// Elements, and rows, from which on a thread makes as many elements as gains most. Below, more threads are faster (H200).
+const MANY_ELEMENTS: u32 = 1 << 16;
+const MANY_ROWS: u32 = 1024;
+
+/// What a thread makes: `Part` of `part.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Of all rows.
+    pub elements: u32,
+    /// Of a row, of which a block makes one; 0 where nothing is made of rows.
+    pub columns: u32,
+    /// Elements of a thread: 1, 2 or 4, since what is loaded at once is a power of two.
+    pub n: u32,
+    /// Threads of a block.
+    pub block: u32,
+}
+
+impl Part {
+    /// Of so many elements, in rows of so many columns if there are rows. `None` if 31 bits do not count the elements.
+    pub fn of(elements: u64, columns: Option<u64>) -> Option<Self> {
+        let elements = u32::try_from(elements).ok().filter(|&n| n <= i32::MAX as u32)?;
+        Some(match columns {
+            None => {
+                let n = if elements < MANY_ELEMENTS { 1 } else { 4 };
+                Self { elements, columns: 0, n, block: BLOCK }
+            }
+            Some(columns) => {
+                let columns = u32::try_from(columns).ok()?;
+                let n = if elements / columns < MANY_ROWS { 2 } else { 4 };
+                let n = columns.div_ceil(THREADS).next_power_of_two().max(n);
+                Self { elements, columns, n, block: columns.div_ceil(n).next_multiple_of(32) }
+            }
+        })
+    }
+
+    /// Whether the elements of a thread are neighbours.
+    pub fn is_together(self) -> bool {
+        (if self.columns > 0 { self.columns } else { self.elements }).is_multiple_of(self.n)
+    }
+
+    /// Whether neighbours lie together in memory, where they can be taken at once.
+    pub fn is_aligned(self, address: u64, of: Type) -> bool {
+        self.is_together() && address.is_multiple_of(of.bytes() * u64::from(self.n))
+    }
+
+    /// How an operand is loaded.
+    pub fn load(self, address: u64, of: Type, places: &Places) -> &'static str {
+        let n = u64::from(self.n);
+        let is_whole = |(dim, stride): (u64, u64), expected| dim.is_multiple_of(n) && stride == expected;
+        match places.all().next_back() {
+            None if self.is_aligned(address, of) => "load_together",
+            Some(inner) if self.is_together() && is_whole(inner, 0) => "load_once",
+            Some(inner) if self.is_aligned(address, of) && is_whole(inner, 1) => {
+                let outer = places.all().rev().skip(1);
+                if outer.into_iter().all(|(_, stride)| stride.is_multiple_of(n)) {
+                    "load_together"
+                } else {
+                    "load"
+                }
+            }
+            _ => "load",
+        }
+    }
+
+    /// The launch of a kernel whose threads make such parts.
+    pub fn config(self) -> LaunchConfig {
+        let Self { elements, columns, n, block } = self;
+        let (blocks, shared_mem_bytes) = match columns {
+            0 => (elements.div_ceil(n * block), 0),
+            // Of each column a number, and of what is missing to a power of two.
+            _ => (elements / columns, columns.next_power_of_two() * size_of::<f32>() as u32),
+        };
+        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (block, 1, 1), shared_mem_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_makes_several_elements_where_there_are_many() {
+        let launch = |elements, columns| {
+            let part = Part::of(elements, columns).unwrap();
+            let config = part.config();
+            (part.n, config.grid_dim.0, config.block_dim.0, config.shared_mem_bytes)
+        };
+        assert_eq!(launch(1000, None), (1, 8, 128, 0));
+        assert_eq!(launch(1 << 16, None), (4, 128, 128, 0));
+        assert_eq!(launch(1536 * 128, Some(128)), (4, 1536, 32, 512));
+        assert_eq!(launch(10 * 1500, Some(1500)), (2, 10, 768, 8192));
+        assert_eq!(launch(10 * 3072, Some(3072)), (4, 10, 768, 16384));
+        assert_eq!(launch(COLUMNS, Some(COLUMNS)), (4, 1, 1024, 16384));
+        assert!(Part::of(1 << 31, None).is_none());
+    }
+
+    #[test]
+    fn neighbours_are_loaded_at_once_where_they_lie_together() {
+        let load = |part: Part, address, of, dims: &[u64], strides: &[u64]| {
+            part.load(address, of, &Places::new(dims, strides).unwrap())
+        };
+        let four = Part::of(1 << 20, None).unwrap();
+        assert_eq!(load(four, 0x100, Type::F32, &[], &[]), "load_together");
+        assert_eq!(load(four, 0x108, Type::F16, &[], &[]), "load_together");
+        assert_eq!(load(four, 0x108, Type::F32, &[], &[]), "load", "not aligned");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[0, 1]), "load_together");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1028, 1]), "load_together");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1030, 1]), "load", "rows are not aligned");
+        assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1, 1 << 10]), "load", "transposed");
+        assert_eq!(load(four, 0x102, Type::F16, &[1 << 10, 1 << 10], &[1, 0]), "load_once");
+        assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "two are together");
+        let odd = Part::of((1 << 20) + 1, None).unwrap();
+        assert_eq!(load(odd, 0x100, Type::F32, &[], &[]), "load");
+        assert!(!odd.is_together() && !Part::of(5000 * 77, Some(77)).unwrap().is_together());
+    }
+}
