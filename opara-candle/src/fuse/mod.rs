@@ -101,7 +101,8 @@ pub(crate) struct Turn {
 /// there where the chain runs; or else the chain runs where the launch did, if nobody has read its results by then. What
 /// depends on an input and what does not stay apart: the latter runs once.
 ///
-/// Where a chain runs depends on the others. So if `write` refuses one, its last launch is left alone, and all are found anew.
+/// Where a chain runs depends on the others. So if `write` refuses one, its last launch is left alone, and all are found
+/// anew.
 ///
 /// # Complexity
 /// Linear in accesses, each time.

@@ -18,7 +18,8 @@ use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
 
-/// Elements from which on a launch of candle's that is in no chain is faster as one of its own: neighbours are loaded at once.
+/// Elements from which on a launch of candle's that is in no chain is faster as one of its own, which loads neighbours at
+/// once.
 const MANY: u64 = 1 << 16;
 
 /// A launch that can be a step.

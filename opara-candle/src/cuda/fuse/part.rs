@@ -11,7 +11,7 @@ pub(super) const COLUMNS: u64 = 4096;
 const THREADS: u32 = 1024;
 /// Threads of a block where nothing is made of rows.
 const BLOCK: u32 = 128;
-/// Elements, and rows, from which on a thread makes as many elements as gains most. Below, more threads are faster (H200).
+/// Elements, and rows, from which on a thread makes as many elements as gains most (H200). Below, more threads are faster.
 const MANY_ELEMENTS: u32 = 1 << 16;
 const MANY_ROWS: u32 = 1024;
 

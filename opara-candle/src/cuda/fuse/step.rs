@@ -126,8 +126,8 @@ impl Step {
         })
     }
 
-    /// Kernels of rows: operand, result, what has a number for each column, columns; of a norm, too, the threads of a row and what is
-    /// added to what it divides by.
+    /// Kernels of rows: operand, result, what has a number for each column, columns; of a norm, too, the threads of a row
+    /// and what is added to what it divides by.
     fn rows(kernel: &str, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
         let operands = match kernel {
             "layernorm" => 3,
