@@ -45,7 +45,7 @@ impl<'a> Bench<'a> {
         let subject = match &self.subject {
             Some(subject) => subject,
             None => {
-                let with_candle = wanted(own::CANDLE) || wanted(own::CANDLE_TUNED);
+                let with_candle = own::OF_CANDLE.into_iter().any(&wanted);
                 self.subject.insert(Subject::load(self.model, SEED, self.dtype, self.device, with_candle)?)
             }
         };

@@ -16,6 +16,8 @@ use crate::way::{Ready, Way};
 pub const CANDLE: &str = "candle";
 /// Candle's own operators, recorded and replayed: what wrapping a module as it is gains.
 pub const CANDLE_TUNED: &str = "candle tuned";
+/// The ways that need the model loaded for candle's own operators.
+pub const OF_CANDLE: [&str; 2] = [CANDLE, CANDLE_TUNED];
 /// This library's operators, one after another.
 pub const EAGER: &str = "eager";
 
@@ -83,10 +85,11 @@ impl Subject {
     }
 
     fn own(&self, name: &str, input: &Tensor) -> Result<Own> {
-        let candle_only = matches!(name, CANDLE | CANDLE_TUNED);
-        let model = match &self.candle {
-            candle if candle_only => candle.clone().context("the model was not loaded for candle's own operators")?,
-            _ => self.own.clone(),
+        let candle_only = OF_CANDLE.contains(&name);
+        let model = if candle_only {
+            self.candle.clone().context("the model was not loaded for candle's own operators")?
+        } else {
+            self.own.clone()
         };
         let call = match name {
             CANDLE | EAGER => Call::Eager { model, candle_only },

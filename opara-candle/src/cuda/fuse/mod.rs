@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use candle::Device;
 use hashbrown::HashMap;
 
+use self::part::MANY_ELEMENTS;
 use self::program::{Code, Program, Source};
 use self::step::Step;
 use super::capture::{Capture, Recorded};
@@ -17,10 +18,6 @@ use super::driver::{KernelNode, Launch, Pointer, Stream};
 use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
-
-/// Elements from which on a launch of candle's that is in no chain is faster as one of its own, which loads neighbours at
-/// once.
-const MANY: u64 = 1 << 16;
 
 /// A launch that can be a step.
 struct Known {
@@ -137,11 +134,13 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
         operands: step.operands.iter().zip(&reads).map(operand).collect(),
         result: result.0.buffer,
         // Of a row candle has one element taken after the other; where operands lie elsewhere, it reads dimensions from
-        // memory and divides by them.
+        // memory and divides by them; and it never loads neighbours at once.
         gains_alone: match step.code {
             Code::Softmax | Code::LayerNorm(_) | Code::RmsNorm(_) => true,
             code if code.folds() => false,
-            _ => step.elements >= MANY || step.operands.iter().any(|(_, places)| !places.are_in_a_row()),
+            _ => {
+                step.elements >= MANY_ELEMENTS.into() || step.operands.iter().any(|(_, places)| !places.are_in_a_row())
+            }
         },
     };
     Some(Known { step, fusible, accesses: reads.into_iter().chain([result]).collect() })

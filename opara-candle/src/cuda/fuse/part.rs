@@ -11,8 +11,9 @@ pub(super) const COLUMNS: u64 = 4096;
 const THREADS: u32 = 1024;
 /// Threads of a block where nothing is made of rows.
 const BLOCK: u32 = 128;
-/// Elements, and rows, from which on a thread makes as many elements as gains most (H200). Below, more threads are faster.
-const MANY_ELEMENTS: u32 = 1 << 16;
+/// Elements from which on a thread makes four, and a launch gains by that even alone. Below, more threads are faster (H200).
+pub(super) const MANY_ELEMENTS: u32 = 1 << 16;
+/// The same of rows.
 const MANY_ROWS: u32 = 1024;
 
 /// What a thread makes: `Part` of `part.cuh`.
@@ -60,17 +61,11 @@ impl Part {
     pub fn load(self, address: u64, of: Type, places: &Places) -> &'static str {
         let n = u64::from(self.n);
         let is_whole = |(dim, stride): (u64, u64), expected| dim.is_multiple_of(n) && stride == expected;
+        let are_outer_aligned = || places.all().rev().skip(1).all(|(_, stride)| stride.is_multiple_of(n));
         match places.all().next_back() {
             None if self.is_aligned(address, of) => "load_together",
             Some(inner) if self.is_together() && is_whole(inner, 0) => "load_once",
-            Some(inner) if self.is_aligned(address, of) && is_whole(inner, 1) => {
-                let outer = places.all().rev().skip(1);
-                if outer.into_iter().all(|(_, stride)| stride.is_multiple_of(n)) {
-                    "load_together"
-                } else {
-                    "load"
-                }
-            }
+            Some(inner) if self.is_aligned(address, of) && is_whole(inner, 1) && are_outer_aligned() => "load_together",
             _ => "load",
         }
     }

@@ -116,7 +116,7 @@ impl Program {
     ///
     /// # Returns
     /// Offsets among the kernel's arguments of the pointers to the operands in memory, and to where the result is stored;
-    /// `None` if there are too many steps or operands.
+    /// `None` if there are too many operands, or if it is stored and there are too many steps.
     pub fn step(&mut self, step: &Step<'_>) -> Option<Vec<usize>> {
         let at = self.steps;
         let mut words = Vec::new();

@@ -11,9 +11,9 @@ constexpr unsigned CANDLE_BLOCK = 1024;
 extern __shared__ float candle_row[];
 
 // Lets all threads see the row.
-template <typename R, typename T> __device__ inline void publish(const R &row, const Values<T, R::elements> &xs) {
+template <typename R, typename T> __device__ inline void publish(const R &row, const Vec<T, R::elements> &xs) {
 #pragma unroll
-    for (unsigned n = 0; n < R::elements; n++)
+    for (int n = 0; n < R::elements; n++)
         if (row.column(n) < R::columns) candle_row[row.column(n)] = widen(xs.at[n]);
     __syncthreads();
 }
@@ -40,7 +40,7 @@ __device__ constexpr unsigned candle_fold_threads(unsigned columns) {
 
 // `fast_max`, `fast_min`, and `fast_sum` of __half: always the halves.
 template <typename F, typename R, typename T>
-__device__ inline auto candle_fold(const R &row, const Values<T, R::elements> &xs) {
+__device__ inline auto candle_fold(const R &row, const Vec<T, R::elements> &xs) {
     constexpr unsigned columns = R::columns, threads = candle_fold_threads(columns);
     publish(row, xs);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
@@ -67,18 +67,18 @@ __device__ inline auto candle_fold(const R &row, const Values<T, R::elements> &x
 }
 
 // The largest element of the row, in whichever order.
-template <typename T, unsigned N> __device__ inline T row_max(const Values<T, N> &xs) {
+template <typename T, int N> __device__ inline T row_max(const Vec<T, N> &xs) {
     __shared__ T room[MOST / 32];
     T most = xs.at[0];
 #pragma unroll
-    for (unsigned n = 1; n < N; n++) most = larger(most, xs.at[n]);
+    for (int n = 1; n < N; n++) most = larger(most, xs.at[n]);
     return of_row<CandleMax>(most, room);
 }
 
 // `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
 // what rows begin and end with beside those; then warps.
 template <unsigned NEIGHBOURS, typename R, typename T>
-__device__ inline auto candle_sum(const R &row, const Values<T, R::elements> &xs) {
+__device__ inline auto candle_sum(const R &row, const Vec<T, R::elements> &xs) {
     __shared__ float of_warps[CANDLE_BLOCK / 32];
     constexpr unsigned columns = R::columns, threads = candle_fold_threads(columns);
     const unsigned lane = threadIdx.x % 32, start = row.begin, end = row.end;
@@ -128,43 +128,43 @@ template <typename R> constexpr unsigned CANDLE_NORM_THREADS = R::columns < CAND
 
 // `layernorm`.
 template <typename R, typename T>
-__device__ inline auto candle_layer_norm(const R &row, const Values<T, R::elements> &xs,
-                                         const Values<T, R::elements> &weight, const Values<T, R::elements> &bias,
+__device__ inline auto candle_layer_norm(const R &row, const Vec<T, R::elements> &xs,
+                                         const Vec<T, R::elements> &weight, const Vec<T, R::elements> &bias,
                                          float epsilon) {
     publish(row, xs);
     const float2 sum = candle_sums<R::columns, CANDLE_NORM_THREADS<R>>();
     const float columns = R::columns, mean = sum.x / columns, variance = fmaf(-mean, mean, sum.y / columns);
     const float scale = rsqrtf(variance + epsilon);
-    Values<T, R::elements> to;
+    Vec<T, R::elements> to;
 #pragma unroll
-    for (unsigned n = 0; n < R::elements; n++)
+    for (int n = 0; n < R::elements; n++)
         to.at[n] = narrow<T>(fmaf((widen(xs.at[n]) - mean) * scale, widen(weight.at[n]), widen(bias.at[n])));
     return to;
 }
 
 // `rmsnorm`.
 template <typename R, typename T>
-__device__ inline auto candle_rms_norm(const R &row, const Values<T, R::elements> &xs,
-                                       const Values<T, R::elements> &weight, float epsilon) {
+__device__ inline auto candle_rms_norm(const R &row, const Vec<T, R::elements> &xs,
+                                       const Vec<T, R::elements> &weight, float epsilon) {
     publish(row, xs);
     const float columns = R::columns;
     const float scale = rsqrtf(candle_sums<R::columns, CANDLE_NORM_THREADS<R>>().y / columns + epsilon);
-    Values<T, R::elements> to;
+    Vec<T, R::elements> to;
 #pragma unroll
-    for (unsigned n = 0; n < R::elements; n++)
+    for (int n = 0; n < R::elements; n++)
         to.at[n] = narrow<T>(product(scale * widen(xs.at[n]), widen(weight.at[n])));
     return to;
 }
 
 // `softmax`: a warp.
-template <typename R, typename T> __device__ inline auto candle_softmax(const R &row, const Values<T, R::elements> &xs) {
+template <typename R, typename T> __device__ inline auto candle_softmax(const R &row, const Vec<T, R::elements> &xs) {
     const T most = row_max(xs);
-    Values<T, R::elements> to;
+    Vec<T, R::elements> to;
 #pragma unroll
-    for (unsigned n = 0; n < R::elements; n++) to.at[n] = exponential((T)(xs.at[n] - most));
+    for (int n = 0; n < R::elements; n++) to.at[n] = exponential((T)(xs.at[n] - most));
     publish(row, to);
     const T factor = narrow<T>(1.f / candle_sums<R::columns, 32>().x);
 #pragma unroll
-    for (unsigned n = 0; n < R::elements; n++) to.at[n] = product(to.at[n], factor);
+    for (int n = 0; n < R::elements; n++) to.at[n] = product(to.at[n], factor);
     return to;
 }

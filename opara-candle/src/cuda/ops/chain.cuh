@@ -1,7 +1,7 @@
-// What chains of candle's kernels are made of. The host writes the body of a chain's kernel (fuse/program.rs) behind this text, and
-// compiles both at run time: what one of candle's kernels would store, and the next one load, stays with the thread. Every
-// step does what the kernel that it stands for does, in that kernel's type, and adds up in its order, so the bits are the
-// same.
+// What chains of candle's kernels are made of. The host writes the body of a chain's kernel (fuse/program.rs) behind this
+// text, and compiles both at run time: what one of candle's kernels would store, and the next one load, stays with the thread.
+// Every step does what the kernel that it stands for does, in that kernel's type, and adds up in its order, so the bits are
+// the same.
 #pragma once
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -13,29 +13,30 @@ struct Chain {
     void *to[12];
     const void *from[16];
 };
+static_assert(sizeof(Chain) == 224, "as there");
 
 // To another type. All fit into f32.
-template <typename T, typename S, unsigned N> __device__ inline Values<T, N> cast(const Values<S, N> &xs) {
-    Values<T, N> to;
+template <typename T, typename S, int N> __device__ inline Vec<T, N> cast(const Vec<S, N> &xs) {
+    Vec<T, N> to;
 #pragma unroll
-    for (unsigned n = 0; n < N; n++) to.at[n] = narrow<T>(widen(xs.at[n]));
+    for (int n = 0; n < N; n++) to.at[n] = narrow<T>(widen(xs.at[n]));
     return to;
 }
 
-template <typename T, unsigned N>
-__device__ inline Values<T, N> affine(const Values<T, N> &xs, float factor, float summand) {
+template <typename T, int N>
+__device__ inline Vec<T, N> affine(const Vec<T, N> &xs, float factor, float summand) {
     const T mul = narrow<T>(factor), add = narrow<T>(summand);
-    Values<T, N> to;
+    Vec<T, N> to;
 #pragma unroll
-    for (unsigned n = 0; n < N; n++) to.at[n] = scaled(xs.at[n], mul, add);
+    for (int n = 0; n < N; n++) to.at[n] = scaled(xs.at[n], mul, add);
     return to;
 }
 
 #define OF_ONE(name, result)                                                                                           \
-    template <typename T, unsigned N> __device__ inline Values<T, N> name(const Values<T, N> &xs) {                    \
+    template <typename T, int N> __device__ inline Vec<T, N> name(const Vec<T, N> &xs) {                               \
         const T one = (T)1.0, zero = (T)0.0;                                                                           \
-        Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                           \
+        Vec<T, N> to;                                                                                                  \
+        _Pragma("unroll") for (int n = 0; n < N; n++) {                                                                \
             const T x = xs.at[n];                                                                                      \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \
@@ -56,10 +57,10 @@ OF_ONE(sigmoid, one / (one + exponential(-x)))
 #undef OF_ONE
 
 #define OF_TWO(name, result)                                                                                           \
-    template <typename T, unsigned N>                                                                                  \
-    __device__ inline Values<T, N> name(const Values<T, N> &xs, const Values<T, N> &ys) {                              \
-        Values<T, N> to;                                                                                               \
-        _Pragma("unroll") for (unsigned n = 0; n < N; n++) {                                                           \
+    template <typename T, int N>                                                                                       \
+    __device__ inline Vec<T, N> name(const Vec<T, N> &xs, const Vec<T, N> &ys) {                                       \
+        Vec<T, N> to;                                                                                                  \
+        _Pragma("unroll") for (int n = 0; n < N; n++) {                                                                \
             const T x = xs.at[n], y = ys.at[n];                                                                        \
             to.at[n] = (T)(result);                                                                                    \
         }                                                                                                              \

@@ -2,8 +2,6 @@
 #pragma once
 #include "numbers.cuh"
 
-template <typename T, unsigned N> struct Values { T at[N]; };
-
 // The place of an element: dimensions and strides follow each other from the innermost one on. Without any it is its number.
 template <unsigned... PLACES> struct Place {
     __device__ static unsigned of(unsigned element) { return element; }
@@ -20,8 +18,9 @@ template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct Place<DIM, ST
 
 // N elements of a thread: neighbours if APART is 1, which then are all there or none of them, else those that its block's others are
 // between. They are some of all, or of the block's row if there are COLUMNS.
-template <unsigned N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Part {
-    static constexpr unsigned elements = N, columns = COLUMNS;
+template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Part {
+    static constexpr int elements = N;
+    static constexpr unsigned columns = COLUMNS;
     unsigned begin, first, end;
 
     __device__ Part() {
@@ -38,48 +37,41 @@ template <unsigned N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struc
         return APART == 1 ? min(first, end - N) + n : min(first + n * APART, end - 1);
     }
 
-    template <typename T, unsigned... PLACES> __device__ Values<T, N> load(const void *from) const {
-        Values<T, N> to;
+    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load(const void *from) const {
+        Vec<T, N> to;
 #pragma unroll
-        for (unsigned n = 0; n < N; n++) to.at[n] = ((const T *)from)[Place<PLACES...>::of(there(n))];
+        for (int n = 0; n < N; n++) to.at[n] = ((const T *)from)[Place<PLACES...>::of(there(n))];
         return to;
     }
     // Neighbours that are neighbours in memory, too.
-    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_together(const void *from) const {
-        const Vec<T, N> some = ::load<T, N>((const T *)from + Place<PLACES...>::of(there(0)));
-        Values<T, N> to;
-#pragma unroll
-        for (unsigned n = 0; n < N; n++) to.at[n] = some.at[n];
-        return to;
+    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_together(const void *from) const {
+        return ::load<T, N>((const T *)from + Place<PLACES...>::of(there(0)));
     }
     // Neighbours that are one number in memory.
-    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_once(const void *from) const {
+    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_once(const void *from) const {
         return all<T>(((const T *)from)[Place<PLACES...>::of(there(0))]);
     }
     // The row's number.
-    template <typename T, unsigned... PLACES> __device__ Values<T, N> load_number(const void *from) const {
+    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_number(const void *from) const {
         return all<T>(((const T *)from)[Place<PLACES...>::of(blockIdx.x)]);
     }
 
-    template <typename T> __device__ void store(const Values<T, N> &from, void *to) const {
+    template <typename T> __device__ void store(const Vec<T, N> &from, void *to) const {
 #pragma unroll
-        for (unsigned n = 0; n < N; n++)
+        for (int n = 0; n < N; n++)
             if (first + n * APART < end) ((T *)to)[first + n * APART] = from.at[n];
     }
-    template <typename T> __device__ void store_together(const Values<T, N> &from, void *to) const {
-        Vec<T, N> some;
-#pragma unroll
-        for (unsigned n = 0; n < N; n++) some.at[n] = from.at[n];
-        if (first < end) ::store((T *)to + first, some);
+    template <typename T> __device__ void store_together(const Vec<T, N> &from, void *to) const {
+        if (first < end) ::store((T *)to + first, from);
     }
-    template <typename T> __device__ void store_number(const Values<T, N> &from, void *to) const {
+    template <typename T> __device__ void store_number(const Vec<T, N> &from, void *to) const {
         if (threadIdx.x == 0) ((T *)to)[blockIdx.x] = from.at[0];
     }
 
-    template <typename T> __device__ static Values<T, N> all(T x) {
-        Values<T, N> to;
+    template <typename T> __device__ static Vec<T, N> all(T x) {
+        Vec<T, N> to;
 #pragma unroll
-        for (unsigned n = 0; n < N; n++) to.at[n] = x;
+        for (int n = 0; n < N; n++) to.at[n] = x;
         return to;
     }
 };
