@@ -277,6 +277,26 @@ fn a_result_in_the_middle_is_an_output_too() {
 }
 
 #[test]
+fn executors_that_share_kernels_outlive_each_other() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.625)?.sqr()? * 0.375)?.exp()?]);
+    let build = || OparaExecutor::builder().build_fn(function, &one_on(0, &device)?).map_err(anyhow::Error::from);
+    let (mut before, inputs) = (build()?, one_on(1, &device)?);
+    let expected = function(&inputs)?;
+    for _ in 0..3 {
+        // One is built while the kernels are on the device, and one after they have left it.
+        let fast = build()?;
+        fused(&fast, 3);
+        drop(before);
+        assert_same(&fast.call(&inputs)?, &expected, "an executor whose neighbour is gone");
+        drop(fast);
+        before = build()?;
+    }
+    assert_same(&before.call(&inputs)?, &expected, "the last one");
+    Ok(())
+}
+
+#[test]
 fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| {

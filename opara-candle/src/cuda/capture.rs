@@ -5,6 +5,7 @@ use std::rc::Rc;
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
+use super::driver::kernels::chain::Kernels;
 use super::driver::{address_of, bytes_of, Broken, Captured, Launch, MemcpyNode, Pointer, Stream};
 use super::kernels::{effects, Effects};
 use super::read::read;
@@ -85,6 +86,8 @@ pub(super) struct Launches {
     pub of: Vec<Recorded>,
     /// Own the nodes that attributes are copied from.
     pub graphs: Vec<Captured>,
+    /// What some of them launch.
+    pub kernels: Vec<Kernels>,
 }
 
 /// What an op launches.
@@ -164,7 +167,7 @@ pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inp
         };
         match capture {
             Ok((trace, of, external)) => {
-                let launches = Mutex::new(Launches { of, graphs: vec![graph] });
+                let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
                 return Ok(Capture { trace, launches, external, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {

@@ -183,11 +183,12 @@ fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize
 
 /// A graph with its static outputs.
 pub(super) struct GraphReplay {
+    /// Dropped before the program, whose kernels it launches.
+    built: Mutex<Option<Built>>,
     program: Arc<CudaProgram>,
     plan: Arc<Planned>,
     fixed: Arc<Fixed>,
     stress: Option<u64>,
-    built: Mutex<Option<Built>>,
     /// End of the last call's work, where every thread has a stream of its own.
     done: Option<Event>,
     /// Whether memory that the module had before has been freed since.
@@ -223,7 +224,7 @@ impl GraphReplay {
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
         let stale = Arc::new(AtomicBool::new(false));
         watch_frees(&program.capture.external, &stale);
-        let replay = Self { program, plan, fixed, stress, built: Default::default(), done, stale };
+        let replay = Self { built: Default::default(), program, plan, fixed, stress, done, stale };
         replay.prepare(&mut replay.arenas(), &mut replay.built.lock())?;
         Ok(replay)
     }

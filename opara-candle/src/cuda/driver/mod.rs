@@ -17,6 +17,7 @@ mod graph;
 mod kernel;
 pub(super) mod kernels;
 mod memory;
+mod nvrtc;
 pub(super) mod product;
 mod stream;
 

@@ -53,12 +53,13 @@ impl Capture {
             return Ok(0);
         }
         let written: Vec<Written> = instead.values().map(|fused| fused.program.written()).collect();
-        let (kernels, graph) = launches(stream, device.as_cuda_device()?, &written)?;
-        let both = instead.into_iter().zip(kernels).map(|((at, fused), kernel)| (at, (fused, kernel)));
+        let (launches, graph, kernels) = launches(stream, device.as_cuda_device()?, &written)?;
+        let both = instead.into_iter().zip(launches).map(|((at, fused), kernel)| (at, (fused, kernel)));
         let mut instead: HashMap<OpId, (Fused, KernelNode)> = both.collect();
 
         let all = self.launches.get_mut();
         all.graphs.push(graph);
+        all.kernels.push(kernels);
         let ops = std::mem::take(&mut self.trace.ops);
         let recorded = std::mem::take(&mut all.of);
         for (id, (op, recorded)) in ops.into_iter().zip(recorded).enumerate() {

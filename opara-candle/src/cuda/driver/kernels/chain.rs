@@ -4,10 +4,10 @@ use std::mem::{offset_of, size_of};
 
 use candle::cuda_backend::WrapErr;
 use candle::CudaDevice;
-use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::compile::{compile, Compiled};
-use super::function;
+use super::compile::compile;
+use crate::cuda::capturing::while_not_capturing;
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
 use crate::{Error, Result};
 
@@ -60,8 +60,17 @@ pub(in crate::cuda) struct Written {
     pub argument: Chain,
 }
 
-/// The launches of chains, as a capture reads them back, and the graph that they are templates of. None of them runs
-/// there.
+/// Kernels on the device: they stay there as long as this lives, and so must what launches them.
+pub(in crate::cuda) struct Kernels(Vec<CudaFunction>);
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        while_not_capturing(|| self.0.clear());
+    }
+}
+
+/// The launches of chains, as a capture reads them back, the graph that they are templates of, and the kernels. None of
+/// them runs there.
 ///
 /// # Errors
 /// A kernel that is not compiled, or a call of the driver that failed.
@@ -69,14 +78,13 @@ pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     chains: &[Written],
-) -> Result<(Vec<KernelNode>, Captured)> {
+) -> Result<(Vec<KernelNode>, Captured, Kernels)> {
     // Before the capture, which does not bear a module that is loaded.
     let compiled = compile(device, chains.iter().map(|chain| (chain.name, chain.code.as_str())))?;
-    let loaded = |Compiled { name, module, code }: &Compiled| function(device, name, module, code);
-    let functions = compiled.iter().map(loaded).collect::<candle::Result<Vec<_>>>()?;
+    let kernels = Kernels(compiled.iter().map(|kernel| kernel.load(device)).collect::<Result<_>>()?);
     let on = device.cuda_stream();
     let record = || {
-        for (chain, function) in chains.iter().zip(&functions) {
+        for (chain, function) in chains.iter().zip(&kernels.0) {
             let mut launch = on.launch_builder(function);
             launch.arg(&chain.argument);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
@@ -98,7 +106,7 @@ pub(in crate::cuda) fn launches(
         let reason = format!("a capture of {} launches gave back {}", chains.len(), launches.len());
         return Err(Error::NotCapturable { reason });
     }
-    Ok((launches, graph))
+    Ok((launches, graph, kernels))
 }
 
 #[cfg(test)]

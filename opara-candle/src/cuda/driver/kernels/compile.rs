@@ -1,16 +1,17 @@
 //! Kernels compiled at run time, by NVRTC.
 
 use std::fmt::Write;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 use candle::CudaDevice;
-use cudarc::nvrtc::{compile_ptx_with_opts, CompileError, CompileOptions};
+use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::nvrtc::Ptx;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::cuda::driver::wrap;
+use crate::cuda::driver::{nvrtc, wrap};
 use crate::{Error, Result};
 
 /// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
@@ -21,10 +22,38 @@ const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
 pub(in crate::cuda) struct Compiled {
     /// Another for each kernel.
     pub name: String,
-    /// Another for each module.
-    pub module: Arc<str>,
-    /// The module, in PTX.
-    pub code: Arc<str>,
+    pub module: Arc<Module>,
+}
+
+/// Kernels that were compiled together.
+#[derive(Debug)]
+pub(in crate::cuda) struct Module {
+    /// A cubin. In PTX the driver would have to assemble it, one module after the other.
+    pub code: Vec<u8>,
+    /// By device, as long as somebody has kernels of it.
+    loaded: Mutex<HashMap<usize, Weak<CudaModule>>>,
+}
+
+impl Compiled {
+    /// The kernel on the device. Its module is there as long as one of its kernels is.
+    ///
+    /// # Errors
+    /// A module that the driver refuses.
+    pub(super) fn load(&self, device: &CudaDevice) -> Result<CudaFunction> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let mut loaded = self.module.loaded.lock();
+        let module = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
+            Some(module) => module,
+            None => {
+                let code = Ptx::from_binary(self.module.code.clone());
+                let module = context.load_module(code).map_err(wrap("cuModuleLoadData"))?;
+                loaded.insert(context.ordinal(), Arc::downgrade(&module));
+                module
+            }
+        };
+        module.load_function(&self.name).map_err(wrap("cuModuleGetFunction"))
+    }
 }
 
 /// Architecture, and the kernel's name and code.
@@ -43,7 +72,7 @@ pub(super) fn compile<'a>(
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
 ) -> Result<Vec<Compiled>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
-    compile_for(&format!("compute_{major}{minor}"), kernels)
+    compile_for(&format!("sm_{major}{minor}"), kernels)
 }
 
 /// The same for an architecture, as NVRTC calls it.
@@ -79,22 +108,10 @@ fn module(architecture: &str, kernels: &[&Key]) -> Result<Vec<(Key, Compiled)>> 
         let _ = writeln!(source, "#define KERNEL {name}\n{code}\n#undef KERNEL");
         names.push(name);
     }
-    let options = CompileOptions {
-        options: vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()],
-        ..CompileOptions::default()
-    };
-    let refused = |error| {
-        let message = match error {
-            CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
-            other => other.to_string(),
-        };
-        Error::NotCompiled { architecture: architecture.into(), message }
-    };
-    let module: Arc<str> = format!("chains_{:032x}", xxh3_128(source.as_bytes())).into();
-    let code: Arc<str> = compile_ptx_with_opts(source, options).map_err(refused)?.to_src().into();
-    let compiled = |(key, name): (&&Key, String)| {
-        let compiled = Compiled { name, module: module.clone(), code: code.clone() };
-        ((*key).clone(), compiled)
-    };
+    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
+    let refused = |message| Error::NotCompiled { architecture: architecture.into(), message };
+    let code = nvrtc::cubin(&source, &options).map_err(refused)?;
+    let module = Arc::new(Module { code, loaded: Mutex::default() });
+    let compiled = |(key, name): (&&Key, String)| ((*key).clone(), Compiled { name, module: module.clone() });
     Ok(kernels.iter().zip(names).map(compiled).collect())
 }
