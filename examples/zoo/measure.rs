@@ -34,9 +34,9 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Of the executor that is held against the sequential one.
+    /// Of the executor that is held against the sequential one. It is timed as it is built for the first time.
     pub fn builder(&self) -> Builder {
-        OparaExecutor::builder().policy(self.policy).fuse(self.fuse)
+        OparaExecutor::builder().policy(self.policy).fuse(self.fuse).kernel_cache(None)
     }
 
     /// What makes another process build the same.

@@ -1,5 +1,6 @@
 //! What the pipeline asks of a device: record a forward pass, and turn a schedule into something that replays it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle::Tensor;
@@ -24,6 +25,13 @@ impl Example {
     pub fn new(inputs: Vec<Tensor>, outputs: &[Tensor], eager_us: f64) -> Self {
         Self { inputs, outputs: outputs.iter().map(Tensor::detach).collect(), eager_us }
     }
+}
+
+/// How chains of launches become one launch each.
+#[derive(Debug, Clone)]
+pub(crate) struct Fusing {
+    /// Keeps the kernels that are compiled for that.
+    pub folder: Option<PathBuf>,
 }
 
 /// A recorded forward pass.

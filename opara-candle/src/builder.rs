@@ -1,16 +1,17 @@
 //! How executors are built: settings, and functions and modules of every kind.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle::{Module, Tensor};
 
-use crate::backend::Function;
+use crate::backend::{Function, Fusing};
 use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
 use crate::tune::Tuning;
-use crate::{home, Result};
+use crate::{home, kept, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,6 +37,15 @@ pub(crate) struct Options {
     pub max_shapes: usize,
     pub race: bool,
     pub fuse: bool,
+    /// Folder that keeps compiled kernels.
+    pub kernels: Option<PathBuf>,
+}
+
+impl Options {
+    /// How to fuse launches, if that is asked for.
+    pub fn fusing(&self) -> Option<Fusing> {
+        self.fuse.then(|| Fusing { folder: self.kernels.clone() })
+    }
 }
 
 impl Default for Options {
@@ -51,6 +61,7 @@ impl Default for Options {
             max_shapes: 8,
             race: true,
             fuse: true,
+            kernels: kept::folder(),
         }
     }
 }
@@ -134,11 +145,20 @@ impl Builder {
     /// products, activations of f32, f16 and bf16, and what is made of rows of up to 4,096 elements: sums, maxima, minima,
     /// softmax, and norms. Alone, norms, softmax, what is not contiguous and what has many elements are replaced by a faster
     /// launch. Each is a kernel of its own, compiled by NVRTC while the executor is built, which takes tenths of a second on
-    /// several cores, and once in a process. The bits stay the same, since all is rounded and added up as candle does it;
+    /// several cores, and is [kept](Self::kernel_cache). The bits stay the same, since all is rounded and added up as candle does it;
     /// should a replay differ from eager execution all the same, or the compiler refuse a kernel, the plan is built once more
     /// without. Default: yes.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
+        self
+    }
+
+    /// Folder that keeps kernels which were compiled for [fused](Self::fuse) launches from one start of the program to the next;
+    /// `None` keeps none. A file a module, some 10 KB a kernel, named by a hash of source, architecture and compiler, so that
+    /// none is ever stale; what is damaged is compiled anew. Nothing is ever deleted there. Default: `opara-candle` in the user's
+    /// folder for caches.
+    pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
+        self.0.kernels = folder;
         self
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Function, Recording};
+use crate::backend::{Function, Fusing, Recording};
 use crate::timing::Sample;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub fn cuda_device(_: usize) -> Result<Device> {
 #[derive(Default)]
 pub(crate) struct Arena;
 
-pub(crate) fn record(_: &Function, _: &[Tensor], _: &Arc<Arena>, _: bool) -> Result<Recording> {
+pub(crate) fn record(_: &Function, _: &[Tensor], _: &Arc<Arena>, _: Option<&Fusing>) -> Result<Recording> {
     absent()
 }
 

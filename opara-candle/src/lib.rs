@@ -15,6 +15,7 @@ mod executor;
 mod fuse;
 pub mod graph;
 mod home;
+mod kept;
 mod measure;
 pub mod memory;
 pub mod nn;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
-use crate::backend::{Example, Function, Program, Recording, Replay};
+use crate::backend::{Example, Function, Fusing, Program, Recording, Replay};
 use crate::builder::{OnUncapturable, Options};
 use crate::measure::Replays;
 use crate::prepared::Prepared;
@@ -52,9 +52,9 @@ impl Plan {
         let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let replaced = Cell::new(0);
-        let mut build = |fuse| {
+        let mut build = |fusing| {
             let (function, forward_ms) = watched(function);
-            let recording = stages.time("trace", || record(&function, inputs, &device, arena, fuse));
+            let recording = stages.time("trace", || record(&function, inputs, &device, arena, fusing));
             stages.move_ms("trace", "forward", *forward_ms.lock());
             recording.and_then(|recording| {
                 replaced.set(recording.replaced);
@@ -69,10 +69,10 @@ impl Plan {
             Error::Mismatch { .. } => replaced.get() > 0,
             error => matches!(error, Error::NotCompiled { .. }),
         };
-        let built = match build(options.fuse) {
+        let built = match build(options.fusing().as_ref()) {
             Err(error) if is_of_fusing(&error) => {
                 tracing::warn!(%error, "building without fused launches");
-                build(false).map(|(replay, mut report, planned)| {
+                build(None).map(|(replay, mut report, planned)| {
                     report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));
                     (replay, report, planned)
                 })
@@ -109,11 +109,11 @@ fn record(
     inputs: &[Tensor],
     device: &Device,
     arena: &Arc<cuda::Arena>,
-    fuse: bool,
+    fusing: Option<&Fusing>,
 ) -> Result<Recording> {
     let recording = match device {
         Device::Cpu => cpu::record(function, inputs)?,
-        Device::Cuda(_) => cuda::record(function, inputs, arena, fuse)?,
+        Device::Cuda(_) => cuda::record(function, inputs, arena, fusing)?,
         Device::Metal(_) => {
             return Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
         }

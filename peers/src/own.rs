@@ -93,17 +93,18 @@ impl Subject {
         };
         let call = match name {
             CANDLE | EAGER => Call::Eager { model, candle_only },
-            CANDLE_TUNED => Call::Replay(replay(model, candle_only, Policy::Tuned, input)?),
-            policy => Call::Replay(replay(model, candle_only, policy.parse()?, input)?),
+            CANDLE_TUNED => Call::Replay(Box::new(replay(model, candle_only, Policy::Tuned, input)?)),
+            policy => Call::Replay(Box::new(replay(model, candle_only, policy.parse()?, input)?)),
         };
         Ok(Own { device: self.device.clone(), call, inputs: [input.clone()], cache: self.cache.clone() })
     }
 }
 
-/// An executor by this policy. What that does is what is measured, also where it is slower than the sequential graph.
+/// An executor by this policy. What that does is what is measured, also where it is slower than the sequential graph, and
+/// its set-up is that of a first start.
 fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
     ops::use_candle_only(candle_only);
-    let builder = OparaExecutor::builder().policy(policy).race(false);
+    let builder = OparaExecutor::builder().policy(policy).race(false).kernel_cache(None);
     let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
     let report = executor.report();
     ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
@@ -112,7 +113,7 @@ fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Re
 
 enum Call {
     Eager { model: Model, candle_only: bool },
-    Replay(OparaExecutor),
+    Replay(Box<OparaExecutor>),
 }
 
 /// One way, ready to run.

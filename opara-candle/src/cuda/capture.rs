@@ -5,7 +5,7 @@ use std::rc::Rc;
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
-use super::driver::kernels::chain::Kernels;
+use super::driver::kernels::module::Kernels;
 use super::driver::{address_of, bytes_of, Broken, Captured, Launch, MemcpyNode, Pointer, Stream};
 use super::kernels::{effects, Effects};
 use super::read::read;

@@ -21,7 +21,7 @@ use self::capture::Capture;
 pub(crate) use self::capturing::{while_not_capturing, while_waiting};
 use self::driver::Stream;
 use self::replay::CudaProgram;
-use crate::backend::{Example, Function, Recording};
+use crate::backend::{Example, Function, Fusing, Recording};
 use crate::timing::{micros_since, Sample};
 use crate::{home, verify, Error, Result};
 
@@ -43,12 +43,35 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
 }
 
 /// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
-pub(crate) fn record(function: &Function, inputs: &[Tensor], arena: &Arc<Arena>, fuse: bool) -> Result<Recording> {
-    let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
-    home::run(move || capturing::exclusively(|| record_here(&function, &inputs, arena, fuse)))
+pub(crate) fn record(
+    function: &Function,
+    inputs: &[Tensor],
+    arena: &Arc<Arena>,
+    fusing: Option<&Fusing>,
+) -> Result<Recording> {
+    let (function, inputs, arena, fusing) = (function.clone(), inputs.to_vec(), arena.clone(), fusing.cloned());
+    home::run(move || {
+        let Recorded { stream, device, mut capture, examples } =
+            capturing::exclusively(|| record_here(&function, &inputs))?;
+        let launches = capture.trace.ops.len();
+        let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
+        let fused = launches - capture.trace.ops.len();
+        let trace = capture.trace.clone();
+        let workspaces = Arena::of_workspaces(&stream);
+        let program = CudaProgram { capture, stream, device, function, arena, workspaces };
+        Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
+    })
 }
 
-fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: bool) -> Result<Recording> {
+/// A capture, what it was made with, and what eager execution gave.
+struct Recorded {
+    stream: Stream,
+    device: Device,
+    capture: Capture,
+    examples: Vec<Example>,
+}
+
+fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
     let Some(device) = inputs.first().map(|t| t.device().clone()) else {
         return Err(Error::NotCapturable { reason: "it has no input".into() });
     };
@@ -84,14 +107,8 @@ fn record_here(function: &Function, inputs: &[Tensor], arena: Arc<Arena>, fuse: 
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.synchronize_device()?;
-    let mut capture = confirmed(&stream, &device, function, &inputs)?;
-    let launches = capture.trace.ops.len();
-    let replaced = if fuse { capture.fuse(&stream, &device)? } else { 0 };
-    let fused = launches - capture.trace.ops.len();
-    let trace = capture.trace.clone();
-    let workspaces = Arena::of_workspaces(&stream);
-    let program = CudaProgram { capture, stream, device, function: function.clone(), arena, workspaces };
-    Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
+    let capture = confirmed(&stream, &device, function, &inputs)?;
+    Ok(Recorded { stream, device, capture, examples })
 }
 
 /// A capture that another one agrees with.

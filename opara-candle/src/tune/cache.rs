@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::Findings;
 use crate::schedule::{Problem, Schedule};
 use crate::trace::Trace;
-use crate::Result;
+use crate::{kept, Result};
 
 /// Plans in a folder, one file each, named by what they are for: trace, device, driver, and version of this crate.
 pub(crate) struct Cache {
@@ -85,17 +85,9 @@ impl Cache {
         let Schedule { stream, order, barriers, urgent, .. } = schedule.clone();
         let (origin, us) = (findings.origin.clone(), findings.us);
         let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
-        let write = || {
-            let folder = self.file.parent().unwrap_or(Path::new("."));
-            std::fs::create_dir_all(folder)?;
-            // Renamed when it is whole: another process may be reading.
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            serde_json::to_writer(&mut file, &entry)?;
-            file.persist(&self.file).map_err(|error| error.error)?;
-            Ok::<(), std::io::Error>(())
-        };
-        if let Err(error) = write() {
-            tracing::warn!(file = %self.file.display(), %error, "a tuned plan cannot be kept");
+        match serde_json::to_vec(&entry) {
+            Ok(text) => kept::keep(&self.file, &text),
+            Err(error) => tracing::warn!(%error, "a tuned plan cannot be written down"),
         }
     }
 }

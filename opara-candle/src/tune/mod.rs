@@ -25,7 +25,7 @@ pub(crate) use self::race::{race, Contestant, Track};
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::simulate::{simulate, Device};
-use crate::Result;
+use crate::{kept, Result};
 
 /// Runs of each contestant in the first race, and of those that are left in the second and in the last one.
 const ROUNDS: [usize; 3] = [9, 25, 51];
@@ -66,8 +66,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        let cache = dirs::cache_dir().map(|folder| folder.join("opara-candle"));
-        Self { budget: Duration::from_secs(2), proposals: 1000, seed: 0, cache, progress: None }
+        Self { budget: Duration::from_secs(2), proposals: 1000, seed: 0, cache: kept::folder(), progress: None }
     }
 }
 

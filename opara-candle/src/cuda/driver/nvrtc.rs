@@ -20,6 +20,14 @@ pub(super) fn cubin(source: &str, options: &[String]) -> Result<Vec<u8>, String>
     }
 }
 
+/// Which compiler this is.
+pub(super) fn version() -> String {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: it writes the two numbers; where it fails they stay zeros.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    format!("{major}.{minor}")
+}
+
 /// Owns a program.
 struct Program(nvrtcProgram);
 

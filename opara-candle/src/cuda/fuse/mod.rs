@@ -15,6 +15,7 @@ use self::step::Step;
 use super::capture::{Capture, Recorded};
 use super::driver::kernels::chain::{launches, Written, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
+use crate::backend::Fusing;
 use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
 use crate::Result;
@@ -35,7 +36,7 @@ impl Capture {
     ///
     /// # Errors
     /// A kernel that the compiler refuses, a call of the driver that failed.
-    pub fn fuse(&mut self, stream: &Stream, device: &Device) -> Result<usize> {
+    pub fn fuse(&mut self, stream: &Stream, device: &Device, fusing: &Fusing) -> Result<usize> {
         let known = self.known();
         let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
         let written = |chain: &fuse::Chain| {
@@ -53,7 +54,8 @@ impl Capture {
             return Ok(0);
         }
         let written: Vec<Written> = instead.values().map(|fused| fused.program.written()).collect();
-        let (launches, graph, kernels) = launches(stream, device.as_cuda_device()?, &written)?;
+        let (launches, graph, kernels) =
+            launches(stream, device.as_cuda_device()?, &written, fusing.folder.as_deref())?;
         let both = instead.into_iter().zip(launches).map(|((at, fused), kernel)| (at, (fused, kernel)));
         let mut instead: HashMap<OpId, (Fused, KernelNode)> = both.collect();
 

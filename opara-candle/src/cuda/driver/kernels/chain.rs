@@ -1,13 +1,15 @@
 //! Launches of chains: kernels that are written on top of `chain.cuh` and compiled at run time, and their argument.
 
 use std::mem::{offset_of, size_of};
+use std::path::Path;
 
 use candle::cuda_backend::WrapErr;
 use candle::CudaDevice;
-use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::compile::compile;
-use crate::cuda::capturing::while_not_capturing;
+use super::module::Kernels;
+use crate::cuda::capturing::exclusively;
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
 use crate::{Error, Result};
 
@@ -60,17 +62,8 @@ pub(in crate::cuda) struct Written {
     pub argument: Chain,
 }
 
-/// Kernels on the device: they stay there as long as this lives, and so must what launches them.
-pub(in crate::cuda) struct Kernels(Vec<CudaFunction>);
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        while_not_capturing(|| self.0.clear());
-    }
-}
-
-/// The launches of chains, as a capture reads them back, the graph that they are templates of, and the kernels. None of
-/// them runs there.
+/// The launches of chains, as a capture reads them back, the graph that they are templates of, and the kernels, which are
+/// kept in the folder for the next start. None of them runs there. Others may launch while kernels are compiled.
 ///
 /// # Errors
 /// A kernel that is not compiled, or a call of the driver that failed.
@@ -78,13 +71,14 @@ pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     chains: &[Written],
+    folder: Option<&Path>,
 ) -> Result<(Vec<KernelNode>, Captured, Kernels)> {
     // Before the capture, which does not bear a module that is loaded.
-    let compiled = compile(device, chains.iter().map(|chain| (chain.name, chain.code.as_str())))?;
-    let kernels = Kernels(compiled.iter().map(|kernel| kernel.load(device)).collect::<Result<_>>()?);
+    let compiled = compile(device, chains.iter().map(|chain| (chain.name, chain.code.as_str())), folder)?;
+    let kernels = Kernels::load(device, &compiled)?;
     let on = device.cuda_stream();
     let record = || {
-        for (chain, function) in chains.iter().zip(&kernels.0) {
+        for (chain, function) in chains.iter().zip(kernels.functions()) {
             let mut launch = on.launch_builder(function);
             launch.arg(&chain.argument);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
@@ -93,7 +87,7 @@ pub(in crate::cuda) fn launches(
         }
         Ok(())
     };
-    let ((), graph) = stream.capture(record).map_err(|broken| broken.error)?;
+    let ((), graph) = exclusively(|| stream.capture(record).map_err(|broken| broken.error))?;
     let kernel = |node| match node {
         Node::Launch(launch) => match *launch {
             Launch::Kernel(kernel) => Some(kernel),

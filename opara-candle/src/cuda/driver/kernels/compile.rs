@@ -1,60 +1,21 @@
 //! Kernels compiled at run time, by NVRTC.
 
 use std::fmt::Write;
-use std::sync::{Arc, LazyLock, Weak};
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
 
 use candle::CudaDevice;
-use cudarc::driver::{CudaFunction, CudaModule};
-use cudarc::nvrtc::Ptx;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::module::{Compiled, Module};
 use crate::cuda::driver::{nvrtc, wrap};
-use crate::{Error, Result};
+use crate::{kept, Error, Result};
 
 /// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
 const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
-
-/// A kernel of a module.
-#[derive(Debug, Clone)]
-pub(in crate::cuda) struct Compiled {
-    /// Another for each kernel.
-    pub name: String,
-    pub module: Arc<Module>,
-}
-
-/// Kernels that were compiled together.
-#[derive(Debug)]
-pub(in crate::cuda) struct Module {
-    /// A cubin. In PTX the driver would have to assemble it, one module after the other.
-    pub code: Vec<u8>,
-    /// By device, as long as somebody has kernels of it.
-    loaded: Mutex<HashMap<usize, Weak<CudaModule>>>,
-}
-
-impl Compiled {
-    /// The kernel on the device. Its module is there as long as one of its kernels is.
-    ///
-    /// # Errors
-    /// A module that the driver refuses.
-    pub(super) fn load(&self, device: &CudaDevice) -> Result<CudaFunction> {
-        let stream = device.cuda_stream();
-        let context = stream.context();
-        let mut loaded = self.module.loaded.lock();
-        let module = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
-            Some(module) => module,
-            None => {
-                let code = Ptx::from_binary(self.module.code.clone());
-                let module = context.load_module(code).map_err(wrap("cuModuleLoadData"))?;
-                loaded.insert(context.ordinal(), Arc::downgrade(&module));
-                module
-            }
-        };
-        module.load_function(&self.name).map_err(wrap("cuModuleGetFunction"))
-    }
-}
 
 /// Architecture, and the kernel's name and code.
 type Key = (String, &'static str, String);
@@ -62,17 +23,19 @@ type Key = (String, &'static str, String);
 /// All that this process has compiled.
 static COMPILED: LazyLock<Mutex<HashMap<Key, Compiled>>> = LazyLock::new(Mutex::default);
 
-/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool, and each once in this process. A kernel is
-/// its name, behind which a hash comes, and its code, which calls it `KERNEL`.
+/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool, and each once in this process; what is
+/// compiled is kept in the folder, if there is one, for the next. A kernel is its name, behind which a hash comes, and its code,
+/// which calls it `KERNEL`.
 ///
 /// # Errors
 /// What the compiler refuses, such as a device that it is too old for.
 pub(super) fn compile<'a>(
     device: &CudaDevice,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
+    folder: Option<&Path>,
 ) -> Result<Vec<Compiled>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
-    compile_for(&format!("sm_{major}{minor}"), kernels)
+    compile_for(&format!("sm_{major}{minor}"), kernels, folder)
 }
 
 /// The same for an architecture, as NVRTC calls it.
@@ -82,6 +45,7 @@ pub(super) fn compile<'a>(
 pub(in crate::cuda) fn compile_for<'a>(
     architecture: &str,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
+    folder: Option<&Path>,
 ) -> Result<Vec<Compiled>> {
     let keys: Vec<Key> = kernels.map(|(name, code)| (architecture.into(), name, code.into())).collect();
     let mut missing: Vec<&Key> = {
@@ -92,14 +56,14 @@ pub(in crate::cuda) fn compile_for<'a>(
     missing.dedup();
     // Most of the time of few goes into what they have in common.
     let of_a_module = missing.len().div_ceil(rayon::current_num_threads()).max(1);
-    let new = missing.par_chunks(of_a_module).map(|kernels| module(architecture, kernels));
+    let new = missing.par_chunks(of_a_module).map(|kernels| module(architecture, kernels, folder));
     let new = new.collect::<Result<Vec<_>>>()?;
     let mut compiled = COMPILED.lock();
     compiled.extend(new.into_iter().flatten());
     Ok(keys.iter().map(|key| compiled[key].clone()).collect())
 }
 
-fn module(architecture: &str, kernels: &[&Key]) -> Result<Vec<(Key, Compiled)>> {
+fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> Result<Vec<(Key, Compiled)>> {
     let mut source = String::from(LIBRARY);
     let mut names = Vec::new();
     for (_, name, code) in kernels {
@@ -108,10 +72,72 @@ fn module(architecture: &str, kernels: &[&Key]) -> Result<Vec<(Key, Compiled)>> 
         let _ = writeln!(source, "#define KERNEL {name}\n{code}\n#undef KERNEL");
         names.push(name);
     }
-    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
-    let refused = |message| Error::NotCompiled { architecture: architecture.into(), message };
-    let code = nvrtc::cubin(&source, &options).map_err(refused)?;
-    let module = Arc::new(Module { code, loaded: Mutex::default() });
+    let code = assembled(architecture, &source, folder)?;
+    let module = Arc::new(Module::new(code));
     let compiled = |(key, name): (&&Key, String)| ((*key).clone(), Compiled { name, module: module.clone() });
     Ok(kernels.iter().zip(names).map(compiled).collect())
+}
+
+/// The cubin of a source: out of the folder, if it is kept there.
+fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> Result<Vec<u8>> {
+    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
+    let file = folder.map(|folder| {
+        let key = format!("NVRTC {}\n{}\n{source}", nvrtc::version(), options.join(" "));
+        folder.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes())))
+    });
+    if let Some(code) = file.as_ref().and_then(|file| whole(file)) {
+        return Ok(code);
+    }
+    let refused = |message| Error::NotCompiled { architecture: architecture.into(), message };
+    let code = nvrtc::cubin(source, &options).map_err(refused)?;
+    if let Some(file) = file {
+        kept::keep(&file, &[&sum(&code), &code[..]].concat());
+    }
+    Ok(code)
+}
+
+/// What a file keeps behind its sum. The driver trusts code: what is damaged is warned of.
+fn whole(file: &Path) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(file).ok()?;
+    let code = bytes.split_first_chunk().filter(|(of, code)| **of == sum(code)).map(|(_, code)| code.to_vec());
+    if code.is_none() {
+        tracing::warn!(file = %file.display(), "kernels on disk are damaged: they are compiled anew");
+    }
+    code
+}
+
+fn sum(code: &[u8]) -> [u8; 16] {
+    xxh3_128(code).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs the compiler, and no GPU.
+    #[test]
+    fn what_is_kept_is_not_compiled_again_unless_it_is_damaged() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let inside = folder.path().join("new");
+        let source = r#"extern "C" __global__ void nothing() {}"#;
+        let compiled = assembled("sm_80", source, Some(&inside))?;
+        assert_eq!(compiled, assembled("sm_80", source, None)?);
+        let files = || std::fs::read_dir(&inside)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+        let [file] = &files()?[..] else { anyhow::bail!("{:?}", files()) };
+        // Something else in its place tells who reads it.
+        std::fs::write(file, [&sum(b"else")[..], b"else"].concat())?;
+        assert_eq!(assembled("sm_80", source, Some(&inside))?, b"else");
+        for damaged in [&b"else"[..], b"", &[0; 100]] {
+            std::fs::write(file, damaged)?;
+            assert_eq!(assembled("sm_80", source, Some(&inside))?, compiled);
+            assert_eq!(whole(file).as_ref(), Some(&compiled));
+        }
+        // Another architecture, another source: other files.
+        assembled("sm_90", source, Some(&inside))?;
+        assembled("sm_80", &source.replace("nothing", "nothing_else"), Some(&inside))?;
+        assert_eq!(files()?.len(), 3);
+        // Where nothing can be kept, all is compiled.
+        assert_eq!(assembled("sm_80", source, Some(&file.join("no folder")))?, compiled);
+        Ok(())
+    }
 }

@@ -6,6 +6,7 @@ pub(in crate::cuda) mod chain;
 pub(in crate::cuda) mod compile;
 mod element;
 mod embedding;
+pub(in crate::cuda) mod module;
 mod norm;
 mod product;
 mod softmax;

@@ -1,0 +1,76 @@
+//! Modules of kernels that were compiled at run time.
+
+use std::sync::{Arc, Weak};
+
+use candle::CudaDevice;
+use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::nvrtc::Ptx;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use crate::cuda::capturing::while_not_capturing;
+use crate::cuda::driver::wrap;
+use crate::Result;
+
+/// A kernel of a module.
+#[derive(Debug, Clone)]
+pub(in crate::cuda) struct Compiled {
+    /// Another for each kernel.
+    pub name: String,
+    pub module: Arc<Module>,
+}
+
+/// Kernels that were compiled together.
+#[derive(Debug)]
+pub(in crate::cuda) struct Module {
+    /// A cubin. In PTX the driver would have to assemble it, one module after the other.
+    pub code: Vec<u8>,
+    /// By device, as long as somebody has kernels of it.
+    loaded: Mutex<HashMap<usize, Weak<CudaModule>>>,
+}
+
+impl Module {
+    /// Of code that is on no device yet.
+    pub fn new(code: Vec<u8>) -> Self {
+        Self { code, loaded: Mutex::default() }
+    }
+}
+
+/// Kernels on the device: they stay there as long as this lives, and so must what launches them.
+pub(in crate::cuda) struct Kernels(Vec<CudaFunction>);
+
+impl Kernels {
+    /// Puts the modules of kernels there that are not there yet.
+    ///
+    /// # Errors
+    /// A module that the driver refuses.
+    pub(super) fn load(device: &CudaDevice, kernels: &[Compiled]) -> Result<Self> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let load = |Compiled { name, module }: &Compiled| {
+            let mut loaded = module.loaded.lock();
+            let module = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
+                Some(module) => module,
+                None => {
+                    let code = Ptx::from_binary(module.code.clone());
+                    let module = context.load_module(code).map_err(wrap("cuModuleLoadData"))?;
+                    loaded.insert(context.ordinal(), Arc::downgrade(&module));
+                    module
+                }
+            };
+            module.load_function(name).map_err(wrap("cuModuleGetFunction"))
+        };
+        Ok(Self(kernels.iter().map(load).collect::<Result<_>>()?))
+    }
+
+    /// One for each that was loaded, in order.
+    pub(super) fn functions(&self) -> &[CudaFunction] {
+        &self.0
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        while_not_capturing(|| self.0.clear());
+    }
+}
