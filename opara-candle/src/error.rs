@@ -132,12 +132,12 @@ pub enum Error {
         elements: usize,
     },
 
-    /// The CUDA compiler (NVRTC) refused a kernel that was written for a chain of operators.
+    /// The CUDA compiler (NVRTC) refused a kernel that was written for a chain of operators, or the driver what it made.
     #[error("a kernel is not compiled for {architecture}: {message}")]
     NotCompiled {
         /// What it was compiled for.
         architecture: String,
-        /// What the compiler said.
+        /// What was said against it.
         message: String,
     },
 

@@ -2,6 +2,7 @@
 
 use std::io::{Result, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use tempfile::NamedTempFile;
 
@@ -10,7 +11,8 @@ pub(crate) fn folder() -> Option<PathBuf> {
     dirs::cache_dir().map(|folder| folder.join("opara-candle"))
 }
 
-/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of.
+/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of, once in a process: the folder is
+/// then the same for all.
 pub(crate) fn keep(file: &Path, bytes: &[u8]) {
     let write = || -> Result<()> {
         let folder = file.parent().unwrap_or(Path::new("."));
@@ -21,7 +23,11 @@ pub(crate) fn keep(file: &Path, bytes: &[u8]) {
         whole.persist(file)?;
         Ok(())
     };
+    static WARNED: Once = Once::new();
     if let Err(error) = write() {
-        tracing::warn!(file = %file.display(), %error, "a file cannot be kept for the next start");
+        WARNED.call_once(|| {
+            let file = file.display();
+            tracing::warn!(%file, %error, "plans and kernels cannot be kept for the next start");
+        });
     }
 }

@@ -3,14 +3,13 @@
 use std::sync::{Arc, Weak};
 
 use candle::CudaDevice;
-use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::driver::{CudaFunction, CudaModule, DriverError};
 use cudarc::nvrtc::Ptx;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use crate::cuda::capturing::while_not_capturing;
-use crate::cuda::driver::wrap;
-use crate::Result;
+use crate::{Error, Result};
 
 /// A kernel of a module.
 #[derive(Debug, Clone)]
@@ -43,22 +42,26 @@ impl Kernels {
     /// Puts the modules of kernels there that are not there yet.
     ///
     /// # Errors
-    /// A module that the driver refuses.
+    /// [`Error::NotCompiled`] where the driver refuses what the compiler made, such as a driver that is older.
     pub(super) fn load(device: &CudaDevice, kernels: &[Compiled]) -> Result<Self> {
         let stream = device.cuda_stream();
         let context = stream.context();
+        let refused = |error: DriverError| Error::NotCompiled {
+            architecture: format!("device {}", context.ordinal()),
+            message: format!("the driver refuses it: {error}"),
+        };
         let load = |Compiled { name, module }: &Compiled| {
             let mut loaded = module.loaded.lock();
             let module = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
                 Some(module) => module,
                 None => {
                     let code = Ptx::from_binary(module.code.clone());
-                    let module = context.load_module(code).map_err(wrap("cuModuleLoadData"))?;
+                    let module = context.load_module(code).map_err(refused)?;
                     loaded.insert(context.ordinal(), Arc::downgrade(&module));
                     module
                 }
             };
-            module.load_function(name).map_err(wrap("cuModuleGetFunction"))
+            module.load_function(name).map_err(refused)
         };
         Ok(Self(kernels.iter().map(load).collect::<Result<_>>()?))
     }
