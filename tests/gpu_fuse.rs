@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use candle::{DType, Device, Result, Tensor, D};
 use common::{answers_like, assert_same, gpu, layouts, one_on, replayed, waves};
 use half::{bf16, f16};
@@ -293,6 +295,23 @@ fn executors_that_share_kernels_outlive_each_other() -> anyhow::Result<()> {
         before = build()?;
     }
     assert_same(&before.call(&inputs)?, &expected, "the last one");
+    Ok(())
+}
+
+#[test]
+fn kernels_are_kept_where_that_is_asked_for() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let kept = || Ok::<_, std::io::Error>(std::fs::read_dir(folder.path())?.count());
+    let build = |folder: Option<&Path>, summand: f64| {
+        let function = move |t: &[Tensor]| Ok(vec![(t[0].sqr()? + summand)?]);
+        OparaExecutor::builder().kernel_cache(folder.map(Path::to_path_buf)).build_fn(function, &one_on(0, &device)?)
+    };
+    fused(&build(None, 0.71875)?, 1);
+    assert_eq!(kept()?, 0);
+    // Another summand is another kernel: this process has none of it yet.
+    fused(&build(Some(folder.path()), 0.84375)?, 1);
+    assert_eq!(kept()?, 1);
     Ok(())
 }
 
