@@ -1,20 +1,20 @@
-//! NVRTC: CUDA C++ to machine code.
+//! NVRTC: CUDA C++ to code that the driver takes.
 
 use std::ffi::{c_char, CString};
 
 use cudarc::nvrtc::result::{compile_program, create_program, destroy_program, get_program_log, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram, nvrtcResult};
 
-/// Compiles a source for the one architecture that the options name.
+/// Compiles a source for the one architecture that the options name: to a cubin for `sm_90`, to PTX for `compute_90`.
 ///
 /// # Errors
 /// What the compiler says against it.
-pub(super) fn cubin(source: &str, options: &[String]) -> Result<Vec<u8>, String> {
+pub(super) fn code(source: &str, options: &[String]) -> Result<Vec<u8>, String> {
     let source = CString::new(source).map_err(|error| error.to_string())?;
     let program = Program(create_program(&source, None).map_err(|error| error.to_string())?);
     // SAFETY: the program was created above, and so was the source that it may refer to; both live on.
     match unsafe { compile_program(program.0, options) } {
-        Ok(()) => program.cubin().map_err(|error| error.to_string()),
+        Ok(()) => program.code().map_err(|error| error.to_string()),
         Err(NvrtcError(nvrtcResult::NVRTC_ERROR_COMPILATION)) => Err(program.log()),
         Err(error) => Err(error.to_string()),
     }
@@ -28,18 +28,37 @@ pub(super) fn version() -> String {
     format!("{major}.{minor}")
 }
 
+/// Compute capabilities that it knows, as in `sm_90`, in rising order.
+pub(super) fn architectures() -> Vec<i32> {
+    let mut count = 0;
+    // SAFETY: it writes their number; where it fails that stays zero.
+    unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) };
+    let mut known = vec![0; usize::try_from(count).unwrap_or(0)];
+    if !known.is_empty() {
+        // SAFETY: it writes as many as it said.
+        unsafe { sys::nvrtcGetSupportedArchs(known.as_mut_ptr()) };
+    }
+    known
+}
+
 /// Owns a program.
 struct Program(nvrtcProgram);
 
 impl Program {
-    /// What was compiled.
-    fn cubin(&self) -> Result<Vec<u8>, NvrtcError> {
+    /// What was compiled. PTX ends with a zero.
+    fn code(&self) -> Result<Vec<u8>, NvrtcError> {
         let mut bytes = 0;
-        // SAFETY: the program lives, and the buffer is as long as the compiler says that it has to be.
+        // SAFETY: the program lives, and the buffers are as long as the compiler says that they have to be.
         unsafe {
             sys::nvrtcGetCUBINSize(self.0, &mut bytes).result()?;
+            let is_machine_code = bytes > 0;
+            if !is_machine_code {
+                sys::nvrtcGetPTXSize(self.0, &mut bytes).result()?;
+            }
             let mut code = vec![0u8; bytes];
-            sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast::<c_char>()).result()?;
+            let to = code.as_mut_ptr().cast::<c_char>();
+            let get = if is_machine_code { sys::nvrtcGetCUBIN } else { sys::nvrtcGetPTX };
+            get(self.0, to).result()?;
             Ok(code)
         }
     }

@@ -35,7 +35,16 @@ pub(super) fn compile<'a>(
     folder: Option<&Path>,
 ) -> Result<Vec<Compiled>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
-    compile_for(&format!("sm_{major}{minor}"), kernels, folder)
+    compile_for(&architecture(major * 10 + minor, &nvrtc::architectures()), kernels, folder)
+}
+
+/// What to compile for: a device, or, for one that is newer than the compiler, the newest architecture that this knows, in
+/// PTX, which the driver assembles.
+fn architecture(device: i32, known: &[i32]) -> String {
+    match known.iter().filter(|&&known| known <= device).max() {
+        Some(older) if *older < device => format!("compute_{older}"),
+        _ => format!("sm_{device}"),
+    }
 }
 
 /// The same for an architecture, as NVRTC calls it.
@@ -78,7 +87,7 @@ fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> Result
     Ok(kernels.iter().zip(names).map(compiled).collect())
 }
 
-/// The cubin of a source: out of the folder, if it is kept there.
+/// The code of a source: out of the folder, if it is kept there.
 fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> Result<Vec<u8>> {
     let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
     let file = folder.map(|folder| {
@@ -89,7 +98,7 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> Result<
         return Ok(code);
     }
     let refused = |message| Error::NotCompiled { architecture: architecture.into(), message };
-    let code = nvrtc::cubin(source, &options).map_err(refused)?;
+    let code = nvrtc::code(source, &options).map_err(refused)?;
     if let Some(file) = file {
         kept::keep(&file, &[&sum(&code), &code[..]].concat());
     }
@@ -113,6 +122,22 @@ fn sum(code: &[u8]) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Needs the compiler, and no GPU.
+    #[test]
+    fn a_device_that_is_newer_than_the_compiler_takes_ptx() -> anyhow::Result<()> {
+        assert_eq!(architecture(90, &[75, 80, 90, 100]), "sm_90");
+        assert_eq!(architecture(103, &[75, 80, 90, 100]), "compute_100");
+        assert_eq!(architecture(70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
+        let known = nvrtc::architectures();
+        assert!(known.contains(&80) && known.is_sorted(), "{known:?}");
+        let source = r#"extern "C" __global__ void nothing() {}"#;
+        let (newest, newer) = (known[known.len() - 1], known[known.len() - 1] + 1);
+        let ptx = String::from_utf8(assembled(&architecture(newer, &known), source, None)?)?;
+        assert!(ptx.contains(&format!(".target sm_{newest}")) && ptx.ends_with('\0'), "{ptx}");
+        assert!(assembled(&architecture(newest, &known), source, None)?.starts_with(b"\x7fELF"));
+        Ok(())
+    }
 
     /// Needs the compiler, and no GPU.
     #[test]

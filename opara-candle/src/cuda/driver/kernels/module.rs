@@ -22,7 +22,7 @@ pub(in crate::cuda) struct Compiled {
 /// Kernels that were compiled together.
 #[derive(Debug)]
 pub(in crate::cuda) struct Module {
-    /// A cubin. In PTX the driver would have to assemble it, one module after the other.
+    /// A cubin, if the compiler knows the device. PTX the driver has to assemble, one module after the other.
     pub code: Vec<u8>,
     /// By device, as long as somebody has kernels of it.
     loaded: Mutex<HashMap<usize, Weak<CudaModule>>>,
