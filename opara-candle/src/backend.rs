@@ -29,7 +29,7 @@ impl Example {
 
 /// How chains of launches become one launch each.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Fusing {
     /// Keeps the kernels that are compiled for that.
     pub folder: Option<PathBuf>,

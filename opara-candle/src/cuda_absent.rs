@@ -21,7 +21,7 @@ pub fn cuda_device(_: usize) -> Result<Device> {
 #[derive(Default)]
 pub(crate) struct Arena;
 
-pub(crate) fn record(_: &Function, _: &[Tensor], _: &Arc<Arena>, _: Option<&Fusing>) -> Result<Recording> {
+pub(crate) fn record(_: &Function, _: &[Tensor], _: &Arc<Arena>, _: Option<Fusing>) -> Result<Recording> {
     absent()
 }
 

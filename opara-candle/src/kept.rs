@@ -11,8 +11,8 @@ pub(crate) fn folder() -> Option<PathBuf> {
     dirs::cache_dir().map(|folder| folder.join("opara-candle"))
 }
 
-/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of, once in a process: the folder is
-/// then the same for all.
+/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of, once in a process: an
+/// executor keeps several, for most of which the same would be said.
 pub(crate) fn keep(file: &Path, bytes: &[u8]) {
     let write = || -> Result<()> {
         let folder = file.parent().unwrap_or(Path::new("."));

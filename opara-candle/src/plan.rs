@@ -69,7 +69,7 @@ impl Plan {
             Error::Mismatch { .. } => replaced.get() > 0,
             error => matches!(error, Error::NotCompiled { .. }),
         };
-        let built = match build(options.fusing().as_ref()) {
+        let built = match build(options.fusing()) {
             Err(error) if is_of_fusing(&error) => {
                 tracing::warn!(%error, "building without fused launches");
                 build(None).map(|(replay, mut report, planned)| {
@@ -109,7 +109,7 @@ fn record(
     inputs: &[Tensor],
     device: &Device,
     arena: &Arc<cuda::Arena>,
-    fusing: Option<&Fusing>,
+    fusing: Option<Fusing>,
 ) -> Result<Recording> {
     let recording = match device {
         Device::Cpu => cpu::record(function, inputs)?,

@@ -47,9 +47,9 @@ pub(crate) fn record(
     function: &Function,
     inputs: &[Tensor],
     arena: &Arc<Arena>,
-    fusing: Option<&Fusing>,
+    fusing: Option<Fusing>,
 ) -> Result<Recording> {
-    let (function, inputs, arena, fusing) = (function.clone(), inputs.to_vec(), arena.clone(), fusing.cloned());
+    let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
     home::run(move || {
         let Recorded { stream, device, mut capture, examples } =
             capturing::exclusively(|| record_here(&function, &inputs))?;

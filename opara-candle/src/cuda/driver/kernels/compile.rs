@@ -123,6 +123,8 @@ fn sum(code: &[u8]) -> [u8; 16] {
 mod tests {
     use super::*;
 
+    const SOURCE: &str = r#"extern "C" __global__ void nothing() {}"#;
+
     /// Needs the compiler, and no GPU.
     #[test]
     fn a_device_that_is_newer_than_the_compiler_takes_ptx() -> anyhow::Result<()> {
@@ -131,11 +133,10 @@ mod tests {
         assert_eq!(architecture(70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
         let known = nvrtc::architectures();
         assert!(known.contains(&80) && known.is_sorted(), "{known:?}");
-        let source = r#"extern "C" __global__ void nothing() {}"#;
         let (newest, newer) = (known[known.len() - 1], known[known.len() - 1] + 1);
-        let ptx = String::from_utf8(assembled(&architecture(newer, &known), source, None)?)?;
+        let ptx = String::from_utf8(assembled(&architecture(newer, &known), SOURCE, None)?)?;
         assert!(ptx.contains(&format!(".target sm_{newest}")) && ptx.ends_with('\0'), "{ptx}");
-        assert!(assembled(&architecture(newest, &known), source, None)?.starts_with(b"\x7fELF"));
+        assert!(assembled(&architecture(newest, &known), SOURCE, None)?.starts_with(b"\x7fELF"));
         Ok(())
     }
 
@@ -144,25 +145,24 @@ mod tests {
     fn what_is_kept_is_not_compiled_again_unless_it_is_damaged() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
         let inside = folder.path().join("new");
-        let source = r#"extern "C" __global__ void nothing() {}"#;
-        let compiled = assembled("sm_80", source, Some(&inside))?;
-        assert_eq!(compiled, assembled("sm_80", source, None)?);
+        let compiled = assembled("sm_80", SOURCE, Some(&inside))?;
+        assert_eq!(compiled, assembled("sm_80", SOURCE, None)?);
         let files = || std::fs::read_dir(&inside)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
         let [file] = &files()?[..] else { anyhow::bail!("{:?}", files()) };
         // Something else in its place tells who reads it.
         std::fs::write(file, [&sum(b"else")[..], b"else"].concat())?;
-        assert_eq!(assembled("sm_80", source, Some(&inside))?, b"else");
+        assert_eq!(assembled("sm_80", SOURCE, Some(&inside))?, b"else");
         for damaged in [&b"else"[..], b"", &[0; 100]] {
             std::fs::write(file, damaged)?;
-            assert_eq!(assembled("sm_80", source, Some(&inside))?, compiled);
+            assert_eq!(assembled("sm_80", SOURCE, Some(&inside))?, compiled);
             assert_eq!(whole(file).as_ref(), Some(&compiled));
         }
         // Another architecture, another source: other files.
-        assembled("sm_90", source, Some(&inside))?;
-        assembled("sm_80", &source.replace("nothing", "nothing_else"), Some(&inside))?;
+        assembled("sm_90", SOURCE, Some(&inside))?;
+        assembled("sm_80", &SOURCE.replace("nothing", "nothing_else"), Some(&inside))?;
         assert_eq!(files()?.len(), 3);
         // Where nothing can be kept, all is compiled.
-        assert_eq!(assembled("sm_80", source, Some(&file.join("no folder")))?, compiled);
+        assert_eq!(assembled("sm_80", SOURCE, Some(&file.join("no folder")))?, compiled);
         Ok(())
     }
 }
