@@ -132,8 +132,12 @@ fn a_norm_of_many_launches_is_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Row lengths on either side of what candle's blocks and a chain's blocks hold.
-const COLUMNS: [usize; 11] = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 3072, 4096];
+/// Rows of lengths on either side of what candle's blocks and a chain's blocks hold, and, of short ones, as many as make a
+/// block have several.
+fn shapes() -> impl Iterator<Item = (usize, usize)> {
+    let few = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 3072, 4096].map(|columns| (5, columns));
+    few.into_iter().chain([(1024, 2), (1028, 33), (1028, 100), (1024, 128), (1026, 128), (1024, 129)])
+}
 
 /// Rows of numbers, some of which hold an infinity, a NaN, or zeros alone.
 fn rows(i: usize, rows: usize, columns: usize, dtype: DType, device: &Device) -> Result<Tensor> {
@@ -155,16 +159,16 @@ fn kernels_of_rows_give_the_same_bits() -> anyhow::Result<()> {
         ("softmax", |x, _, _| candle_nn::ops::softmax_last_dim(x)),
     ];
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        for (columns, (name, operator)) in COLUMNS.iter().flat_map(|&columns| operators.map(|of| (columns, of))) {
+        for ((count, columns), (name, operator)) in shapes().flat_map(|shape| operators.map(|of| (shape, of))) {
             let vector = |i| waves(i, columns)?.to_dtype(dtype)?.to_device(&device);
             let (weight, bias) = (vector(3)?, vector(4)?);
             let function = move |t: &[Tensor]| {
                 let sum = (&t[0] + &t[1])?.broadcast_add(&bias)?;
                 Ok(vec![operator(&sum, &weight, &bias)?.relu()?, operator(&t[0], &weight, &bias)?])
             };
-            let input = |i| rows(i, 5, columns, dtype, &device);
+            let input = |i| rows(i, count, columns, dtype, &device);
             let fast = replayed(Mode::Graph, function, |i| Ok(vec![input(i)?, input(i + 7)?]));
-            assert_eq!(fast.report().fused, 3, "{name} of {columns} {dtype:?}: {}", fast.report());
+            assert_eq!(fast.report().fused, 3, "{name} of {count} x {columns} {dtype:?}: {}", fast.report());
         }
     }
     Ok(())
@@ -174,7 +178,7 @@ fn kernels_of_rows_give_the_same_bits() -> anyhow::Result<()> {
 fn folds_of_rows_give_the_same_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        for columns in COLUMNS {
+        for (count, columns) in shapes() {
             // candle adds short rows up by another kernel.
             let sums = columns > 32;
             let function = move |t: &[Tensor]| {
@@ -185,10 +189,10 @@ fn folds_of_rows_give_the_same_bits() -> anyhow::Result<()> {
                 let sum = distance.sum_keepdim(1)?;
                 Ok(vec![distance.broadcast_div(&sum)?, most, distance.broadcast_mul(&least)?])
             };
-            let fast = replayed(Mode::Graph, function, |i| Ok(vec![rows(i, 5, columns, dtype, &device)?]));
+            let fast = replayed(Mode::Graph, function, |i| Ok(vec![rows(i, count, columns, dtype, &device)?]));
             // With the sum all of it is one launch; without, the quotient is another.
             let launches = if sums { 8 } else { 6 };
-            assert_eq!(fast.report().fused, launches, "{columns} {dtype:?}: {}", fast.report());
+            assert_eq!(fast.report().fused, launches, "{count} x {columns} {dtype:?}: {}", fast.report());
         }
     }
     Ok(())

@@ -15,17 +15,23 @@ const BLOCK: u32 = 128;
 pub(super) const MANY_ELEMENTS: u32 = 1 << 16;
 /// The same of rows.
 const MANY_ROWS: u32 = 1024;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Rows of a block whose rows are a warp's each: a multiprocessor has room for more warps than blocks.
+const ROWS: u32 = 4;
 
 /// What a thread makes: `Part` of `part.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     /// Of all rows.
     pub elements: u32,
-    /// Of a row, of which a block makes one; 0 where nothing is made of rows.
+    /// Of a row; 0 where nothing is made of rows.
     pub columns: u32,
+    /// Rows that a block makes.
+    pub rows: u32,
     /// Elements of a thread: 1, 2 or 4, since what is loaded at once is a power of two.
     pub n: u32,
-    /// Threads of a block.
+    /// Threads of a block, or of each of its rows.
     pub block: u32,
 }
 
@@ -36,13 +42,16 @@ impl Part {
         Some(match columns {
             None => {
                 let n = if elements < MANY_ELEMENTS { 1 } else { 4 };
-                Self { elements, columns: 0, n, block: BLOCK }
+                Self { elements, columns: 0, rows: 1, n, block: BLOCK }
             }
             Some(columns) => {
                 let columns = u32::try_from(columns).ok()?;
-                let n = if elements / columns < MANY_ROWS { 2 } else { 4 };
+                let of_all = elements / columns;
+                let n = if of_all < MANY_ROWS { 2 } else { 4 };
                 let n = columns.div_ceil(THREADS).next_power_of_two().max(n);
-                Self { elements, columns, n, block: columns.div_ceil(n).next_multiple_of(32) }
+                let block = columns.div_ceil(n).next_multiple_of(WARP);
+                let are_several = block == WARP && of_all >= MANY_ROWS && of_all.is_multiple_of(ROWS);
+                Self { elements, columns, rows: if are_several { ROWS } else { 1 }, n, block }
             }
         })
     }
@@ -72,13 +81,13 @@ impl Part {
 
     /// The launch of a kernel whose threads make such parts.
     pub fn config(self) -> LaunchConfig {
-        let Self { elements, columns, n, block } = self;
+        let Self { elements, columns, rows, n, block } = self;
         let (blocks, shared_mem_bytes) = match columns {
             0 => (elements.div_ceil(n * block), 0),
             // Of each column a number, and of what is missing to a power of two.
-            _ => (elements / columns, columns.next_power_of_two() * size_of::<f32>() as u32),
+            _ => (elements / columns / rows, rows * columns.next_power_of_two() * size_of::<f32>() as u32),
         };
-        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (block, 1, 1), shared_mem_bytes }
+        LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (block, rows, 1), shared_mem_bytes }
     }
 }
 
@@ -91,14 +100,15 @@ mod tests {
         let launch = |elements, columns| {
             let part = Part::of(elements, columns).unwrap();
             let config = part.config();
-            (part.n, config.grid_dim.0, config.block_dim.0, config.shared_mem_bytes)
+            (part.n, config.grid_dim.0, (config.block_dim.0, config.block_dim.1), config.shared_mem_bytes)
         };
-        assert_eq!(launch(1000, None), (1, 8, 128, 0));
-        assert_eq!(launch(1 << 16, None), (4, 128, 128, 0));
-        assert_eq!(launch(1536 * 128, Some(128)), (4, 1536, 32, 512));
-        assert_eq!(launch(10 * 1500, Some(1500)), (2, 10, 768, 8192));
-        assert_eq!(launch(10 * 3072, Some(3072)), (4, 10, 768, 16384));
-        assert_eq!(launch(COLUMNS, Some(COLUMNS)), (4, 1, 1024, 16384));
+        assert_eq!(launch(1000, None), (1, 8, (128, 1), 0));
+        assert_eq!(launch(1 << 16, None), (4, 128, (128, 1), 0));
+        assert_eq!(launch(1536 * 128, Some(128)), (4, 384, (32, 4), 2048));
+        assert_eq!(launch(1538 * 100, Some(100)), (4, 1538, (32, 1), 512), "rows that four do not divide");
+        assert_eq!(launch(10 * 1500, Some(1500)), (2, 10, (768, 1), 8192));
+        assert_eq!(launch(10 * 3072, Some(3072)), (4, 10, (768, 1), 16384));
+        assert_eq!(launch(COLUMNS, Some(COLUMNS)), (4, 1, (1024, 1), 16384));
         assert!(Part::of(1 << 31, None).is_none());
     }
 

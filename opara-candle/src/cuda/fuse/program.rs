@@ -162,10 +162,11 @@ impl Program {
 
     /// The kernel and its launch.
     pub fn written(&self) -> Written {
-        let (name, Part { elements, columns, n, block }) = (self.name(), self.part);
+        let (name, Part { elements, columns, rows, n, block }) = (self.name(), self.part);
         let apart = if self.part.is_together() { 1 } else { block };
-        let kernel = format!("void __launch_bounds__({block}) KERNEL(const __grid_constant__ Chain chain)");
-        let mine = format!("    const Part<{n}, {apart}, {elements}, {columns}> mine;\n");
+        let threads = rows * block;
+        let kernel = format!("void __launch_bounds__({threads}) KERNEL(const __grid_constant__ Chain chain)");
+        let mine = format!("    const Part<{n}, {apart}, {elements}, {columns}, {rows}> mine;\n");
         let code = format!("extern \"C\" __global__ {kernel} {{\n{mine}{}}}\n", self.body);
         Written { name, code, config: self.part.config(), argument: self.argument }
     }
@@ -200,7 +201,7 @@ mod tests {
         assert_eq!(program.step(&on_numbers), Some(vec![Chain::operand_word(2)]));
         let code = "\
 extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant__ Chain chain) {
-    const Part<2, 1, 7680, 768> mine;
+    const Part<2, 1, 7680, 768, 1> mine;
     const auto s0 = add(mine.load_together<__half>(chain.from[0]), mine.load_together<__half, 768, 1, 10, 0>(chain.from[1]));
     const auto s1 = candle_fold<CandleSum>(mine, s0);
     mine.store_number(s1, chain.to[1]);

@@ -17,14 +17,16 @@ template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct Place<DIM, ST
 };
 
 // N elements of a thread: neighbours if APART is 1, which then are all there or none of them, else those that its block's others are
-// between. They are some of all, or of the block's row if there are COLUMNS.
-template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Part {
+// between. They are some of all, or of a row if there are COLUMNS: a block has ROWS, along y, and a warp each if there are
+// several.
+template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS, unsigned ROWS> struct Part {
     static constexpr int elements = N;
-    static constexpr unsigned columns = COLUMNS;
-    unsigned begin, first, end;
+    static constexpr unsigned columns = COLUMNS, rows = ROWS;
+    unsigned row, begin, first, end;
 
     __device__ Part() {
-        begin = blockIdx.x * (COLUMNS ? COLUMNS : blockDim.x * N);
+        row = blockIdx.x * ROWS + threadIdx.y;
+        begin = row * (COLUMNS ? COLUMNS : blockDim.x * N);
         first = begin + threadIdx.x * (APART == 1 ? N : 1);
         end = COLUMNS ? begin + COLUMNS : ELEMENTS;
     }
@@ -53,7 +55,7 @@ template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Par
     }
     // The row's number.
     template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_number(const void *from) const {
-        return all<T>(((const T *)from)[Place<PLACES...>::of(blockIdx.x)]);
+        return all<T>(((const T *)from)[Place<PLACES...>::of(row)]);
     }
 
     template <typename T> __device__ void store(const Vec<T, N> &from, void *to) const {
@@ -65,7 +67,7 @@ template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS> struct Par
         if (first < end) ::store((T *)to + first, from);
     }
     template <typename T> __device__ void store_number(const Vec<T, N> &from, void *to) const {
-        if (threadIdx.x == 0) ((T *)to)[blockIdx.x] = from.at[0];
+        if (threadIdx.x == 0) ((T *)to)[row] = from.at[0];
     }
 
     template <typename T> __device__ static Vec<T, N> all(T x) {
