@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use candle::Device;
 use hashbrown::HashMap;
 
-use self::part::MANY_ELEMENTS;
+use self::part::{Part, MANY_ELEMENTS};
 use self::program::{Code, Program, Source};
 use self::step::Step;
 use super::capture::{Capture, Recorded};
@@ -159,7 +159,15 @@ struct Fused {
 impl Fused {
     /// Of the launches of a chain. `None` if they do not go together.
     fn new(members: &[&Known], chain: &fuse::Chain) -> Option<Self> {
-        let mut program = Program::new(chain.elements, chain.columns)?;
+        let part = Part::of(chain.elements, chain.columns)?;
+        let types = members.iter().flat_map(|member| [member.step.from, member.step.to]);
+        let wider = part.wider(types.max_by_key(|of| of.bytes())?).and_then(|part| Self::of(part, members, chain));
+        wider.filter(|fused| fused.program.loads_at_once()).or_else(|| Self::of(part, members, chain))
+    }
+
+    /// The same of threads that make such parts.
+    fn of(part: Part, members: &[&Known], chain: &fuse::Chain) -> Option<Self> {
+        let mut program = Program::new(part);
         let (mut accesses, mut words) = (Vec::new(), Vec::new());
         let maker = |buffer| members.iter().position(|member| member.fusible.result == buffer);
         for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {

@@ -13,7 +13,9 @@ const THREADS: u32 = 1024;
 const BLOCK: u32 = 128;
 /// Elements from which on a thread makes four, and a launch gains by that even alone. Below, more threads are faster (H200).
 pub(super) const MANY_ELEMENTS: u32 = 1 << 16;
-/// The same of rows.
+/// Elements from which on it is faster with as many as 16 bytes hold (H200).
+const VERY_MANY_ELEMENTS: u32 = 1 << 20;
+/// Rows from which on a thread makes four elements.
 const MANY_ROWS: u32 = 1024;
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -29,7 +31,7 @@ pub(super) struct Part {
     pub columns: u32,
     /// Rows that a block makes.
     pub rows: u32,
-    /// Elements of a thread: 1, 2 or 4, since what is loaded at once is a power of two.
+    /// Elements of a thread: a power of two, like what is loaded at once.
     pub n: u32,
     /// Threads of a block, or of each of its rows.
     pub block: u32,
@@ -54,6 +56,13 @@ impl Part {
                 Self { elements, columns, rows: if are_several { ROWS } else { 1 }, n, block }
             }
         })
+    }
+
+    /// The same with threads that make as many elements as 16 bytes hold, of types of which `widest` has the most bytes,
+    /// where that is faster if they are loaded at once.
+    pub fn wider(self, widest: Type) -> Option<Self> {
+        let n = 16 / widest.bytes() as u32;
+        (self.columns == 0 && self.elements >= VERY_MANY_ELEMENTS && n > self.n).then_some(Self { n, ..self })
     }
 
     /// Whether the elements of a thread are neighbours.
@@ -110,6 +119,11 @@ mod tests {
         assert_eq!(launch(10 * 3072, Some(3072)), (4, 10, (768, 1), 16384));
         assert_eq!(launch(COLUMNS, Some(COLUMNS)), (4, 1, (1024, 1), 16384));
         assert!(Part::of(1 << 31, None).is_none());
+        let wider = |elements, columns, widest| Part::of(elements, columns).unwrap().wider(widest).map(|part| part.n);
+        assert_eq!(wider(1 << 20, None, Type::F16), Some(8));
+        assert_eq!(wider(1 << 20, None, Type::F32), None, "16 bytes hold four");
+        assert_eq!(wider((1 << 20) - 1, None, Type::F16), None, "too few");
+        assert_eq!(wider(1 << 20, Some(128), Type::F16), None, "rows");
     }
 
     #[test]
@@ -127,6 +141,9 @@ mod tests {
         assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1, 1 << 10]), "load", "transposed");
         assert_eq!(load(four, 0x102, Type::F16, &[1 << 10, 1 << 10], &[1, 0]), "load_once");
         assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "two are together");
+        let eight = four.wider(Type::F16).unwrap();
+        assert_eq!(load(eight, 0x110, Type::F16, &[], &[]), "load_together");
+        assert_eq!(load(eight, 0x108, Type::F16, &[], &[]), "load", "aligned for four");
         let odd = Part::of((1 << 20) + 1, None).unwrap();
         assert_eq!(load(odd, 0x100, Type::F32, &[], &[]), "load");
         assert!(!odd.is_together() && !Part::of(5000 * 77, Some(77)).unwrap().is_together());

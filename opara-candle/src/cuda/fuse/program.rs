@@ -101,15 +101,15 @@ pub(super) struct Program {
     argument: Chain,
     steps: usize,
     reads: usize,
+    loads_at_once: bool,
     /// The body of the kernel.
     body: String,
 }
 
 impl Program {
-    /// Without steps; of rows, if there are columns. `None` if there are too many elements.
-    pub fn new(elements: u64, columns: Option<u64>) -> Option<Self> {
-        let (part, argument) = (Part::of(elements, columns)?, Chain::default());
-        Some(Self { part, argument, steps: 0, reads: 0, body: String::new() })
+    /// Without steps, of threads that make such parts.
+    pub fn new(part: Part) -> Self {
+        Self { part, argument: Chain::default(), steps: 0, reads: 0, loads_at_once: true, body: String::new() }
     }
 
     /// Adds a step.
@@ -128,6 +128,7 @@ impl Program {
                     self.argument.read(self.reads, from)?;
                     words.push(Chain::operand_word(self.reads));
                     let load = if step.on_numbers { "load_number" } else { self.part.load(from, of, &places) };
+                    self.loads_at_once &= load != "load";
                     let places = places.all().rev().map(|(dim, stride)| format!(", {dim}, {stride}"));
                     let places: String = places.collect();
                     self.reads += 1;
@@ -149,6 +150,11 @@ impl Program {
         }
         self.steps += 1;
         Some(words)
+    }
+
+    /// Whether each thread loads all its elements of an operand at once.
+    pub fn loads_at_once(&self) -> bool {
+        self.loads_at_once
     }
 
     /// Of the kernel, without what tells it from others.
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_kernel_says_what_its_steps_do() {
-        let mut program = Program::new(10 * 768, Some(768)).unwrap();
+        let mut program = Program::new(Part::of(10 * 768, Some(768)).unwrap());
         let of_columns = Source::Memory(0xb000, Type::F16, Places::new(&[10, 768], &[0, 1]).unwrap());
         let add = Step {
             code: Code::ElementWise("add", 2),
@@ -222,10 +228,9 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
         let all: Vec<Code> = all.collect();
         let mut kernels = Vec::new();
         for of in [Type::F32, Type::F16, Type::Bf16] {
-            for (columns, some) in
-                [64, 1500, 3072].into_iter().flat_map(|columns| all.chunks(4).map(move |s| (columns, s)))
-            {
-                let mut program = Program::new(columns * 3, Some(columns)).unwrap();
+            let shapes = [(3, 64), (1024, 64), (3, 1500), (3, 3072)];
+            for ((rows, columns), some) in shapes.into_iter().flat_map(|shape| all.chunks(4).map(move |s| (shape, s))) {
+                let mut program = Program::new(Part::of(rows * columns, Some(columns)).unwrap());
                 for (at, &code) in some.iter().enumerate() {
                     let from = if code == Code::Cast { Type::F32 } else { of };
                     let operands = match code {
@@ -258,13 +263,14 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
     /// Needs the compiler, and no GPU.
     #[test]
     fn every_way_to_load_and_to_store_compiles() {
-        let of_elements = [1000, 1 << 16, (1 << 16) + 1].map(|elements| (elements, None));
+        let of_elements = [1000, 1 << 16, (1 << 16) + 1, 1 << 20].map(|elements| (elements, None));
         let of_rows = [2, 33, 100, 1024, 1025, 2050, 3072, 4096].map(|columns| [(3, columns), (2000, columns)]);
         let of_rows = of_rows.into_iter().flatten().map(|(rows, columns)| (rows * columns, Some(columns)));
         let mut kernels = Vec::new();
         for (elements, columns) in of_elements.into_iter().chain(of_rows) {
             for of in [Type::F32, Type::F16, Type::Bf16] {
-                let mut program = Program::new(elements, columns).unwrap();
+                let part = Part::of(elements, columns).unwrap();
+                let mut program = Program::new(part.wider(of).unwrap_or(part));
                 let width = columns.unwrap_or(8);
                 let laid = |dims: &[u64], strides: &[u64]| Places::new(dims, strides).unwrap();
                 let ways = [
