@@ -1,9 +1,9 @@
 //! Which launches become one: what one of them writes, and the next one reads, need not go through memory.
 //!
 //! Launches go through elements, one after another, or through rows of them: a norm makes each element of all of a row, and
-//! a sum makes one number of a row. What goes through the same elements can be one launch, a block a row if there are rows.
-//! What turns the result of a chain, such as a contiguous copy of a transposed one, can be part of it: all before goes
-//! through its elements in that order then.
+//! a sum makes one number of a row. What goes through the same elements can be one launch. What turns the result of a
+//! chain, such as a contiguous copy of a transposed one, can be part of it: all before goes through its elements in that
+//! order then.
 
 mod growing;
 mod places;
