@@ -5,6 +5,7 @@ pub mod diff;
 pub mod draw;
 pub mod families;
 pub mod markdown;
+pub mod merge;
 pub mod plots;
 pub mod results;
 pub mod stats;

@@ -1,5 +1,5 @@
-//! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws what was measured, and compares
-//! results from before and after a change.
+//! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws and merges what was measured, and
+//! compares results from before and after a change.
 
 mod bench;
 mod cell;
@@ -20,9 +20,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use opara_peers::results::Results;
-use opara_peers::{diff, draw};
+use opara_peers::{diff, draw, merge};
 
-/// Measures the library side by side with PyTorch and ONNX Runtime, and draws and compares results.
+/// Measures the library side by side with PyTorch and ONNX Runtime, and draws, merges and compares results.
 ///
 /// Exit codes: 0 if all is well, 1 if a comparison found something slower, 2 if a command or a file is not sound.
 #[derive(Parser)]
@@ -38,6 +38,7 @@ enum Command {
     Compile(compile::Args),
     Draw(Draw),
     Diff(Diff),
+    Merge(Merge),
 }
 
 /// Draws tables and plots of what was measured; needs no GPU.
@@ -54,6 +55,24 @@ struct Draw {
     /// The contestant that speed-ups are over.
     #[arg(long, default_value = draw::BASELINE)]
     baseline: String,
+}
+
+/// Keeps what counts of several files of results in one for each model and type.
+///
+/// Of what was measured several times the last is kept.
+#[derive(clap::Args)]
+struct Merge {
+    /// Files of results, later ones behind earlier ones. They may be those that are written.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+
+    /// Folder to write into.
+    #[arg(short, long)]
+    output: PathBuf,
+
+    /// Contestants to keep; all without it.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
 }
 
 /// Compares results from before a change with those after it, and tells changes from noise.
@@ -91,6 +110,16 @@ impl Draw {
     }
 }
 
+impl Merge {
+    fn run(&self) -> Result<()> {
+        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
+        for file in merge::merge(Results::load(&self.files)?, wants, &self.output)? {
+            println!("{}", file.display());
+        }
+        Ok(())
+    }
+}
+
 impl Diff {
     fn run(&self) -> Result<ExitCode> {
         let [before, after] = [&self.before, &self.after].map(|file| Results::load(&[file]));
@@ -108,6 +137,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => args.run().map(|()| ExitCode::SUCCESS),
         Command::Draw(args) => args.run().map(|()| ExitCode::SUCCESS),
         Command::Diff(args) => args.run(),
+        Command::Merge(args) => args.run().map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
