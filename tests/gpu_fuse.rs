@@ -263,6 +263,30 @@ fn a_result_that_is_turned_turns_its_chain() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Queries, keys and values, split into heads, of one product and its bias; queries scaled.
+#[test]
+fn parts_of_a_sum_are_made_where_they_are_taken() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for (tokens, heads, width) in [(7, 2, 8), (5, 3, 7), (1100, 8, 64)] {
+            let bias = waves(3, 3 * heads * width)?.to_device(&device)?.to_dtype(dtype)?;
+            let parts = move |t: &[Tensor]| {
+                let sum = t[0].broadcast_add(&bias)?;
+                let all = sum.reshape((2, tokens, 3 * heads, width))?.transpose(1, 2)?;
+                let part = |index: usize| all.narrow(1, index * heads, heads);
+                Ok(vec![(part(0)? * 0.125)?, part(1)?.contiguous()?, part(2)?.transpose(2, 3)?.contiguous()?, sum])
+            };
+            let input = |i| Ok(vec![waves(i, (2, tokens, 3 * heads * width))?.to_device(&device)?.to_dtype(dtype)?]);
+            let without_sum = parts.clone();
+            let fast = replayed(Mode::Graph, move |t| Ok(without_sum(t)?[..3].to_vec()), input);
+            fused(&fast, 1);
+            // Who wants the sum, too, gets it.
+            fused(&replayed(Mode::Graph, parts, input), 0);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
     let Some(device) = gpu() else { return };

@@ -2,7 +2,7 @@
 
 use super::{Chain, Fusible, Operand, Place, Places, Turn};
 use crate::optimize::{read, stays, written};
-use crate::trace::{Op, OpId, Role, Trace};
+use crate::trace::{BufferId, Op, OpId, Role, Trace};
 
 /// A chain to which launches may still come.
 struct Link {
@@ -16,13 +16,24 @@ struct Link {
     /// Whether something else has read a member's result.
     is_read: bool,
     gains: bool,
+    /// The chain whose members it makes once more, before its turn, for some of their elements.
+    again: Option<usize>,
+    /// Those that make its members once more, and how many elements they make together.
+    others: Vec<usize>,
+    made_again: u64,
 }
 
 impl Link {
     fn of(op: OpId, fusible: &Fusible) -> Self {
         let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
         let (members, on_numbers) = (vec![op], vec![false]);
-        Self { members, at: op, elements, columns, on_numbers, turn: None, is_read: false, gains }
+        let (turn, is_read, again, others, made_again) = (None, false, None, Vec::new(), 0);
+        Self { members, at: op, elements, columns, on_numbers, turn, is_read, gains, again, others, made_again }
+    }
+
+    /// Those that it makes once more.
+    fn copied(&self) -> usize {
+        self.turn.filter(|_| self.again.is_some()).map_or(0, |turn| turn.before)
     }
 
     /// The columns that its rows would have with another member, and whether that would go through numbers of rows. `None`
@@ -102,7 +113,13 @@ impl<'a> Growing<'a> {
         let Some(Joined { link, at, columns, on_numbers, turn }) = joined else {
             self.link_of[op] = Some(self.links.len());
             self.makes_numbers[op] = fusible.folds;
-            self.links.push(Link::of(op, fusible));
+            let again = operands.iter().find_map(|operand| self.making_again(op, fusible, *operand));
+            if let Some(from) = again.as_ref().and_then(|link| link.again) {
+                let link = self.links.len();
+                self.links[from].others.push(link);
+                self.links[from].made_again += fusible.elements;
+            }
+            self.links.push(again.unwrap_or_else(|| Link::of(op, fusible)));
             return;
         };
         let chain = &mut self.links[link];
@@ -131,9 +148,9 @@ impl<'a> Growing<'a> {
             chain.turn
         } else {
             let order = operand.order(chain.elements)?;
-            let is_alike = |o: &Operand| member(o).is_none() || (o.from_start && o.places == order);
+            let is_alike = |o: &Operand| member(o).is_none() || (o.first == Some(0) && o.places == order);
             let turns = columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_turn(chain, op, &order);
-            Some(turns.then_some(Turn { before: chain.members.len(), order })?)
+            Some(turns.then_some(Turn { before: chain.members.len(), order, first: 0 })?)
         };
         let fits = self.stays[maker] == self.stays[op] && chain.members.len() < self.most;
         let outer = fusible.operands.iter().filter(|o| member(o).is_none());
@@ -141,6 +158,33 @@ impl<'a> Growing<'a> {
         let at =
             if ready.is_none_or(|ready| ready < chain.at) { Some(chain.at) } else { (!chain.is_read).then_some(op) };
         at.filter(|_| fits).map(|at| Joined { link, at, columns, on_numbers, turn })
+    }
+
+    /// A chain of `op` that makes once more, element by element, what it takes of what another chain made: such as the part of
+    /// a sum that a copy takes. It is worth it if all who read that chain's results do so, each another part.
+    fn making_again(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Link> {
+        let maker = self.writer[operand.buffer]?;
+        let from = self.link_of[maker]?;
+        let chain = &self.links[from];
+        let is_made = |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.link_of[writer] == Some(from));
+        let is_alike = |o: &Operand| !is_made(o) || *o == operand;
+        let (order, first) = (operand.places, operand.first?);
+        let is_told = |o: &Operand| is_made(o) || o.places.taken(&order, first).is_some();
+        let mut members = chain.members.iter().filter_map(|&member| self.fusible[member]);
+        let fits = chain.columns.is_none()
+            && fusible.columns.is_none()
+            && chain.turn.is_none()
+            && chain.made_again + fusible.elements <= chain.elements
+            && chain.members.len() < self.most
+            && self.stays[maker] == self.stays[op];
+        if !fits || !fusible.operands.iter().all(is_alike) || !members.all(|member| member.operands.iter().all(is_told))
+        {
+            return None;
+        }
+        let turn = Some(Turn { before: chain.members.len(), order, first });
+        let on_numbers = vec![false; chain.members.len() + 1];
+        let members = chain.members.iter().copied().chain([op]).collect();
+        Some(Link { members, on_numbers, turn, again: Some(from), ..Link::of(op, fusible) })
     }
 
     /// Whether a chain can go through its elements in another order for an op: nobody else reads what it makes, and where its
@@ -153,7 +197,7 @@ impl<'a> Growing<'a> {
             let is_output = matches!(self.trace.buffers[member.result].role, Role::Output(_));
             !is_output && own.filter(|&buffer| buffer == member.result).count() == self.reads[member.result]
         };
-        let is_told = |operand: &Operand| made(operand.buffer) || operand.places.in_order(order).is_some();
+        let is_told = |operand: &Operand| made(operand.buffer) || operand.places.taken(order, 0).is_some();
         chain.turn.is_none() && all().all(|member| is_own(member) && member.operands.iter().all(is_told))
     }
 
@@ -176,7 +220,29 @@ impl<'a> Growing<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> Vec<Chain> {
+    /// Whether nobody needs a chain: all who read what its members make do that once more.
+    fn is_made_by_others(&self, link: usize) -> bool {
+        let chain = &self.links[link];
+        let others = || chain.others.iter().map(|&other| &self.links[other]);
+        let readers = others().map(|other| other.members[other.copied()]);
+        let readers: Vec<OpId> = chain.members.iter().copied().chain(readers).collect();
+        let is_own = |result: BufferId| {
+            let is_output = matches!(self.trace.buffers[result].role, Role::Output(_));
+            let own = readers.iter().flat_map(|&op| read(&self.trace.ops[op])).filter(|&buffer| buffer == result);
+            !is_output && own.count() == self.reads[result]
+        };
+        others().any(|other| other.copied() == chain.members.len())
+            && chain.members.iter().flat_map(|&member| written(&self.trace.ops[member])).all(is_own)
+    }
+
+    pub(super) fn finish(mut self) -> Vec<Chain> {
+        let is_gone: Vec<bool> = (0..self.links.len()).map(|link| self.is_made_by_others(link)).collect();
+        for link in self.links.iter_mut().filter(|link| link.again.is_some_and(|from| !is_gone[from])) {
+            let copied = link.copied();
+            link.members.drain(..copied);
+            link.on_numbers.drain(..copied);
+            (link.turn, link.again) = (None, None);
+        }
         let mut is_kept: Vec<bool> = self.trace.buffers.iter().map(|b| matches!(b.role, Role::Output(_))).collect();
         for (op, launch) in self.trace.ops.iter().enumerate() {
             for buffer in read(launch) {
@@ -186,12 +252,13 @@ impl<'a> Growing<'a> {
         }
         let chain = |link: Link| {
             let results = link.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_kept[buffer]));
-            let kept = results.collect();
+            let kept = results.enumerate().map(|(at, is_kept)| is_kept && at >= link.copied()).collect();
             let Link { members, at, elements, columns, on_numbers, turn, .. } = link;
             Chain { members, at, kept, on_numbers, elements, columns, turn }
         };
         // What runs once has nothing to gain alone.
         let gains = |link: &Link| link.members.len() > 1 || (link.gains && self.stays[link.at]);
-        self.links.into_iter().filter(gains).map(chain).collect()
+        let stay = self.links.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(link, _)| link);
+        stay.filter(gains).map(chain).collect()
     }
 }

@@ -3,7 +3,8 @@
 //! Launches go through elements, one after another, or through rows of them: a norm makes each element of all of a row, and
 //! a sum makes one number of a row. What goes through the same elements can be one launch. What turns the result of a
 //! chain, such as a contiguous copy of a transposed one, can be part of it: all before goes through its elements in that
-//! order then.
+//! order then. And if all who read a result take parts of it, such as queries, keys and values of one product and its bias,
+//! each of them makes its part: the result itself is never in memory.
 
 mod growing;
 mod places;
@@ -36,8 +37,8 @@ pub(crate) struct Fusible {
 pub(crate) struct Operand {
     pub buffer: BufferId,
     pub places: Places,
-    /// Whether they count from the buffer's first byte on.
-    pub from_start: bool,
+    /// Which of the buffer's elements they count from, if that is one.
+    pub first: Option<u64>,
 }
 
 /// What element `i` is made of.
@@ -53,7 +54,7 @@ enum Place {
 impl Operand {
     fn place(&self) -> Place {
         match self.places.columns_of_one() {
-            _ if !self.from_start => Place::Elsewhere,
+            _ if self.first != Some(0) => Place::Elsewhere,
             Some(columns) => Place::OfRow(columns),
             None if self.places.are_in_a_row() => Place::Same,
             None => Place::Elsewhere,
@@ -62,7 +63,7 @@ impl Operand {
 
     /// The order in which all of so many elements are taken, if it is another one.
     fn order(&self, elements: u64) -> Option<Places> {
-        let turns = self.from_start && !self.places.are_in_a_row() && self.places.are_a_permutation(elements);
+        let turns = self.first == Some(0) && !self.places.are_in_a_row() && self.places.are_a_permutation(elements);
         turns.then_some(self.places)
     }
 }
@@ -85,17 +86,18 @@ pub(crate) struct Chain {
     pub turn: Option<Turn>,
 }
 
-/// Members before one that takes their elements in another order.
+/// Members before one that takes their elements in another order, or some of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// How many there are.
     pub before: usize,
-    /// Which element is the first one, the second one, and so on, for those after.
+    /// Which element is the first one, the second one, and so on, for those after: counted from `first`.
     pub order: Places,
+    pub first: u64,
 }
 
-/// Finds chains of up to `most` launches, none of which holds a launch of another, and what `write` makes of each.
-/// `fusible` tells which ops can be in one.
+/// Finds chains of up to `most` launches, and what `write` makes of each. `fusible` tells which ops can be in one. Only what
+/// a chain makes before its turn can be in others, too.
 ///
 /// A launch joins the chain of one whose elements, or numbers of rows, it reads one by one, if all else that it reads is
 /// there where the chain runs; or else the chain runs where the launch did, if nobody has read its results by then. What

@@ -67,33 +67,35 @@ impl Places {
         self.are_in_a_row() || all == Some(elements)
     }
 
-    /// Where an operand's elements are for someone who takes them in the order of a permutation: element `i` is where the
-    /// operand's element `order(i)` is. `None` if that is not told by dimensions.
-    pub fn in_order(&self, order: &Places) -> Option<Self> {
+    /// Where an operand's elements are for someone who takes some of them, in an order of his own: element `i` is where the
+    /// operand's element `first + order(i)` is. Counted from `taken(0)`, which comes second, counted from the operand's first
+    /// one. `None` if that is not told by dimensions.
+    pub fn taken(&self, order: &Places, first: u64) -> Option<(Self, u64)> {
         if self.are_in_a_row() {
-            return Some(*order);
+            return Some((*order, first));
         }
         if order.are_in_a_row() {
-            return Some(*self);
+            return (first == 0).then_some((*self, 0));
         }
-        // Of each dimension how many elements lie between two neighbours, how many the dimension has, and how far they are
-        // from each other.
-        let mut inner = 1;
+        // Of each dimension how many elements lie between two neighbours, how far these are from each other, and how many
+        // are left from the first one on.
+        let (mut inner, mut distance) = (1, 0);
         let mut own = Vec::new();
         for (dim, stride) in self.all().rev() {
-            own.push((inner, dim, stride));
+            let at = first / inner % dim;
+            distance += at * stride;
+            own.push((inner, dim, stride, dim - at));
             inner *= dim;
         }
         // Within one dimension of the operand, a step along one of the order's is always as far.
-        let stride = |(dim, step): (u64, u64)| {
-            let &(inner, _, stride) = own
-                .iter()
-                .find(|(inner, of, _)| step % inner == 0 && step.checked_mul(dim).is_some_and(|n| n <= inner * of))?;
-            (step / inner).checked_mul(stride)
+        let mut stride = |(dim, step): (u64, u64)| {
+            let (inner, _, stride, left) = own.iter_mut().find(|(inner, dim, ..)| step < *inner * *dim)?;
+            *left = left.checked_sub((step / *inner).checked_mul(dim - 1)?).filter(|left| *left > 0)?;
+            (step % *inner == 0).then_some(step / *inner * *stride)
         };
+        let strides = order.all().map(&mut stride).collect::<Option<Vec<u64>>>()?;
         let dims: Vec<u64> = order.all().map(|(dim, _)| dim).collect();
-        let strides = order.all().map(stride).collect::<Option<Vec<u64>>>()?;
-        Self::new(&dims, &strides)
+        Some((Self::new(&dims, &strides)?, distance))
     }
 
     /// Where element `i` is.
@@ -147,10 +149,24 @@ mod tests {
         assert!(heads.are_a_permutation(98_304) && !heads.are_a_permutation(98_305));
         let bias = Places::new(&[1, 128, 768], &[0, 0, 1]).unwrap();
         assert!(!bias.are_a_permutation(98_304));
-        assert_eq!(bias.in_order(&heads), Places::new(&[12, 128, 64], &[64, 0, 1]));
-        assert_eq!(Places::default().in_order(&heads), Some(heads));
+        assert_eq!(bias.taken(&heads, 0), Some((Places::new(&[12, 128, 64], &[64, 0, 1]).unwrap(), 0)));
+        assert_eq!(Places::default().taken(&heads, 0), Some((heads, 0)));
         let halves = Places::new(&[2, 64, 768], &[1, 0, 0]).unwrap();
-        assert_eq!(halves.in_order(&heads), None, "tokens change sides half way");
+        assert_eq!(halves.taken(&heads, 0), None, "tokens change sides half way");
+    }
+
+    #[test]
+    fn keys_are_a_part_of_what_one_product_makes() {
+        // Queries, keys and values of 12 heads of 64, of 128 tokens of two texts.
+        let heads = Places::new(&[2, 12, 128, 64], &[128 * 2304, 64, 2304, 1]).unwrap();
+        let bias = Places::new(&[2, 128, 2304], &[0, 0, 1]).unwrap();
+        let of_heads = Places::new(&[2, 12, 128, 64], &[0, 64, 0, 1]).unwrap();
+        assert_eq!(
+            [0, 768, 1536].map(|first| bias.taken(&heads, first)),
+            [0, 768, 1536].map(|at| Some((of_heads, at)))
+        );
+        assert_eq!(Places::default().taken(&heads, 768), Some((heads, 768)));
+        assert_eq!(bias.taken(&heads, 1537), None, "the last head goes on in the next token");
     }
 
     /// Dimensions whose product is 24, in an order of their own.
@@ -184,9 +200,27 @@ mod tests {
 
         #[test]
         fn elements_in_another_order_are_where_they_were(own in prop_oneof![permutation(), anywhere()], order in permutation()) {
-            if let Some(places) = own.in_order(&order) {
+            if let Some((places, distance)) = own.taken(&order, 0) {
+                prop_assert_eq!(distance, 0);
                 for i in 0..24 {
                     prop_assert_eq!(places.at(i), own.at(order.at(i)));
+                }
+            }
+        }
+
+        #[test]
+        fn elements_that_are_taken_are_where_they_were(
+            own in prop_oneof![permutation(), anywhere()],
+            dims in prop::sample::select(vec![vec![2u64], vec![6], vec![2, 3], vec![2, 2, 2]]),
+            strides in prop::collection::vec(0u64..13, 3),
+            first in 0u64..24,
+        ) {
+            let order = Places::new(&dims, &strides[..dims.len()]).unwrap();
+            let elements = dims.iter().product();
+            let all_there = (0..elements).all(|i| first + order.at(i) < 24);
+            if let Some((places, distance)) = own.taken(&order, first).filter(|_| all_there) {
+                for i in 0..elements {
+                    prop_assert_eq!(distance + places.at(i), own.at(first + order.at(i)));
                 }
             }
         }

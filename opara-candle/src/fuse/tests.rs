@@ -97,7 +97,7 @@ fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<boo
 }
 
 fn placed(buffer: BufferId, places: Places) -> Operand {
-    Operand { buffer, places, from_start: true }
+    Operand { buffer, places, first: Some(0) }
 }
 
 fn same(buffer: BufferId) -> Operand {
@@ -105,7 +105,7 @@ fn same(buffer: BufferId) -> Operand {
 }
 
 fn elsewhere(buffer: BufferId) -> Operand {
-    Operand { from_start: false, ..same(buffer) }
+    Operand { first: None, ..same(buffer) }
 }
 
 fn of_row(buffer: BufferId) -> Operand {
@@ -115,6 +115,11 @@ fn of_row(buffer: BufferId) -> Operand {
 /// For each column.
 fn of_column(buffer: BufferId) -> Operand {
     placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
+}
+
+/// As many from `first` on as the places say.
+fn part(buffer: BufferId, first: u64, places: Places) -> Operand {
+    Operand { buffer, places, first: Some(first) }
 }
 
 fn turned(buffer: BufferId) -> Operand {
@@ -167,7 +172,7 @@ fn a_copy_of_a_turned_result_turns_the_chain() {
         on_numbers: vec![false; 3],
         elements: 6,
         columns: Some(3),
-        turn: Some(Turn { before: 1, order: turned(2).places }),
+        turn: Some(Turn { before: 1, order: turned(2).places, first: 0 }),
     };
     assert_eq!(found(5, &launches), [expected]);
     // Someone else reads the sum as it was, or is to have it.
@@ -180,6 +185,39 @@ fn a_copy_of_a_turned_result_turns_the_chain() {
     assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
     let launches = [launch(Norm, [same(0)], 2), launch(Elements, [turned(2)], 3)];
     assert_eq!(members(4, &launches), [(vec![0], 0, vec![true])]);
+}
+
+#[test]
+fn parts_of_a_result_are_made_where_they_are_taken() {
+    // A product and its bias, a column of which each of three takes.
+    let sum = || launch(Elements, [same(0), of_column(1)], 2);
+    let column = |column| part(2, column, places(&[ROWS as u64], &[COLUMNS as u64]));
+    let copy = |at: u64| launch(Numbers, [column(at)], 3 + at as usize);
+    let expected = |at: usize| Chain {
+        members: vec![0, 1 + at],
+        at: 1 + at,
+        kept: vec![false, true],
+        on_numbers: vec![false; 2],
+        elements: 2,
+        columns: None,
+        turn: Some(Turn { before: 1, order: column(0).places, first: at as u64 }),
+    };
+    let copies = [0, 1, 2].map(copy);
+    let taken = launch(Other, [elsewhere(3), elsewhere(4), elsewhere(5)], 6);
+    let all = |more: &[Launch]| [&[sum()], &copies[..], more, std::slice::from_ref(&taken)].concat();
+    assert_eq!(found(8, &all(&[])), [0, 1, 2].map(expected));
+    // What a chain has made before goes along, and what is done with a part comes after it.
+    let squared = [launch(Elements, [same(0)], 3), launch(Elements, [same(3), of_column(1)], 2), copy(2), copy(1)];
+    let goes_on = [launch(Numbers, [same(5)], 6), launch(Other, [elsewhere(6), elsewhere(4)], 7)];
+    let two = [(vec![0, 1, 2, 4], 2, vec![false, false, false, true]), (vec![0, 1, 3], 3, vec![false, false, true])];
+    assert_eq!(members(9, &[&squared[..], &goes_on].concat()), two);
+    // The sum is needed as a whole: someone else reads it, or it is an output.
+    assert_eq!(members(9, &all(&[launch(Other, [elsewhere(2)], 7)])), []);
+    assert_eq!(members(3, &[sum(), launch(Numbers, [column(0)], 1)]), []);
+    // Together they take more than there is, one takes two parts, or where its part of the bias is cannot be told.
+    assert_eq!(members(9, &all(&[launch(Numbers, [column(0)], 7)])), []);
+    assert_eq!(members(5, &[sum(), launch(Numbers, [column(0), column(1)], 3)]), []);
+    assert_eq!(members(5, &[sum(), launch(Numbers, [part(2, 2, places(&[2], &[1]))], 3)]), []);
 }
 
 #[test]
@@ -258,7 +296,7 @@ fn made(
 ) -> u64 {
     let row = |row: usize| row * COLUMNS..(row + 1) * COLUMNS;
     let value = |read: &Operand| match launch.kind {
-        _ if !read.from_start => all(read.buffer),
+        _ if read.first.is_none() => all(read.buffer),
         Fold => hash(row(i).map(|i| get(read, i)).collect::<Vec<_>>()),
         Norm => hash((i, row(i / COLUMNS).map(|i| get(read, i)).collect::<Vec<_>>())),
         _ => get(read, i),
@@ -267,7 +305,7 @@ fn made(
 }
 
 fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
-    let get = |read: &Operand, i| memory[read.buffer][read.places.at(i as u64) as usize];
+    let get = |read: &Operand, i| memory[read.buffer][(read.first.unwrap() + read.places.at(i as u64)) as usize];
     let result = |i| made(op, launch, i, get, |buffer| hash(&memory[buffer]));
     memory[launch.result] = (0..launch.kind.results()).map(result).collect();
 }
@@ -282,7 +320,8 @@ fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
         let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
         for (at, &op) in chain.members.iter().enumerate() {
             let launch = &launches[op];
-            let order = chain.turn.filter(|turn| at < turn.before).map_or(Places::default(), |turn| turn.order);
+            let before_turn = chain.turn.filter(|turn| at < turn.before).map(|turn| (turn.order, turn.first));
+            let (order, first) = before_turn.unwrap_or_default();
             let turns = chain.turn.is_some_and(|turn| at == turn.before);
             let get = |read: &Operand, i: usize| {
                 if made_here(read.buffer) {
@@ -290,7 +329,8 @@ fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
                     let own = own.iter().find(|own| (own.0, own.1) == (read.buffer, i));
                     own.expect("of this row, and made before").2
                 } else {
-                    before[read.buffer][read.places.in_order(&order).unwrap().at(i as u64) as usize]
+                    let (places, distance) = read.places.taken(&order, first).unwrap();
+                    before[read.buffer][(read.first.unwrap() + distance + places.at(i as u64)) as usize]
                 }
             };
             let all = |buffer| {
@@ -314,7 +354,7 @@ fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
 /// Launches of which each writes a buffer of its own, or some of them one that was there before.
 fn launches() -> impl Strategy<Value = Vec<Launch>> {
     let kind = prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Fold), 2 => Just(Numbers)];
-    let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..20);
+    let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u64..20);
     let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
     let launch = (kind, prop::collection::vec(read, 1..3), again);
     prop::collection::vec(launch, 1..24).prop_map(|launches| {
@@ -326,9 +366,11 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
                 match (kind, results[buffer] == ROWS, way) {
                     (Other, ..) | (_, _, 0) => elsewhere(buffer),
                     (Numbers, true, _) => same(buffer),
+                    (Numbers, false, ..10) => part(buffer, (way / 2).min(3), places(&[2], &[1 + way % 2])),
                     (Numbers, false, _) => elsewhere(buffer),
                     (_, true, _) => of_row(buffer),
                     (_, false, 1) => of_column(buffer),
+                    (_, false, 6..8) => part(buffer, 3 * (way - 6), of_column(buffer).places),
                     (_, false, 2..6) => turned(buffer),
                     (_, false, _) => same(buffer),
                 }
@@ -355,7 +397,11 @@ proptest! {
         for chain in &chains {
             prop_assert!((1..=MOST).contains(&chain.members.len()) && chain.members.len() != refused);
             prop_assert!(chain.members.contains(&chain.at));
-            chain.members.iter().for_each(|&op| assert!(!std::mem::replace(&mut members[op], true), "twice"));
+            let copied = chain.turn.map_or(0, |turn| turn.before);
+            for (at, &op) in chain.members.iter().enumerate() {
+                let before = std::mem::replace(&mut members[op], true);
+                assert!(!before || at < copied, "twice");
+            }
         }
         let start: Memory = (0..launches.len() + 2).map(|id| (0..6).map(|i| hash((id, i))).collect()).collect();
         let (mut apart, mut memory) = (start.clone(), start);

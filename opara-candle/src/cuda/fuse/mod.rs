@@ -120,15 +120,19 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
     };
     let reads = step.operands.iter().map(|&(word, _)| at(word)).collect::<Option<Vec<_>>>()?;
     let result = at(step.result)?;
-    let from_start = |word: usize| recorded.pointers.iter().any(|p| p.word == word && p.delta == 0);
-    if result.0.mode != Mode::Write || !from_start(step.result) || reads.iter().any(|(read, _)| read.mode != Mode::Read)
+    let delta = |word: usize| Some(recorded.pointers.iter().find(|p| p.word == word)?.delta);
+    if result.0.mode != Mode::Write
+        || delta(step.result) != Some(0)
+        || reads.iter().any(|(read, _)| read.mode != Mode::Read)
     {
         return None;
     }
     let operand = |(&(word, places), (access, _)): (&(usize, Places), &(Access, u64))| Operand {
         buffer: access.buffer,
         places,
-        from_start: from_start(word),
+        first: delta(word)
+            .filter(|delta| delta.is_multiple_of(step.from.bytes()))
+            .map(|delta| delta / step.from.bytes()),
     };
     let fusible = Fusible {
         elements: step.elements,
@@ -168,25 +172,30 @@ impl Fused {
     /// The same of threads that make such parts.
     fn of(part: Part, members: &[&Known], chain: &fuse::Chain) -> Option<Self> {
         let mut program = Program::new(part);
-        let (mut accesses, mut words) = (Vec::new(), Vec::new());
+        let (mut accesses, mut deltas, mut words) = (Vec::new(), Vec::new(), Vec::new());
         let maker = |buffer| members.iter().position(|member| member.fusible.result == buffer);
         for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {
             let Known { step, accesses: accessed, .. } = member;
             let (&(result, to), reads) = accessed.split_last()?;
-            let order = chain.turn.filter(|turn| at < turn.before).map(|turn| turn.order).unwrap_or_default();
+            let turn = chain.turn.filter(|turn| at < turn.before).map(|turn| (turn.order, turn.first));
+            let (order, first) = turn.unwrap_or_default();
             let mut operands = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
                 operands.push(match maker(access.buffer) {
                     Some(maker) if members[maker].step.to != step.from => return None,
                     Some(maker) => Source::Step(maker),
                     None => {
+                        let (places, distance) = places.taken(&order, first)?;
+                        let distance = distance * step.from.bytes();
                         accesses.push(access);
-                        Source::Memory(address, step.from, places.in_order(&order)?)
+                        deltas.push(access.region.start() + distance);
+                        Source::Memory(address + distance, step.from, places)
                     }
                 });
             }
             if is_kept {
                 accesses.push(result);
+                deltas.push(result.region.start());
             }
             words.extend(program.step(&program::Step {
                 code: step.code,
@@ -196,14 +205,86 @@ impl Fused {
                 target: is_kept.then_some(to),
             })?);
         }
-        let pointer =
-            |(word, access): (usize, &Access)| Pointer { word, buffer: access.buffer, delta: access.region.start() };
-        let pointers = words.into_iter().zip(&accesses).map(pointer).collect();
+        let pointers = words.into_iter().zip(deltas).zip(&accesses);
+        let pointers = pointers.map(|((word, delta), access)| Pointer { word, buffer: access.buffer, delta }).collect();
         Some(Self { program, accesses, pointers })
     }
 
     fn op(&self, label: String, kernel: &KernelNode) -> Op {
         let work = Work::Kernel(kernel.launch);
         Op { name: self.program.name().into(), label, work, accesses: self.accesses.clone(), nanos: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::program::Type;
+    use super::*;
+    use crate::cuda::driver::kernels::chain::Chain as Argument;
+    use crate::fuse::{Chain, Turn};
+    use crate::trace::Region;
+
+    /// A launch on 16 bits, of operands with where their first bytes and elements are, and of a result.
+    fn known(elements: u64, code: Code, operands: &[(BufferId, u64, Places)], result: BufferId) -> Known {
+        let address = |buffer: BufferId| 0x10000 * (1 + buffer as u64);
+        let access = |buffer, start, mode| {
+            (Access { buffer, region: Region::contiguous(start, 16), mode }, address(buffer) + start)
+        };
+        let operand =
+            |&(buffer, start, places): &(BufferId, u64, Places)| Operand { buffer, places, first: Some(start / 2) };
+        let words = operands.iter().enumerate().map(|(at, &(.., places))| (8 * at, places));
+        let (from, to) = (Type::F16, Type::F16);
+        let operands_of_step = words.collect();
+        let reads = operands.iter().map(|&(buffer, start, _)| access(buffer, start, Mode::Read));
+        Known {
+            step: Step {
+                elements,
+                columns: None,
+                code,
+                from,
+                to,
+                operands: operands_of_step,
+                result: 8 * operands.len(),
+            },
+            fusible: Fusible {
+                elements,
+                columns: None,
+                folds: false,
+                operands: operands.iter().map(operand).collect(),
+                result,
+                gains_alone: false,
+            },
+            accesses: reads.chain([access(result, 0, Mode::Write)]).collect(),
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_sum_is_made_of_parts_of_its_operands() {
+        // Two tokens' queries, keys and values of four numbers each, and the keys of it.
+        let bias = Places::new(&[2, 12], &[0, 1]).unwrap();
+        let keys = Places::new(&[2, 4], &[12, 1]).unwrap();
+        let sum = known(24, Code::ElementWise("add", 2), &[(0, 0, Places::default()), (1, 6, bias)], 2);
+        let copy = known(8, Code::Cast, &[(2, 8, keys)], 3);
+        let chain = Chain {
+            members: vec![5, 7],
+            at: 7,
+            kept: vec![false, true],
+            on_numbers: vec![false; 2],
+            elements: 8,
+            columns: None,
+            turn: Some(Turn { before: 1, order: keys, first: 4 }),
+        };
+        let fused = Fused::new(&[&sum, &copy], &chain).unwrap();
+        let pointer = |word, buffer, delta| Pointer { word, buffer, delta };
+        let operands =
+            [(0, 8), (1, 6 + 8)].map(|(buffer, delta)| pointer(Argument::operand_word(buffer), buffer, delta));
+        assert_eq!(fused.pointers, [&operands[..], &[pointer(Argument::result_word(1), 3, 0)]].concat());
+        assert_eq!(fused.accesses.iter().map(|access| access.buffer).collect::<Vec<_>>(), [0, 1, 3]);
+        let code = fused.program.written().code;
+        let body = "
+    const auto s0 = add(mine.load_together<__half, 4, 1, 2, 12>(chain.from[0]), mine.load_together<__half, 4, 1, 2, 0>(chain.from[1]));
+    const auto s1 = cast<__half>(s0);
+";
+        assert!(code.contains(body), "{code}");
     }
 }
