@@ -60,6 +60,8 @@ struct Joined {
 pub(super) struct Growing<'a> {
     trace: &'a Trace,
     fusible: &'a [Option<&'a Fusible>],
+    /// Of each op whether someone is known to need all that it makes.
+    whole: &'a [bool],
     most: usize,
     /// How often each buffer is read.
     reads: Vec<usize>,
@@ -79,7 +81,7 @@ pub(super) struct Growing<'a> {
 }
 
 impl<'a> Growing<'a> {
-    pub(super) fn new(trace: &'a Trace, fusible: &'a [Option<&'a Fusible>], most: usize) -> Self {
+    pub(super) fn new(trace: &'a Trace, fusible: &'a [Option<&'a Fusible>], whole: &'a [bool], most: usize) -> Self {
         let buffers = trace.buffers.len();
         let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
         trace.ops.iter().flat_map(read).for_each(|buffer| reads[buffer] += 1);
@@ -87,6 +89,7 @@ impl<'a> Growing<'a> {
         Self {
             trace,
             fusible,
+            whole,
             most,
             reads,
             stays: stays(trace),
@@ -174,6 +177,7 @@ impl<'a> Growing<'a> {
         let fits = chain.columns.is_none()
             && fusible.columns.is_none()
             && chain.turn.is_none()
+            && !chain.members.iter().any(|&member| self.whole[member])
             && chain.made_again + fusible.elements <= chain.elements
             && chain.members.len() < self.most
             && self.stays[maker] == self.stays[op];
@@ -235,13 +239,15 @@ impl<'a> Growing<'a> {
             && chain.members.iter().flat_map(|&member| written(&self.trace.ops[member])).all(is_own)
     }
 
-    pub(super) fn finish(mut self) -> Vec<Chain> {
+    /// # Errors
+    /// Launches that were made once more, though someone needs all that they make.
+    pub(super) fn finish(self) -> Result<Vec<Chain>, Vec<OpId>> {
         let is_gone: Vec<bool> = (0..self.links.len()).map(|link| self.is_made_by_others(link)).collect();
-        for link in self.links.iter_mut().filter(|link| link.again.is_some_and(|from| !is_gone[from])) {
-            let copied = link.copied();
-            link.members.drain(..copied);
-            link.on_numbers.drain(..copied);
-            (link.turn, link.again) = (None, None);
+        let is_whole = |(link, is_gone): &(&Link, &bool)| !link.others.is_empty() && !**is_gone;
+        let whole = self.links.iter().zip(&is_gone).filter(is_whole);
+        let whole: Vec<OpId> = whole.flat_map(|(link, _)| link.members.iter().copied()).collect();
+        if !whole.is_empty() {
+            return Err(whole);
         }
         let mut is_kept: Vec<bool> = self.trace.buffers.iter().map(|b| matches!(b.role, Role::Output(_))).collect();
         for (op, launch) in self.trace.ops.iter().enumerate() {
@@ -259,6 +265,6 @@ impl<'a> Growing<'a> {
         // What runs once has nothing to gain alone.
         let gains = |link: &Link| link.members.len() > 1 || (link.gains && self.stays[link.at]);
         let stay = self.links.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(link, _)| link);
-        stay.filter(gains).map(chain).collect()
+        Ok(stay.filter(gains).map(chain).collect())
     }
 }

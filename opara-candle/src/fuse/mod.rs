@@ -104,7 +104,7 @@ pub(crate) struct Turn {
 /// depends on an input and what does not stay apart: the latter runs once.
 ///
 /// Where a chain runs depends on the others. So if `write` refuses one, its last launch is left alone, and all are found
-/// anew.
+/// anew; and so they are where it turns out that someone needs all of a result of which others have made their parts.
 ///
 /// # Complexity
 /// Linear in accesses, each time.
@@ -127,12 +127,18 @@ pub(crate) fn chains<T>(
 }
 
 fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
-    let mut chains = Growing::new(trace, fusible, most);
-    for (op, launch) in trace.ops.iter().enumerate() {
-        if let Some(fusible) = fusible[op] {
-            chains.place(op, fusible);
+    let mut whole = vec![false; trace.ops.len()];
+    loop {
+        let mut chains = Growing::new(trace, fusible, &whole, most);
+        for (op, launch) in trace.ops.iter().enumerate() {
+            if let Some(fusible) = fusible[op] {
+                chains.place(op, fusible);
+            }
+            chains.pass(op, launch);
         }
-        chains.pass(op, launch);
+        match chains.finish() {
+            Ok(found) => return found,
+            Err(ops) => ops.into_iter().for_each(|op| whole[op] = true),
+        }
     }
-    chains.finish()
 }
