@@ -239,6 +239,8 @@ impl<'a> Growing<'a> {
             && chain.members.iter().flat_map(|&member| written(&self.trace.ops[member])).all(is_own)
     }
 
+    /// All chains.
+    ///
     /// # Errors
     /// Launches that were made once more, though someone needs all that they make.
     pub(super) fn finish(self) -> Result<Vec<Chain>, Vec<OpId>> {

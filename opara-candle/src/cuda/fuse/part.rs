@@ -102,6 +102,8 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -147,5 +149,34 @@ mod tests {
         let odd = Part::of((1 << 20) + 1, None).unwrap();
         assert_eq!(load(odd, 0x100, Type::F32, &[], &[]), "load");
         assert!(!odd.is_together() && !Part::of(5000 * 77, Some(77)).unwrap().is_together());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_loaded_at_once_lies_together_and_aligned(
+            dims in prop::sample::select(vec![[2u64, 3, 16], [3, 8, 4], [5, 6, 6], [4, 2, 24], [7, 1, 20]]),
+            strides in prop::collection::vec(prop::sample::select(vec![0u64, 1, 2, 4, 6, 8, 12, 16, 48]), 3),
+            first in 0u64..20,
+            n in prop::sample::select(vec![1u32, 2, 4, 8]),
+            of in prop::sample::select(vec![Type::F32, Type::F16]),
+            is_row in any::<bool>(),
+        ) {
+            let elements: u64 = dims.iter().product();
+            let columns = if is_row { dims[2] as u32 } else { 0 };
+            let part = Part { elements: elements as u32, columns, rows: 1, n, block: 32 };
+            let (places, address, n) = (Places::new(&dims, &strides).unwrap(), 0x100 + first * of.bytes(), u64::from(n));
+            let at = |i: u64| address + places.at(i) * of.bytes();
+            let shares = (0..elements / n).map(|share| share * n);
+            match part.load(address, of, &places) {
+                "load_together" => for i in shares {
+                    prop_assert!(at(i).is_multiple_of(n * of.bytes()) && elements.is_multiple_of(n));
+                    prop_assert!((0..n).all(|k| at(i + k) == at(i) + k * of.bytes()), "{i}");
+                },
+                "load_once" => for i in shares {
+                    prop_assert!((0..n).all(|k| at(i + k) == at(i)) && elements.is_multiple_of(n), "{i}");
+                },
+                load => prop_assert_eq!(load, "load"),
+            }
+        }
     }
 }
