@@ -2,7 +2,7 @@
 
 use super::{Chain, Fusible, Operand, Place, Places, Turn};
 use crate::optimize::{read, stays, written};
-use crate::trace::{BufferId, Op, OpId, Role, Trace};
+use crate::trace::{Op, OpId, Role, Trace};
 
 /// A chain to which launches may still come.
 struct Link {
@@ -172,8 +172,6 @@ impl<'a> Growing<'a> {
         let is_made = |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.link_of[writer] == Some(from));
         let is_alike = |o: &Operand| !is_made(o) || *o == operand;
         let (order, first) = (operand.places, operand.first?);
-        let is_told = |o: &Operand| is_made(o) || o.places.taken(&order, first).is_some();
-        let mut members = chain.members.iter().filter_map(|&member| self.fusible[member]);
         let fits = chain.columns.is_none()
             && fusible.columns.is_none()
             && chain.turn.is_none()
@@ -181,8 +179,7 @@ impl<'a> Growing<'a> {
             && chain.made_again + fusible.elements <= chain.elements
             && chain.members.len() < self.most
             && self.stays[maker] == self.stays[op];
-        if !fits || !fusible.operands.iter().all(is_alike) || !members.all(|member| member.operands.iter().all(is_told))
-        {
+        if !fits || !fusible.operands.iter().all(is_alike) || !self.is_told(chain, &order, first) {
             return None;
         }
         let turn = Some(Turn { before: chain.members.len(), order, first });
@@ -194,15 +191,25 @@ impl<'a> Growing<'a> {
     /// Whether a chain can go through its elements in another order for an op: nobody else reads what it makes, and where its
     /// operands are in that order can be told.
     fn can_turn(&self, chain: &Link, op: OpId, order: &Places) -> bool {
+        let readers: Vec<OpId> = chain.members.iter().copied().chain([op]).collect();
+        chain.turn.is_none() && self.are_read_by(chain, &readers) && self.is_told(chain, order, 0)
+    }
+
+    /// Whether it can be told where a chain's operands are for someone who takes its elements in an order, from `first` on.
+    fn is_told(&self, chain: &Link, order: &Places, first: u64) -> bool {
         let all = || chain.members.iter().filter_map(|&member| self.fusible[member]);
-        let made = |buffer| all().any(|member| member.result == buffer);
-        let is_own = |member: &Fusible| {
-            let own = chain.members.iter().chain([&op]).flat_map(|&op| read(&self.trace.ops[op]));
-            let is_output = matches!(self.trace.buffers[member.result].role, Role::Output(_));
-            !is_output && own.filter(|&buffer| buffer == member.result).count() == self.reads[member.result]
-        };
-        let is_told = |operand: &Operand| made(operand.buffer) || operand.places.taken(order, 0).is_some();
-        chain.turn.is_none() && all().all(|member| is_own(member) && member.operands.iter().all(is_told))
+        let is_made = |buffer| all().any(|member| member.result == buffer);
+        let mut operands = all().flat_map(|member| &member.operands);
+        operands.all(|operand| is_made(operand.buffer) || operand.places.taken(order, first).is_some())
+    }
+
+    /// Whether nobody else reads what a chain's members make, the caller included.
+    fn are_read_by(&self, chain: &Link, readers: &[OpId]) -> bool {
+        chain.members.iter().filter_map(|&member| self.fusible[member]).all(|Fusible { result, .. }| {
+            let is_output = matches!(self.trace.buffers[*result].role, Role::Output(_));
+            let reads = readers.iter().flat_map(|&op| read(&self.trace.ops[op])).filter(|buffer| buffer == result);
+            !is_output && reads.count() == self.reads[*result]
+        })
     }
 
     fn runs_at(&self, op: OpId) -> OpId {
@@ -230,13 +237,7 @@ impl<'a> Growing<'a> {
         let others = || chain.others.iter().map(|&other| &self.links[other]);
         let readers = others().map(|other| other.members[other.copied()]);
         let readers: Vec<OpId> = chain.members.iter().copied().chain(readers).collect();
-        let is_own = |result: BufferId| {
-            let is_output = matches!(self.trace.buffers[result].role, Role::Output(_));
-            let own = readers.iter().flat_map(|&op| read(&self.trace.ops[op])).filter(|&buffer| buffer == result);
-            !is_output && own.count() == self.reads[result]
-        };
-        others().any(|other| other.copied() == chain.members.len())
-            && chain.members.iter().flat_map(|&member| written(&self.trace.ops[member])).all(is_own)
+        others().any(|other| other.copied() == chain.members.len()) && self.are_read_by(chain, &readers)
     }
 
     /// All chains.

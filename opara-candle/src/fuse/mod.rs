@@ -86,6 +86,14 @@ pub(crate) struct Chain {
     pub turn: Option<Turn>,
 }
 
+impl Chain {
+    /// In which order a member goes through its elements, and from which one on.
+    pub fn order(&self, member: usize) -> (Places, u64) {
+        let turn = self.turn.filter(|turn| member < turn.before);
+        turn.map(|turn| (turn.order, turn.first)).unwrap_or_default()
+    }
+}
+
 /// Members before one that takes their elements in another order, or some of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn {

@@ -177,8 +177,7 @@ impl Fused {
         for (at, (member, &is_kept)) in members.iter().zip(&chain.kept).enumerate() {
             let Known { step, accesses: accessed, .. } = member;
             let (&(result, to), reads) = accessed.split_last()?;
-            let turn = chain.turn.filter(|turn| at < turn.before).map(|turn| (turn.order, turn.first));
-            let (order, first) = turn.unwrap_or_default();
+            let (order, first) = chain.order(at);
             let mut operands = Vec::new();
             for (&(_, places), &(access, address)) in step.operands.iter().zip(reads) {
                 operands.push(match maker(access.buffer) {
@@ -232,20 +231,11 @@ mod tests {
         };
         let operand =
             |&(buffer, start, places): &(BufferId, u64, Places)| Operand { buffer, places, first: Some(start / 2) };
-        let words = operands.iter().enumerate().map(|(at, &(.., places))| (8 * at, places));
+        let words = operands.iter().enumerate().map(|(at, &(.., places))| (8 * at, places)).collect();
         let (from, to) = (Type::F16, Type::F16);
-        let operands_of_step = words.collect();
         let reads = operands.iter().map(|&(buffer, start, _)| access(buffer, start, Mode::Read));
         Known {
-            step: Step {
-                elements,
-                columns: None,
-                code,
-                from,
-                to,
-                operands: operands_of_step,
-                result: 8 * operands.len(),
-            },
+            step: Step { elements, columns: None, code, from, to, operands: words, result: 8 * operands.len() },
             fusible: Fusible {
                 elements,
                 columns: None,

@@ -48,11 +48,11 @@ impl Part {
             }
             Some(columns) => {
                 let columns = u32::try_from(columns).ok()?;
-                let of_all = elements / columns;
-                let n = if of_all < MANY_ROWS { 2 } else { 4 };
+                let all_rows = elements / columns;
+                let n = if all_rows < MANY_ROWS { 2 } else { 4 };
                 let n = columns.div_ceil(THREADS).next_power_of_two().max(n);
                 let block = columns.div_ceil(n).next_multiple_of(WARP);
-                let are_several = block == WARP && of_all >= MANY_ROWS && of_all.is_multiple_of(ROWS);
+                let are_several = block == WARP && all_rows >= MANY_ROWS && all_rows.is_multiple_of(ROWS);
                 Self { elements, columns, rows: if are_several { ROWS } else { 1 }, n, block }
             }
         })

@@ -48,8 +48,7 @@ fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
         let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
         for (at, &op) in chain.members.iter().enumerate() {
             let launch = &launches[op];
-            let before_turn = chain.turn.filter(|turn| at < turn.before).map(|turn| (turn.order, turn.first));
-            let (order, first) = before_turn.unwrap_or_default();
+            let (order, first) = chain.order(at);
             let turns = chain.turn.is_some_and(|turn| at == turn.before);
             let get = |read: &Operand, i: usize| {
                 if made_here(read.buffer) {
