@@ -1,0 +1,127 @@
+//! Chains of kernels in one launch, on a GPU: every operator and type, rows of every length, every layout, all that may
+//! stand between. Without a GPU, or without the `cuda` feature, each test says that it skips.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod layouts;
+mod operators;
+mod rows;
+
+use std::path::Path;
+
+use candle::{Device, Result, Tensor};
+use common::{assert_same, gpu, one_on, replayed, waves};
+use opara_candle::{Mode, OparaExecutor};
+
+/// The executor's report says that so many launches became part of others.
+#[track_caller]
+fn fused(fast: &OparaExecutor, launches: usize) {
+    let report = fast.report();
+    assert_eq!((report.mode, report.fused, &report.reason), (Mode::Graph, launches, &None), "{report}");
+}
+
+/// Random numbers, drawn by the CPU: cuRAND fails now and then while another thread captures.
+fn random(shape: (usize, usize), device: &Device) -> Result<Tensor> {
+    Tensor::rand(-2f32, 2., shape, &Device::Cpu)?.to_device(device)
+}
+
+#[test]
+fn a_result_in_the_middle_is_an_output_too() {
+    let Some(device) = gpu() else { return };
+    let function = |t: &[Tensor]| {
+        let first = (&t[0] + 1.)?;
+        let second = first.sqr()?;
+        let third = (&second - &first)?;
+        Ok(vec![third.exp()?, second, first.narrow(0, 1, 2)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
+    fused(&fast, 3);
+}
+
+#[test]
+fn executors_that_share_kernels_outlive_each_other() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.625)?.sqr()? * 0.375)?.exp()?]);
+    let build = || OparaExecutor::builder().build_fn(function, &one_on(0, &device)?).map_err(anyhow::Error::from);
+    let (mut before, inputs) = (build()?, one_on(1, &device)?);
+    let expected = function(&inputs)?;
+    for _ in 0..3 {
+        // One is built while the kernels are on the device, and one after they have left it.
+        let fast = build()?;
+        fused(&fast, 3);
+        drop(before);
+        assert_same(&fast.call(&inputs)?, &expected, "an executor whose neighbour is gone");
+        drop(fast);
+        before = build()?;
+    }
+    assert_same(&before.call(&inputs)?, &expected, "the last one");
+    Ok(())
+}
+
+#[test]
+fn kernels_are_kept_where_that_is_asked_for() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let kept = || Ok::<_, std::io::Error>(std::fs::read_dir(folder.path())?.count());
+    let build = |folder: Option<&Path>, summand: f64| {
+        let function = move |t: &[Tensor]| Ok(vec![(t[0].sqr()? + summand)?]);
+        OparaExecutor::builder().kernel_cache(folder.map(Path::to_path_buf)).build_fn(function, &one_on(0, &device)?)
+    };
+    fused(&build(None, 0.71875)?, 1);
+    assert_eq!(kept()?, 0);
+    // Another summand is another kernel: this process has none of it yet.
+    fused(&build(Some(folder.path()), 0.84375)?, 1);
+    assert_eq!(kept()?, 1);
+    Ok(())
+}
+
+#[test]
+fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| {
+        let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
+        Ok(vec![(0..100).try_fold(t[0].clone(), step)?])
+    };
+    let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
+    fused(&fast, 100 - 100usize.div_ceil(12));
+    // With an operand more for every other step.
+    let sum = |t: &[Tensor]| Ok(vec![t[1..].iter().try_fold(t[0].clone(), |sum, x| (&sum * 0.5)? + x)?]);
+    let inputs = |i: usize| (0..12).map(|j| waves(i + j, (3, 5))?.to_device(&device)).collect::<Result<Vec<_>>>();
+    let fast = replayed(Mode::Graph, sum, inputs);
+    fused(&fast, 22 - 2);
+    Ok(())
+}
+
+#[test]
+fn results_that_are_needed_later_stay_with_the_thread() {
+    let Some(device) = gpu() else { return };
+    // The first of so many results is taken last.
+    let function = |many: usize| {
+        move |t: &[Tensor]| {
+            let base = t[0].relu()?;
+            let parts = (0..many).map(|i| base.affine(1.5, i as f64)).collect::<Result<Vec<_>>>()?;
+            let (last, rest) = parts.split_last().expect("there are some");
+            Ok(vec![rest.iter().rev().try_fold(last.clone(), |sum, part| part.sqr()? - sum)?])
+        }
+    };
+    let inputs = |i| one_on(i, &device);
+    let fast = replayed(Mode::Graph, function(4), inputs);
+    fused(&fast, 10);
+}
+
+#[test]
+fn operands_beyond_what_a_launch_takes() {
+    let Some(device) = gpu() else { return };
+    // Two for each norm, and those after it need what it makes.
+    let function = |t: &[Tensor]| {
+        let norm = |x: Tensor, i: usize| candle_nn::ops::layer_norm(&x, &t[1 + 2 * i], &t[2 + 2 * i], 1e-5);
+        let normed = (0..8).try_fold(t[0].clone(), norm)?;
+        Ok(vec![candle_nn::ops::softmax_last_dim(&normed.sqr()?.t()?.contiguous()?)?])
+    };
+    let inputs = |i| {
+        let ones = (0..16).map(|j| waves(i + j, 24)?.to_device(&device));
+        std::iter::once(waves(i, (8, 24))?.to_device(&device)).chain(ones).collect::<Result<Vec<_>>>()
+    };
+    // Seven norms are one launch, and the copy and the softmax.
+    fused(&replayed(Mode::Graph, function, inputs), 11 - 4);
+}
