@@ -22,6 +22,8 @@ use clap::{Parser, Subcommand};
 use opara_peers::results::Results;
 use opara_peers::{diff, draw, merge};
 
+use crate::parts::Only;
+
 /// Measures the library side by side with PyTorch and ONNX Runtime, and draws, merges and compares results.
 ///
 /// Exit codes: 0 if all is well, 1 if a comparison found something slower, 2 if a command or a file is not sound.
@@ -70,9 +72,8 @@ struct Merge {
     #[arg(short, long)]
     output: PathBuf,
 
-    /// Contestants to keep; all without it.
-    #[arg(long, value_delimiter = ',')]
-    only: Vec<String>,
+    #[command(flatten)]
+    only: Only,
 }
 
 /// Compares results from before a change with those after it, and tells changes from noise.
@@ -112,8 +113,7 @@ impl Draw {
 
 impl Merge {
     fn run(&self) -> Result<()> {
-        let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
-        for file in merge::merge(Results::load(&self.files)?, wants, &self.output)? {
+        for file in merge::merge(Results::load(&self.files)?, |name| self.only.wants(name), &self.output)? {
             println!("{}", file.display());
         }
         Ok(())

@@ -111,7 +111,7 @@ impl Args {
         let known: Vec<String> =
             own::names().chain(frameworks.iter().flat_map(|f| f.modes().map(|(name, _)| name))).collect();
         let is_peer = |name: &str| FRAMEWORKS.iter().any(|framework| name.starts_with(framework));
-        match self.parts.only.iter().find(|name| !known.contains(name) && !is_peer(name)) {
+        match self.parts.named().iter().find(|name| !known.contains(name) && !is_peer(name)) {
             Some(name) => bail!("there is no contestant {name:?}, but {}", known.join(", ")),
             None => Ok(()),
         }

@@ -19,9 +19,16 @@ pub struct Parts {
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batches: Vec<usize>,
 
+    #[command(flatten)]
+    only: Only,
+}
+
+/// Which contestants; flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Only {
     /// Contestants: candle, "candle tuned", eager, a policy, or framework and mode as in "torch graph"; all without it.
     #[arg(long, value_delimiter = ',')]
-    pub only: Vec<String>,
+    only: Vec<String>,
 }
 
 impl Parts {
@@ -38,11 +45,24 @@ impl Parts {
 
     /// Whether the contestant called `name` takes part.
     pub fn wants(&self, name: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| only == name)
+        self.only.wants(name)
     }
 
     /// Whether any of a framework's modes takes part.
     pub fn wants_any_of(&self, framework: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|only| only.split(' ').next() == Some(framework))
+        let only = self.named();
+        only.is_empty() || only.iter().any(|only| only.split(' ').next() == Some(framework))
+    }
+
+    /// The contestants that are named; none if all take part.
+    pub fn named(&self) -> &[String] {
+        &self.only.only
+    }
+}
+
+impl Only {
+    /// Whether the contestant called `name` is one.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 }
