@@ -3,7 +3,7 @@
 use opara_candle::Policy;
 use plotters::style::RGBColor;
 
-use crate::results::Cell;
+use crate::results::{Cell, Contestant};
 
 /// Those whom every table and plot shows if they were measured, in this order: candle in grey, ours in blue, PyTorch in
 /// orange, ONNX Runtime in green.
@@ -55,20 +55,33 @@ impl Side {
 
 /// The same in all plots.
 pub fn colour(name: &str) -> RGBColor {
-    KNOWN.iter().find(|(known, _)| *known == name).map_or(UNKNOWN, |(_, colour)| *colour)
+    known(name).map_or(UNKNOWN, |at| KNOWN[at].1)
 }
 
 /// The contestants of these cells, measured or failed, in the order of tables. Of the policies only `sequential`, `opara`
 /// and `tuned`; the [table of policies](crate::markdown::policies) has the others.
-pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell> + Clone) -> Vec<&'a str> {
-    let all = || cells.clone().flat_map(|cell| &cell.contestants).map(|contestant| contestant.name.as_str());
-    let mut names: Vec<&str> = KNOWN.iter().map(|(name, _)| *name).filter(|known| all().any(|n| n == *known)).collect();
-    for name in all() {
-        if !names.contains(&name) && name.parse::<Policy>().is_err() {
+pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for Contestant { name, .. } in cells.flat_map(|cell| &cell.contestants) {
+        let shown = known(name).is_some() || name.parse::<Policy>().is_err();
+        if shown && !names.contains(&name.as_str()) {
             names.push(name);
         }
     }
+    names.sort_by_key(|name| place(name));
     names
+}
+
+/// Where the contestant called `name` stands in tables: as in [`KNOWN`], policies together; strangers last.
+pub fn place(name: &str) -> (usize, usize) {
+    let policy = Policy::ALL.iter().position(|policy| policy.as_str() == name);
+    let by = if policy.is_some() { Policy::Sequential.as_str() } else { name };
+    (known(by).unwrap_or(KNOWN.len()), policy.unwrap_or_default())
+}
+
+/// The place of one of [`KNOWN`].
+fn known(name: &str) -> Option<usize> {
+    KNOWN.iter().position(|(known, _)| *known == name)
 }
 
 #[cfg(test)]
@@ -93,6 +106,13 @@ mod tests {
         let cells = [cell("bert", "f32", 1, names.map(|name| measured(name, 1.))), cell("t5", "f32", 1, [])];
         assert_eq!(line_up(cells.iter()), ["sequential", "tuned", "torch graph", "another graph"]);
         assert_eq!(line_up([].iter()), [""; 0]);
+    }
+
+    #[test]
+    fn policies_stand_together() {
+        let mut names = ["torch graph", "another graph", "tuned", "dag", "eager", "sequential"];
+        names.sort_by_key(|name| place(name));
+        assert_eq!(names, ["eager", "sequential", "dag", "tuned", "torch graph", "another graph"]);
     }
 
     #[test]

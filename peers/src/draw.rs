@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::contestants::place;
 use crate::markdown::{details, header, kernels, medians, policies};
 use crate::plots::{speedups, throughput};
 use crate::results::{Cell, Results};
@@ -21,7 +22,10 @@ pub const BASELINE: &str = "torch eager";
 /// A folder or a file that cannot be written.
 pub fn draw(results: &Results, folder: &Path, baseline: &str) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let cells = results.cells();
+    let mut cells = results.cells();
+    for cell in &mut cells {
+        cell.contestants.sort_by_key(|contestant| place(&contestant.name));
+    }
     let plots = plots(&cells, baseline)?;
     let page = ("results.md".to_string(), page(results, &cells, &plots)?);
     let write = |(name, text)| {
@@ -86,7 +90,7 @@ mod tests {
             measured.kernels = vec![Kernel { name: "badd_f16".into(), calls: 1., us: 2. }];
         }
         let cells = [
-            cell("bert", "f16", 1, [tuned, measured(BASELINE, 100.), failed("torch graph", "no memory")]),
+            cell("bert", "f16", 1, [failed("torch graph", "no memory"), measured(BASELINE, 100.), tuned]),
             cell("bert", "f16", 8, [measured("tuned", 90.)]),
             cell("t5", "f32", 1, [measured("tuned", 90.)]),
         ];
@@ -101,6 +105,9 @@ mod tests {
         assert_eq!(titles, ["## GPU time", "## Policies", "## Kernels by family", "## Details"]);
         assert_eq!(page.lines().filter(|line| line.starts_with("### ")).count(), 4);
         assert!(page.contains("| element-wise"), "{page}");
+        let (_, details) = page.split_once("## Details").unwrap();
+        let at = |name: &str| details.find(&format!("| {name} ")).unwrap();
+        assert!(at("tuned") < at(BASELINE) && at(BASELINE) < at("torch graph"), "{page}");
     }
 
     #[test]
