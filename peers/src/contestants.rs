@@ -72,7 +72,7 @@ pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
     names
 }
 
-/// Where the contestant called `name` stands in tables: as in [`KNOWN`], policies together; strangers last.
+/// Where the contestant called `name` stands in tables: candle, ours, PyTorch, ONNX Runtime, and strangers last.
 pub fn place(name: &str) -> (usize, usize) {
     let policy = Policy::ALL.iter().position(|policy| policy.as_str() == name);
     let by = if policy.is_some() { Policy::Sequential.as_str() } else { name };
