@@ -1,15 +1,15 @@
 //! What several runs have measured, a file for each model and type.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::results::{Key, Results, Run};
+use crate::results::{Results, Run};
 
-/// Writes what counts of some results into a folder, which is made if it is not there: a file `MODEL-DTYPE.json` each. Of
-/// what was measured several times the last is kept, and of contestants those that `wants` takes.
+/// Writes results into a folder, which is made if it is not there: a file `MODEL-DTYPE.json` each, with the contestants that
+/// `wants` takes.
 ///
 /// # Returns
 /// The files. Others in the folder stay as they are.
@@ -23,26 +23,19 @@ pub fn merge(results: Results, wants: impl Fn(&str) -> bool, folder: &Path) -> R
         Results::new(runs).save(&path)?;
         Ok(path)
     };
-    by_model(counting(results.runs, wants)).into_iter().map(write).collect()
+    by_model(results.runs, wants).into_iter().map(write).collect()
 }
 
-/// The runs without what later ones have measured, too, and without contestants that nobody wants.
-fn counting(mut runs: Vec<Run>, wants: impl Fn(&str) -> bool) -> Vec<Run> {
-    let mut counted: HashSet<(Key, String)> = HashSet::new();
-    for cell in runs.iter_mut().rev().flat_map(|run| run.cells.iter_mut().rev()) {
-        let key = &cell.key;
-        cell.contestants.retain(|c| wants(&c.name) && counted.insert((key.clone(), c.name.clone())));
-    }
-    runs
-}
-
-/// For each model and type the runs that have measured something of it.
-fn by_model(runs: Vec<Run>) -> BTreeMap<(String, String), Vec<Run>> {
+/// For each model and type the runs that have measured wanted contestants of it.
+fn by_model(runs: Vec<Run>, wants: impl Fn(&str) -> bool) -> BTreeMap<(String, String), Vec<Run>> {
     let mut files: BTreeMap<_, Vec<Run>> = BTreeMap::new();
     for Run { machine, turn, cells } in runs {
         let mut parts: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for cell in cells.into_iter().filter(|cell| !cell.contestants.is_empty()) {
-            parts.entry((cell.key.model.clone(), cell.key.dtype.clone())).or_default().push(cell);
+        for mut cell in cells {
+            cell.contestants.retain(|contestant| wants(&contestant.name));
+            if !cell.contestants.is_empty() {
+                parts.entry((cell.key.model.clone(), cell.key.dtype.clone())).or_default().push(cell);
+            }
         }
         for (of, cells) in parts {
             files.entry(of).or_default().push(Run { machine: machine.clone(), turn, cells });

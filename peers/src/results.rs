@@ -1,6 +1,6 @@
 //! Files of results: raw samples, and where they come from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
@@ -15,7 +15,7 @@ use crate::stats;
 const FORMAT: u32 = 1;
 
 /// What was measured: any number of runs, each on one machine. Of a contestant that several runs have measured in one
-/// cell, the last counts.
+/// cell, only the last counts, and is here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     format: u32,
@@ -149,8 +149,13 @@ pub struct Kernel {
 }
 
 impl Results {
-    /// Results of these runs.
-    pub fn new(runs: Vec<Run>) -> Self {
+    /// What counts of these runs.
+    pub fn new(mut runs: Vec<Run>) -> Self {
+        let mut counted: HashSet<(Key, String)> = HashSet::new();
+        for cell in runs.iter_mut().rev().flat_map(|run| run.cells.iter_mut().rev()) {
+            let key = &cell.key;
+            cell.contestants.retain(|contestant| counted.insert((key.clone(), contestant.name.clone())));
+        }
         Self { format: FORMAT, runs }
     }
 
@@ -184,26 +189,19 @@ impl Results {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// The cells of all runs, one for each key, by key; contestants measured last win.
+    /// The cells of all runs, one for each key, by key.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells: BTreeMap<&Key, Vec<Contestant>> = BTreeMap::new();
         for cell in self.runs.iter().flat_map(|run| &run.cells) {
-            let known = cells.entry(&cell.key).or_default();
-            for contestant in &cell.contestants {
-                match known.iter_mut().find(|other| other.name == contestant.name) {
-                    Some(other) => *other = contestant.clone(),
-                    None => known.push(contestant.clone()),
-                }
-            }
+            cells.entry(&cell.key).or_default().extend_from_slice(&cell.contestants);
         }
         cells.into_iter().map(|(key, contestants)| Cell { key: key.clone(), contestants }).collect()
     }
 
-    /// Calls in a turn of the contestant called `name`, in the run that counts for this key; 1 if there is none.
+    /// Calls in a turn of the contestant called `name`, in the run that has measured it for this key; 1 if there is none.
     pub fn turn(&self, key: &Key, name: &str) -> usize {
         let took_part = |cell: &Cell| cell.key == *key && cell.outcome(name).is_some();
-        let last = self.runs.iter().rev().find(|run| run.cells.iter().any(took_part));
-        last.map_or(1, |run| run.turn)
+        self.runs.iter().find(|run| run.cells.iter().any(took_part)).map_or(1, |run| run.turn)
     }
 }
 
@@ -267,5 +265,27 @@ impl Contestant {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} batch {}", self.model, self.dtype, self.batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{cell, failed, measured};
+
+    #[test]
+    fn the_last_measurement_counts() {
+        let run = |turn, cells: &[Cell]| Run { machine: Machine::default(), turn, cells: cells.into() };
+        let [graph, tuned] = [measured("torch graph", 20.), measured("tuned", 9.)];
+        let results = Results::new(vec![
+            run(10, &[cell("bert", "f16", 1, [measured("tuned", 10.), graph.clone()])]),
+            run(5, &[cell("bert", "f16", 1, [tuned.clone()]), cell("bert", "f16", 2, [measured("tuned", 11.)])]),
+            run(2, &[cell("bert", "f16", 2, [failed("tuned", "no memory")])]),
+        ]);
+        let [one, two] = [[graph, tuned].to_vec(), vec![failed("tuned", "no memory")]];
+        assert_eq!(results.cells(), [cell("bert", "f16", 1, one), cell("bert", "f16", 2, two)]);
+        let key = |batch| Key { model: "bert".into(), dtype: "f16".into(), batch };
+        let turns = [(1, "torch graph"), (1, "tuned"), (2, "tuned"), (2, "torch graph")];
+        assert_eq!(turns.map(|(batch, name)| results.turn(&key(batch), name)), [10, 5, 2, 1]);
     }
 }
