@@ -185,13 +185,13 @@ fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<
         let caller = scope.spawn(|| slow.forward(&rows(3)?));
         entered.recv()?;
         drop(dropped);
-        assert!(told.try_recv().is_err(), "its thread is busy");
+        // Its thread is its own: nobody waits for the module that is still running.
+        assert_eq!(told.recv()?.as_deref(), Some("opara-capture"));
         assert_same_bits(&slow.forward(&rows(2)?)?, &rows(2)?.tanh()?);
         drop(leave);
         assert_same_bits(&caller.join().expect("the caller panicked")?, &rows(3)?.tanh()?);
         Ok(())
     })?;
-    assert_eq!(told.recv()?.as_deref(), Some("opara-home"));
     Ok(())
 }
 

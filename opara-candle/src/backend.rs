@@ -54,6 +54,16 @@ pub(crate) trait Program: Send + Sync {
     /// Something that runs the folded ops now and replays the others as planned.
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>>;
 
+    /// Puts the module's state on the device back to what it was before building.
+    fn restore_state(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Building has ended: does the same for the last time.
+    fn end_of_building(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// When each op runs, in each of so many replays of a plan.
     fn spans(self: Arc<Self>, _plan: Arc<Planned>, _inputs: &[Tensor], _rounds: usize) -> Result<Vec<Spans>> {
         Err(Error::NotMeasurable)

@@ -11,7 +11,7 @@ use crate::executor::OparaExecutor;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
 use crate::tune::Tuning;
-use crate::{home, kept, Result};
+use crate::{kept, resident, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -210,7 +210,7 @@ impl Builder {
     where
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
-        OparaExecutor::wrap(self.0, home::load(make, inputs)?, inputs)
+        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs)
     }
 }
 

@@ -137,8 +137,7 @@ impl OparaExecutor {
     }
 
     fn eager(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        // What another executor captures meanwhile on this device's stream must not hold our launches.
-        Ok(cuda::while_not_capturing(|| (self.function)(inputs))?)
+        Ok((self.function)(inputs)?)
     }
 
     /// Lends the outputs to `f` without copying them: the next call overwrites them, so a tensor that must outlive `f`
@@ -246,7 +245,7 @@ impl OparaExecutor {
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
-        let _building = cuda::while_waiting(|| self.building.lock());
+        let _building = self.building.lock();
         if let Some(plan) = self.cached(&key) {
             return Ok(plan);
         }
@@ -262,8 +261,8 @@ impl OparaExecutor {
         let replaced = position(&plans).or(full).map(|at| plans.remove(at));
         plans.push((key, plan.clone()));
         drop(plans);
-        // Nobody may capture what this frees.
-        cuda::while_not_capturing(|| drop(replaced));
+        // Outside of the lock: this waits for the plan's last replay.
+        drop(replaced);
         Ok(plan)
     }
 
@@ -307,9 +306,9 @@ thread_local! {
     static NESTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this call is part of another executor's recording or replay, or runs on the home thread. The wrapped module
+/// Whether this call is part of another executor's recording or replay, or runs on a capture thread. The wrapped module
 /// then runs as it is: in a recording the outer executor sees its operators, and in a replay nobody waits for workers
-/// that wait for him, nor on the home thread for locks of whoever waits for it.
+/// that wait for him.
 fn is_nested() -> bool {
     NESTED.get()
 }

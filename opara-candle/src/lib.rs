@@ -2,6 +2,7 @@
 
 mod backend;
 mod builder;
+mod capture_thread;
 pub mod check;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
@@ -14,7 +15,6 @@ mod executor;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
 mod fuse;
 pub mod graph;
-mod home;
 mod kept;
 mod measure;
 pub mod memory;
@@ -25,6 +25,7 @@ mod plan;
 pub mod prepared;
 pub mod profile;
 mod report;
+mod resident;
 mod rivals;
 pub mod schedule;
 pub mod simulate;

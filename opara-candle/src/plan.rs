@@ -58,10 +58,7 @@ impl Plan {
             stages.move_ms("trace", "forward", *forward_ms.lock());
             recording.and_then(|recording| {
                 replaced.set(recording.replaced);
-                // Nobody may capture what trying it out launches.
-                let schedule = || schedule(recording, options, &device, &mut stages);
-                let built = if device.is_cuda() { cuda::while_not_capturing(schedule) } else { schedule() };
-                let (replay, report, planned) = built?;
+                let (replay, report, planned) = schedule(recording, options, &device, &mut stages)?;
                 Ok((Some(replay), report, Some(planned)))
             })
         };
@@ -163,7 +160,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         if cfg!(debug_assertions) {
             stages.time("check", || prepared.check(&plan.schedule))?;
         }
-        match stages.time("verify", || try_out(&mut *replay, &examples, options.verify, device)) {
+        match stages.time("verify", || try_out(&mut *replay, &*plan.program, &examples, options.verify, device)) {
             Ok(us) => break us,
             Err(error @ Error::Mismatch { .. }) if policy != sequential => {
                 tracing::warn!(%error, %policy, "falling back to the sequential schedule");
@@ -178,8 +175,9 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     };
     for seed in 0..options.stress {
         let stressed = plan.program.clone().stressed(plan.clone(), seed)?;
-        stages.time("stress", || compare(&*stressed, &examples, device))?;
+        stages.time("stress", || compare(&*stressed, &*plan.program, &examples, device))?;
     }
+    plan.program.end_of_building()?;
     let mut report = describe(&plan);
     (report.ops, report.fused) = (report.ops + fused, fused);
     report.mode = replay.mode();
@@ -207,12 +205,18 @@ const TRIAL_US: f64 = 100_000.;
 /// fastest replay in microseconds.
 ///
 /// Variants take turns over the examples: building costs few forwards.
-fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device: &Device) -> Result<f64> {
+fn try_out(
+    replay: &mut dyn Replay,
+    program: &dyn Program,
+    examples: &[Example],
+    compare: bool,
+    device: &Device,
+) -> Result<f64> {
     let variants = replay.variants();
     let mut samples = vec![Vec::new(); variants];
     for (i, example) in examples.iter().enumerate() {
         replay.choose(i % variants);
-        let (outputs, us) = timed(replay, example, device)?;
+        let (outputs, us) = timed(replay, program, example, device)?;
         samples[i % variants].push(us);
         if compare {
             verify::same_bits(replay.mode().name(), &example.outputs, &outputs)?;
@@ -225,7 +229,7 @@ fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device:
             break;
         }
         replay.choose(i);
-        samples[i].push(timed(replay, example, device)?.1);
+        samples[i].push(timed(replay, program, example, device)?.1);
     }
     let latencies: Vec<Latency> = samples.into_iter().map(Latency::of).collect();
     let best = (0..variants).min_by(|&a, &b| latencies[a].median_us.total_cmp(&latencies[b].median_us)).unwrap_or(0);
@@ -234,15 +238,16 @@ fn try_out(replay: &mut dyn Replay, examples: &[Example], compare: bool, device:
 }
 
 /// Replays the examples and compares with eager.
-fn compare(replay: &dyn Replay, examples: &[Example], device: &Device) -> Result<()> {
+fn compare(replay: &dyn Replay, program: &dyn Program, examples: &[Example], device: &Device) -> Result<()> {
     examples.iter().try_for_each(|example| {
-        let (outputs, _) = timed(replay, example, device)?;
+        let (outputs, _) = timed(replay, program, example, device)?;
         verify::same_bits("replay under stress", &example.outputs, &outputs)
     })
 }
 
-/// Outputs of a call and the microseconds that it took.
-fn timed(replay: &dyn Replay, example: &Example, device: &Device) -> Result<(Vec<Tensor>, f64)> {
+/// Outputs of a call in the module's state from before building, and the microseconds that it took.
+fn timed(replay: &dyn Replay, program: &dyn Program, example: &Example, device: &Device) -> Result<(Vec<Tensor>, f64)> {
+    program.restore_state()?;
     let mut outputs = Vec::new();
     let us = timing::once(device, || {
         outputs = replay.call(&example.inputs)?;

@@ -103,34 +103,24 @@ where
 }
 
 /// A thread's recording on its way to another thread: the operators that run there are part of it, too.
-pub(crate) struct Suspended {
-    recorder: Option<Recorder>,
-    path: String,
-}
+pub(crate) struct Suspended(Option<Recorder>);
 
 impl Suspended {
     /// Takes this thread's recording away, if there is one.
     pub fn take() -> Self {
-        Self { recorder: RECORDER.take(), path: scope::path() }
+        Self(RECORDER.take())
     }
 
     /// Goes on with it on this thread while `f` runs.
-    pub fn resume<T>(mut self, f: impl FnOnce() -> T) -> (T, Self) {
-        if self.recorder.is_none() {
-            return (f(), self);
-        }
-        RECORDER.set(self.recorder.take());
-        let (result, _) = scope::record(None, || {
-            let _path = (!self.path.is_empty()).then(|| scope::scope(&self.path));
-            f()
-        });
-        self.recorder = RECORDER.take();
-        (result, self)
+    pub fn resume<T>(self, f: impl FnOnce() -> T) -> (T, Self) {
+        let own = RECORDER.replace(self.0);
+        let result = f();
+        (result, Self(RECORDER.replace(own)))
     }
 
     /// Gives it back to the thread that it was taken from.
     pub fn restore(self) {
-        RECORDER.set(self.recorder);
+        RECORDER.set(self.0);
     }
 }
 

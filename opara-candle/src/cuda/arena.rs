@@ -71,7 +71,7 @@ impl Arena {
         let stream = Stream::of(device)?;
         if state.memory.take().is_some() {
             // Calls of threads with streams of their own may still be using it.
-            stream.synchronize_device()?;
+            stream.wait_for_all()?;
         }
         state.generation += 1;
         // Nobody allocates nothing.

@@ -1,13 +1,12 @@
 //! The CUDA tracer: captures one forward pass, which is then read back as a trace.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use super::driver::kernels::module::Kernels;
-use super::driver::{address_of, bytes_of, Broken, Captured, Launch, MemcpyNode, Pointer, Stream};
-use super::kernels::{effects, Effects};
+use super::driver::{address_of, bytes_of, position, Broken, Captured, Launch, MemcpyNode, Pointer, Stream};
 use super::read::read;
 use crate::backend::Function;
 use crate::trace::{scope, Op, OpId, Trace};
@@ -60,7 +59,7 @@ impl Capture {
             let kept: Vec<Pointer> = kept.copied().collect();
             let moved: Vec<usize> = kept.iter().map(|p| p.word).collect();
             if !now.repeats(before, &moved) {
-                if !now.is_of_a_library() {
+                if !now.is_of_a_library {
                     return Err(self.unstable(at));
                 }
                 suspect = suspect.or(Some(at));
@@ -97,12 +96,14 @@ pub(super) struct Recorded {
     pub pointers: Vec<Pointer>,
     /// Places of pointers to memory that stays where it is.
     pub fixed: Vec<usize>,
+    /// Whether a library launched it: its arguments may hold bytes that mean nothing.
+    pub is_of_a_library: bool,
 }
 
 impl Recorded {
     /// A launch of this library's own.
     pub fn new(launch: Launch, pointers: Vec<Pointer>) -> Self {
-        Self { launch, pointers, fixed: Vec::new() }
+        Self { launch, pointers, fixed: Vec::new(), is_of_a_library: false }
     }
 
     /// Places of all pointers, in order.
@@ -112,19 +113,13 @@ impl Recorded {
         words
     }
 
-    fn is_of_a_library(&self) -> bool {
-        let Launch::Kernel(kernel) = &self.launch else { return false };
-        matches!(effects(&kernel.name, &kernel.arguments, &kernel.launch), Effects::Library)
-    }
-
     /// Whether this launch does the same as one of an earlier capture, with buffers elsewhere. `moved` are the places of
     /// pointers to those.
     fn repeats(&self, earlier: &Recorded, moved: &[usize]) -> bool {
         match (&self.launch, &earlier.launch) {
             (Launch::Kernel(now), Launch::Kernel(before)) => {
-                // A library's arguments may hold bytes that mean nothing.
-                let library = self.is_of_a_library();
-                let compared = |word: &usize| if library { self.fixed.contains(word) } else { !moved.contains(word) };
+                let compared =
+                    |word: &usize| if self.is_of_a_library { self.fixed.contains(word) } else { !moved.contains(word) };
                 let words = now.arguments.words().zip(before.arguments.words());
                 self.fixed == earlier.fixed
                     && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
@@ -203,10 +198,6 @@ fn run_once(
     inputs: &[Tensor],
     copied: &[usize],
 ) -> std::result::Result<Pass, Broken> {
-    let position = {
-        let stream = stream.clone();
-        Rc::new(move || stream.position())
-    };
     let forward = || {
         let mut outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
         for &i in copied {
@@ -228,7 +219,7 @@ fn run_once(
         }
         Ok(specs)
     };
-    let (captured, marks) = scope::record(Some(position), || stream.capture(forward));
+    let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(forward));
     let (specs, graph) = captured?;
     let from = graph.after(marks.iter().map(|(position, _)| *position))?;
     let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();

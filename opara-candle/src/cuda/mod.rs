@@ -2,7 +2,6 @@
 
 mod arena;
 mod capture;
-mod capturing;
 mod driver;
 mod fuse;
 mod kernels;
@@ -15,31 +14,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle::{Device, Tensor};
+use parking_lot::Mutex;
 
 pub(crate) use self::arena::Arena;
 use self::capture::Capture;
-pub(crate) use self::capturing::{while_not_capturing, while_waiting};
-use self::driver::Stream;
+pub(crate) use self::driver::Handover;
+use self::driver::{Stream, WrittenMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::timing::{micros_since, Sample};
-use crate::{home, verify, Error, Result};
+use crate::{capture_thread, verify, Error, Result};
 
-/// A CUDA device on which modules can be captured: it has a stream of its own, and cudarc's event tracking, which one
-/// stream does not need and a capture does not bear, is off.
+/// A CUDA device on which modules can be captured: candle's device with a stream of its own
+/// (`Device::new_cuda_with_stream`).
 ///
-/// `Device::new_cuda_with_stream` and `Device::new_cuda` work, too; of the latter, remember that every thread has
-/// another stream behind it.
-///
-/// While an executor is built, other threads should launch nothing on this device but calls of executors, which wait:
-/// what they launch would be captured. It is found then, since two captures must agree, and the module runs eagerly.
+/// `Device::new_cuda` works, too; remember that every thread has another stream behind it. Other threads may use the
+/// device as they like while executors are built on it: what they launch is no part of a capture.
 ///
 /// # Errors
 /// No such device, or no driver.
 pub fn cuda_device(ordinal: usize) -> Result<Device> {
-    let device = Device::new_cuda_with_stream(ordinal)?;
-    std::mem::forget(Stream::of(&device)?.pause_event_tracking());
-    Ok(device)
+    Ok(Device::new_cuda_with_stream(ordinal)?)
 }
 
 /// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
@@ -50,15 +45,15 @@ pub(crate) fn record(
     fusing: Option<Fusing>,
 ) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
-    home::run(move || {
-        let Recorded { stream, device, mut capture, examples } =
-            capturing::exclusively(|| record_here(&function, &inputs))?;
+    capture_thread::run(move || {
+        let Recorded { stream, device, mut capture, examples, state } = record_here(&function, &inputs)?;
         let launches = capture.trace.ops.len();
         let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
         let fused = launches - capture.trace.ops.len();
         let trace = capture.trace.clone();
         let workspaces = Arena::of_workspaces(&stream);
-        let program = CudaProgram { capture, stream, device, function, arena, workspaces };
+        let state = Mutex::new(Some(state));
+        let program = CudaProgram { capture, stream, device, function, arena, workspaces, state };
         Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
     })
 }
@@ -69,6 +64,8 @@ struct Recorded {
     device: Device,
     capture: Capture,
     examples: Vec<Example>,
+    /// The module's state on the device from before the first pass.
+    state: WrittenMemory,
 }
 
 fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
@@ -80,10 +77,9 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
         let reason = "its device uses the legacy default stream: make it with `opara_candle::cuda_device`".into();
         return Err(Error::NotCapturable { reason });
     }
-    let _tracking = stream.pause_event_tracking();
     // Weights and inputs may come from another thread's stream.
-    stream.synchronize_device()?;
-    if !driver::are_watched() {
+    stream.wait_for_all()?;
+    if !driver::is_interposed() {
         let reason = "this program looks the CUDA driver up at run time: build cudarc with `dynamic-linking`".into();
         return Err(Error::NotCapturable { reason });
     }
@@ -91,24 +87,32 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
     let inputs = &inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
     let mut examples = Vec::new();
+    let mut state = WrittenMemory::new(&stream, kernels::written_by);
     for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
         let mut outputs = Vec::new();
         let on_example = examples.is_empty();
-        let eager = sample(&device, || {
+        let pass = || {
             outputs = function(&inputs)?;
             Ok(())
-        })
-        .map_err(|e| if on_example { e } else { verify::fails_on_other_values(e) })?;
+        };
+        let eager = sample(&device, || state.watch(pass)?).map_err(|e| {
+            if on_example {
+                e
+            } else {
+                verify::fails_on_other_values(e)
+            }
+        })?;
         // The pass that is captured copies these at its end: load the kernel for that, too.
         for output in outputs.iter().filter(|o| !o.is_contiguous()) {
             output.force_contiguous()?;
         }
+        state.restore()?;
         examples.push(Example::new(inputs, &outputs, eager.gpu_us));
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
-    stream.synchronize_device()?;
+    stream.wait_for_all()?;
     let capture = confirmed(&stream, &device, function, &inputs)?;
-    Ok(Recorded { stream, device, capture, examples })
+    Ok(Recorded { stream, device, capture, examples, state })
 }
 
 /// A capture that another one agrees with.
@@ -133,8 +137,9 @@ fn confirmed(stream: &Stream, device: &Device, function: &Function, inputs: &[Te
 /// has to do.
 pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     match tensors.first().map(Tensor::device) {
-        Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() => {
-            Ok(while_not_capturing(|| device.synchronize())?)
+        // In a capture nothing has run yet.
+        Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() && !driver::is_capturing() => {
+            Ok(device.synchronize()?)
         }
         _ => Ok(()),
     }

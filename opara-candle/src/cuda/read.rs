@@ -6,18 +6,16 @@ use candle::Tensor;
 use hashbrown::HashMap;
 
 use super::capture::{Marks, OutputSpec, Recorded};
-use super::driver::{address_of, bytes_of, AllocationTable, Captured, KernelNode, Launch, Node, Pointer, Stream};
-use super::kernels::{effects, Effects};
+use super::driver::{address_of, bytes_of, AllocationTable, Call, Captured, KernelNode, Launch, Node, Pointer, Stream};
+use super::kernels::known;
 use crate::memory::aligned;
 use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
-/// A buffer of the pass, as far as libraries are concerned.
-#[derive(Debug, Clone, Copy)]
-enum Origin {
-    /// Allocated by candle before the library call of this number, if not in it, and touched by no kernel of candle's.
-    Fresh(usize),
-    /// A tensor that holds something.
+/// Whose a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// A tensor's.
     Tensor,
     /// A library's own.
     Library,
@@ -27,15 +25,11 @@ enum Origin {
 struct Memory<'a> {
     stream: &'a Stream,
     buffers: Vec<Buffer>,
-    origins: Vec<Origin>,
+    owners: Vec<Owner>,
     /// First byte to buffer, of those alive.
     live: BTreeMap<u64, BufferId>,
     external: HashMap<u64, BufferId>,
     allocations: AllocationTable,
-    /// Library calls that are surely over. candle cannot act in the middle of one, so what it does ends them.
-    calls: usize,
-    /// Whether a library has launched something since.
-    calling: bool,
     /// Bytes of candle's live allocations, and the most there were.
     bytes: u64,
     peak: u64,
@@ -48,30 +42,26 @@ impl<'a> Memory<'a> {
         Self {
             stream,
             buffers: Vec::new(),
-            origins: Vec::new(),
+            owners: Vec::new(),
             live: Default::default(),
             external: HashMap::new(),
             allocations: AllocationTable::default(),
-            calls: 0,
-            calling: false,
             bytes: 0,
             peak: 0,
             writes_input: false,
         }
     }
 
-    fn add(&mut self, bytes: u64, role: Role, origin: Origin) -> BufferId {
+    fn add(&mut self, bytes: u64, role: Role, owner: Owner) -> BufferId {
         self.buffers.push(Buffer { bytes, role });
-        self.origins.push(origin);
+        self.owners.push(owner);
         self.buffers.len() - 1
     }
 
     fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
-        if !library {
-            self.end_call();
-        }
-        let origin = if library { Origin::Library } else { Origin::Fresh(self.calls) };
-        let id = self.add(bytes, if library { Role::Workspace } else { Role::Intermediate }, origin);
+        let (role, owner) =
+            if library { (Role::Workspace, Owner::Library) } else { (Role::Intermediate, Owner::Tensor) };
+        let id = self.add(bytes, role, owner);
         self.live.insert(address, id);
         self.bytes += if library { 0 } else { aligned(bytes) };
         self.peak = self.peak.max(self.bytes);
@@ -80,25 +70,13 @@ impl<'a> Memory<'a> {
 
     fn free(&mut self, address: u64) {
         if let Some(id) = self.live.remove(&address) {
-            let library = matches!(self.origins[id], Origin::Library);
+            let library = self.owners[id] == Owner::Library;
             self.bytes -= if library { 0 } else { aligned(self.buffers[id].bytes) };
-        }
-    }
-
-    /// The buffer holds something.
-    fn settle(&mut self, buffer: BufferId) {
-        if let origin @ Origin::Fresh(_) = &mut self.origins[buffer] {
-            *origin = Origin::Tensor;
         }
     }
 
     fn is_input(&self, buffer: BufferId) -> bool {
         matches!(self.buffers[buffer].role, Role::Input(_))
-    }
-
-    /// candle acts: whatever a library was called for is done.
-    fn end_call(&mut self) {
-        self.calls += usize::from(std::mem::take(&mut self.calling));
     }
 
     /// The buffer around an address, and how far it is from its start.
@@ -111,8 +89,8 @@ impl<'a> Memory<'a> {
         let id = match self.external.get(&allocation.start) {
             Some(&id) => id,
             None => {
-                let origin = if allocation.pooled { Origin::Tensor } else { Origin::Library };
-                let id = self.add(allocation.bytes, Role::External, origin);
+                let owner = if allocation.pooled { Owner::Tensor } else { Owner::Library };
+                let id = self.add(allocation.bytes, Role::External, owner);
                 self.external.insert(allocation.start, id);
                 id
             }
@@ -158,7 +136,7 @@ pub(super) fn read(
     let mut memory = Memory::new(stream);
     for (i, input) in inputs.iter().enumerate() {
         let bytes = bytes_of(input);
-        let id = memory.add(bytes, Role::Input(i), Origin::Tensor);
+        let id = memory.add(bytes, Role::Input(i), Owner::Tensor);
         if bytes > 0 {
             memory.live.insert(address_of(input)?, id);
         }
@@ -169,10 +147,15 @@ pub(super) fn read(
     let mut latest = Latest::default();
     let mut labels = marks.iter().peekable();
     let mut label = "";
+    let calls = graph.library_calls()?;
+    calls.iter().for_each(|(nodes, call)| tracing::trace!(?nodes, %call, "captured"));
+    let mut calls = calls.iter().peekable();
     for (index, node) in graph.nodes()?.into_iter().enumerate() {
         while let Some((_, path)) = labels.next_if(|(from, _)| *from <= index) {
             label = path;
         }
+        while calls.next_if(|(nodes, _)| nodes.end <= index).is_some() {}
+        let call = calls.peek().filter(|(nodes, _)| nodes.contains(&index)).map(|(_, call)| *call);
         match node {
             Node::Alloc { address, bytes, library } => {
                 let id = memory.allocate(address, bytes, library);
@@ -188,10 +171,7 @@ pub(super) fn read(
             // Of empty tensors.
             Node::Launch(launch) if launch.is_empty() => {}
             Node::Launch(launch) => {
-                if draws_random_numbers(&launch) {
-                    return Err(refused("it draws random numbers, and a replay would draw them out of turn", label));
-                }
-                let (op, recorded) = record(&mut memory, *launch, label);
+                let (op, recorded) = record(&mut memory, *launch, call, label);
                 trace.ops.push(op);
                 launches.push(recorded);
                 if memory.writes_input {
@@ -242,16 +222,11 @@ fn refused(reason: &str, label: &str) -> Error {
     Error::NotCapturable { reason: format!("{reason}{place}") }
 }
 
-/// Whether this is one of cuRAND's kernels, which candle draws random numbers with.
-fn draws_random_numbers(launch: &Launch) -> bool {
-    matches!(launch, Launch::Kernel(kernel) if kernel.name.contains("curand"))
-}
-
 /// One launch as an op.
-fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
+fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str) -> (Op, Recorded) {
     let (name, work, accesses, pointers) = match &launch {
         Launch::Kernel(kernel) => {
-            let (accesses, pointers) = kernel_accesses(memory, kernel);
+            let (accesses, pointers) = kernel_accesses(memory, kernel, call);
             (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
         }
         Launch::Memset(memset) => {
@@ -272,8 +247,6 @@ fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
                 if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
                     pointers.push(Pointer { word, buffer, delta });
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
-                    // A copy is candle's, and what it fills is a tensor.
-                    memory.settle(buffer);
                     memory.writes_input |= mode.writes() && memory.is_input(buffer);
                 }
             }
@@ -286,58 +259,59 @@ fn record(memory: &mut Memory, launch: Launch, label: &str) -> (Op, Recorded) {
     // Both ends of a copy are pointers; of a kernel's arguments only those that may move matter.
     let kernel = matches!(launch, Launch::Kernel(_));
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
-    (Op { name, label: label.to_string(), work, accesses, nanos: None }, Recorded { launch, pointers, fixed })
+    let is_of_a_library = kernel && call.is_some();
+    let op = Op { name, label: label.to_string(), work, accesses, nanos: None };
+    (op, Recorded { launch, pointers, fixed, is_of_a_library })
 }
 
 /// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends
-/// on who wrote it.
-fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode) -> (Vec<Access>, Vec<Pointer>) {
+/// on whose it is: the call that launched it, or the code that it was loaded from.
+fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>) -> (Vec<Access>, Vec<Pointer>) {
     let arguments = &kernel.arguments;
-    let effects = effects(&kernel.name, arguments, &kernel.launch);
-    if matches!(effects, Effects::Library) {
-        memory.calling = true;
-    } else {
-        memory.end_call();
-    }
+    let known = known(&kernel.name, arguments, &kernel.launch, kernel.code);
+    let operands = call.map(|call| operands(memory, call));
     let mut accesses: Vec<Access> = Vec::new();
     let mut pointers = Vec::new();
     for (word, value) in arguments.words() {
         let Some((buffer, delta)) = memory.find(value) else { continue };
         pointers.push(Pointer { word, buffer, delta });
-        let (region, mode) = match &effects {
-            Effects::Candle(call) => call.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
-            Effects::Library => (memory.whole(buffer, 0), library_mode(memory, buffer)),
-            Effects::Unknown => (memory.whole(buffer, 0), Mode::ReadWrite),
+        let (region, mode) = match (&operands, &known) {
+            (Some(operands), _) => (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer)),
+            (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
+            (None, None) => (memory.whole(buffer, 0), Mode::ReadWrite),
         };
         accesses.push(Access { buffer, region, mode });
     }
-    if let Effects::Candle(_) = effects {
+    if operands.is_some() || known.is_some() {
         memory.writes_input |= accesses.iter().any(|a| a.mode.writes() && memory.is_input(a.buffer));
-    }
-    if !matches!(effects, Effects::Library) {
-        accesses.iter().for_each(|access| memory.settle(access.buffer));
     }
     (accesses, pointers)
 }
 
-/// What a library kernel does to a buffer.
-///
-/// candle allocates what a library call writes, its output and workspace, for that call, and never lets a library
-/// accumulate into a tensor that held something. So during a call all that was allocated since the call before, and
-/// that no kernel of candle's has touched, may still be under way (partial sums of split products, counters, results in
-/// parts) and is taken as read and written; so is every library's own memory. All other memory is an operand: it is
-/// read. A call of a library ends at the latest when candle allocates something or launches a kernel of its own, since
-/// candle cannot act within it; a library's own allocations do not end it. Two calls that nothing separates count as
-/// one, which is on the safe side. So the convolutions of a block's branches, each of which reads the block's input and
-/// writes an output of its own, are free of each other.
-///
-/// The rule rests on what candle does. For code of others that calls a library on a tensor in place, every executor is
-/// compared with eager execution when it is built.
-fn library_mode(memory: &Memory, buffer: BufferId) -> Mode {
-    match memory.origins[buffer] {
-        Origin::Library => Mode::ReadWrite,
-        Origin::Fresh(call) if call == memory.calls => Mode::ReadWrite,
-        Origin::Fresh(_) | Origin::Tensor => Mode::Read,
+/// What a call of a library does to the buffers of its operands; `None` if its operands are not known.
+fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Mode>> {
+    let mut modes: HashMap<BufferId, Mode> = HashMap::new();
+    for operand in call.operands.as_ref()? {
+        if let Some((buffer, _)) = memory.find(operand.address) {
+            // The call may have several kernels, of which one reads what another has written.
+            let mode = if operand.mode.writes() { Mode::ReadWrite } else { Mode::Read };
+            let known = modes.entry(buffer).or_insert(mode);
+            if mode == Mode::ReadWrite {
+                *known = mode;
+            }
+        }
+    }
+    Some(modes)
+}
+
+/// What a library's kernel does to a buffer: what its call does to its operands; it reads and writes the library's own
+/// memory, such as workspaces, and everything if the call's operands are not known. What else looks like a pointer is a
+/// number, or padding; it counts as read.
+fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, Mode>>, buffer: BufferId) -> Mode {
+    match operands.map(|operands| operands.get(&buffer)) {
+        Some(Some(&mode)) => mode,
+        Some(None) if memory.owners[buffer] == Owner::Tensor => Mode::Read,
+        Some(None) | None => Mode::ReadWrite,
     }
 }
 

@@ -9,7 +9,9 @@ use parking_lot::{Mutex, MutexGuard, ReentrantMutex};
 
 use super::arena::{Arena, State};
 use super::capture::{Capture, OutputSpec, Recorded};
-use super::driver::{aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream};
+use super::driver::{
+    aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream, WrittenMemory,
+};
 use crate::backend::{Function, Program, Replay, Spans};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
@@ -27,11 +29,23 @@ pub(super) struct CudaProgram {
     pub function: Function,
     pub arena: Arc<Arena>,
     pub workspaces: Arc<Arena>,
+    /// The module's state on the device from before building, until that ends.
+    pub state: Mutex<Option<WrittenMemory>>,
 }
 
 impl Program for CudaProgram {
+    fn restore_state(&self) -> Result<()> {
+        self.state.lock().as_ref().map_or(Ok(()), WrittenMemory::restore)
+    }
+
+    fn end_of_building(&self) -> Result<()> {
+        self.restore_state()?;
+        *self.state.lock() = None;
+        Ok(())
+    }
+
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
-        super::while_not_capturing(|| Ok(Box::new(GraphReplay::new(self, plan, None)?) as _))
+        Ok(Box::new(GraphReplay::new(self, plan, None)?))
     }
 
     fn spans(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<Spans>> {
@@ -39,7 +53,7 @@ impl Program for CudaProgram {
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {
-        super::while_not_capturing(|| Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?) as _))
+        Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?))
     }
 }
 
@@ -256,7 +270,7 @@ impl GraphReplay {
         Ok(memory)
     }
 
-    /// Replays; lends the outputs first to `copy`, before anybody can capture what that launches, and then to `f`.
+    /// Replays; lends the outputs first to `copy` and then to `f`.
     fn run(
         &self,
         inputs: &[Tensor],
@@ -267,11 +281,8 @@ impl GraphReplay {
         if turn.is_owned_by_current_thread() {
             return Err(Error::Lent);
         }
-        let _turn = super::while_waiting(|| turn.lock());
-        let result = super::while_not_capturing(|| {
-            self.launch(inputs, &mut self.built.lock())?;
-            copy(outputs)
-        });
+        let _turn = turn.lock();
+        let result = self.launch(inputs, &mut self.built.lock()).and_then(|()| copy(outputs));
         if result.is_ok() {
             f(outputs);
         }
@@ -311,7 +322,7 @@ impl Replay for GraphReplay {
 
     fn rescheduled(&self, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
         let (fixed, program) = (self.fixed.clone(), self.program.clone());
-        super::while_not_capturing(|| Ok(Box::new(Self::sharing(fixed, program, plan, None)?) as _))
+        Ok(Box::new(Self::sharing(fixed, program, plan, None)?))
     }
 
     fn is_stale(&self) -> bool {

@@ -3,7 +3,7 @@
 //! A scope costs one thread-local read unless something records on this thread.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use tracing::span;
 use tracing_subscriber::layer::Context;
@@ -11,7 +11,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::Layer;
 
 /// Reads where a capture has got to.
-type Position = Rc<dyn Fn() -> usize>;
+type Position = Arc<dyn Fn() -> usize + Send + Sync>;
 
 #[derive(Default)]
 struct Recording {
@@ -73,6 +73,28 @@ pub(crate) fn record<T>(position: Option<Position>, f: impl FnOnce() -> T) -> (T
     (result, marks)
 }
 
+/// A thread's recording of scopes on its way to another thread.
+pub(crate) struct Suspended(Option<Recording>);
+
+impl Suspended {
+    /// Takes this thread's recording away, if there is one.
+    pub fn take() -> Self {
+        Self(RECORDING.take())
+    }
+
+    /// Goes on with it on this thread while `f` runs.
+    pub fn resume<T>(self, f: impl FnOnce() -> T) -> (T, Self) {
+        let own = RECORDING.replace(self.0);
+        let result = f();
+        (result, Self(RECORDING.replace(own)))
+    }
+
+    /// Gives it back to the thread that it was taken from.
+    pub fn restore(self) {
+        RECORDING.set(self.0);
+    }
+}
+
 /// A `tracing` layer that turns entered spans into scopes.
 ///
 /// candle-transformers creates its spans while a model is loaded, so install the layer before loading:
@@ -98,21 +120,21 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLabels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn scopes_mark_the_launch_from_which_they_hold() {
-        let launches = Rc::new(Cell::new(0));
+        let launches = Arc::new(AtomicUsize::new(0));
         let seen = launches.clone();
-        let (_, marks) = record(Some(Rc::new(move || seen.get())), || {
+        let (_, marks) = record(Some(Arc::new(move || seen.load(Ordering::Relaxed))), || {
             let _outer = scope("layer");
-            launches.set(2);
+            launches.store(2, Ordering::Relaxed);
             {
                 let _inner = scope("query");
-                launches.set(3);
+                launches.store(3, Ordering::Relaxed);
                 assert_eq!(path(), "layer/query");
             }
-            launches.set(5);
+            launches.store(5, Ordering::Relaxed);
         });
         assert_eq!(marks, [(0, "layer".into()), (2, "layer/query".into()), (3, "layer".into()), (5, String::new())]);
         assert_eq!(path(), "", "nothing is recorded outside");

@@ -1,11 +1,12 @@
 //! A captured graph, read back node by node.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use hashbrown::{HashMap, HashSet};
 
-use super::calls::Calls;
+use super::interpose::{Call, LibraryCall, ThreadCapture};
 use super::kernel::{Functions, KernelNode};
 use super::{check, get, Stream};
 use crate::{Error, Result};
@@ -18,6 +19,8 @@ pub(in crate::cuda) struct Captured {
     uploads: HashMap<usize, Arc<[u8]>>,
     /// Node and first byte of each allocation that Rust asked for, in order.
     allocations: Vec<(usize, u64)>,
+    /// Calls of libraries, in order.
+    library_calls: Vec<LibraryCall>,
     /// How many tensors from before the capture were dropped in it.
     dropped: usize,
     /// A call that failed meanwhile where it could not return its error: in a destructor.
@@ -129,12 +132,13 @@ impl Captured {
     /// Takes over a graph.
     ///
     /// # Safety
-    /// `raw` must be null or a graph that nobody else destroys, captured on `stream` while `calls` were noted.
-    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: &Calls) -> Option<Self> {
+    /// `raw` must be null or a graph that nobody else destroys, captured for `stream` while `calls` were noted.
+    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: ThreadCapture) -> Option<Self> {
         let failed = stream.take_error();
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
-        let (allocations, dropped) = (calls.allocations.clone(), calls.dropped.len());
-        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations, dropped, failed })
+        let ThreadCapture { allocations, library_calls, dropped, .. } = calls;
+        let dropped = dropped.len();
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations, library_calls, dropped, failed })
     }
 
     /// How many tensors from before the capture were dropped in it.
@@ -142,12 +146,22 @@ impl Captured {
         self.dropped
     }
 
+    /// Calls of libraries, each with the range of its nodes among [`nodes`](Self::nodes).
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn library_calls(&self) -> Result<Vec<(Range<usize>, &Call)>> {
+        let ends = self.after(self.library_calls.iter().flat_map(|call| call.nodes))?;
+        let ranges = ends.chunks_exact(2).map(|ends| ends[0]..ends[1]);
+        Ok(ranges.zip(self.library_calls.iter().map(|call| &call.call)).collect())
+    }
+
     /// The error of a destructor that ran during the capture.
     pub fn failed(&self) -> Option<&Error> {
         self.failed.as_ref()
     }
 
-    /// For each of these positions, which [`Stream::position`] gave during the capture, how many nodes come before it.
+    /// For each of these positions, which [`position`](super::position) gave during the capture, how many nodes come before it.
     ///
     /// # Errors
     /// A call of the driver that failed.
@@ -255,7 +269,7 @@ impl Captured {
         unsafe {
             check("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&mut executable, self.raw, 0))?;
             let launched = check("cuGraphLaunch", sys::cuGraphLaunch(executable, self.stream.raw()));
-            self.stream.synchronize_device()?;
+            self.stream.wait_for_all()?;
             check("cuGraphExecDestroy", sys::cuGraphExecDestroy(executable))?;
             launched
         }

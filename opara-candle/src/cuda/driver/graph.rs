@@ -354,7 +354,7 @@ impl Reader {
 impl Drop for Executable {
     fn drop(&mut self) {
         // A launch may still run; its memory is freed by stream order, but the executable itself must wait.
-        if self.graph.stream.bind().is_ok() && self.graph.stream.synchronize_device().is_ok() {
+        if self.graph.stream.bind().is_ok() && self.graph.stream.wait_for_all().is_ok() {
             // SAFETY: this value owns the executable, and no launch of it is in flight.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use hashbrown::HashMap;
 
 use super::arguments::{places, Arguments};
+use super::interpose::code_of;
 use super::{check, get};
 use crate::trace::Launch;
 use crate::Result;
@@ -16,6 +17,8 @@ pub(in crate::cuda) struct KernelNode {
     pub name: Arc<str>,
     pub launch: Launch,
     pub arguments: Arguments,
+    /// The hash of the PTX text that Rust loaded it from; `None` for kernels of libraries and of C++.
+    pub code: Option<u64>,
     /// Geometry and function; its argument pointers are null.
     pub(super) params: sys::CUDA_KERNEL_NODE_PARAMS,
     /// The node that attributes are copied from.
@@ -28,6 +31,7 @@ struct Function {
     registers: u32,
     static_shared: u32,
     places: Arc<[(usize, usize)]>,
+    code: Option<u64>,
 }
 
 /// Kernels seen so far: graphs of thousands of nodes launch a handful of them.
@@ -42,13 +46,14 @@ impl Functions {
     /// Name, attributes and arguments of a kernel node.
     ///
     /// # Safety
-    /// `params` must be what the driver returned for `node`, which exists.
+    /// `params` must describe a launch whose kernel and arguments exist, and be what the driver returned for `node` unless
+    /// that is null.
     pub unsafe fn kernel(
         &mut self,
         node: sys::CUgraphNode,
         mut params: sys::CUDA_KERNEL_NODE_PARAMS,
     ) -> Result<KernelNode> {
-        // SAFETY: the caller vouches for the node, and so for its kernel and that kernel's function.
+        // SAFETY: the caller vouches for the launch, and so for its kernel and that kernel's function.
         unsafe {
             if params.func.is_null() {
                 check("cuKernelGetFunction", sys::cuKernelGetFunction(&mut params.func, params.kern))?;
@@ -67,7 +72,8 @@ impl Functions {
             params.kernelParams = std::ptr::null_mut();
             params.extra = std::ptr::null_mut();
             params.kern = std::ptr::null_mut();
-            Ok(KernelNode { name: function.name.clone(), launch, arguments, params, template: node })
+            let (name, code) = (function.name.clone(), function.code);
+            Ok(KernelNode { name, launch, arguments, code, params, template: node })
         }
     }
 
@@ -89,6 +95,7 @@ impl Functions {
                     registers: attribute(CU_FUNC_ATTRIBUTE_NUM_REGS)?,
                     static_shared: attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
                     places: places(function)?.into(),
+                    code: code_of(function),
                 }
             };
             self.known.insert(function, described);

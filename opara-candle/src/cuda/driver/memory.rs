@@ -8,8 +8,8 @@ use candle::{CudaStorage, Storage, Tensor};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
 
+use super::interpose::without_events;
 use super::{check, Stream};
-use crate::cuda::capturing::while_not_capturing;
 use crate::{Error, Result};
 
 /// First byte of a tensor's elements on the device.
@@ -23,21 +23,22 @@ pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
         return Err(Error::NotCapturable { reason: "a tensor is not on a CUDA device".into() });
     };
     let stream = device.cuda_stream();
-    let start = match slice {
-        S::U8(s) => s.device_ptr(&stream).0,
-        S::U32(s) => s.device_ptr(&stream).0,
-        S::I16(s) => s.device_ptr(&stream).0,
-        S::I32(s) => s.device_ptr(&stream).0,
-        S::I64(s) => s.device_ptr(&stream).0,
-        S::BF16(s) => s.device_ptr(&stream).0,
-        S::F16(s) => s.device_ptr(&stream).0,
-        S::F32(s) => s.device_ptr(&stream).0,
-        S::F64(s) => s.device_ptr(&stream).0,
+    // Who launches something that uses the address sees to its order.
+    let start = without_events(|| match slice {
+        S::U8(s) => Ok(s.device_ptr(&stream).0),
+        S::U32(s) => Ok(s.device_ptr(&stream).0),
+        S::I16(s) => Ok(s.device_ptr(&stream).0),
+        S::I32(s) => Ok(s.device_ptr(&stream).0),
+        S::I64(s) => Ok(s.device_ptr(&stream).0),
+        S::BF16(s) => Ok(s.device_ptr(&stream).0),
+        S::F16(s) => Ok(s.device_ptr(&stream).0),
+        S::F32(s) => Ok(s.device_ptr(&stream).0),
+        S::F64(s) => Ok(s.device_ptr(&stream).0),
         _ => {
             let reason = format!("tensors of dtype {:?} are not supported", tensor.dtype());
-            return Err(Error::NotCapturable { reason });
+            Err(Error::NotCapturable { reason })
         }
-    };
+    })?;
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
@@ -80,16 +81,14 @@ pub(in crate::cuda) struct AllocationTable {
 impl AllocationTable {
     /// The allocation around `address`, if it is a device address.
     pub fn find(&mut self, stream: &Stream, address: u64) -> Option<Allocation> {
-        /// Below lie small integers; above, what no device address can be.
-        const PLAUSIBLE: std::ops::Range<u64> = 1 << 16..1 << 57;
-        if !PLAUSIBLE.contains(&address) || self.unknown.contains(&address) {
+        if self.unknown.contains(&address) {
             return None;
         }
         let around = self.known.range(..=address).next_back().map(|(_, a)| *a);
         if let Some(found) = around.filter(|a| address < a.start + a.bytes) {
             return Some(found);
         }
-        let found = stream.bind().ok().and_then(|()| query(address));
+        let found = stream.bind().ok().and_then(|()| allocation_at(address));
         match found {
             Some(allocation) => drop(self.known.insert(allocation.start, allocation)),
             None => drop(self.unknown.insert(address)),
@@ -98,8 +97,14 @@ impl AllocationTable {
     }
 }
 
-fn query(address: u64) -> Option<Allocation> {
+/// The allocation around `address`, if it is a device address: what the driver says.
+pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
     use sys::CUpointer_attribute::*;
+    /// Below lie small integers; above, what no device address can be.
+    const PLAUSIBLE: std::ops::Range<u64> = 1 << 16..1 << 57;
+    if !PLAUSIBLE.contains(&address) {
+        return None;
+    }
     let (mut start, mut bytes, mut kind) = (0u64, 0usize, 0u32);
     let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
     let mut attributes = [
@@ -137,7 +142,7 @@ impl Drop for Owner {
         if let Owner::Allocation(address, stream) = self {
             if stream.bind().is_ok() {
                 // SAFETY: this value owns the allocation. The call waits for all work of the device.
-                while_not_capturing(|| unsafe { sys::cuMemFree_v2(*address) });
+                unsafe { sys::cuMemFree_v2(*address) };
             }
         }
     }

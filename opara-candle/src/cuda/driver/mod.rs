@@ -4,7 +4,6 @@
 //! types here own and drop. Nothing above this module sees a raw handle.
 
 mod arguments;
-mod calls;
 mod capture;
 pub(super) mod choice;
 #[cfg(feature = "cudnn")]
@@ -14,21 +13,25 @@ pub(super) mod cublaslt;
 mod cudnn;
 mod cupti;
 mod graph;
+mod interpose;
 mod kernel;
 pub(super) mod kernels;
 mod memory;
 mod nvrtc;
 pub(super) mod product;
 mod stream;
+mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use calls::{are_watched, watch_frees};
 pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
+pub(crate) use interpose::Handover;
+pub(super) use interpose::{is_capturing, is_interposed, position, Call, WrittenMemory};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
+pub(super) use watched_memory::watch_frees;
 
 use std::ffi::{c_char, CStr};
 

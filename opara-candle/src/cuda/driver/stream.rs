@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use super::{calls, check, wrap, Captured};
+use super::{check, interpose, wrap, Captured};
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -51,7 +51,16 @@ impl Stream {
         self.0.cu_stream().is_null()
     }
 
-    /// Waits for all work of the device, and first for a capture on another thread.
+    /// Waits for what all threads have launched on this stream so far.
+    pub fn wait_for_all(&self) -> Result<()> {
+        if self.is_per_thread() {
+            self.synchronize_device()
+        } else {
+            self.0.synchronize().map_err(wrap("cuStreamSynchronize"))
+        }
+    }
+
+    /// Waits for all work of the device, and first for captures on other threads.
     pub fn synchronize_device(&self) -> Result<()> {
         self.context().synchronize().map_err(wrap("cuCtxSynchronize"))
     }
@@ -147,41 +156,38 @@ impl Stream {
         })
     }
 
-    /// Turns cudarc's event tracking off until the guard is dropped, if it is on.
-    ///
-    /// Tracked slices would make the capturing stream wait for events recorded outside the capture, which breaks it.
-    pub fn pause_event_tracking(&self) -> EventTracking {
-        let paused = self.context().is_event_tracking();
-        if paused {
-            // SAFETY: tracking orders uses of one slice on several streams. A candle device launches on one stream,
-            // which orders them itself; whoever adds streams to its context synchronises them.
-            unsafe { self.context().disable_event_tracking() };
-        }
-        EventTracking(self.clone(), paused)
-    }
-
-    /// Captures what `f` launches on this stream from this thread.
+    /// Captures what `f` launches on this stream from this thread. It goes to a private stream, so that what other threads
+    /// launch on this one meanwhile runs as ever.
     ///
     /// # Errors
     /// [`Error::NotCapturable`] with the driver's or the module's reason; the stream can be used again.
     pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> std::result::Result<(T, Captured), Broken> {
         self.bind()?;
+        if interpose::is_capturing() {
+            let reason = "it is built inside the forward pass of a module that is being captured".into();
+            return Err(Error::NotCapturable { reason }.into());
+        }
+        let private = interpose::PrivateStream::take()?;
+        let capturing = interpose::Capturing::begin();
         // Thread-local mode: other threads may allocate meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.0.begin_capture(mode).map_err(wrap("cuStreamBeginCapture"))?;
-        let (result, calls) = calls::watch(self.0.cu_stream(), f);
+        // SAFETY: nobody else uses the private stream.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(private.raw(), mode) })?;
+        let (result, calls) = interpose::capture(self.0.cu_stream(), private.raw(), private.blas(), f);
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.0.cu_stream(), &mut raw) });
-        // SAFETY: the driver handed the graph over, or left null.
-        let captured = unsafe { Captured::from_raw(raw, self.clone(), &calls) };
+        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(private.raw(), &mut raw) });
+        drop(capturing);
         for &address in &calls.dropped {
             // SAFETY: its owner gave this allocation up during the capture, which only put that off.
             check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })?;
         }
+        let refused = calls.refused.clone();
+        // SAFETY: the driver handed the graph over, or left null.
+        let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
         let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
-        let by_driver = ended.is_err() && calls.refused.is_none();
-        let failed = match (&result, calls.refused) {
+        let by_driver = ended.is_err() && refused.is_none();
+        let failed = match (&result, refused) {
             (_, Some(reason)) => Some(Error::NotCapturable { reason }),
             (Err(_), None) => None,
             (Ok(_), None) => ended.err().map(reason),
@@ -199,15 +205,10 @@ impl Stream {
         }
     }
 
-    /// Whether it is being captured.
+    /// Whether this thread captures what it launches here.
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
-    /// Where the capture on this stream has got to: see [`Captured::after`].
-    pub fn position(&self) -> usize {
-        calls::last_node(self.0.cu_stream())
     }
 
     /// The error that cudarc kept because the call that failed could not return it, if any.
@@ -232,19 +233,6 @@ pub(in crate::cuda) struct Broken {
 impl From<Error> for Broken {
     fn from(error: Error) -> Self {
         Self { error, by_driver: false }
-    }
-}
-
-/// Restores event tracking when dropped.
-pub(in crate::cuda) struct EventTracking(Stream, bool);
-
-impl Drop for EventTracking {
-    fn drop(&mut self) {
-        if self.1 {
-            // SAFETY: slices made meanwhile carry no events; they belong to the executor, which orders their uses by
-            // the one stream that it launches on.
-            unsafe { self.0.context().enable_event_tracking() };
-        }
     }
 }
 

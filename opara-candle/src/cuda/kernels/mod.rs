@@ -1,6 +1,5 @@
 //! What each kernel reads and writes.
 
-#[cfg(test)]
 mod proof;
 mod ptx;
 mod table;
@@ -8,66 +7,57 @@ mod table;
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
+use parking_lot::RwLock;
 
+use self::ptx::Entry;
 use self::table::{Before, Extent, Factor, Family};
-use super::driver::Arguments;
+use super::driver::{Arguments, KernelNode};
 use crate::trace::{Launch, Mode, Region};
 
-/// Parts of the names of cuBLAS's, cuBLASLt's and cuDNN's kernels.
-const LIBRARY: &[&str] = &[
-    "gemm",
-    "gemv",
-    "nvjet",
-    "cutlass",
-    "cublas",
-    "cudnn",
-    "xmma",
-    "splitK",
-    "splitk",
-    "convolve",
-    "winograd",
-    "dot_kernel",
-    "reduce_1Block",
-    "nchwToNhwc",
-    "nhwcToNchw",
-    "implicit_",
-    "computeOffsets",
-    "fft",
-    "sm80_",
-    "sm90_",
-    "sm100_",
-];
-
-/// Part of the names of the kernels in candle's static library that look like a library's. They write the rows that
-/// indices in device memory name, so no more is known about them than about a stranger's.
-const MIXTURE_OF_EXPERTS: &str = "moe_gemm_";
-
-/// Who wrote a kernel, and so what is known about it.
-pub(super) enum Effects<'a> {
-    /// Where it reads and writes.
-    Candle(Call<'a>),
-    /// A library's product or convolution: it reads its operands, and what it writes was allocated for it.
-    Library,
-    /// Nothing: it may read and write all that it points to.
-    Unknown,
+/// What is known about a kernel: one that candle ships, or one of ours, in the table. `code` is the hash of the PTX text
+/// that it was loaded from: a kernel of the same name from elsewhere is a stranger, of which nothing is known.
+pub(super) fn known<'a>(
+    name: &'a str,
+    arguments: &'a Arguments,
+    launch: &'a Launch,
+    code: Option<u64>,
+) -> Option<Call<'a>> {
+    let shipped = shipped(name).filter(|kernel| code == Some(kernel.module))?;
+    (shipped.parameters == arguments.count()).then_some(Call { family: shipped.family, name, arguments, launch })
 }
 
-/// What is known about a kernel by its name and arguments.
-pub(super) fn effects<'a>(name: &'a str, arguments: &'a Arguments, launch: &'a Launch) -> Effects<'a> {
-    if let Some(family) = family(name, arguments.count()) {
-        Effects::Candle(Call { family, name, arguments, launch })
-    } else if LIBRARY.iter().any(|part| name.contains(part)) && !name.contains(MIXTURE_OF_EXPERTS) {
-        Effects::Library
-    } else {
-        Effects::Unknown
+/// The addresses through which a launch may write: those of the arguments that the table says, of strangers all.
+pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
+    let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
+    let writes = |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word) == Some(call.family.output));
+    kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
+}
+
+/// A kernel of the table.
+#[derive(Clone, Copy)]
+struct Shipped {
+    family: &'static Family,
+    parameters: usize,
+    module: u64,
+}
+
+/// The kernel of this name, if its code does what the table says: another version of candle may have another.
+fn shipped(name: &str) -> Option<Shipped> {
+    static ENTRIES: OnceLock<HashMap<&str, Entry>> = OnceLock::new();
+    static PROVEN: RwLock<Option<HashMap<&str, Option<Shipped>>>> = RwLock::new(None);
+    let entry = ENTRIES.get_or_init(|| ptx::entries().map(|entry| (entry.name, entry)).collect()).get(name)?;
+    if let Some(proven) = PROVEN.read().as_ref().and_then(|proven| proven.get(name)) {
+        return *proven;
     }
-}
-
-/// The family of a kernel of candle's: one that candle ships under this name, with so many arguments.
-fn family(name: &str, arguments: usize) -> Option<&'static Family> {
-    static SHIPPED: OnceLock<HashMap<&str, usize>> = OnceLock::new();
-    let shipped = SHIPPED.get_or_init(|| ptx::entries().map(|(name, parameters, _)| (name, parameters)).collect());
-    Family::of(name).filter(|_| shipped.get(name) == Some(&arguments))
+    let proven = Family::of(name).and_then(|family| {
+        let proof = proof::holds(entry, family);
+        let refused =
+            |reason: &String| tracing::warn!(name, reason, "a kernel of candle's is not the one that is known");
+        proof.inspect_err(refused).ok()?;
+        Some(Shipped { family, parameters: entry.parameters, module: entry.module })
+    });
+    PROVEN.write().get_or_insert_default().insert(entry.name, proven);
+    proven
 }
 
 /// A launch of a kernel of candle's.
@@ -155,10 +145,14 @@ mod tests {
 
     /// What a kernel of candle's with these arguments does through one of them, at byte 64 of a large buffer.
     fn access(name: &str, words: &[u64], argument: usize) -> (Region, Mode) {
-        match effects(name, &Arguments::from_words(words), &launch([3, 5, 7], [1, 2, 1])) {
-            Effects::Candle(call) => call.access(Some(argument), 64, ROOM),
-            Effects::Library | Effects::Unknown => panic!("{name} is in the table"),
-        }
+        let (words, launch) = (Arguments::from_words(words), launch([3, 5, 7], [1, 2, 1]));
+        let call = known(name, &words, &launch, code_of(name));
+        call.unwrap_or_else(|| panic!("{name} is in the table")).access(Some(argument), 64, ROOM)
+    }
+
+    /// The hash of the module that a kernel is shipped in.
+    fn code_of(name: &str) -> Option<u64> {
+        shipped(name).map(|shipped| shipped.module)
     }
 
     fn bytes(n: u64) -> Region {
@@ -223,7 +217,7 @@ mod tests {
     fn parts_of_a_concatenation_are_exact() {
         let arguments = Arguments::from_words(&[0xa000, 0xb000, 2, 3, 3, 8]);
         let launch = Launch::default();
-        let Effects::Candle(call) = effects("copy2d_f32", &arguments, &launch) else { panic!("it is in the table") };
+        let call = known("copy2d_f32", &arguments, &launch, code_of("copy2d_f32")).expect("it is in the table");
         let copy = |delta| call.access(Some(1), delta, 64).0;
         assert_eq!(copy(0), Region::rows(0, 12, 32, 2));
         assert!(!copy(0).overlaps(&copy(12)));
@@ -231,18 +225,16 @@ mod tests {
     }
 
     #[test]
-    fn libraries_and_strangers() {
-        let kind = |name: &str, words: &[u64]| match effects(name, &Arguments::from_words(words), &Launch::default()) {
-            Effects::Candle(_) => "candle",
-            Effects::Library => "library",
-            Effects::Unknown => "unknown",
+    fn strangers_are_told_by_their_code() {
+        let is_known = |name: &str, words: &[u64], code| {
+            known(name, &Arguments::from_words(words), &Launch::default(), code).is_some()
         };
-        assert_eq!(kind("nvjet_hsh_64x8_64x16_4x1_v_bz_TNN", &[]), "library");
-        assert_eq!(kind("_ZN8cublasLt19splitKreduce_kernelILi32EEEvv", &[]), "library");
-        assert_eq!(kind("_Z28moe_gemm_gguf_prefill_kernelI6__halfEvPKT_", &[]), "unknown");
-        assert_eq!(kind("my_kernel", &[]), "unknown");
-        assert_eq!(kind("urelu_f32", &[1; 5]), "candle");
-        assert_eq!(kind("urelu_f32", &[1; 4]), "unknown", "the same name with another signature");
-        assert_eq!(kind("update_f32", &[1; 5]), "unknown", "a stranger whose name begins like a unary kernel's");
+        let unary = code_of("urelu_f32");
+        assert!(is_known("urelu_f32", &[1; 5], unary));
+        assert!(!is_known("urelu_f32", &[1; 4], unary), "the same name with another signature");
+        assert!(!is_known("urelu_f32", &[1; 5], Some(1)), "the same name in another module");
+        assert!(!is_known("urelu_f32", &[1; 5], None), "a library's or C++");
+        assert!(!is_known("update_f32", &[1; 5], unary), "a stranger whose name begins like a unary kernel's");
+        assert!(!is_known("my_gemm", &[1; 5], Some(1)));
     }
 }

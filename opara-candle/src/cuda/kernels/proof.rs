@@ -1,12 +1,12 @@
-//! Holds the table against the machine code of every kernel that candle ships.
+//! Holds the table against the machine code of a kernel before it is believed.
 //!
 //! An address in PTX is a pointer parameter plus offsets. Following the parameters through sums and moves tells which
 //! of them each load and store goes through; the table must say the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ptx;
-use super::table::{Before, Extent, Factor, Family, FAMILIES};
+use super::ptx::Entry;
+use super::table::{Before, Extent, Factor, Family};
 
 /// What a register's value is made of: the index of a parameter, or none for a table of constants.
 type Origins = BTreeSet<Option<usize>>;
@@ -51,9 +51,9 @@ impl<'a> Instruction<'a> {
     }
 
     /// Bytes of one element, whose type ends the operation.
-    fn element(&self) -> u64 {
+    fn element(&self) -> Result<u64, String> {
         let bits = self.operation.last().map(|element| element.trim_start_matches(char::is_alphabetic).parse::<u64>());
-        bits.and_then(Result::ok).expect("the operation has a type") / 8
+        Ok(bits.and_then(Result::ok).ok_or("an operation has no type")? / 8)
     }
 }
 
@@ -112,7 +112,8 @@ fn note(uses: &mut BTreeMap<usize, u64>, parameters: impl IntoIterator<Item = us
     }
 }
 
-fn uses(name: &str, code: &str) -> Uses {
+/// The analysis of a kernel's code.
+fn uses(code: &str) -> Result<Uses, String> {
     let code = instructions(code);
     let registers = origins(&code);
     let parameters = |operand: &str| origin(operand, &registers).into_iter().flatten().collect::<Vec<usize>>();
@@ -129,83 +130,118 @@ fn uses(name: &str, code: &str) -> Uses {
             _ => lost.extend(values),
         }
         let Some(address) = instruction.address() else { continue };
-        assert!(!origin(address, &registers).is_empty(), "{name}: `{address}` comes from nowhere");
+        ensure(!origin(address, &registers).is_empty(), || format!("`{address}` comes from nowhere"))?;
         if instruction.operation[0] != "ld" {
-            note(&mut uses.stored, parameters(address), instruction.element());
+            note(&mut uses.stored, parameters(address), instruction.element()?);
         }
         if instruction.operation[0] != "st" {
-            note(&mut uses.loaded, parameters(address), instruction.element());
+            note(&mut uses.loaded, parameters(address), instruction.element()?);
         }
     }
     let pointers = || uses.stored.keys().chain(uses.loaded.keys());
-    assert!(pointers().all(|pointer| !lost.contains(pointer)), "{name}: an address is lost from sight");
-    uses
+    ensure(pointers().all(|pointer| !lost.contains(pointer)), || "an address is lost from sight".into())?;
+    Ok(uses)
 }
 
-#[test]
-fn the_table_agrees_with_the_code_of_every_kernel() {
-    let mut unused: BTreeSet<&str> = FAMILIES.iter().map(|family| family.prefix).collect();
-    for (name, parameters, code) in ptx::entries() {
-        let family = Family::of(name).unwrap_or_else(|| panic!("{name} is in no family"));
-        unused.remove(family.prefix);
-        let uses = uses(name, code);
-
-        let element = family.written_element(name).unwrap_or_else(|| panic!("{name} names no type"));
-        let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-        if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
-            // Its threads take several neighbours, which the compiler loads and stores together.
-            let sizes = stored.values_mut().chain(loaded.values_mut());
-            sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
-        }
-        assert_eq!(stored, [(family.output, element)].into(), "{name}: what it writes, in elements of what size");
-        for input in family.inputs {
-            assert_eq!(loaded.get(input).copied(), family.read_element(name), "{name}: elements of input {input}");
-        }
-
-        let loads = loaded.contains_key(&family.output);
-        match family.before {
-            Before::ReadBack | Before::AddedTo => assert!(loads, "{name}: its output is not read"),
-            Before::Overwritten | Before::PartlyKept | Before::KeptBetween(_) => {
-                assert!(!loads, "{name}: its output is read");
-            }
-            Before::InPlaceOf(_) => {}
-        }
-        let nullable = match family.before {
-            Before::InPlaceOf(argument) | Before::KeptBetween(argument) => Some(argument),
-            _ => None,
-        };
-        for argument in nullable.into_iter().chain(family.strides) {
-            assert!(uses.tested.contains(&argument), "{name}: argument {argument} is not tested for null");
-        }
-
-        let Extent::Elements(factors) = family.extent else { continue };
-        for factor in factors {
-            let Factor::Argument(count) = *factor else { continue };
-            assert!(count < parameters && !loaded.contains_key(&count), "{name}: argument {count} is no number");
-        }
+fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(reason())
     }
-    assert!(unused.is_empty(), "families without a kernel: {unused:?}");
 }
 
-/// The analysis itself, on a kernel with an address of each kind.
-#[test]
-fn addresses_are_followed_through_arithmetic() {
-    let code = "{
-        ld.param.u64 %rd1, [k_param_0];
-        ld.param.u64 %rd2, [k_param_1];
-        ld.param.u64 %rd3, [k_param_2];
-        ld.param.u64 %rd4, [k_param_3];
-        cvta.to.global.u64 %rd5, %rd1;   // of %rd2: nothing
-        setp.eq.s64 %p1, %rd1, 0;
-        selp.b64 %rd6, %rd2, %rd5, %p1;
-        mul.wide.u32 %rd7, %r1, 4;
-        add.s64 %rd8, %rd6, %rd7;
-        @%p1 ld.global.nc.v2.u64 {%rd9, %rd10}, [%rd8+16];
-        mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
-        { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
-    }";
-    let uses = uses("k", code);
-    assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2)].into());
-    assert_eq!(uses.stored, [(2, 2)].into());
-    assert_eq!(uses.tested, [0].into());
+/// Whether a kernel does what the table says of its family.
+///
+/// # Errors
+/// Where it differs.
+pub(super) fn holds(kernel: &Entry, family: &Family) -> Result<(), String> {
+    let Entry { name, parameters, code, .. } = *kernel;
+    let uses = uses(code)?;
+    let element = family.written_element(name).ok_or("its name has no type")?;
+    let (mut stored, mut loaded) = (uses.stored, uses.loaded);
+    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
+        // Its threads take several neighbours, which the compiler loads and stores together.
+        let sizes = stored.values_mut().chain(loaded.values_mut());
+        sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
+    }
+    ensure(stored == [(family.output, element)].into(), || {
+        format!("it writes {stored:?}: argument, bytes of an element")
+    })?;
+    for input in family.inputs {
+        let read = loaded.get(input).copied();
+        ensure(read == family.read_element(name), || format!("it reads elements of {read:?} bytes of input {input}"))?;
+    }
+    let loads = loaded.contains_key(&family.output);
+    match family.before {
+        Before::ReadBack | Before::AddedTo => ensure(loads, || "its output is not read".into())?,
+        Before::Overwritten | Before::PartlyKept | Before::KeptBetween(_) => {
+            ensure(!loads, || "its output is read".into())?;
+        }
+        Before::InPlaceOf(_) => {}
+    }
+    let nullable = match family.before {
+        Before::InPlaceOf(argument) | Before::KeptBetween(argument) => Some(argument),
+        _ => None,
+    };
+    for argument in nullable.into_iter().chain(family.strides) {
+        ensure(uses.tested.contains(&argument), || format!("argument {argument} is not tested for null"))?;
+    }
+    let Extent::Elements(factors) = family.extent else { return Ok(()) };
+    for factor in factors {
+        let Factor::Argument(count) = *factor else { continue };
+        let is_number = count < parameters && !loaded.contains_key(&count);
+        ensure(is_number, || format!("argument {count} is no number"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ptx, table::FAMILIES};
+    use super::*;
+
+    #[test]
+    fn the_table_agrees_with_the_code_of_every_kernel() {
+        let mut unused: BTreeSet<&str> = FAMILIES.iter().map(|family| family.prefix).collect();
+        for kernel in ptx::entries() {
+            let name = kernel.name;
+            let family = Family::of(name).unwrap_or_else(|| panic!("{name} is in no family"));
+            unused.remove(family.prefix);
+            assert_eq!(holds(&kernel, family), Ok(()), "{name}");
+        }
+        assert!(unused.is_empty(), "families without a kernel: {unused:?}");
+    }
+
+    #[test]
+    fn a_kernel_that_writes_elsewhere_is_not_believed() {
+        let kernel = ptx::entries().find(|kernel| kernel.name == "urelu_f32").expect("candle ships it");
+        let family = Family::of(kernel.name).expect("it is in the table");
+        let elsewhere = Family::of("fill_f32").expect("it is in the table");
+        assert_eq!(holds(&kernel, family), Ok(()));
+        assert!(holds(&kernel, elsewhere).is_err());
+    }
+
+    /// The analysis itself, on a kernel with an address of each kind.
+    #[test]
+    fn addresses_are_followed_through_arithmetic() {
+        let code = "{
+            ld.param.u64 %rd1, [k_param_0];
+            ld.param.u64 %rd2, [k_param_1];
+            ld.param.u64 %rd3, [k_param_2];
+            ld.param.u64 %rd4, [k_param_3];
+            cvta.to.global.u64 %rd5, %rd1;   // of %rd2: nothing
+            setp.eq.s64 %p1, %rd1, 0;
+            selp.b64 %rd6, %rd2, %rd5, %p1;
+            mul.wide.u32 %rd7, %r1, 4;
+            add.s64 %rd8, %rd6, %rd7;
+            @%p1 ld.global.nc.v2.u64 {%rd9, %rd10}, [%rd8+16];
+            mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
+            { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
+        }";
+        let uses = uses(code).expect("it can be followed");
+        assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2)].into());
+        assert_eq!(uses.stored, [(2, 2)].into());
+        assert_eq!(uses.tested, [0].into());
+    }
 }

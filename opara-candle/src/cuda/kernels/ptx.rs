@@ -1,11 +1,23 @@
 //! The kernels that candle ships, and ours, as the build compiled them.
 
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cuda::ops;
 
-/// Name, number of parameters and code of every kernel that is loaded by name.
-pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static str)> {
+/// A kernel that is loaded by name.
+pub(super) struct Entry {
+    pub name: &'static str,
+    /// How many parameters it has.
+    pub parameters: usize,
+    /// Its PTX, behind the parameters.
+    pub code: &'static str,
+    /// The hash (XXH3) of the text of its module.
+    pub module: u64,
+}
+
+/// All of them.
+pub(super) fn entries() -> impl Iterator<Item = Entry> {
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()
         .map(|module| module.ptx())
@@ -20,10 +32,11 @@ pub(super) fn entries() -> impl Iterator<Item = (&'static str, usize, &'static s
             ops::ptx::SPACE_TO_DEPTH,
             ops::ptx::WINDOW,
         ])
-        .flat_map(|module| module.split(".entry ").skip(1))
-        .filter_map(|entry| {
+        .map(|text| (xxh3_64(text.as_bytes()), text))
+        .flat_map(|(module, text)| text.split(".entry ").skip(1).map(move |entry| (module, entry)))
+        .filter_map(|(module, entry)| {
             let (name, rest) = entry.split_once('(')?;
             let (parameters, code) = rest.split_once(')')?;
-            Some((name, parameters.matches(".param").count(), code))
+            Some(Entry { name, parameters: parameters.matches(".param").count(), code, module })
         })
 }

@@ -9,7 +9,6 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::compile::compile;
 use super::module::Kernels;
-use crate::cuda::capturing::exclusively;
 use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
 use crate::{Error, Result};
 
@@ -87,7 +86,7 @@ pub(in crate::cuda) fn launches(
         }
         Ok(())
     };
-    let ((), graph) = exclusively(|| stream.capture(record).map_err(|broken| broken.error))?;
+    let ((), graph) = stream.capture(record).map_err(|broken| broken.error)?;
     let kernel = |node| match node {
         Node::Launch(launch) => match *launch {
             Launch::Kernel(kernel) => Some(kernel),

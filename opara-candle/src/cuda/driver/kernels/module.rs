@@ -8,7 +8,6 @@ use cudarc::nvrtc::Ptx;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use crate::cuda::capturing::while_not_capturing;
 use crate::{Error, Result};
 
 /// A kernel of a module.
@@ -69,11 +68,5 @@ impl Kernels {
     /// One for each that was loaded, in order.
     pub(super) fn functions(&self) -> &[CudaFunction] {
         &self.0
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        while_not_capturing(|| self.0.clear());
     }
 }

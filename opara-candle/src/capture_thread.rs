@@ -1,0 +1,87 @@
+//! Capture threads: captures run on them, and modules live on them that no other thread may touch.
+//!
+//! candle keeps cuDNN's handles in a thread-local. A capture thread never ends, and so the handle stays with which its
+//! captured kernels were chosen. A job has its thread for itself; who finds none free starts another one. So a module that
+//! waits inside a job for a lock of another thread holds up nobody else's job.
+//!
+//! Executors that are called on a capture thread run their modules directly: they are part of what is recorded there.
+
+use std::cell::Cell;
+use std::sync::mpsc::{channel, Sender};
+
+use parking_lot::Mutex;
+
+use crate::error::caught;
+use crate::executor::nested;
+use crate::{Error, Result};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads that have no job and no module.
+static FREE: Mutex<Vec<Sender<Job>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static IS_CAPTURE_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `job` on a capture thread and waits for it; on such a thread, at once.
+///
+/// # Errors
+/// Those of `job`, and [`Error::Panicked`] if it panics.
+pub(crate) fn run<T: Send + 'static>(job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    if IS_CAPTURE_THREAD.get() {
+        return caught(job);
+    }
+    CaptureThread::take()?.run(job)
+}
+
+/// A capture thread; it is free again when this is dropped.
+pub(crate) struct CaptureThread(Sender<Job>);
+
+impl CaptureThread {
+    /// A free thread, or a new one.
+    ///
+    /// # Errors
+    /// The system starts no more threads.
+    pub fn take() -> Result<Self> {
+        if let Some(free) = FREE.lock().pop() {
+            return Ok(Self(free));
+        }
+        let (sender, jobs) = channel::<Job>();
+        let work = move || {
+            IS_CAPTURE_THREAD.set(true);
+            // Threads of its own for candle's loops: those of the global pool may all wait for this one. Without them,
+            // it uses the global pool.
+            let _pool = rayon::ThreadPoolBuilder::new().use_current_thread().build();
+            nested(|| jobs.into_iter().for_each(|job| job()));
+        };
+        let started = std::thread::Builder::new().name("opara-capture".into()).spawn(work);
+        started.map_err(|error| Error::NotCapturable { reason: format!("no thread for captures: {error}") })?;
+        Ok(Self(sender))
+    }
+
+    /// Runs `job` on this thread after all that was posted before, and waits for it.
+    ///
+    /// # Errors
+    /// Those of `job`, and [`Error::Panicked`] if it panics.
+    pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+        let (sender, result) = channel();
+        // Warnings and spans go where the caller's go.
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
+        self.post(move || drop(sender.send(caught(|| tracing::dispatcher::with_default(&dispatch, job)))));
+        result.recv().unwrap_or_else(|_| unreachable!("a job that panics is caught, and the thread never ends"))
+    }
+
+    /// Runs `job`, which does not panic, on this thread after all that was posted before.
+    pub fn post(&self, job: impl FnOnce() + Send + 'static) {
+        if self.0.send(Box::new(job)).is_err() {
+            unreachable!("the thread never ends");
+        }
+    }
+}
+
+impl Drop for CaptureThread {
+    fn drop(&mut self) {
+        FREE.lock().push(self.0.clone());
+    }
+}

@@ -1,0 +1,233 @@
+//! cuDNN. Its handles belong to one thread each, so while a thread captures, its handles are on the private stream.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+
+use cudarc::cudnn::sys::{
+    self, cudaStream_t, cudnnActivationDescriptor_t, cudnnConvolutionDescriptor_t, cudnnConvolutionFwdAlgo_t,
+    cudnnFilterDescriptor_t, cudnnHandle_t, cudnnStatus_t, cudnnTensorDescriptor_t,
+};
+use cudarc::driver::sys::CUstream;
+
+use super::library_call::{noted, Call, Meaning, Operand};
+use super::thread_capture::redirected;
+
+const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
+const REFUSED: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_SUPPORTED;
+
+thread_local! {
+    /// Handles that this thread has set a stream of, with the stream that it asked for.
+    static HANDLES: RefCell<Vec<(cudnnHandle_t, CUstream)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Edits the list, which is gone when the thread ends.
+fn edit(f: impl FnOnce(&mut Vec<(cudnnHandle_t, CUstream)>)) {
+    // Nothing is on a private stream then.
+    let _ = HANDLES.try_with(|handles| f(&mut handles.borrow_mut()));
+}
+
+super::interpose! {
+    /// Sets the stream of a handle: in a capture the private one.
+    fn cudnnSetStream(handle: cudnnHandle_t, stream: cudaStream_t) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        edit(|handles| {
+            handles.retain(|(known, _)| *known != handle);
+            handles.push((handle, stream.cast()));
+        });
+        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
+        // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
+        unsafe { next(handle, stream.cast()) }
+    }
+}
+
+super::interpose! {
+    /// Destroys a handle.
+    fn cudnnDestroy(handle: cudnnHandle_t) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        edit(|handles| handles.retain(|(known, _)| *known != handle));
+        // SAFETY: the arguments are the caller's.
+        unsafe { next(handle) }
+    }
+}
+
+/// This thread's handles on a private stream; they go back to the device's stream when dropped.
+pub(super) struct OnPrivateStream {
+    device: CUstream,
+}
+
+/// Sets the streams of this thread's handles on the stream `device` to `private`.
+pub(super) fn handles_on(device: CUstream, private: CUstream) -> OnPrivateStream {
+    set_streams(device, private);
+    OnPrivateStream { device }
+}
+
+impl Drop for OnPrivateStream {
+    fn drop(&mut self) {
+        set_streams(self.device, self.device);
+    }
+}
+
+/// Sets the streams of the handles for which `asked` was asked for.
+fn set_streams(asked: CUstream, stream: CUstream) {
+    let mut of_stream = Vec::new();
+    edit(|handles| of_stream.extend(handles.iter().filter(|(_, of)| *of == asked).map(|(handle, _)| *handle)));
+    type SetStream = unsafe extern "C" fn(cudnnHandle_t, cudaStream_t) -> cudnnStatus_t;
+    static SET: super::Next<SetStream> = super::Next::new();
+    for handle in of_stream {
+        // SAFETY: the type is cuDNN's; handles leave the list when they are destroyed, and this thread alone uses them.
+        let status = unsafe { SET.get("cudnnSetStream\0").map(|set| set(handle, stream.cast())) };
+        if status != Some(cudnnStatus_t::CUDNN_STATUS_SUCCESS) {
+            tracing::warn!(?status, "the stream of a cuDNN handle could not be set");
+        }
+    }
+}
+
+/// Bytes of a tensor.
+///
+/// # Safety
+/// The descriptor must exist.
+unsafe fn tensor(descriptor: cudnnTensorDescriptor_t) -> u64 {
+    let mut bytes = 0;
+    // SAFETY: the caller vouches for the descriptor.
+    unsafe { sys::cudnnGetTensorSizeInBytes(descriptor, &mut bytes) };
+    bytes as u64
+}
+
+/// Bytes of a filter.
+///
+/// # Safety
+/// The descriptor must exist.
+unsafe fn filter(descriptor: cudnnFilterDescriptor_t) -> u64 {
+    let mut bytes = 0;
+    // SAFETY: the caller vouches for the descriptor.
+    unsafe { sys::cudnnGetFilterSizeInBytes(descriptor, &mut bytes) };
+    bytes as u64
+}
+
+/// Whether a factor on the host is 0: an f64 for tensors of f64, else an f32.
+///
+/// # Safety
+/// `factor` must point to an f32, or an f64 if the tensor is of f64.
+unsafe fn is_zero(factor: *const c_void, of: cudnnTensorDescriptor_t) -> bool {
+    let (mut kind, mut count) = (sys::cudnnDataType_t::CUDNN_DATA_FLOAT, 0);
+    let (mut sizes, mut strides) = ([0; 1], [0; 1]);
+    // SAFETY: the caller vouches for both; one dimension is asked for and fits.
+    unsafe {
+        sys::cudnnGetTensorNdDescriptor(of, 1, &mut kind, &mut count, sizes.as_mut_ptr(), strides.as_mut_ptr());
+        match kind {
+            sys::cudnnDataType_t::CUDNN_DATA_DOUBLE => *factor.cast::<f64>() == 0.,
+            _ => *factor.cast::<f32>() == 0.,
+        }
+    }
+}
+
+super::interpose! {
+    /// A convolution.
+    fn cudnnConvolutionForward(
+        handle: cudnnHandle_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
+        wof: cudnnFilterDescriptor_t, w: *const c_void, convolution: cudnnConvolutionDescriptor_t,
+        algorithm: cudnnConvolutionFwdAlgo_t, workspace: *mut c_void, workspace_bytes: usize, beta: *const c_void,
+        yof: cudnnTensorDescriptor_t, y: *mut c_void,
+    ) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        // SAFETY: the caller vouches for the descriptors and factors.
+        let describe = || unsafe {
+            let result = if is_zero(beta, yof) { Operand::written } else { Operand::read_and_written };
+            Call {
+                name: "cudnnConvolutionForward",
+                operands: Some(vec![
+                    Operand::read(x as u64, tensor(xof)),
+                    Operand::read(w as u64, filter(wof)),
+                    Operand::read_and_written(workspace as u64, workspace_bytes as u64),
+                    result(y as u64, tensor(yof)),
+                ]),
+                meaning: Meaning::Convolution { fused: false },
+            }
+        };
+        // SAFETY: the arguments are the caller's.
+        noted(describe, || unsafe {
+            next(
+                handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, yof, y,
+            )
+        })
+    }
+}
+
+super::interpose! {
+    /// A convolution with a summand, a bias and an activation.
+    fn cudnnConvolutionBiasActivationForward(
+        handle: cudnnHandle_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
+        wof: cudnnFilterDescriptor_t, w: *const c_void, convolution: cudnnConvolutionDescriptor_t,
+        algorithm: cudnnConvolutionFwdAlgo_t, workspace: *mut c_void, workspace_bytes: usize, beta: *const c_void,
+        zof: cudnnTensorDescriptor_t, z: *const c_void, bof: cudnnTensorDescriptor_t, b: *const c_void,
+        activation: cudnnActivationDescriptor_t, yof: cudnnTensorDescriptor_t, y: *mut c_void,
+    ) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        // SAFETY: the caller vouches for the descriptors and factors.
+        let describe = || unsafe {
+            let mut operands = vec![
+                Operand::read(x as u64, tensor(xof)),
+                Operand::read(w as u64, filter(wof)),
+                Operand::read(b as u64, tensor(bof)),
+                Operand::read_and_written(workspace as u64, workspace_bytes as u64),
+                Operand::written(y as u64, tensor(yof)),
+            ];
+            operands.extend((!is_zero(beta, zof)).then(|| Operand::read(z as u64, tensor(zof))));
+            Call {
+                name: "cudnnConvolutionBiasActivationForward",
+                operands: Some(operands),
+                meaning: Meaning::Convolution { fused: true },
+            }
+        };
+        // SAFETY: the arguments are the caller's.
+        noted(describe, || unsafe {
+            next(
+                handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, zof, z, bof, b,
+                activation, yof, y,
+            )
+        })
+    }
+}
+
+/// Defines functions of which no operands are noted.
+macro_rules! others {
+    ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        super::interpose! {
+            /// A call of which no operands are noted.
+            fn $name(handle: cudnnHandle_t, $($argument: $type),*) -> cudnnStatus_t, missing MISSING;
+            |next| {
+                let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other };
+                // SAFETY: the arguments are the caller's.
+                noted(call, || unsafe { next(handle, $($argument),*) })
+            }
+        }
+    )*};
+}
+
+others! {
+    fn cudnnConvolutionBackwardData(
+        alpha: *const c_void, wof: cudnnFilterDescriptor_t, w: *const c_void, dyof: cudnnTensorDescriptor_t,
+        dy: *const c_void, convolution: cudnnConvolutionDescriptor_t, algorithm: sys::cudnnConvolutionBwdDataAlgo_t,
+        workspace: *mut c_void, workspace_bytes: usize, beta: *const c_void, dxof: cudnnTensorDescriptor_t,
+        dx: *mut c_void
+    );
+    fn cudnnActivationForward(
+        activation: cudnnActivationDescriptor_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
+        beta: *const c_void, yof: cudnnTensorDescriptor_t, y: *mut c_void
+    );
+    fn cudnnPoolingForward(
+        pooling: sys::cudnnPoolingDescriptor_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
+        beta: *const c_void, yof: cudnnTensorDescriptor_t, y: *mut c_void
+    );
+    fn cudnnSoftmaxForward(
+        algorithm: sys::cudnnSoftmaxAlgorithm_t, mode: sys::cudnnSoftmaxMode_t, alpha: *const c_void,
+        xof: cudnnTensorDescriptor_t, x: *const c_void, beta: *const c_void, yof: cudnnTensorDescriptor_t,
+        y: *mut c_void
+    );
+    fn cudnnReduceTensor(
+        reduction: sys::cudnnReduceTensorDescriptor_t, indices: *mut c_void, indices_bytes: usize,
+        workspace: *mut c_void, workspace_bytes: usize, alpha: *const c_void, xof: cudnnTensorDescriptor_t,
+        x: *const c_void, beta: *const c_void, yof: cudnnTensorDescriptor_t, y: *mut c_void
+    );
+    fn cudnnBackendExecute(plan: sys::cudnnBackendDescriptor_t, variant_pack: sys::cudnnBackendDescriptor_t);
+}

@@ -1,0 +1,75 @@
+//! cuRAND: a draw inside a capture is refused, since a replay would draw the same numbers again, or out of turn.
+
+use std::ffi::{c_uint, c_ulonglong};
+
+use cudarc::curand::sys::{curandGenerator_t, curandRngType_t, curandStatus_t};
+use hashbrown::HashSet;
+use parking_lot::Mutex;
+
+use super::gate::between_captures;
+use super::thread_capture::refuses;
+
+const MISSING: curandStatus_t = curandStatus_t::CURAND_STATUS_INITIALIZATION_FAILED;
+const REFUSED: curandStatus_t = curandStatus_t::CURAND_STATUS_LAUNCH_FAILURE;
+
+/// Generators that have drawn: the first draw of each waits for the whole device.
+static DRAWN: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+
+/// Runs a draw, which is the generator's first one or not.
+fn draw(generator: curandGenerator_t, run: impl FnOnce() -> curandStatus_t) -> curandStatus_t {
+    if DRAWN.lock().get_or_insert_default().contains(&(generator as usize)) {
+        return run();
+    }
+    let status = between_captures(run);
+    DRAWN.lock().get_or_insert_default().insert(generator as usize);
+    status
+}
+
+/// Defines functions that draw.
+macro_rules! draws {
+    ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        super::interpose! {
+            /// Draws numbers; refused inside a capture.
+            fn $name(generator: curandGenerator_t, $($argument: $type),*) -> curandStatus_t, missing MISSING;
+            |next| {
+                if refuses(|| "it draws random numbers, and a replay would draw them out of turn".into()) {
+                    return REFUSED;
+                }
+                // SAFETY: the arguments are the caller's.
+                draw(generator, || unsafe { next(generator, $($argument),*) })
+            }
+        }
+    )*};
+}
+
+draws! {
+    fn curandGenerate(target: *mut c_uint, count: usize);
+    fn curandGenerateLongLong(target: *mut c_ulonglong, count: usize);
+    fn curandGenerateUniform(target: *mut f32, count: usize);
+    fn curandGenerateUniformDouble(target: *mut f64, count: usize);
+    fn curandGenerateNormal(target: *mut f32, count: usize, mean: f32, deviation: f32);
+    fn curandGenerateNormalDouble(target: *mut f64, count: usize, mean: f64, deviation: f64);
+    fn curandGenerateLogNormal(target: *mut f32, count: usize, mean: f32, deviation: f32);
+    fn curandGenerateLogNormalDouble(target: *mut f64, count: usize, mean: f64, deviation: f64);
+    fn curandGeneratePoisson(target: *mut c_uint, count: usize, lambda: f64);
+}
+
+super::interpose! {
+    /// Makes a generator, which waits for the whole device.
+    fn curandCreateGenerator(generator: *mut curandGenerator_t, kind: curandRngType_t) -> curandStatus_t,
+    missing MISSING;
+    |next| {
+        // SAFETY: the arguments are the caller's.
+        between_captures(|| unsafe { next(generator, kind) })
+    }
+}
+
+super::interpose! {
+    /// Destroys a generator, which waits for the whole device.
+    fn curandDestroyGenerator(generator: curandGenerator_t) -> curandStatus_t, missing MISSING;
+    |next| {
+        DRAWN.lock().get_or_insert_default().remove(&(generator as usize));
+        // SAFETY: the arguments are the caller's.
+        between_captures(|| unsafe { next(generator) })
+    }
+}

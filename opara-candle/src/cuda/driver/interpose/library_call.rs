@@ -1,0 +1,170 @@
+//! Calls of libraries: which nodes of a captured graph are whose, and with which operands.
+
+use std::fmt;
+
+use super::{thread_capture, written_memory};
+use crate::trace::Mode;
+
+/// A call of a library during a capture.
+pub(in crate::cuda::driver) struct LibraryCall {
+    pub call: Call,
+    /// The captured nodes that were added last before the call and in it: 0 for none.
+    pub nodes: [usize; 2],
+}
+
+/// What a library was called for.
+pub(in crate::cuda) struct Call {
+    /// The library's function.
+    pub name: &'static str,
+    /// Device memory that it reads and writes; `None` if that is not known.
+    pub operands: Option<Vec<Operand>>,
+    /// What it computes, where that is known.
+    pub meaning: Meaning,
+}
+
+/// What a library computes.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cuda) enum Meaning {
+    /// A matmul or a batch of them.
+    Matmul(Matmul),
+    /// A convolution, with what follows in the same call.
+    Convolution {
+        /// Whether a bias is added and an activation follows.
+        fused: bool,
+    },
+    /// Not said.
+    Other,
+}
+
+/// `C = alpha * op(A) * op(B) + beta * C` in column-major order, as cuBLAS counts; each array is for A, B and C.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cuda) struct Matmul {
+    pub m: u64,
+    pub n: u64,
+    pub k: u64,
+    /// Whether A and B are transposed.
+    pub transposed: [bool; 2],
+    /// `cudaDataType`.
+    pub types: [u32; 3],
+    /// Elements from one column to the next.
+    pub leading: [i64; 3],
+    /// Elements from one matrix of the batch to the next.
+    pub strides: [i64; 3],
+    pub batch: u64,
+    /// Whether C is read: beta is not 0, or not known.
+    pub accumulates: bool,
+    /// `cublasComputeType_t`.
+    pub compute: u32,
+    /// `cublasLtEpilogue_t`; 1 is none.
+    pub epilogue: u32,
+}
+
+/// Device memory that a call of a library uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) struct Operand {
+    /// First byte.
+    pub address: u64,
+    /// Bytes from the first to the last that is used.
+    pub bytes: u64,
+    pub mode: Mode,
+}
+
+impl Operand {
+    pub fn read(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, mode: Mode::Read }
+    }
+
+    pub fn written(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, mode: Mode::Write }
+    }
+
+    pub fn read_and_written(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, mode: Mode::ReadWrite }
+    }
+}
+
+impl Matmul {
+    /// Its operands at these addresses.
+    pub fn operands(&self, [a, b, c]: [u64; 3]) -> Vec<Operand> {
+        let Self { m, n, k, .. } = *self;
+        let shape = |transposed, rows, columns| if transposed { (columns, rows) } else { (rows, columns) };
+        let shapes = [shape(self.transposed[0], m, k), shape(self.transposed[1], k, n), (m, n)];
+        let bytes = |i: usize| {
+            let (rows, columns) = shapes[i];
+            let between = |distance: i64, count: u64| distance.unsigned_abs() * count.saturating_sub(1);
+            let elements = between(self.leading[i], columns) + rows + between(self.strides[i], self.batch);
+            elements * element_bytes(self.types[i])
+        };
+        let result = if self.accumulates { Operand::read_and_written } else { Operand::written };
+        vec![Operand::read(a, bytes(0)), Operand::read(b, bytes(1)), result(c, bytes(2))]
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.name, self.meaning)
+    }
+}
+
+/// Bytes of an element of a `cudaDataType`; of those of less than a byte, one.
+fn element_bytes(of: u32) -> u64 {
+    match of {
+        // Complex numbers of 64 bits each.
+        5 | 25 | 27 => 16,
+        // 64 bits, and complex numbers of 32 bits each.
+        1 | 4 | 11 | 13 | 24 | 26 => 8,
+        // 32 bits, and complex numbers of 16 bits each.
+        0 | 6 | 10 | 12 | 15 | 21 | 23 => 4,
+        // 16 bits, and complex numbers of 8 bits each.
+        2 | 7 | 9 | 14 | 20 | 22 => 2,
+        _ => 1,
+    }
+}
+
+/// Makes a call of a library, noted where this thread captures, and with what it writes saved where that is asked for.
+/// `describe` is called only then.
+pub(super) fn noted<T>(describe: impl FnOnce() -> Call, run: impl FnOnce() -> T) -> T {
+    if thread_capture::is_capturing() {
+        let call = describe();
+        let before = thread_capture::with(|capture| capture.last_node());
+        let result = run();
+        thread_capture::with(|capture| {
+            let nodes = [before.unwrap_or(0), capture.last_node()];
+            capture.library_calls.push(LibraryCall { call, nodes });
+        });
+        return result;
+    }
+    if written_memory::is_watched() {
+        written_memory::before_call(&describe());
+    }
+    run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_reach_from_the_first_element_to_the_last() {
+        let mut matmul = Matmul {
+            m: 3,
+            n: 2,
+            k: 5,
+            transposed: [true, false],
+            types: [2, 2, 0],
+            leading: [7, 5, 4],
+            strides: [100, 0, 50],
+            batch: 2,
+            accumulates: false,
+            compute: 68,
+            epilogue: 1,
+        };
+        let operands = matmul.operands([1000, 2000, 3000]);
+        // A is stored as 5 rows and 3 columns of 7 elements each.
+        assert_eq!(operands[0], Operand::read(1000, (7 * 2 + 5 + 100) * 2));
+        assert_eq!(operands[1], Operand::read(2000, (5 + 5) * 2));
+        assert_eq!(operands[2], Operand::written(3000, (4 + 3 + 50) * 4));
+        matmul.accumulates = true;
+        assert_eq!(matmul.operands([0, 0, 3000])[2].mode, Mode::ReadWrite);
+    }
+}

@@ -1,0 +1,123 @@
+//! Interposed library functions: the functions of CUDA's driver, its runtime, cuBLAS, cuDNN and cuRAND that enqueue work,
+//! defined here under their own names.
+//!
+//! Linked into a program, a definition here takes the place of the library's own for calls from Rust and from static C++
+//! libraries; it passes the call on. On a thread that does not capture that is all that it does, at the price of one
+//! read of a thread-local. On a thread that captures, work for the device's stream goes to a private stream instead, the
+//! one that is being captured ([`thread_capture`]). No other thread can reach that stream, so a capture holds the
+//! launches of its own thread and nothing else, and no other thread has to wait for it. The exception is in [`gate`]:
+//! the driver breaks every capture off when a thread waits for the whole device.
+//!
+//! What is needed besides is noted at the same places: the bytes of uploads, which calls of libraries launch which nodes
+//! of the graph and with which operands, what allocates and frees, and what a forward pass writes to memory that is older
+//! than the pass ([`written_memory`]).
+//!
+//! Not seen: calls that a shared library makes itself (cuBLAS inside, or C++ operators that are linked against the static
+//! CUDA runtime). Libraries are given the private stream by their handle.
+
+mod cublas;
+#[cfg(feature = "cudnn")]
+mod cudnn;
+mod curand;
+mod driver;
+mod gate;
+mod handover;
+mod library_call;
+mod modules;
+mod private_stream;
+mod runtime;
+mod thread_capture;
+mod written_memory;
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use cudarc::driver::sys::CUstream;
+
+pub(in crate::cuda) use self::driver::is_interposed;
+pub(crate) use self::handover::Handover;
+pub(in crate::cuda) use self::library_call::Call;
+pub(super) use self::library_call::LibraryCall;
+pub(super) use self::modules::code_of;
+pub(super) use self::private_stream::PrivateStream;
+pub(super) use self::thread_capture::{capture, without_events, ThreadCapture};
+pub(in crate::cuda) use self::thread_capture::{is_capturing, position};
+pub(in crate::cuda) use self::written_memory::WrittenMemory;
+
+/// A capture that is under way, which keeps waits for the whole device off until it is dropped.
+pub(super) use self::gate::Capturing;
+
+/// Lets the handles of libraries that belong to this thread, and are on the stream `device`, work on `private` until the
+/// result is dropped.
+fn library_handles_on(device: CUstream, private: CUstream) -> impl Sized {
+    #[cfg(feature = "cudnn")]
+    return cudnn::handles_on(device, private);
+    #[cfg(not(feature = "cudnn"))]
+    return (device, private);
+}
+
+/// The library's own function behind one that is defined here, looked up once.
+struct Next<F> {
+    found: AtomicPtr<c_void>,
+    function: PhantomData<F>,
+}
+
+impl<F: Copy> Next<F> {
+    const fn new() -> Self {
+        Self { found: AtomicPtr::new(std::ptr::null_mut()), function: PhantomData }
+    }
+
+    /// The function; `None` if no library of the program has it.
+    ///
+    /// # Safety
+    /// `F` must be the type of the C function `name`, which ends in a zero byte.
+    unsafe fn get(&self, name: &'static str) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let mut found = self.found.load(Ordering::Relaxed);
+        if found.is_null() {
+            // SAFETY: `name` ends in a zero byte. The search begins behind this program, so it does not find the caller.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
+            self.found.store(found, Ordering::Relaxed);
+        }
+        // SAFETY: a function pointer has the size of a pointer, and the caller vouches for its type.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+    }
+}
+
+/// Defines a library's function: `next` is the library's own, `missing` is returned where there is none.
+macro_rules! interpose {
+    ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr;
+     |$next:ident| $body:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the library documents.
+        #[no_mangle]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $return {
+            static NEXT: super::Next<unsafe extern "C" fn($($type),*) -> $return> = super::Next::new();
+            // SAFETY: the type is that of the function that is defined here, which the library declares alike.
+            let Some($next) = (unsafe { NEXT.get(concat!(stringify!($name), "\0")) }) else { return $missing };
+            $body
+        }
+    };
+}
+
+/// Defines a library's function that enqueues work on `stream`: on a thread that captures, on the private stream.
+macro_rules! redirect {
+    ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr,
+     refused $refused:expr, stream $stream:ident) => {
+        super::interpose! {
+            $(#[$doc])*
+            fn $name($($argument: $type),*) -> $return, missing $missing;
+            |next| {
+                let Some($stream) = super::thread_capture::redirected($stream.cast()) else { return $refused };
+                let $stream = $stream.cast();
+                // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
+                unsafe { next($($argument),*) }
+            }
+        }
+    };
+}
+
+use {interpose, redirect};

@@ -1,0 +1,209 @@
+//! What a forward pass writes to memory that is older than the pass: a module's state on the device.
+//!
+//! Building an executor runs the module's kernels many times. Before an eager pass writes to an allocation from before
+//! the pass for the first time, the allocation is copied; the copy is put back after each pass, and at the end of
+//! building. So building leaves a counter or a cache on the device as it found it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+use super::library_call::Call;
+use super::thread_capture::Restore;
+use crate::cuda::driver::kernel::{Functions, KernelNode};
+use crate::cuda::driver::memory::allocation_at;
+use crate::cuda::driver::{check, watch_frees, Stream};
+use crate::trace::Mode;
+use crate::Result;
+
+/// The addresses through which a launch may write.
+pub(in crate::cuda) type WrittenBy = fn(&KernelNode) -> Vec<u64>;
+
+/// Copies of what passes have written so far. They are put back once more when this is dropped.
+pub(in crate::cuda) struct WrittenMemory {
+    stream: Stream,
+    written_by: WrittenBy,
+    functions: Functions,
+    /// First byte and size of what the current pass has allocated and not freed.
+    live: BTreeMap<CUdeviceptr, usize>,
+    /// By first byte of the allocation.
+    copies: BTreeMap<CUdeviceptr, Copied>,
+    /// A copy that could not be made.
+    failed: Result<()>,
+}
+
+// SAFETY: handles of the driver, which may be used from any thread whose context is current; one thread at a time has the
+// value.
+unsafe impl Send for WrittenMemory {}
+
+/// What an allocation held before the first pass.
+struct Copied {
+    bytes: usize,
+    copy: CUdeviceptr,
+    /// Whether the allocation is gone.
+    freed: Arc<AtomicBool>,
+}
+
+thread_local! {
+    /// Whose writes are watched on this thread, or null.
+    static CURRENT: Cell<*mut WrittenMemory> = const { Cell::new(null_mut()) };
+}
+
+pub(super) fn take() -> *mut WrittenMemory {
+    CURRENT.replace(null_mut())
+}
+
+pub(super) fn give_back(watched: *mut WrittenMemory) {
+    CURRENT.set(watched);
+}
+
+pub(super) fn during<T>(watched: *mut WrittenMemory, f: impl FnOnce() -> T) -> T {
+    let _restore = Restore(&CURRENT, CURRENT.replace(watched));
+    f()
+}
+
+/// Whether writes of this thread are watched.
+pub(super) fn is_watched() -> bool {
+    !CURRENT.get().is_null()
+}
+
+/// Uses what watches this thread's writes. Calls that `f` makes are not watched.
+fn with(f: impl FnOnce(&mut WrittenMemory)) {
+    let current = CURRENT.replace(null_mut());
+    if current.is_null() {
+        return;
+    }
+    let _restore = Restore(&CURRENT, current);
+    // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is taken out of the
+    // thread-local meanwhile, so this is the only reference.
+    f(unsafe { &mut *current });
+}
+
+impl WrittenMemory {
+    /// Nothing is copied yet. `written_by` says through which addresses a kernel may write.
+    pub fn new(stream: &Stream, written_by: WrittenBy) -> Self {
+        Self {
+            stream: stream.clone(),
+            written_by,
+            functions: Functions::default(),
+            live: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            failed: Ok(()),
+        }
+    }
+
+    /// Runs a pass with its writes watched.
+    ///
+    /// # Errors
+    /// No memory for a copy: what the pass wrote cannot be undone.
+    pub fn watch<T>(&mut self, pass: impl FnOnce() -> T) -> Result<T> {
+        self.live.clear();
+        let result = during(self, pass);
+        std::mem::replace(&mut self.failed, Ok(()))?;
+        Ok(result)
+    }
+
+    /// Puts back what was there before the first pass.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn restore(&self) -> Result<()> {
+        if self.copies.is_empty() {
+            return Ok(());
+        }
+        self.stream.bind()?;
+        for (&address, copied) in self.copies.iter().filter(|(_, copied)| !copied.freed.load(Ordering::Acquire)) {
+            // SAFETY: the copy has as many bytes as the allocation, which is still there.
+            let status = unsafe { sys::cuMemcpyDtoDAsync_v2(address, copied.copy, copied.bytes, self.stream.raw()) };
+            check("cuMemcpyDtoDAsync", status)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the allocation around an address, unless this pass made it or there is a copy.
+    fn save(&mut self, address: u64) {
+        let in_pass = self.live.range(..=address).next_back();
+        if in_pass.is_some_and(|(start, bytes)| address < start + *bytes as u64) {
+            return;
+        }
+        let Some(allocation) = allocation_at(address) else { return };
+        let copied = self.copies.get(&allocation.start);
+        if copied.is_some_and(|copied| !copied.freed.load(Ordering::Acquire)) || self.failed.is_err() {
+            return;
+        }
+        let (stream, bytes, mut copy) = (self.stream.raw(), allocation.bytes as usize, 0);
+        // SAFETY: `copy` receives an allocation of as many bytes as are copied to it in the order of the stream.
+        let copied = unsafe {
+            check("cuMemAllocAsync", sys::cuMemAllocAsync(&mut copy, bytes, stream)).and_then(|()| {
+                check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(copy, allocation.start, bytes, stream))
+            })
+        };
+        match copied {
+            Ok(()) => {
+                let freed = Arc::new(AtomicBool::new(false));
+                watch_frees(&[allocation.start], &freed);
+                if let Some(old) = self.copies.insert(allocation.start, Copied { bytes, copy, freed }) {
+                    // SAFETY: nobody uses the copy of an allocation that is gone.
+                    unsafe { sys::cuMemFreeAsync(old.copy, stream) };
+                }
+            }
+            Err(error) => self.failed = Err(error),
+        }
+    }
+}
+
+impl Drop for WrittenMemory {
+    fn drop(&mut self) {
+        if let Err(error) = self.restore() {
+            tracing::error!(%error, "the module's state on the device could not be put back");
+        }
+        if self.stream.bind().is_ok() {
+            for copied in self.copies.values() {
+                // SAFETY: this value owns its copies, and what reads them is before this in the stream.
+                unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
+            }
+        }
+    }
+}
+
+/// A kernel is about to be launched.
+pub(super) fn before_launch(params: sys::CUDA_KERNEL_NODE_PARAMS) {
+    with(|watched| {
+        // SAFETY: the caller of the interposed function vouches for the kernel and its arguments; there is no node.
+        match unsafe { watched.functions.kernel(null_mut(), params) } {
+            Ok(kernel) => (watched.written_by)(&kernel).into_iter().for_each(|address| watched.save(address)),
+            Err(error) => watched.failed = Err(error),
+        }
+    });
+}
+
+/// These bytes are about to be written.
+pub(super) fn before_write(address: CUdeviceptr) {
+    with(|watched| watched.save(address));
+}
+
+/// A library is about to be called.
+pub(super) fn before_call(call: &Call) {
+    with(|watched| {
+        let operands = call.operands.iter().flatten();
+        operands.filter(|operand| operand.mode != Mode::Read).for_each(|operand| watched.save(operand.address));
+    });
+}
+
+/// Memory was allocated.
+pub(super) fn allocated(address: CUdeviceptr, bytes: usize) {
+    with(|watched| {
+        watched.live.insert(address, bytes);
+    });
+}
+
+/// Memory is about to be freed.
+pub(super) fn freed(address: CUdeviceptr) {
+    with(|watched| {
+        watched.live.remove(&address);
+    });
+}
