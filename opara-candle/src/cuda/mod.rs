@@ -94,9 +94,11 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
     let inputs = &inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
     let pass = |inputs: &[Tensor]| -> Result<(Vec<Tensor>, f64)> {
+        // A module may write to what it is called with.
+        let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
         let mut outputs = Vec::new();
         let eager = sample(&device, || {
-            outputs = function(inputs)?;
+            outputs = function(&inputs)?;
             Ok(())
         })?;
         Ok((outputs, eager.gpu_us))
