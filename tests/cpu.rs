@@ -127,7 +127,7 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
     let inputs = (0..4).map(|_| Tensor::rand(-1f32, 1., (1, 8, 40, 40), CPU)).collect::<Result<Vec<_>>>()?;
     let fast = OparaExecutor::new(block.clone(), &inputs[0])?;
     std::thread::scope(|scope| {
-        for input in &inputs {
+        let call = |input| {
             let (fast, block) = (&fast, &block);
             scope.spawn(move || -> Result<()> {
                 let expected = block.forward(input)?;
@@ -135,9 +135,11 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
                     assert!(same_bits(&fast.forward(input)?, &expected)?);
                 }
                 Ok(())
-            });
-        }
-    });
+            })
+        };
+        let threads: Vec<_> = inputs.iter().map(call).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("the thread panicked"))
+    })?;
     Ok(())
 }
 
@@ -206,11 +208,11 @@ fn a_number_read_from_the_input_is_found_by_verification() -> anyhow::Result<()>
 #[test]
 fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
-    // Wrong at its third call only: right while it is recorded twice, wrong in the first replay.
+    // Wrong at its fifth call only: right while it is recorded four times, wrong in the first replay.
     let module = move |x: &Tensor| {
         let calls = calls.clone();
         ops::custom("flaky", &[x], move |t| {
-            let offset = if calls.fetch_add(1, Ordering::Relaxed) == 2 { 1. } else { 0. };
+            let offset = if calls.fetch_add(1, Ordering::Relaxed) == 4 { 1. } else { 0. };
             t[0].affine(1., offset)
         })
     };

@@ -3,87 +3,203 @@
 mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Result, Tensor};
-use common::{answers_like, assert_same, one, refused, same_bits, waves, CPU};
-use opara_candle::{ops, Error, Mode, OparaExecutor};
+use common::{
+    answers_like, assert_same, calls_while_built, goes_on_like, one, refused, same_bits, stateful, waves, CPU,
+};
+use opara_candle::{ops, Builder, Error, Mode, OnStateful, OparaExecutor};
 
-#[test]
-fn a_cache_that_grows_is_refused() {
-    let cache = Arc::new(Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache")));
-    let function = {
-        let cache = cache.clone();
-        move |t: &[Tensor]| {
-            let _span = tracing::info_span!("attention").entered();
-            let mut cache = cache.lock().expect("no panic holds this lock");
-            *cache = ops::cat(&[&*cache, &ops::tanh(&t[0])?], 0)?;
-            Ok(vec![cache.clone()])
-        }
-    };
-    let fast = refused(function, &one(0).expect("an input"), &["attention/cat"]);
-    for i in 0..3 {
-        let before = cache.lock().expect("no panic holds this lock").clone();
-        let input = one(i).expect("an input");
-        let expected = Tensor::cat(&[&before, &input[0].tanh().expect("tanh")], 0).expect("cat");
-        assert_same(&fast.call(&input).expect("an answer"), &[expected], i);
+/// A module that appends to a cache and returns all of it.
+fn growing() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let cache = Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache"));
+    move |t: &[Tensor]| {
+        let _span = tracing::info_span!("attention").entered();
+        let mut cache = cache.lock().expect("no panic holds this lock");
+        *cache = ops::cat(&[&*cache, &ops::tanh(&t[0])?], 0)?;
+        Ok(vec![cache.clone()])
+    }
+}
+
+/// The same with candle's own operators, which are not recorded.
+fn growing_unseen() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let cache = Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache"));
+    move |t: &[Tensor]| {
+        let mut cache = cache.lock().expect("no panic holds this lock");
+        *cache = Tensor::cat(&[&*cache, &t[0].tanh()?], 0)?;
+        Ok(vec![cache.sum_keepdim(0)?])
+    }
+}
+
+/// A module that multiplies by the number of the call.
+fn counting() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let calls = AtomicUsize::new(0);
+    move |t: &[Tensor]| {
+        let _span = tracing::info_span!("count").entered();
+        Ok(vec![ops::affine(&t[0], calls.fetch_add(1, Ordering::Relaxed) as f64, 0.)?])
     }
 }
 
 #[test]
-fn a_counter_in_the_operators_parameters_is_refused() -> anyhow::Result<()> {
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = calls.clone();
-    let function = move |t: &[Tensor]| Ok(vec![ops::affine(&t[0], count.fetch_add(1, Ordering::Relaxed) as f64, 0.)?]);
-    let fast = refused(function, &one(0)?, &["differs"]);
-    for i in 0..3 {
-        let expected = one(i)?[0].affine(calls.load(Ordering::Relaxed) as f64, 0.)?;
-        assert_same(&fast.call(&one(i)?)?, &[expected], i);
+fn a_cache_that_grows_is_an_error_unless_it_is_declared() -> anyhow::Result<()> {
+    for verify in [true, false] {
+        let builder = || OparaExecutor::builder().verify(verify);
+        stateful(builder(), growing(), &one(0)?, &["attention/cat", "an earlier call made"]);
+        stateful(builder(), growing_unseen(), &one(0)?, &["other outputs", "random numbers"]);
+        stateful(builder(), counting(), &one(0)?, &["count/affine"]);
+    }
+    goes_on_like(growing, one);
+    goes_on_like(growing_unseen, one);
+    goes_on_like(counting, one);
+    Ok(())
+}
+
+#[test]
+fn an_answer_of_the_call_before_is_an_error() -> anyhow::Result<()> {
+    let make = || {
+        let before = Mutex::new(None::<Tensor>);
+        move |t: &[Tensor]| {
+            let now = ops::tanh(&t[0])?;
+            let before = before.lock().expect("no panic holds this lock").replace(now.clone());
+            Ok(vec![before.unwrap_or(now)])
+        }
+    };
+    stateful(OparaExecutor::builder(), make(), &one(0)?, &["output 0", "an earlier call made"]);
+    goes_on_like(make, one);
+    Ok(())
+}
+
+#[test]
+fn what_the_first_input_leaves_behind_is_an_error() -> anyhow::Result<()> {
+    let make = || {
+        let first = OnceLock::new();
+        move |t: &[Tensor]| {
+            let encoded = match first.get() {
+                Some(encoded) => Tensor::clone(encoded),
+                None => ops::tanh(&t[0])?,
+            };
+            Ok(vec![ops::add(&t[0], first.get_or_init(|| encoded))?])
+        }
+    };
+    stateful(OparaExecutor::builder(), make(), &one(0)?, &["`add`", "an earlier call made"]);
+    goes_on_like(make, one);
+    Ok(())
+}
+
+#[test]
+fn a_table_that_the_first_call_makes_is_a_weight() -> anyhow::Result<()> {
+    // By a recorded operator, and by one of candle's own; with floats to vary, and without.
+    for recorded in [true, false] {
+        for inputs in [one, |i: usize| Ok(vec![Tensor::arange(i as u32, 24 + i as u32, CPU)?.reshape((4, 6))?])] {
+            let dtype = inputs(0)?[0].dtype();
+            let make = move || {
+                let table = Tensor::arange(0f32, 24., CPU)?.reshape((4, 6))?.to_dtype(dtype)?;
+                if recorded {
+                    ops::add(&table, &table)
+                } else {
+                    &table + &table
+                }
+            };
+            let table = OnceLock::new();
+            let function = move |t: &[Tensor]| {
+                if table.get().is_none() {
+                    let made = make()?;
+                    table.get_or_init(|| made);
+                }
+                Ok(vec![ops::add(&t[0], table.get().expect("it was made just now"))?])
+            };
+            let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
+            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+            answers_like(&fast, |t| Ok(vec![(&t[0] + make()?)?]), inputs);
+        }
     }
     Ok(())
 }
 
-/// Wraps a function of the number of the call, verified or not, which must run eagerly and then do just that.
-fn assert_refused_in_turns<F>(function: F, verify: bool) -> anyhow::Result<()>
+#[test]
+fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<()> {
+    let calls = AtomicUsize::new(0);
+    let function = move |t: &[Tensor]| match t[0].dim(0)? {
+        5 => Ok(vec![ops::affine(&t[0], calls.fetch_add(1, Ordering::Relaxed) as f64, 0.)?]),
+        _ => Ok(vec![ops::relu(&t[0])?]),
+    };
+    let fast = OparaExecutor::builder().build_fn(function, &one(0)?)?;
+    let five = [waves(0, (5, 6))?];
+    for _ in 0..2 {
+        assert!(matches!(fast.call(&five), Err(Error::Stateful { .. })));
+        assert!(matches!(fast.lend(&five, |_| ()), Err(Error::Stateful { .. })));
+    }
+    assert_same(&fast.call(&one(1)?)?, &[one(1)?[0].relu()?], "the shape that keeps no state");
+    Ok(())
+}
+
+#[test]
+fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
+    fn relu(t: &[Tensor]) -> Result<Vec<Tensor>> {
+        Ok(vec![ops::relu(&t[0])?])
+    }
+    let floats = one(0)?;
+    let ids = [Tensor::new(&[1u32, 2], CPU)?];
+    let count =
+        |builder: Builder, inputs: &[Tensor]| Ok::<_, anyhow::Error>(calls_while_built(builder, relu, inputs)?.1);
+    assert_eq!(count(OparaExecutor::builder(), &floats)?, 4);
+    assert_eq!(count(OparaExecutor::builder().example(&one(1)?).example(&one(2)?), &floats)?, 6);
+    assert_eq!(count(OparaExecutor::builder().verify(false), &floats)?, 2);
+    assert_eq!(count(OparaExecutor::builder().on_stateful(OnStateful::Eager), &floats)?, 0);
+    let add = |t: &[Tensor]| Ok(vec![ops::add(&t[0], &t[0])?]);
+    assert_eq!(calls_while_built(OparaExecutor::builder(), add, &ids)?.1, 2);
+    let plain = |t: &[Tensor]| Ok(vec![t[0].relu()?]);
+    let (fast, calls) = calls_while_built(OparaExecutor::builder(), plain, &floats)?;
+    assert_eq!((calls, fast.report().mode), (2, Mode::Eager));
+
+    // Further shapes are built like the first one, and what is built is not called any more.
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = calls.clone();
+    let function = move |t: &[Tensor]| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        relu(t)
+    };
+    let fast = OparaExecutor::builder().example(&one(1)?).build_fn(function, &one(0)?)?;
+    for (rows, expected) in [(4, 5), (7, 9), (4, 9), (7, 9)] {
+        fast.call(&[waves(0, (rows, 6))?])?;
+        assert_eq!(calls.load(Ordering::Relaxed), expected, "after {rows} rows");
+    }
+    Ok(())
+}
+
+/// A function of the number of the call is an error, verified or not, and runs if it is declared to keep state.
+fn assert_found_in_turns<F>(function: F) -> anyhow::Result<()>
 where
     F: Fn(usize, &[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
-    let calls = Arc::new(AtomicUsize::new(0));
-    let (count, counted) = (calls.clone(), function.clone());
-    let counted = move |t: &[Tensor]| counted(count.fetch_add(1, Ordering::Relaxed), t);
-    let fast = OparaExecutor::builder().verify(verify).build_fn(counted, &one(0)?)?;
-    assert!(fast.report().mode == Mode::Eager && fast.report().reason.is_some(), "{}", fast.report());
-    for i in 0..4 {
-        let expected = function(calls.load(Ordering::Relaxed), &one(i)?)?;
-        assert_same(&fast.call(&one(i)?)?, &expected, i);
-    }
+    let make = || {
+        let (function, calls) = (function.clone(), AtomicUsize::new(0));
+        move |t: &[Tensor]| function(calls.fetch_add(1, Ordering::Relaxed), t)
+    };
+    stateful(OparaExecutor::builder(), make(), &one(0)?, &[]);
+    stateful(OparaExecutor::builder().example(&one(1)?), make(), &one(0)?, &[]);
+    stateful(OparaExecutor::builder().verify(false), make(), &one(0)?, &[]);
+    goes_on_like(make, one);
     Ok(())
 }
 
 #[test]
-fn what_changes_from_call_to_call_is_refused() -> anyhow::Result<()> {
+fn what_changes_from_call_to_call_is_an_error() -> anyhow::Result<()> {
+    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+        Ok(vec![if n.is_multiple_of(2) { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }])
+    })?;
     let weights = [waves(1, (4, 6))?, waves(2, (4, 6))?];
-    for verify in [true, false] {
-        let branch =
-            |n: usize, t: &[Tensor]| Ok(vec![if n.is_multiple_of(2) { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }]);
-        assert_refused_in_turns(branch, verify)?;
-        let weights = weights.clone();
-        let weight = move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]);
-        assert_refused_in_turns(weight, verify)?;
-        let parts = |n: usize, t: &[Tensor]| {
-            let parts = [&t[0], &t[0], &t[0]];
-            Ok(vec![ops::cat(&parts[..2 + n % 2], 0)?])
-        };
-        assert_refused_in_turns(parts, verify)?;
-        let output = |n: usize, t: &[Tensor]| {
-            let both = [ops::relu(&t[0])?, ops::tanh(&t[0])?];
-            Ok(vec![both[n % 2].clone()])
-        };
-        assert_refused_in_turns(output, verify)?;
-        let outputs = |n: usize, t: &[Tensor]| Ok(vec![ops::relu(&t[0])?; 1 + n % 2]);
-        assert_refused_in_turns(outputs, verify)?;
-    }
-    Ok(())
+    assert_found_in_turns(move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]))?;
+    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+        let parts = [&t[0], &t[0], &t[0]];
+        Ok(vec![ops::cat(&parts[..2 + n % 2], 0)?])
+    })?;
+    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+        let both = [ops::relu(&t[0])?, ops::tanh(&t[0])?];
+        Ok(vec![both[n % 2].clone()])
+    })?;
+    assert_found_in_turns(|n: usize, t: &[Tensor]| Ok(vec![ops::relu(&t[0])?; 1 + n % 2]))
 }
 
 #[test]
@@ -94,7 +210,15 @@ fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
             Ok(vec![ops::narrow(&t[0], 0, position as usize, 1)?])
         };
         let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?, Tensor::new(3 - i as u32, CPU)?.to_dtype(dtype)?]);
-        answers_like(&refused(function, &inputs(0)?, &["differs"]), function, inputs);
+        let fast = OparaExecutor::builder().example(&inputs(1)?).build_fn(function, &inputs(0)?)?;
+        let reason = fast.report().reason.unwrap_or_default();
+        assert!(fast.report().mode == Mode::Eager && reason.contains("differs"), "{}", fast.report());
+        answers_like(&fast, function, inputs);
+        // Without another example it cannot be found, and the report says so.
+        let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
+        let report = fast.report();
+        assert_eq!((report.mode, report.verified_inputs, &report.same_in_all), (Mode::Lanes, 3, &vec![1]), "{report}");
+        assert!(report.to_string().contains("the same integers in inputs [1]"), "{report}");
     }
     Ok(())
 }
@@ -132,55 +256,77 @@ fn a_column_and_a_broadcast_number_are_examples() -> anyhow::Result<()> {
 
 #[test]
 fn a_folded_operator_that_panics_is_an_error() -> anyhow::Result<()> {
-    // It is recorded twice and folded then.
+    // It is recorded four times and folded then.
     let runs = Arc::new(AtomicUsize::new(0));
     let count = runs.clone();
     let function = move |t: &[Tensor]| {
         let count = count.clone();
-        let ones = ops::constant("third", move || {
-            assert!(count.fetch_add(1, Ordering::Relaxed) != 2, "the third run");
+        let ones = ops::constant("fifth", move || {
+            assert!(count.fetch_add(1, Ordering::Relaxed) != 4, "the fifth run");
             Tensor::ones((4, 6), DType::F32, CPU)
         })?;
         Ok(vec![ops::add(&t[0], &ones)?])
     };
     let error = OparaExecutor::builder().build_fn(function, &one(0)?).expect_err("it panics");
-    assert!(matches!(&error, Error::Panicked { message } if message == "the third run"), "{error}");
+    assert!(matches!(&error, Error::Panicked { message } if message == "the fifth run"), "{error}");
     Ok(())
 }
 
 #[test]
 fn a_module_that_takes_only_some_values_is_refused() -> anyhow::Result<()> {
-    let function = |t: &[Tensor]| match t[1].to_scalar::<u32>()? as usize {
-        rows if rows == t[0].dim(0)? => Ok(vec![ops::relu(&t[0])?]),
-        rows => candle::bail!("{rows} rows are too few"),
+    let function = |t: &[Tensor]| match t[0].min_all()?.to_scalar::<f32>()? {
+        least if least >= 0. => Ok(vec![ops::sqr(&t[0])?]),
+        least => candle::bail!("{least} is not a share"),
     };
-    let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?, Tensor::new(4u32, CPU)?]);
-    answers_like(&refused(function, &inputs(0)?, &["other values", "2 rows are too few"]), function, inputs);
+    let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?.abs()?]);
+    answers_like(&refused(function, &inputs(0)?, &["other values", "is not a share"]), function, inputs);
+    // Fed with nothing but the example, it is replayed.
+    let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs(0)?)?;
+    assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    answers_like(&fast, function, inputs);
+    // What an example of the user's says is the module's error.
+    let negative = [one(0)?[0].neg()?];
+    let error = OparaExecutor::builder().example(&negative).build_fn(function, &inputs(0)?).expect_err("it fails");
+    assert!(matches!(&error, Error::Candle(_)) && error.to_string().contains("is not a share"), "{error}");
     Ok(())
 }
 
+/// Numbers that an operator of the recording draws are told from state: the same operator gives another result each time.
+/// Others cannot be.
 #[test]
 fn random_numbers_are_refused() -> anyhow::Result<()> {
     fn dropout(t: &[&Tensor]) -> Result<Tensor> {
         candle_nn::Dropout::new(0.5).forward(t[0], true)
     }
+    fn noise() -> Result<Tensor> {
+        Tensor::rand(0f32, 1., (4, 6), CPU)
+    }
     type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
-    let functions: [(Function, &str); 4] = [
+    let in_operators: [Function; 2] = [
+        |t| Ok(vec![ops::custom("dropout", &[&t[0]], dropout)?]),
+        |t| Ok(vec![ops::add(&t[0], &ops::constant("noise", noise)?)?]),
+    ];
+    let between_operators: [(Function, &str); 2] = [
         (
             |t| {
                 let _span = tracing::info_span!("noise").entered();
-                Ok(vec![ops::add(&t[0], &Tensor::rand(0f32, 1., (4, 6), CPU)?)?])
+                Ok(vec![ops::add(&t[0], &noise()?)?])
             },
             "noise/add",
         ),
         (|t| Ok(vec![dropout(&[&ops::relu(&t[0])?])?]), "output 0"),
-        (|t| Ok(vec![ops::custom("dropout", &[&t[0]], dropout)?]), "differs"),
-        (|t| Ok(vec![ops::add(&t[0], &ops::constant("noise", || Tensor::randn(0f32, 1., (4, 6), CPU))?)?]), "differs"),
     ];
-    for (function, part) in functions {
-        let fast = refused(function, &one(0)?, &[part]);
+    let draws_anew = |fast: OparaExecutor| -> anyhow::Result<()> {
         let (first, second) = (fast.call(&one(1)?)?, fast.call(&one(1)?)?);
         assert!(!same_bits(&first[0], &second[0])?, "every call draws anew");
+        Ok(())
+    };
+    for function in in_operators {
+        draws_anew(refused(function, &one(0)?, &["differs", "draws random numbers"]))?;
+    }
+    for (function, part) in between_operators {
+        stateful(OparaExecutor::builder(), function, &one(0)?, &[part, "draws random numbers"]);
+        draws_anew(OparaExecutor::builder().on_stateful(OnStateful::Eager).build_fn(function, &one(0)?)?)?;
     }
     Ok(())
 }

@@ -8,8 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Device, Result, Tensor};
 use candle_nn::{BatchNorm, Dropout};
-use common::{answers_like, assert_same, gpu, isolated, one_on, refused, replayed, same_bits, waves};
-use opara_candle::{Mode, OparaExecutor};
+use common::{
+    answers_like, assert_same, calls_while_built, goes_on_like, gpu, isolated, one_on, refused, replayed, same_bits,
+    stateful, waves,
+};
+use opara_candle::{Error, Mode, OnStateful, OparaExecutor};
 
 /// Why a lock can be taken.
 const FREE: &str = "no panic holds this lock";
@@ -127,39 +130,120 @@ fn a_table_that_another_shape_replaces_does_not_spoil_the_first() -> anyhow::Res
     })
 }
 
-#[test]
-fn a_cache_that_grows_is_refused_and_grows_on() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    let cache = Arc::new(Mutex::new(None::<Tensor>));
-    let function = {
-        let cache = cache.clone();
-        move |t: &[Tensor]| {
-            let rows = t[0].affine(2., 1.)?;
-            let mut cache = cache.lock().expect(FREE);
-            let all = match &*cache {
-                Some(before) => Tensor::cat(&[before, &rows], 0)?,
-                None => rows,
-            };
-            *cache = Some(all.clone());
-            Ok(vec![all])
-        }
-    };
-    let fast = refused(function, &[Tensor::full(0.5f32, (2, 3), &device)?], &["state changes from call to call"]);
-    let cached = || cache.lock().expect(FREE).clone().expect("building has filled it");
-    let of_building = cached().dim(0)?;
-    for i in 0..3 {
-        let (before, x) = (cached(), waves(i, (2, 3))?.to_device(&device)?);
-        let noise = Tensor::full(f32::NAN, (64, 64), &device)?;
-        let expected = Tensor::cat(&[&before, &x.affine(2., 1.)?], 0)?;
-        assert_same(&fast.call(&[x])?, &[expected], i);
-        drop(noise);
+/// A decoder that keeps the rows of all calls, and answers with sums over them.
+fn decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let cache = Mutex::new(None::<Tensor>);
+    move |t: &[Tensor]| {
+        let rows = t[0].affine(2., 1.)?;
+        let mut cache = cache.lock().expect(FREE);
+        let all = match &*cache {
+            Some(before) => Tensor::cat(&[before, &rows], 0)?,
+            None => rows,
+        };
+        *cache = Some(all.clone());
+        Ok(vec![all.sum_keepdim(0)?])
     }
-    // Twice the example plus one, or twice three quarters of it plus one.
-    let values = cached().narrow(0, 0, of_building)?.flatten_all()?.to_vec1::<f32>()?;
-    assert!(values.iter().all(|v| [2., 1.75].contains(v)), "rows of calls while it was built: {values:?}");
+}
+
+/// The same whose answers hide it, so that captures alone show what is kept.
+fn hidden_decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let decoder = decoder();
+    move |t: &[Tensor]| {
+        let sums = decoder(t)?.remove(0);
+        Ok(vec![where_large(&t[0], &sums.broadcast_as(t[0].shape())?.contiguous()?)?])
+    }
+}
+
+#[test]
+fn a_cache_that_grows_is_an_error_unless_it_is_declared() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let example = one_on(0, &device)?;
+    for verify in [true, false] {
+        stateful(OparaExecutor::builder().verify(verify), decoder(), &example, &["keeps state"]);
+        stateful(OparaExecutor::builder().verify(verify), hidden_decoder(), &example, &["keeps state"]);
+    }
+    goes_on_like(decoder, |i| one_on(i, &device));
+    goes_on_like(hidden_decoder, |i| Ok(vec![large(i, &device)?]));
     Ok(())
 }
 
+#[test]
+fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let decoder = decoder();
+    let function = move |t: &[Tensor]| if t[0].dim(0)? == 5 { decoder(t) } else { Ok(vec![t[0].relu()?]) };
+    let fast = OparaExecutor::builder().build_fn(function, &one_on(0, &device)?)?;
+    let five = [waves(0, (5, 6))?.to_device(&device)?];
+    for _ in 0..2 {
+        assert!(matches!(fast.call(&five), Err(Error::Stateful { .. })));
+    }
+    assert_same(&fast.call(&one_on(1, &device)?)?, &[one_on(1, &device)?[0].relu()?], "the shape that keeps no state");
+    Ok(())
+}
+
+#[test]
+fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let relu = |t: &[Tensor]| Ok(vec![t[0].relu()?]);
+    let add = |t: &[Tensor]| Ok(vec![(&t[0] + &t[0])?]);
+    let floats = |i: usize| one_on(i, &device);
+    let ids = [Tensor::new(&[1u32, 2], &device)?];
+    let mut counts = Vec::new();
+    for (builder, mode) in [
+        (OparaExecutor::builder(), Mode::Graph),
+        (OparaExecutor::builder().example(&floats(1)?).example(&floats(2)?), Mode::Graph),
+        (OparaExecutor::builder().verify(false), Mode::Graph),
+        (OparaExecutor::builder().on_stateful(OnStateful::Eager), Mode::Eager),
+    ] {
+        let (fast, calls) = calls_while_built(builder, relu, &floats(0)?)?;
+        assert_eq!(fast.report().mode, mode, "{}", fast.report());
+        counts.push(calls);
+    }
+    assert_eq!(counts, [5, 7, 4, 0]);
+    let (fast, calls) = calls_while_built(OparaExecutor::builder(), add, &ids)?;
+    assert_eq!((fast.report().mode, calls), (Mode::Graph, 4), "{}", fast.report());
+    assert_eq!((fast.report().verified_inputs, fast.report().same_in_all), (1, vec![0]));
+    Ok(())
+}
+
+/// Out of range, an id takes the GPU's context down.
+#[test]
+fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
+    isolated("ids_that_begin_at_one_are_never_fed_as_others", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let table = waves(3, (4, 5))?.to_device(&device)?;
+        let function = move |t: &[Tensor]| Ok(vec![table.index_select(&(&t[0] - t[0].ones_like()?)?, 0)?.tanh()?]);
+        let inputs = |i: usize| Ok(vec![Tensor::full(1 + (i % 4) as u32, 3, &device)?]);
+        replayed(Mode::Graph, function.clone(), inputs);
+        let builder = OparaExecutor::builder().example(&inputs(3)?);
+        let fast = builder.build_fn(function.clone(), &inputs(0)?)?;
+        let report = fast.report();
+        assert_eq!(
+            (report.mode, report.verified_inputs, &report.same_in_all[..]),
+            (Mode::Graph, 2, &[][..]),
+            "{report}"
+        );
+        answers_like(&fast, function, inputs);
+        Ok(())
+    })
+}
+
+/// Building calls a module with copies.
+#[test]
+fn building_writes_to_no_example() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let row = waves(9, (1, 6))?.to_device(&device)?;
+    let function = move |t: &[Tensor]| {
+        t[0].slice_set(&row, 0, 2)?;
+        Ok(vec![t[0].sqr()?])
+    };
+    let example = one_on(0, &device)?;
+    refused(function, &example, &["writes to a tensor that it is called with"]);
+    assert_same(&example, &one_on(0, &device)?, "the example, after building");
+    Ok(())
+}
+
+/// A pass that is refused in the middle of its capture may have left tensors in the module.
 #[test]
 fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
     isolated("what_a_refused_module_keeps_can_be_used", || {
@@ -180,16 +264,18 @@ fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
                 Ok(vec![(sum * mean as f64)?])
             }
         };
-        let fast = refused(function, &[Tensor::full(0.5f32, (4, 6), &device)?], &["reads 4 bytes back"]);
+        let example = [Tensor::full(0.5f32, (4, 6), &device)?];
+        stateful(OparaExecutor::builder(), function.clone(), &example, &["other outputs"]);
         let values = || kept.lock().expect(FREE).as_ref().map(|t| t.flatten_all()?.to_vec1::<f32>()).transpose();
         let left = values()?.unwrap_or_default();
+        // Of the example, or of the same with 0.75 times its floats.
         assert!(left.iter().all(|v| [2., 1.75].contains(v)), "left by a call while it was built: {left:?}");
         for i in 0..3 {
             let x = one_on(i, &device)?;
             let before = kept.lock().expect(FREE).clone();
             let (_, sum) = next(&x[0], before.as_ref())?;
             let expected = (&sum * sum.mean_all()?.to_scalar::<f32>()? as f64)?;
-            assert_same(&fast.call(&x)?, &[expected], i);
+            assert_same(&function(&x)?, &[expected], i);
         }
         Ok(())
     })
@@ -197,33 +283,25 @@ fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
 
 /// Builds executors of a function of the number of the call and of a tensor, in three ways: as it is, so that the
 /// examples show the difference that the number makes; with that difference in no output of the examples; and as it is,
-/// but without verification. Each must run eagerly, and do then what the function does.
+/// but without verification. Each must be an error, and do what the function does if it is declared to keep state.
 #[track_caller]
 fn assert_state_is_found<F>(state: F)
 where
     F: Fn(usize, &Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
 {
     let Some(device) = gpu() else { return };
-    for (way, hidden, verify) in
-        [("shown and verified", false, true), ("hidden and verified", true, true), ("not verified", false, false)]
-    {
-        let of = state.clone();
-        let function = move |n: usize, x: &Tensor| {
-            let y = of(n, x)?;
-            Ok::<_, candle::Error>(vec![if hidden { where_large(x, &y)? } else { y }])
+    for (hidden, verify) in [(false, true), (true, true), (false, false)] {
+        let make = || {
+            let (of, calls) = (state.clone(), AtomicUsize::new(0));
+            move |t: &[Tensor]| {
+                let _span = tracing::info_span!("count").entered();
+                let y = of(calls.fetch_add(1, Ordering::Relaxed), &t[0])?;
+                Ok::<_, candle::Error>(vec![if hidden { where_large(&t[0], &y)? } else { y }])
+            }
         };
-        let calls = Arc::new(AtomicUsize::new(0));
-        let (count, counted) = (calls.clone(), function.clone());
-        let counted = move |t: &[Tensor]| counted(count.fetch_add(1, Ordering::Relaxed), &t[0]);
         let example = one_on(0, &device).expect("an input");
-        let fast = OparaExecutor::builder().verify(verify).build_fn(counted, &example).expect("it runs eagerly");
-        let report = fast.report();
-        assert!(report.mode == Mode::Eager && report.reason.is_some(), "{way}: {report}");
-        for i in 0..4 {
-            let x = large(i, &device).expect("an input");
-            let expected = function(calls.load(Ordering::Relaxed), &x).expect("an answer");
-            assert_same(&fast.call(&[x]).expect("an answer"), &expected, format_args!("{way}, call {i}"));
-        }
+        stateful(OparaExecutor::builder().verify(verify), make(), &example, &["at `count`"]);
+        goes_on_like(make, |i| Ok(vec![large(i, &device)?]));
     }
 }
 
@@ -257,37 +335,38 @@ fn two_weights_in_turns_are_found() {
 #[test]
 fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let calls = Arc::new(AtomicUsize::new(0));
-    let count = calls.clone();
-    let function = move |t: &[Tensor]| Ok(vec![t[0].relu()?; 1 + count.fetch_add(1, Ordering::Relaxed) % 2]);
-    let fast = refused(function, &one_on(0, &device)?, &[]);
-    for i in 0..4 {
-        let expected = vec![one_on(i, &device)?[0].relu()?; 1 + calls.load(Ordering::Relaxed) % 2];
-        assert_same(&fast.call(&one_on(i, &device)?)?, &expected, i);
-    }
+    let make = || {
+        let calls = AtomicUsize::new(0);
+        move |t: &[Tensor]| {
+            let mut outputs = vec![t[0].relu()?, t[0].sqr()?];
+            outputs.truncate(1 + calls.fetch_add(1, Ordering::Relaxed) % 2);
+            Ok(outputs)
+        }
+    };
+    stateful(OparaExecutor::builder(), make(), &one_on(0, &device)?, &["tensors at one call"]);
+    goes_on_like(make, |i| one_on(i, &device));
     Ok(())
 }
 
 /// The outputs say nothing of what the module writes, and where.
 #[test]
-fn rows_go_on_being_written_to_a_cache_of_fixed_size() -> anyhow::Result<()> {
+fn rows_that_are_written_to_a_cache_of_fixed_size_are_found() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let cache = Tensor::zeros((64, 6), DType::F32, &device)?;
-    let position = Arc::new(AtomicUsize::new(0));
-    let function = {
-        let (cache, position) = (cache.clone(), position.clone());
+    let make = |cache: &Tensor| {
+        let (cache, position) = (cache.clone(), AtomicUsize::new(0));
         move |t: &[Tensor]| {
             cache.slice_set(&t[0], 0, position.fetch_add(1, Ordering::Relaxed))?;
             Ok(vec![t[0].relu()?])
         }
     };
     let row = |i: usize| Ok::<_, candle::Error>(vec![waves(i, (1, 6))?.to_device(&device)?]);
-    let fast = OparaExecutor::builder().build_fn(function, &row(0)?)?;
+    stateful(OparaExecutor::builder(), make(&cache.copy()?), &row(0)?, &[]);
+    let builder = OparaExecutor::builder().on_stateful(OnStateful::Eager);
+    let fast = builder.build_fn(make(&cache), &row(0)?)?;
     for i in 0..4 {
-        let (at, x) = (position.load(Ordering::Relaxed), row(i)?);
-        assert_same(&fast.call(&x)?, &[x[0].relu()?], i);
-        assert_same(&[cache.narrow(0, at, 1)?], &x, format_args!("row {at}"));
-        assert_eq!(position.load(Ordering::Relaxed), at + 1, "the module has counted the call");
+        assert_same(&fast.call(&row(i)?)?, &[row(i)?[0].relu()?], i);
+        assert_same(&[cache.narrow(0, i, 1)?], &row(i)?, format_args!("row {i}"));
     }
     Ok(())
 }

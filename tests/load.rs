@@ -117,7 +117,7 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
     let eager = OparaExecutor::load(|| plain_mlp(weights()), &rows(2)?)?;
     assert_eq!((replayed.report().mode, eager.report().mode), (Mode::Lanes, Mode::Eager));
     thread::scope(|scope| {
-        for n in 1..5 {
+        let call = |n| {
             let (replayed, eager) = (&replayed, &eager);
             scope.spawn(move || -> Result<()> {
                 let expected = (mlp(weights())?.forward(&rows(n)?)?, plain_mlp(weights())?.forward(&rows(n)?)?);
@@ -126,9 +126,11 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
                     assert_same_bits(&eager.forward(&rows(n)?)?, &expected.1);
                 }
                 Ok(())
-            });
-        }
-    });
+            })
+        };
+        let threads: Vec<_> = (1..5).map(call).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("the thread panicked"))
+    })?;
     Ok(())
 }
 

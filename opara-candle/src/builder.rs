@@ -7,11 +7,13 @@ use candle::{Module, Tensor};
 
 use crate::backend::{Function, Fusing};
 use crate::error::caught;
+use crate::examples::Examples;
 use crate::executor::OparaExecutor;
 use crate::prepared::Settings;
+use crate::report::Report;
 use crate::schedule::{Policy, Scheduler};
 use crate::tune::Tuning;
-use crate::{kept, resident, Result};
+use crate::{kept, resident, Error, Result};
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,6 +25,18 @@ pub enum OnUncapturable {
     Error,
 }
 
+/// What to do with a module that keeps state on the host from one call to the next: a cache in a `RefCell` or a `Mutex`, a
+/// counter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnStateful {
+    /// Return [`Error::Stateful`](crate::Error::Stateful) if building finds state. By then it has called the module.
+    #[default]
+    Error,
+    /// The module is known to keep state, or to draw random numbers: building does not call it at all, and every call of the
+    /// executor runs it as it is. So answers are those of the module alone, from the first call on.
+    Eager,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub scheduler: Arc<dyn Scheduler>,
@@ -32,8 +46,11 @@ pub(crate) struct Options {
     pub tuning: Option<Tuning>,
     pub settings: Settings,
     pub verify: bool,
+    /// Examples beside the one that an executor is built with.
+    pub further: Vec<Vec<Tensor>>,
     pub stress: u64,
     pub on_uncapturable: OnUncapturable,
+    pub on_stateful: OnStateful,
     pub max_shapes: usize,
     pub race: bool,
     pub fuse: bool,
@@ -46,6 +63,11 @@ impl Options {
     pub fn fusing(&self) -> Option<Fusing> {
         self.fuse.then(|| Fusing { folder: self.kernels.clone() })
     }
+
+    /// What building may call the module with.
+    pub fn examples(&self) -> Examples {
+        Examples { further: self.further.clone(), altered: self.verify }
+    }
 }
 
 impl Default for Options {
@@ -56,8 +78,10 @@ impl Default for Options {
             tuning: None,
             settings: Settings::default(),
             verify: true,
+            further: Vec::new(),
             stress: 0,
             on_uncapturable: OnUncapturable::default(),
+            on_stateful: OnStateful::default(),
             max_shapes: 8,
             race: true,
             fuse: true,
@@ -91,7 +115,45 @@ impl Builder {
         self
     }
 
-    /// Whether replay is compared with eager, bit for bit, on the example and on a second input. Default: yes.
+    /// A further example: inputs of the shapes, dtypes and device of those that the executor is built with, and with other
+    /// values. May be called several times. Building calls the module with each, compares replays on each, and keeps them to
+    /// build anew for these shapes; for other shapes they are not used.
+    ///
+    /// Integers never get made-up values, since an id that is out of range would do harm (see [`verify`](Self::verify)). So
+    /// further examples are the one way to find that a module's host code looks at integers:
+    ///
+    /// ```
+    /// use candle::{Device, Tensor};
+    /// use opara_candle::{ops, Mode, OparaExecutor};
+    ///
+    /// let decode = |t: &[Tensor]| match t[1].to_scalar::<u32>()? {
+    ///     0 => Ok(vec![ops::relu(&t[0])?]),
+    ///     _ => Ok(vec![ops::tanh(&t[0])?]),
+    /// };
+    /// let inputs = |mode: u32| Ok::<_, candle::Error>([Tensor::new(&[-1f32, 1.], &Device::Cpu)?, Tensor::new(mode, &Device::Cpu)?]);
+    /// let fast = OparaExecutor::builder().example(&inputs(1)?).build_fn(decode, &inputs(0)?)?;
+    /// assert_eq!(fast.report().mode, Mode::Eager); // Its operators depend on the mode.
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn example(mut self, inputs: &[Tensor]) -> Self {
+        self.0.further.push(inputs.to_vec());
+        self
+    }
+
+    /// Whether replay is compared with eager, bit for bit, while the executor is built. Default: yes. If not, building calls
+    /// the module with nothing but examples.
+    ///
+    /// Compared are the example, [further examples](Self::example), and copies of the example with other floats: on the CPU
+    /// one with the other signs, in reversed order and 0.75 times as large, and one that is 16 times as large; on a GPU, where
+    /// host code that reads values is refused anyway, one in reversed order. Integers are those of an example.
+    ///
+    /// This finds most modules whose host code looks at values: a branch on the sign of a sum, a scale that is read from an
+    /// input. They run eagerly. What it cannot find, on the CPU:
+    ///
+    /// - a branch on integers that are the same in all examples, such as a mode or a position that is 0 in the only example.
+    ///   [`Report::same_in_all`](crate::Report::same_in_all) lists such inputs, and a warning names them;
+    /// - a branch on floats that all examples, and the two altered copies, take the same way, such as `max > 1000`;
+    /// - host code that changes what it does after some calls, such as at the tenth.
     pub fn verify(mut self, verify: bool) -> Self {
         self.0.verify = verify;
         self
@@ -115,6 +177,12 @@ impl Builder {
     /// What to do with a module that cannot be captured. Default: [`OnUncapturable::Eager`].
     pub fn on_uncapturable(mut self, action: OnUncapturable) -> Self {
         self.0.on_uncapturable = action;
+        self
+    }
+
+    /// What to do with a module that keeps state on the host from one call to the next. Default: [`OnStateful::Error`].
+    pub fn on_stateful(mut self, action: OnStateful) -> Self {
+        self.0.on_stateful = action;
         self
     }
 
@@ -178,7 +246,8 @@ impl Builder {
     where
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
-        OparaExecutor::wrap(self.0, guarded(function), inputs)
+        self.check_examples(inputs)?;
+        OparaExecutor::wrap(self.0, guarded(function), inputs).map(warned)
     }
 
     /// Wraps a module that is made where it then lives.
@@ -210,8 +279,44 @@ impl Builder {
     where
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
-        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs)
+        self.check_examples(inputs)?;
+        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs).map(warned)
     }
+
+    /// Checks that further examples have the shapes, dtypes and device of the first.
+    fn check_examples(&self, inputs: &[Tensor]) -> Result<()> {
+        for (example, further) in self.0.further.iter().enumerate() {
+            if further.len() != inputs.len() {
+                return Err(Error::InputCount { expected: inputs.len(), got: further.len() });
+            }
+            for (index, (first, other)) in inputs.iter().zip(further).enumerate() {
+                let (expected, got) = (first.device().location(), other.device().location());
+                if expected != got {
+                    return Err(Error::InputDevice { index, expected, got });
+                }
+                if first.shape() != other.shape() || first.dtype() != other.dtype() {
+                    let (expected, got) = (first.shape().clone(), other.shape().clone());
+                    let (expected_dtype, got_dtype) = (first.dtype(), other.dtype());
+                    return Err(Error::ExampleShape { example, index, expected, expected_dtype, got, got_dtype });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The executor, with a warning about inputs whose values verification could not change.
+fn warned(executor: OparaExecutor) -> OparaExecutor {
+    let Report { same_in_all, verified_inputs, .. } = executor.report();
+    if !same_in_all.is_empty() {
+        tracing::warn!(
+            inputs = ?same_in_all,
+            verified_inputs,
+            "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
+             does not depend on them in a way that a replay does not follow"
+        );
+    }
+    executor
 }
 
 /// The function with panics turned into errors.

@@ -93,6 +93,59 @@ pub enum Error {
         second: String,
     },
 
+    /// A further example of [`Builder::example`](crate::Builder::example) does not fit the first one.
+    #[error(
+        "input {index} of further example {example} is {got_dtype:?} {got:?} where the first example's is \
+         {expected_dtype:?} {expected:?}: further examples need its shapes and dtypes"
+    )]
+    ExampleShape {
+        /// Which further example.
+        example: usize,
+        /// Which input of it.
+        index: usize,
+        /// Shape of the first example's input.
+        expected: Shape,
+        /// Its dtype.
+        expected_dtype: DType,
+        /// Shape of this input.
+        got: Shape,
+        /// Its dtype.
+        got_dtype: DType,
+    },
+
+    /// The module keeps state on the host from one call to the next, or two calls with the same inputs differ without it.
+    ///
+    /// Building has called the module by then, so that its state is not what it was: make the module anew.
+    #[error(
+        "the module keeps state from call to call{}: {reason}. Building has called it, which moved that state on. Make it \
+         anew, and pass the state in and out of it as tensors, or let plain calls run it from the first one on: \
+         `Builder::on_stateful(OnStateful::Eager)`",
+        if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
+    )]
+    Stateful {
+        /// What showed it.
+        reason: String,
+        /// Scope path of the operator that showed it; empty where none did.
+        scope: String,
+    },
+
+    /// The module fails while it is captured, and succeeds when it is not.
+    #[error("the forward pass cannot be captured: {source}")]
+    FailsInCapture {
+        /// What the module said.
+        source: candle::Error,
+    },
+
+    /// The module takes its example, but not the same shapes with other floats in them.
+    #[error(
+        "the forward pass cannot be captured: it fails on other values in inputs of the same shapes, so that a recording \
+         cannot be proven to hold for them (`Builder::verify(false)` feeds it nothing but examples): {source}"
+    )]
+    FailsOnOtherValues {
+        /// What the module said.
+        source: candle::Error,
+    },
+
     /// Stream capture failed or recorded something that a replay cannot repeat.
     #[error("the forward pass cannot be captured: {reason}")]
     NotCapturable {
@@ -169,6 +222,13 @@ pub enum Error {
     #[error("invalid memory layout: {0}")]
     InvalidLayout(String),
 
+    /// A fault of this library.
+    #[error("internal fault of opara-candle, please report it: {message}")]
+    Internal {
+        /// What went wrong.
+        message: String,
+    },
+
     /// A call of the CUDA driver failed.
     #[error("{call} failed: {message}")]
     Driver {
@@ -180,13 +240,24 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the module itself is sound, so that it can run eagerly instead.
+    /// Whether the module itself is sound, so that it can run eagerly instead. A module that keeps state is not: building
+    /// has called it, so that eager calls would go on from another state than the caller's.
     pub fn is_uncapturable(&self) -> bool {
         use Error::*;
-        matches!(
-            self,
-            UntracedTensor { .. } | UntracedOutput { .. } | Unstable { .. } | NotCapturable { .. } | Mismatch { .. }
-        )
+        match self {
+            UntracedTensor { .. }
+            | UntracedOutput { .. }
+            | Unstable { .. }
+            | NotCapturable { .. }
+            | Mismatch { .. } => true,
+            FailsInCapture { .. } | FailsOnOtherValues { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// That the module keeps state, with no operator that shows where.
+    pub(crate) fn stateful(reason: impl Into<String>) -> Self {
+        Error::Stateful { reason: reason.into(), scope: String::new() }
     }
 }
 

@@ -59,9 +59,28 @@ pub struct OparaExecutor {
 impl OparaExecutor {
     /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
     ///
+    /// # How often building calls the module
+    /// For each set of input shapes and dtypes:
+    ///
+    /// | calls | on the CPU | on a GPU |
+    /// |---|---|---|
+    /// | on the example | 1 | 1 |
+    /// | on each [further example](Builder::example), for its shapes | 1 | 1 |
+    /// | on copies of the example with other floats, if it holds floats and is [verified](Builder::verify) | 2 | 1 |
+    /// | on the example again, which must give the same bits | 1 | 1 |
+    /// | while it is captured: nothing is computed | | 2 |
+    ///
+    /// So usually 4 on the CPU and 5 on a GPU, 2 and 4 for integers alone. More only for a reason: a capture is repeated for
+    /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
+    /// library's kernels; on the CPU a call is repeated to tell state from values; and all is done twice if kernels that were
+    /// fused prove wrong. A module of plain candle operators on the CPU is called twice.
+    /// [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
+    ///
     /// # Errors
     /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
-    /// that it should not. A module that cannot be captured is none: it runs eagerly.
+    /// that it should not. [`Error::Stateful`] if it keeps state on the host, or draws random numbers in a way that cannot be
+    /// told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
+    /// error: it runs eagerly.
     pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
         Self::builder().build(module, input)
     }
@@ -154,7 +173,7 @@ impl OparaExecutor {
         let Some(replay) = &plan.replay else { return Ok(f(&self.eager(inputs)?)) };
         let (mut f, mut result) = (Some(f), None);
         replay.lend(inputs, &mut |outputs| result = f.take().map(|f| f(outputs)))?;
-        result.ok_or_else(|| Error::NotCapturable { reason: "the replay lent no outputs".into() })
+        result.ok_or_else(|| Error::Internal { message: "the replay lent no outputs".into() })
     }
 
     /// What was built for the shapes used last.

@@ -11,6 +11,7 @@ mod device;
 pub mod device_memory;
 mod duration;
 mod error;
+mod examples;
 mod executor;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
 mod fuse;
@@ -35,7 +36,7 @@ pub mod trace;
 pub mod tune;
 mod verify;
 
-pub use builder::{Builder, OnUncapturable};
+pub use builder::{Builder, OnStateful, OnUncapturable};
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;

@@ -8,7 +8,8 @@ use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Example, Function, Fusing, Program, Recording, Replay};
-use crate::builder::{OnUncapturable, Options};
+use crate::builder::{OnStateful, OnUncapturable, Options};
+use crate::examples::{same_in_all, Examples};
 use crate::measure::Replays;
 use crate::prepared::Prepared;
 use crate::report::{Mode, Report};
@@ -49,12 +50,18 @@ impl Plan {
     /// # Errors
     /// The module's own, and what made a capture impossible if the options ask for that.
     pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
-        let mut stages = Stages::default();
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        if options.on_stateful == OnStateful::Eager {
+            let reason = Some("it is declared to keep state from call to call".into());
+            let report = Report { reason, device: name(&device), ..blank(options.scheduler.name()) };
+            return Ok(Plan { replay: None, report, planned: None });
+        }
+        let mut stages = Stages::default();
+        let examples = options.examples();
         let replaced = Cell::new(0);
         let mut build = |fusing| {
             let (function, forward_ms) = watched(function);
-            let recording = stages.time("trace", || record(&function, inputs, &device, arena, fusing));
+            let recording = stages.time("trace", || record(&function, inputs, &examples, &device, arena, fusing));
             stages.move_ms("trace", "forward", *forward_ms.lock());
             recording.and_then(|recording| {
                 replaced.set(recording.replaced);
@@ -83,9 +90,18 @@ impl Plan {
             }
             built => built?,
         };
-        report.device = if device.is_cuda() { cuda::device_name(&device) } else { "cpu".into() };
+        report.device = name(&device);
         report.build_ms = stages.0;
         Ok(Plan { replay, report, planned })
+    }
+}
+
+/// What a report calls the device.
+fn name(device: &Device) -> String {
+    if device.is_cuda() {
+        cuda::device_name(device)
+    } else {
+        "cpu".into()
     }
 }
 
@@ -104,13 +120,14 @@ fn watched(function: &Function) -> (Function, Arc<Mutex<f64>>) {
 fn record(
     function: &Function,
     inputs: &[Tensor],
+    examples: &Examples,
     device: &Device,
     arena: &Arc<cuda::Arena>,
     fusing: Option<Fusing>,
 ) -> Result<Recording> {
     let recording = match device {
-        Device::Cpu => cpu::record(function, inputs)?,
-        Device::Cuda(_) => cuda::record(function, inputs, arena, fusing)?,
+        Device::Cpu => cpu::record(function, inputs, examples)?,
+        Device::Cuda(_) => cuda::record(function, inputs, examples, arena, fusing)?,
         Device::Metal(_) => {
             return Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
         }
@@ -185,6 +202,10 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     report.reason = reason;
     report.tuning = tuned.map(|(_, findings)| findings);
     report.verified = options.verify;
+    if options.verify {
+        report.verified_inputs = examples.len();
+        report.same_in_all = same_in_all(&examples)?;
+    }
     report.replay_us = replay_us;
     report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
     Ok((replay, report, plan))
@@ -214,7 +235,8 @@ fn try_out(
 ) -> Result<f64> {
     let variants = replay.variants();
     let mut samples = vec![Vec::new(); variants];
-    for (i, example) in examples.iter().enumerate() {
+    // Every example, and every variant.
+    for (i, example) in (0..examples.len().max(variants)).zip(examples.iter().cycle()) {
         replay.choose(i % variants);
         let (outputs, us) = timed(replay, program, example, device)?;
         samples[i % variants].push(us);
@@ -300,6 +322,8 @@ fn blank(policy: String) -> Report {
         workspace_bytes: 0,
         constant_bytes: 0,
         verified: false,
+        verified_inputs: 0,
+        same_in_all: Vec::new(),
         build_ms: BTreeMap::new(),
         eager_us: 0.,
         replay_us: 0.,

@@ -77,14 +77,34 @@ pub struct Report {
     pub workspace_bytes: u64,
     /// Bytes that folded launches filled once and that stay.
     pub constant_bytes: u64,
-    /// Whether replay and eager gave the same bits on the example and on a second input.
+    /// Whether replay and eager gave the same bits, on as many inputs as `verified_inputs` says.
     pub verified: bool,
-    /// Milliseconds of each stage of building. `forward` is the module's own calls: four where they are captured.
+    /// Different inputs that replay and eager were compared on.
+    pub verified_inputs: usize,
+    /// Which inputs, all of integers, had the same values in every one of these: whether outputs depend on their values in a
+    /// way that a replay does not follow is not known. [`Builder::example`](crate::Builder::example) gives further values.
+    pub same_in_all: Vec<usize>,
+    /// Milliseconds of each stage of building. `forward` is the module's own calls, see
+    /// [`OparaExecutor::new`](crate::OparaExecutor::new) for their number.
     pub build_ms: BTreeMap<&'static str, f64>,
     /// Microseconds of the fastest eager forward seen while building, host and device.
     pub eager_us: f64,
     /// Microseconds of the fastest replay seen while building, host and device.
     pub replay_us: f64,
+}
+
+impl Report {
+    fn verification(&self) -> String {
+        let inputs = match self.verified_inputs {
+            _ if !self.verified => return "no".into(),
+            1 => "on one input".into(),
+            n => format!("on {n} inputs"),
+        };
+        match &self.same_in_all[..] {
+            [] => inputs,
+            same => format!("{inputs}, with the same integers in inputs {same:?}"),
+        }
+    }
 }
 
 impl fmt::Display for Report {
@@ -107,7 +127,7 @@ impl fmt::Display for Report {
         let rest = (mib(self.constant_bytes), mib(self.workspace_bytes));
         let memory = format!("{memory}, constants {:.1} MiB, workspaces {:.1} MiB", rest.0, rest.1);
         row("buffers", memory)?;
-        row("verified", self.verified.to_string())?;
+        row("verified", self.verification())?;
         let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
         row("build, ms", stages.join(", "))?;
         row("eager, us", format!("{:.0}", self.eager_us))?;

@@ -1,9 +1,12 @@
 //! What the tests of executors share.
 #![allow(dead_code)] // Each test program uses a part of it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
 use candle::{DType, Device, Module, Result, Shape, Tensor};
 use opara_candle::graph::OpGraph;
-use opara_candle::{Mode, OparaExecutor, SpanLabels};
+use opara_candle::{Builder, Error, Mode, OnStateful, OparaExecutor, SpanLabels};
 use tracing_subscriber::prelude::*;
 
 /// The host.
@@ -148,6 +151,56 @@ where
         assert!(reason.contains(part), "the reason does not speak of `{part}`: {reason}");
     }
     fast
+}
+
+/// Builds an executor, which must fail because the module keeps state, for a reason that holds all of `parts`. Spans are
+/// labels.
+#[track_caller]
+pub fn stateful<F>(builder: Builder, function: F, inputs: &[Tensor], parts: &[&str])
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    let labels = tracing_subscriber::registry().with(SpanLabels);
+    let built = tracing::subscriber::with_default(labels, || builder.build_fn(function, inputs));
+    let error = built.expect_err("the module keeps state");
+    assert!(matches!(error, Error::Stateful { .. }), "{error:?}");
+    let reason = error.to_string();
+    for part in parts.iter().chain(&["on_stateful"]) {
+        assert!(reason.contains(part), "the reason does not speak of `{part}`: {reason}");
+    }
+}
+
+/// Calls an executor of a module that is declared to keep state, and such a module alone, in turns: both must give the same
+/// from the first call on. `make` makes a module with state of its own.
+#[track_caller]
+pub fn goes_on_like<F>(make: impl Fn() -> F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>)
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    let example = inputs(9).expect("inputs can be made");
+    let builder = OparaExecutor::builder().on_stateful(OnStateful::Eager);
+    let (fast, plain) = (builder.build_fn(make(), &example).expect("building does not call it"), make());
+    assert_eq!(fast.report().mode, Mode::Eager, "{}", fast.report());
+    for i in 0..4 {
+        let inputs = inputs(i).expect("inputs can be made");
+        let expected = plain(&inputs).expect("the function takes these inputs");
+        assert_same(&fast.call(&inputs).expect("an answer"), &expected, format_args!("call {i}"));
+    }
+}
+
+/// An executor, and how many times building it has called the function.
+pub fn calls_while_built<F>(builder: Builder, function: F, inputs: &[Tensor]) -> anyhow::Result<(OparaExecutor, usize)>
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    let counted = move |t: &[Tensor]| {
+        count.fetch_add(1, Ordering::Relaxed);
+        function(t)
+    };
+    let fast = builder.build_fn(counted, inputs)?;
+    Ok((fast, calls.load(Ordering::Relaxed)))
 }
 
 /// Asserts that no launch of one of the scopes `branch-0`, `branch-1`, ... depends on one of another.

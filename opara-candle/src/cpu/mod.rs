@@ -4,35 +4,76 @@ mod dispatch;
 pub(crate) mod kernels;
 pub(crate) mod lanes;
 pub(crate) mod record;
+mod state;
 
+use std::iter;
 use std::sync::Arc;
 
 use candle::Tensor;
 
+use self::state::Pass;
 use crate::backend::{Example, Function, Program, Recording, Replay};
+use crate::examples::{Examples, Other};
 use crate::plan::Planned;
 use crate::report::Mode;
 use crate::timing::wall_us;
-use crate::{verify, Result};
+use crate::{Error, Result};
 
 /// Threads that operators may use, in this process and by its environment.
 pub(crate) fn cores() -> usize {
     candle::utils::get_num_threads().max(1)
 }
 
-/// Records `function` on the example and on other values of the same shapes, and makes sure that both agree.
-pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording> {
-    let mut examples = Vec::new();
-    let mut programs = Vec::new();
-    for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
-        let (result, eager_us) = wall_us(|| record::record(|inputs| function(inputs), &inputs));
-        let on_example = examples.is_empty();
-        let (program, outputs) = result.map_err(|e| if on_example { e } else { verify::fails_on_other_values(e) })?;
-        programs.push(program);
-        examples.push(Example::new(inputs, &outputs, eager_us));
+/// Records `function` on the example, on other inputs, and on the example again, and makes sure that it does the same each
+/// time.
+pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples) -> Result<Recording> {
+    let pass = |inputs: &[Tensor]| -> Result<(Pass, f64)> {
+        let (recorded, us) = wall_us(|| record::record(|inputs| function(inputs), inputs));
+        let (program, outputs) = recorded?;
+        Ok((Pass { program, outputs }, us))
+    };
+    let (first, first_us) = pass(inputs)?;
+    let traced = first.program.check_outputs();
+    // Of a module that runs eagerly anyway the only question is whether it keeps state.
+    let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
+    let (mut passes, mut refused) = (Vec::new(), None);
+    for Other { inputs, given } in others {
+        match pass(&inputs) {
+            Ok((pass, us)) => passes.push((inputs, pass, us)),
+            Err(Error::Candle(source)) if !given => refused = Some(Error::FailsOnOtherValues { source }),
+            Err(error) => return Err(error),
+        }
     }
-    programs[0].agrees_with(&programs[1])?;
-    let program = Arc::new(programs.swap_remove(0));
+    // After all others, so that what they left behind shows.
+    let (again, again_us) = pass(inputs)?;
+    let in_order = || iter::once(&first).chain(passes.iter().map(|(_, pass, _)| pass)).chain([&again]);
+    state::check_tensors(&in_order().collect::<Vec<_>>())?;
+    let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
+    state::check_repeats(&first, &again, &contiguous)?;
+    traced?;
+    refused.map_or(Ok(()), Err)?;
+    let agrees = match passes.is_empty() {
+        true => again.program.agrees_with(&first.program),
+        // The first call may have made tables that all others find.
+        false => passes.iter().try_for_each(|(_, pass, _)| again.program.agrees_with(&pass.program)),
+    };
+    if let Err(difference) = agrees {
+        // Values may be the reason, or state that changes from call to call, or a table that the first call made.
+        let (last, _) = pass(inputs)?;
+        state::check_tensors(&in_order().chain([&last]).collect::<Vec<_>>())?;
+        state::check_repeats(&again, &last, &contiguous)?;
+        match again.program.agrees_with(&last.program) {
+            Ok(()) if passes.is_empty() => {}
+            Err(Error::Unstable { first, second, .. }) => {
+                let reason = format!("it calls `{first}` at one call and `{second}` at the next, with the same inputs");
+                return Err(Error::stateful(reason));
+            }
+            _ => return Err(difference),
+        }
+    }
+    let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first_us.min(again_us))];
+    examples.extend(passes.into_iter().map(|(inputs, pass, us)| Example::new(inputs, &pass.outputs, us)));
+    let program = Arc::new(again.program);
     Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, examples, program })
 }
 

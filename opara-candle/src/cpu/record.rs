@@ -20,7 +20,7 @@ pub(crate) enum Source {
     Input(usize),
     /// The result of the n-th operator.
     Op(usize),
-    /// A tensor that was there before the forward pass: a weight.
+    /// A tensor that no recorded operator of this pass made: a weight, or an untraced one.
     Constant(Tensor),
 }
 
@@ -30,6 +30,8 @@ pub(crate) struct HostOp {
     pub label: String,
     pub kernel: Kernel,
     pub inputs: Vec<Source>,
+    /// The tensor that it returned.
+    pub result: TensorId,
     flops: u64,
     bytes: u64,
     /// Which storage the result lies in, a view in its argument's, and its bytes.
@@ -93,6 +95,7 @@ where
             label,
             kernel: Arc::new(f),
             inputs: sources,
+            result: result.id(),
             flops: flops.max(result.elem_count() as u64),
             bytes,
             storage,
@@ -168,16 +171,24 @@ pub(crate) fn record(
     let (outputs, _) = scope::record(None, || nested(|| forward(&inputs)));
     let outputs = outputs?;
     let recorder = RECORDER.take().unwrap_or_default();
-    let sources = outputs
-        .iter()
-        .enumerate()
-        .map(|(output, t)| recorder.sources.get(&t.id()).cloned().ok_or(Error::UntracedOutput { output }))
-        .collect::<Result<_>>()?;
+    let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
+    let sources = outputs.iter().map(source).collect();
     let inputs = inputs.iter().map(|input| storage(input).1).collect();
     Ok((Program { ops: recorder.ops, outputs: sources, inputs }, outputs))
 }
 
 impl Program {
+    /// Checks that a recorded operator made every output.
+    ///
+    /// # Errors
+    /// [`Error::UntracedOutput`] for the first that none made.
+    pub fn check_outputs(&self) -> Result<()> {
+        match self.outputs.iter().position(|output| matches!(output, Source::Constant(_))) {
+            Some(output) => Err(Error::UntracedOutput { output }),
+            None => Ok(()),
+        }
+    }
+
     /// Compares with a second recording on other input values.
     ///
     /// A weight is the same tensor in both. A constant that is not was made inside `forward` and may depend on the

@@ -22,6 +22,7 @@ pub(crate) use self::driver::Handover;
 use self::driver::{Stream, WrittenMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
+use crate::examples::{Examples, Other};
 use crate::timing::{micros_since, Sample};
 use crate::{capture_thread, verify, Error, Result};
 
@@ -41,12 +42,14 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
 pub(crate) fn record(
     function: &Function,
     inputs: &[Tensor],
+    examples: &Examples,
     arena: &Arc<Arena>,
     fusing: Option<Fusing>,
 ) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
+    let further = examples.clone();
     capture_thread::run(move || {
-        let Recorded { stream, device, mut capture, examples, state } = record_here(&function, &inputs)?;
+        let Recorded { stream, device, mut capture, examples, state } = record_here(&function, &inputs, &further)?;
         let launches = capture.trace.ops.len();
         let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
         let fused = launches - capture.trace.ops.len();
@@ -68,7 +71,7 @@ struct Recorded {
     state: WrittenMemory,
 }
 
-fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
+fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Result<Recorded> {
     let Some(device) = inputs.first().map(|t| t.device().clone()) else {
         return Err(Error::NotCapturable { reason: "it has no input".into() });
     };
@@ -86,33 +89,65 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
     // A replay reads contiguous inputs, and products of others may round otherwise.
     let inputs = &inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
-    let mut examples = Vec::new();
     let mut state = WrittenMemory::new(&stream, kernels::written_by);
-    for inputs in [inputs.to_vec(), verify::other_values(inputs)?] {
+    let mut pass = |inputs: &[Tensor]| -> Result<(Vec<Tensor>, f64)> {
+        // A module may write to what it is called with.
+        let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
         let mut outputs = Vec::new();
-        let on_example = examples.is_empty();
-        let pass = || {
+        let forward = || {
             outputs = function(&inputs)?;
             Ok(())
         };
-        let eager = sample(&device, || state.watch(pass)?).map_err(|e| {
-            if on_example {
-                e
-            } else {
-                verify::fails_on_other_values(e)
-            }
-        })?;
-        // The pass that is captured copies these at its end: load the kernel for that, too.
-        for output in outputs.iter().filter(|o| !o.is_contiguous()) {
-            output.force_contiguous()?;
-        }
+        let eager = sample(&device, || state.watch(forward)?);
         state.restore()?;
-        examples.push(Example::new(inputs, &outputs, eager.gpu_us));
+        let eager = eager?;
+        Ok((outputs, eager.gpu_us))
+    };
+    let (outputs, us) = pass(inputs)?;
+    // The pass that is captured copies these at its end: load the kernel for that, too.
+    for output in outputs.iter().filter(|o| !o.is_contiguous()) {
+        output.force_contiguous()?;
+    }
+    let mut examples = vec![Example::new(inputs.to_vec(), &outputs, us)];
+    drop(outputs);
+    let mut refused = None;
+    for Other { inputs, given } in further.others(inputs)? {
+        let inputs = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
+        match pass(&inputs) {
+            Ok((outputs, us)) => examples.push(Example::new(inputs, &outputs, us)),
+            Err(Error::Candle(source)) if !given => refused = Some(Error::FailsOnOtherValues { source }),
+            Err(error) => return Err(error),
+        }
+    }
+    // After all others, so that what they left behind shows.
+    let (again, us) = pass(inputs)?;
+    examples[0].eager_us = examples[0].eager_us.min(us);
+    let repeats = verify::same_bits("second call", &examples[0].outputs, &again);
+    drop(again);
+    if let (Ok(()), Some(refused)) = (&repeats, refused) {
+        return Err(refused);
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.wait_for_all()?;
-    let capture = confirmed(&stream, &device, function, &inputs)?;
+    let capture = match (repeats, confirmed(&stream, &device, function, &inputs)) {
+        (Ok(()), capture) => capture?,
+        // Each is another reason for calls that differ.
+        (Err(_), Err(error @ Error::Stateful { .. })) => return Err(error),
+        (Err(_), Err(error)) if draws_random_numbers(&error) => return Err(error),
+        (Err(Error::Mismatch { output, differing, elements, .. }), _) => {
+            let what = format!("output {output} differs in {differing} of {elements} elements");
+            let reason =
+                format!("two calls with the same inputs give other outputs: {what}. Or it is not deterministic");
+            return Err(Error::stateful(reason));
+        }
+        (Err(error), _) => return Err(error),
+    };
     Ok(Recorded { stream, device, capture, examples, state })
+}
+
+/// Whether a capture was refused for its random numbers, see `read`: calls differ then, without any state.
+fn draws_random_numbers(error: &Error) -> bool {
+    matches!(error, Error::NotCapturable { reason } if reason.starts_with("it draws random numbers"))
 }
 
 /// A capture that another one agrees with.
@@ -125,12 +160,34 @@ fn confirmed(stream: &Stream, device: &Device, function: &Function, inputs: &[Te
         let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
         let mut capture = capture::capture(stream, device, function, &elsewhere)?;
         moved.push(elsewhere);
-        match capture.confirm(&earlier)? {
+        let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
+        match suspect {
             None => return Ok(capture),
             Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
             Some(_) => earlier = capture,
         }
     }
+}
+
+/// What a difference between two captures means: values are not known to the host while it is captured, so that only state
+/// of its own can make it launch something else.
+fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
+    let (reason, at) = match difference {
+        _ if capture.outputs.len() != earlier.outputs.len() => (
+            format!(
+                "it returns {} tensors at one call and {} at the next",
+                earlier.outputs.len(),
+                capture.outputs.len()
+            ),
+            None,
+        ),
+        Error::Unstable { at, first, second } => {
+            (format!("it launches `{first}` at one call and `{second}` at the next"), Some(at))
+        }
+        error => return error,
+    };
+    let op = at.and_then(|at| capture.trace.ops.get(at).or(earlier.trace.ops.get(at)));
+    Error::Stateful { reason, scope: op.map(|op| op.label.clone()).unwrap_or_default() }
 }
 
 /// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's

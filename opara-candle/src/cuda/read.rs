@@ -186,14 +186,14 @@ pub(super) fn read(
             "the module keeps {} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call",
             unfreed.len()
         );
-        return Err(Error::NotCapturable { reason });
+        return Err(Error::stateful(reason));
     }
     if graph.dropped() > 0 {
         let reason = format!(
             "the module drops {} tensors from before the forward pass in it, so its state changes from call to call",
             graph.dropped()
         );
-        return Err(Error::NotCapturable { reason });
+        return Err(Error::stateful(reason));
     }
     if let Some(error) = graph.failed() {
         return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
