@@ -37,12 +37,12 @@ prepare() {
         case $name in *.so.*) ln -sf "$file" "$root/lib/${name%%.so.*}.so" ;; esac
     done
 
-    # libcuda.so comes with the driver. One empty function a name is enough to link against.
+    # libcuda.so comes with the driver. This one only serves to link: every function returns CUDA_ERROR_STUB_LIBRARY.
     grep -ohE '\bcu[A-Z][A-Za-z0-9_]*[ ]*\(' "$root/include/cuda.h" | tr -d ' (' | sort -u |
-        sed 's/.*/void &(void) {}/' >"$root/stub.c"
+        sed 's/.*/int &(void) { return 34; }/' >"$root/stub.c"
     # cuda.h renames some functions with macros; the exported names carry the suffix.
     grep -ohE '#define cu[A-Z][A-Za-z0-9_]* +(__CUDA_API_PT[SDZ]+\()?cu[A-Za-z0-9_]+' "$root/include/cuda.h" |
-        grep -oE 'cu[A-Za-z0-9_]+$' | sort -u | sed 's/.*/void &(void) {}/' >>"$root/stub.c"
+        grep -oE 'cu[A-Za-z0-9_]+$' | sort -u | sed 's/.*/int &(void) { return 34; }/' >>"$root/stub.c"
     sort -u -o "$root/stub.c" "$root/stub.c"
     gcc -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o "$root/lib/libcuda.so" "$root/stub.c"
     ln -sf "$root/lib" "$root/lib64"

@@ -10,7 +10,7 @@ use candle::{DType, Device, Result, Tensor};
 use candle_nn::{BatchNorm, Dropout};
 use common::{
     answers_like, assert_same, calls_while_built, goes_on_like, gpu, isolated, one_on, refused, replayed, same_bits,
-    stateful, waves,
+    second_gpu, stateful, waves,
 };
 use opara_candle::{Error, Mode, OnStateful, OparaExecutor};
 
@@ -492,12 +492,7 @@ fn a_module_that_computes_on_a_second_stream_is_found_by_its_span() -> anyhow::R
 fn a_module_that_computes_on_a_second_gpu_is_found_by_its_span() -> anyhow::Result<()> {
     isolated("a_module_that_computes_on_a_second_gpu_is_found_by_its_span", || {
         let Some(device) = gpu() else { return Ok(()) };
-        match opara_candle::cuda_device(1) {
-            Ok(second) => assert_a_second_device_is_found(&device, second),
-            Err(reason) => {
-                eprintln!("skipped, no second GPU: {reason}");
-                Ok(())
-            }
-        }
+        let Some(second) = second_gpu() else { return Ok(()) };
+        assert_a_second_device_is_found(&device, second)
     })
 }

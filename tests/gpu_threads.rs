@@ -8,15 +8,8 @@ use std::sync::Barrier;
 
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_transformers::models::bert;
-use common::{answers_like, assert_same, counts, gpu, replayed, waves};
+use common::{answers_like, assert_same, counts, devices, gpu, replayed, waves};
 use opara_candle::{Mode, OparaExecutor};
-
-/// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
-/// every thread.
-fn devices() -> Result<Vec<Device>> {
-    let Some(untracked) = gpu() else { return Ok(Vec::new()) };
-    Ok(vec![untracked, Device::new_cuda_with_stream(0)?, Device::new_cuda(0)?])
-}
 
 #[test]
 fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {

@@ -273,8 +273,9 @@ fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()>
     let expected = (2..50).map(|n| eager.forward(&rows(n)?.tanh()?)?.sqr()).collect::<Result<Vec<_>>>()?;
     let outputs = thread::scope(|scope| {
         // Every call has a new shape, for which the shared executor locks and waits for the one thread.
-        scope.spawn(|| (2..50).rev().try_for_each(|n| shared.forward(&rows(n)?).map(drop)));
-        (2..50).map(|n| outer.forward(&rows(n)?)).collect::<Result<Vec<_>>>()
+        let other = scope.spawn(|| (2..50).rev().try_for_each(|n| shared.forward(&rows(n)?).map(drop)));
+        let outputs = (2..50).map(|n| outer.forward(&rows(n)?)).collect::<Result<Vec<_>>>();
+        other.join().expect("the other caller panicked").and(outputs)
     })?;
     outputs.iter().zip(&expected).for_each(|(output, expected)| assert_same_bits(output, expected));
     Ok(())

@@ -1,5 +1,10 @@
 //! What the tests of executors share.
-#![allow(dead_code)] // Each test program uses a part of it.
+#![allow(dead_code, unused_imports)] // Each test program uses a part of it.
+
+mod beside;
+mod device;
+
+use std::time::Duration;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -9,22 +14,14 @@ use opara_candle::graph::OpGraph;
 use opara_candle::{Builder, Error, Mode, OnStateful, OparaExecutor, SpanLabels};
 use tracing_subscriber::prelude::*;
 
+pub use beside::{beside, Meanwhile, Round};
+pub use device::{device_or_skip, devices, gpu, second_gpu};
+
 /// The host.
 pub const CPU: &Device = &Device::Cpu;
 
 /// Every dtype that both of candle's backends compute with.
 pub const DTYPES: [DType; 7] = [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
-
-/// The GPU, or a word on why there is none.
-pub fn gpu() -> Option<Device> {
-    match opara_candle::cuda_device(0) {
-        Ok(device) => Some(device),
-        Err(reason) => {
-            eprintln!("skipped, no GPU: {reason}");
-            None
-        }
-    }
-}
 
 /// Floats that differ from each other, the same at every call for one `i`.
 pub fn waves(i: usize, shape: impl Into<Shape>) -> Result<Tensor> {
@@ -222,17 +219,24 @@ pub fn assert_branches_are_free(fast: &OparaExecutor, branches: usize) {
     assert_eq!(found, (1 << branches) - 1, "every branch launches something");
 }
 
-/// Runs the test `name` in a process of its own: should it leave the GPU unusable, no other test fails for that.
+/// The longest that a test may take in a process of its own. Only a deadlock takes that long.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs the test `name` in a process of its own: no other test fails if it leaves the GPU unusable, crashes or hangs.
+///
+/// # Errors
+/// A process that fails or that is killed after five minutes.
 pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     const RUNNING: &str = "OPARA_ISOLATED_TEST";
     if std::env::var(RUNNING).is_ok_and(|running| running == name) {
         return test();
     }
-    let mut alone = std::process::Command::new(std::env::current_exe()?);
-    let output = alone.args([name, "--exact", "--nocapture"]).env(RUNNING, name).output()?;
+    let mut alone = assert_cmd::Command::new(std::env::current_exe()?);
+    let output = alone.args([name, "--exact", "--nocapture"]).env(RUNNING, name).timeout(LIMIT).output()?;
     println!("{}", String::from_utf8_lossy(&output.stdout));
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));
-    anyhow::ensure!(output.status.success(), "in a process of its own: {}", output.status);
+    let status = output.status;
+    anyhow::ensure!(status.success(), "in a process of its own, killed after {LIMIT:?} if it hangs: {status}");
     Ok(())
 }
 

@@ -41,9 +41,14 @@ use crate::{Error, Result};
 
 /// An error that names the call unless it succeeded.
 fn check(call: &'static str, status: CUresult) -> Result<()> {
-    if status == CUresult::CUDA_SUCCESS {
-        return Ok(());
+    match status {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        status => Err(failure(call, status)),
     }
+}
+
+/// The error of a call that failed.
+fn failure(call: &'static str, status: CUresult) -> Error {
     let mut text: *const c_char = std::ptr::null();
     // SAFETY: the driver writes a pointer to a static string, or leaves null for a status that it does not know.
     let message = unsafe {
@@ -54,12 +59,12 @@ fn check(call: &'static str, status: CUresult) -> Result<()> {
             format!("{status:?}: {}", CStr::from_ptr(text).to_string_lossy())
         }
     };
-    Err(Error::Driver { call, message })
+    Error::Driver { call, message }
 }
 
 /// cudarc's errors as this crate's.
 fn wrap(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
-    move |error| check(call, error.0).err().unwrap_or(Error::Driver { call, message: "unknown".into() })
+    move |error| failure(call, error.0)
 }
 
 /// What a call of the driver writes through its out-parameter.

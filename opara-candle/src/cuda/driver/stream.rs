@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use super::{check, interpose, wrap, Captured};
+use super::{check, failure, interpose, wrap, Captured};
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -168,23 +168,24 @@ impl Stream {
             return Err(Error::NotCapturable { reason }.into());
         }
         let private = interpose::PrivateStream::take()?;
-        let capturing = interpose::Capturing::begin();
-        // Thread-local mode: other threads may allocate meanwhile.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: nobody else uses the private stream.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(private.raw(), mode) })?;
-        let (result, calls) = interpose::capture(self.0.cu_stream(), private.raw(), private.blas(), f);
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the stream is capturing since the call above, on this thread; `raw` receives the graph.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(private.raw(), &mut raw) });
-        drop(capturing);
+        // SAFETY: whoever takes a private stream has it alone.
+        let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
+        let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
+        let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, f);
+        let ended = capturing.end();
+        drop(private);
         for &address in &calls.dropped {
             // SAFETY: its owner gave this allocation up during the capture, which only put that off.
             check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })?;
         }
+        let Some((raw, status)) = ended else {
+            let reason = "another thread waited for the device, and the module for that thread".into();
+            return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
+        };
         let refused = calls.refused.clone();
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
+        let ended = check("cuStreamEndCapture", status);
         let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
         let by_driver = ended.is_err() && refused.is_none();
         let failed = match (&result, refused) {

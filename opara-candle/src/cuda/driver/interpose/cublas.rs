@@ -14,6 +14,8 @@ use super::library_call::{noted, Call, Matmul, Meaning, Operand};
 use super::thread_capture::{self, redirected};
 
 const MISSING: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
+const REFUSED: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
+const LT_REFUSED: lt::cublasStatus_t = lt::cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
 
 /// The handle for a call: the capture's, in the modes of the caller's, or the caller's own.
 ///
@@ -121,7 +123,7 @@ super::interpose! {
             matmul("cublasGemmEx", of, [at(a), at(b), at(c)])
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, || unsafe {
+        noted(describe, REFUSED, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, compute, algo,
@@ -158,7 +160,7 @@ super::interpose! {
             matmul("cublasGemmStridedBatchedEx", of, [at(a), at(b), at(c)])
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, || unsafe {
+        noted(describe, REFUSED, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, stridea, b, btype, ldb, strideb, beta, c, ctype,
@@ -197,7 +199,7 @@ macro_rules! matmuls {
                     matmul(stringify!($name), of, [at(a), at(b), at(c)])
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, || unsafe {
+                noted(describe, REFUSED, || unsafe {
                     let handle = handle_for(handle);
                     next(handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
                 })
@@ -231,7 +233,7 @@ macro_rules! matmuls {
                     matmul(stringify!($batched), of, [at(a), at(b), at(c)])
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, || unsafe {
+                noted(describe, REFUSED, || unsafe {
                     let handle = handle_for(handle);
                     next(
                         handle, transa, transb, m, n, k, alpha, a, lda, stridea, b, ldb, strideb, beta, c, ldc, stridec,
@@ -257,7 +259,7 @@ macro_rules! others {
             fn $name(handle: cublasHandle_t, $($argument: $type),*) -> cublasStatus_t, missing MISSING;
             |next| {
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(|| unknown(stringify!($name)), || unsafe { next(handle_for(handle), $($argument),*) })
+                noted(|| unknown(stringify!($name)), REFUSED, || unsafe { next(handle_for(handle), $($argument),*) })
             }
         }
     )*};
@@ -335,12 +337,12 @@ super::interpose! {
                 meaning: Meaning::Matmul(of),
             }
         };
-        let Some(stream) = redirected(stream.cast()) else { return lt::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED };
+        let Some(stream) = redirected(stream.cast()) else { return LT_REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        noted(describe, || unsafe {
+        noted(describe, LT_REFUSED, || unsafe {
             next(
                 handle, operation, alpha, a, alayout, b, blayout, beta, c, clayout, d, dlayout, algo, workspace,
-                workspace_bytes, stream.cast(),
+                workspace_bytes, stream.raw(),
             )
         })
     }

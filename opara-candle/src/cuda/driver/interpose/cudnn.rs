@@ -36,7 +36,7 @@ super::interpose! {
         });
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(handle, stream.cast()) }
+        unsafe { next(handle, stream.raw()) }
     }
 }
 
@@ -145,7 +145,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, || unsafe {
+        noted(describe, REFUSED, || unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, yof, y,
             )
@@ -180,7 +180,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, || unsafe {
+        noted(describe, REFUSED, || unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, zof, z, bof, b,
                 activation, yof, y,
@@ -198,7 +198,7 @@ macro_rules! others {
             |next| {
                 let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other };
                 // SAFETY: the arguments are the caller's.
-                noted(call, || unsafe { next(handle, $($argument),*) })
+                noted(call, REFUSED, || unsafe { next(handle, $($argument),*) })
             }
         }
     )*};

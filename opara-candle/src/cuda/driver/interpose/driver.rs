@@ -56,7 +56,7 @@ super::interpose! {
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.cast(), arguments, extra) }
+        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.raw(), arguments, extra) }
     }
 }
 
@@ -74,7 +74,7 @@ super::interpose! {
             written_memory::before_launch(launched(function, grid, block, config.sharedMemBytes, arguments, extra));
         }
         let Some(stream) = redirected(config.hStream.cast()) else { return REFUSED };
-        config.hStream = stream.cast();
+        config.hStream = stream.raw();
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
         unsafe { next(&config, function, arguments, extra) }
     }
@@ -95,7 +95,7 @@ super::interpose! {
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.cast(), arguments) }
+        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.raw(), arguments) }
     }
 }
 
@@ -114,7 +114,7 @@ super::interpose! {
             address
         });
         // SAFETY: the arguments are the caller's, or the same bytes in memory that the capture owns.
-        unsafe { next(target, kept.unwrap_or(source), bytes, stream.cast()) }
+        unsafe { next(target, kept.unwrap_or(source), bytes, stream.raw()) }
     }
 }
 
@@ -143,7 +143,7 @@ macro_rules! write_to {
                 written_memory::before_write($target);
                 let Some(stream) = redirected(stream.cast()) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next($target, $($argument,)* stream.cast()) }
+                unsafe { next($target, $($argument,)* stream.raw()) }
             }
         }
     )*};
@@ -186,7 +186,7 @@ super::interpose! {
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
         unsafe {
-            let status = next(target, bytes, stream.cast());
+            let status = next(target, bytes, stream.raw());
             if status == SUCCESS {
                 note_allocation(target, bytes);
             }
@@ -204,7 +204,7 @@ super::interpose! {
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
         unsafe {
-            let status = next(target, bytes, pool, stream.cast());
+            let status = next(target, bytes, pool, stream.raw());
             if status == SUCCESS {
                 note_allocation(target, bytes);
             }
@@ -225,7 +225,7 @@ super::interpose! {
         }
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        watched_memory::freed(address, || unsafe { next(address, stream.cast()) })
+        watched_memory::freed(address, || unsafe { next(address, stream.raw()) })
     }
 }
 
@@ -282,9 +282,9 @@ super::interpose! {
     /// Whether a stream is being captured: to a thread that captures, the device's stream is.
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult, missing MISSING;
     |next| {
-        let stream = if is_captured(stream) { redirected(stream.cast()).map_or(stream, |s| s.cast()) } else { stream };
+        let redirected = if is_captured(stream) { redirected(stream.cast()) } else { None };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(stream, status) }
+        unsafe { next(redirected.map_or(stream, |stream| stream.raw()), status) }
     }
 }
 
@@ -326,9 +326,6 @@ super::interpose! {
 
 /// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.
 pub(in crate::cuda) fn is_interposed() -> bool {
-    let none = std::ptr::null_mut();
-    // SAFETY: refused before anything is launched, which shows that the call came here; the driver refuses a null graph.
-    let launch = || unsafe { sys::cuGraphLaunch(std::ptr::null_mut(), std::ptr::null_mut()) };
-    let (_, noted) = thread_capture::capture(none, none, none.cast(), launch);
-    noted.refused.is_some()
+    // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
+    thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
 }

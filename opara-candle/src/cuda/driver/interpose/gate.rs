@@ -3,48 +3,135 @@
 //! The driver breaks a capture off, whichever stream it is on, when any thread waits for the whole device; that thread's
 //! call fails, too (measured with driver 580: `cuCtxSynchronize` and cuRAND's first draw fail, and making or destroying
 //! a handle of cuBLAS goes well but breaks the capture). So such a call waits here until no capture is under way, and a
-//! capture begins once no such call is. A capture runs a module, which may wait for a lock that the other thread holds:
-//! the wait for captures is therefore bounded, and after it the call goes ahead. A capture that is broken off is made
-//! again.
+//! capture begins once no such call is.
+//!
+//! A capture runs a module, which may wait for the thread that waits here, say for a lock that it holds. So a capture that
+//! is in no call of the driver after [`PATIENCE`] is ended by the thread that waits. The module's next call is then refused,
+//! and the capture is made again. In a call it is not ended, since what it enqueues would run: the call comes to its end,
+//! though it may wait for others in which the driver compiles modules, for seconds.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
+use parking_lot::lock_api::ArcReentrantMutexGuard;
+use parking_lot::{Condvar, Mutex, RawMutex, RawThreadId, ReentrantMutex};
 
-/// Longer than captures take, so that only a deadlock reaches it. A capture of 5,000 launches takes 30 ms, but seconds
-/// while other threads let the driver compile modules, which it does under a lock.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Longer than captures take (5,000 launches: 30 ms).
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A capture that is under way.
+pub(super) struct Ongoing {
+    stream: CUstream,
+    /// Locked in each call of the driver; whether another thread has ended the capture.
+    is_ended: Arc<ReentrantMutex<Cell<bool>>>,
+}
+
+// SAFETY: the stream's handle may be used from any thread whose context is current.
+unsafe impl Send for Ongoing {}
+// SAFETY: as above.
+unsafe impl Sync for Ongoing {}
+
+/// Holds a capture in a call of the driver: it is not ended meanwhile.
+pub(super) type InCall = ArcReentrantMutexGuard<RawMutex, RawThreadId, Cell<bool>>;
+
+impl Ongoing {
+    /// Begins a call of the driver; `None` if another thread has ended the capture.
+    pub fn call(&self) -> Option<InCall> {
+        let call = self.is_ended.lock_arc();
+        (!call.get()).then_some(call)
+    }
+
+    /// Whether another thread has ended it.
+    fn is_over(&self) -> bool {
+        self.is_ended.try_lock().is_some_and(|is_ended| is_ended.get())
+    }
+
+    /// Ends it from another thread, unless it is in a call.
+    fn end(&self) {
+        let Some(is_ended) = self.is_ended.try_lock().filter(|is_ended| !is_ended.get()) else { return };
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the capture's mode lets any thread end it. Its own thread is in no call, and makes none any more. The graph
+        // is this function's.
+        unsafe {
+            sys::cuStreamEndCapture(self.stream, &mut graph);
+            if !graph.is_null() {
+                sys::cuGraphDestroy(graph);
+            }
+        }
+        is_ended.set(true);
+    }
+}
 
 struct State {
-    captures: usize,
+    captures: Vec<Arc<Ongoing>>,
     /// Calls that wait for the whole device, or for captures to end first.
     waits: usize,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { captures: 0, waits: 0 });
+static STATE: Mutex<State> = Mutex::new(State { captures: Vec::new(), waits: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// A capture that is under way, until it is dropped.
-pub(in crate::cuda::driver) struct Capturing(());
+/// A capture of this thread's, which is over at the latest when this is dropped.
+pub(in crate::cuda::driver) struct Capturing(Arc<Ongoing>);
 
 impl Capturing {
+    /// Waits for calls that wait for the whole device, keeps further ones off, and begins to capture a stream.
+    ///
+    /// # Safety
+    /// Nobody else may use the stream until this is dropped.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub unsafe fn begin(stream: CUstream) -> Result<Self, CUresult> {
+        let ongoing = Arc::new(Ongoing { stream, is_ended: Arc::new(ReentrantMutex::new(Cell::new(false))) });
+        let _call = ongoing.is_ended.lock();
+        let capturing = Self::enter(ongoing.clone());
+        // Any thread may end it: see the module.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the caller has the stream to itself.
+        match unsafe { sys::cuStreamBeginCapture_v2(stream, mode) } {
+            CUresult::CUDA_SUCCESS => Ok(capturing),
+            error => Err(error),
+        }
+    }
+
     /// Waits for calls that wait for the whole device, and keeps further ones off.
-    pub fn begin() -> Self {
+    fn enter(ongoing: Arc<Ongoing>) -> Self {
         let mut state = STATE.lock();
         CHANGED.wait_while(&mut state, |state| state.waits > 0);
-        state.captures += 1;
-        Self(())
+        state.captures.push(ongoing.clone());
+        Self(ongoing)
+    }
+
+    /// What the calls of the capturing thread hold.
+    pub(super) fn ongoing(&self) -> Arc<Ongoing> {
+        self.0.clone()
+    }
+
+    /// Ends the capture: the graph, which may be null, with the driver's status; `None` if another thread has ended it.
+    pub fn end(self) -> Option<(CUgraph, CUresult)> {
+        let call = self.0.call()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is capturing; `graph` receives the graph.
+        let status = unsafe { sys::cuStreamEndCapture(self.0.stream, &mut graph) };
+        call.set(true);
+        Some((graph, status))
     }
 }
 
 impl Drop for Capturing {
     fn drop(&mut self) {
-        STATE.lock().captures -= 1;
+        if !self.0.is_over() {
+            self.0.end();
+        }
+        STATE.lock().captures.retain(|ongoing| !Arc::ptr_eq(ongoing, &self.0));
         CHANGED.notify_all();
     }
 }
 
-/// Runs `f`, which waits for the whole device, while no capture is under way, or after the longest wait for that.
+/// Runs `f`, which waits for the whole device, while no capture is under way.
 pub(super) fn between_captures<T>(f: impl FnOnce() -> T) -> T {
     struct Done;
     impl Drop for Done {
@@ -56,7 +143,10 @@ pub(super) fn between_captures<T>(f: impl FnOnce() -> T) -> T {
     let mut state = STATE.lock();
     state.waits += 1;
     let _done = Done;
-    CHANGED.wait_while_for(&mut state, |state| state.captures > 0, LONGEST_WAIT);
+    let is_captured = |state: &mut State| state.captures.iter().any(|ongoing| !ongoing.is_over());
+    while CHANGED.wait_while_for(&mut state, is_captured, PATIENCE).timed_out() {
+        state.captures.iter().for_each(|ongoing| ongoing.end());
+    }
     drop(state);
     f()
 }
@@ -70,8 +160,16 @@ mod tests {
 
     #[test]
     fn a_wait_for_the_device_comes_after_the_capture_and_before_the_next() {
+        let ongoing = || {
+            Arc::new(Ongoing {
+                stream: std::ptr::null_mut(),
+                is_ended: Arc::new(ReentrantMutex::new(Cell::new(false))),
+            })
+        };
         let (order, events) = channel();
-        let capture = Capturing::begin();
+        let capture = Capturing::enter(ongoing());
+        // In a call, so that the other thread does not end it.
+        let call = capture.0.call().expect("it has not ended");
         let waiting = {
             let order = order.clone();
             thread::spawn(move || between_captures(|| order.send("device").is_ok()))
@@ -82,9 +180,12 @@ mod tests {
         }
         assert!(order.send("capture").is_ok());
         let next = thread::spawn(move || {
-            let _capture = Capturing::begin();
+            let capture = Capturing::enter(ongoing());
+            capture.0.is_ended.lock().set(true);
             order.send("next capture").is_ok()
         });
+        call.set(true);
+        drop(call);
         drop(capture);
         assert!(waiting.join().is_ok_and(|sent| sent) && next.join().is_ok_and(|sent| sent));
         assert_eq!(events.into_iter().collect::<Vec<_>>(), ["capture", "device", "next capture"]);

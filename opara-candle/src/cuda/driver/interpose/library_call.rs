@@ -122,9 +122,10 @@ fn element_bytes(of: u32) -> u64 {
 }
 
 /// Makes a call of a library, noted where this thread captures, and with what it writes saved where that is asked for.
-/// `describe` is called only then.
-pub(super) fn noted<T>(describe: impl FnOnce() -> Call, run: impl FnOnce() -> T) -> T {
+/// `describe` is called only then. In a capture that has been ended the call is `refused`.
+pub(super) fn noted<T>(describe: impl FnOnce() -> Call, refused: T, run: impl FnOnce() -> T) -> T {
     if thread_capture::is_capturing() {
+        let Some(_call) = thread_capture::in_call() else { return refused };
         let call = describe();
         let before = thread_capture::with(|capture| capture.last_node());
         let result = run();

@@ -111,8 +111,8 @@ macro_rules! redirect {
             $(#[$doc])*
             fn $name($($argument: $type),*) -> $return, missing $missing;
             |next| {
-                let Some($stream) = super::thread_capture::redirected($stream.cast()) else { return $refused };
-                let $stream = $stream.cast();
+                let Some(redirected) = super::thread_capture::redirected($stream.cast()) else { return $refused };
+                let $stream = redirected.raw();
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 unsafe { next($($argument),*) }
             }

@@ -78,7 +78,7 @@ macro_rules! launches {
                 }
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(kernel, grid, block, arguments, shared, stream) }
+                unsafe { next(kernel, grid, block, arguments, shared, stream.raw()) }
             }
         }
     )*};
@@ -115,7 +115,7 @@ macro_rules! write_to {
                 written_memory::before_write(target as u64);
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(target, $($argument,)* stream) }
+                unsafe { next(target, $($argument,)* stream.raw()) }
             }
         }
     )*};
@@ -143,7 +143,7 @@ macro_rules! copies {
                 written_memory::before_write(target as u64);
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(target, source, bytes, kind, stream) }
+                unsafe { next(target, source, bytes, kind, stream.raw()) }
             }
         }
     )*};
@@ -164,7 +164,7 @@ macro_rules! allocations {
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
                 unsafe {
-                    let status = next(target, bytes, stream);
+                    let status = next(target, bytes, stream.raw());
                     if status == 0 && bytes > 0 {
                         written_memory::allocated(*target as u64, bytes);
                     }

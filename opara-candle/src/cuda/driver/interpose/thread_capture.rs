@@ -10,7 +10,9 @@ use cudarc::cublas::sys::cublasHandle_t;
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
 use hashbrown::HashSet;
 
+use super::gate::{Capturing, InCall, Ongoing};
 use super::library_call::LibraryCall;
+use super::private_stream::PrivateStream;
 use crate::trace::scope;
 
 /// Calls of the threads that one capture runs on.
@@ -19,6 +21,8 @@ pub(in crate::cuda::driver) struct ThreadCapture {
     device: CUstream,
     /// The private stream that is captured in its place.
     private: CUstream,
+    /// Held in calls of the driver.
+    ongoing: Arc<Ongoing>,
     /// A handle of cuBLAS on the private stream. The module's own is one for all threads.
     pub blas: cublasHandle_t,
     /// Bytes of each upload, by the address under which the graph knows them. A capture forbids reading back, so an upload
@@ -74,14 +78,15 @@ pub(super) fn with<T>(f: impl FnOnce(&mut ThreadCapture) -> T) -> Option<T> {
 /// Redirects the calls of this thread for the stream `device` to the stream `private`, which captures, while `f` runs.
 pub(in crate::cuda::driver) fn capture<T>(
     device: CUstream,
-    private: CUstream,
-    blas: cublasHandle_t,
+    private: &PrivateStream,
+    capturing: &Capturing,
     f: impl FnOnce() -> T,
 ) -> (T, ThreadCapture) {
     let mut capture = ThreadCapture {
         device,
-        private,
-        blas,
+        private: private.raw(),
+        ongoing: capturing.ongoing(),
+        blas: private.blas(),
         uploads: Vec::new(),
         refused: None,
         allocations: Vec::new(),
@@ -134,11 +139,12 @@ impl ThreadCapture {
         self.live.insert(address);
     }
 
-    /// Notes that an allocation is freed; whether it was there before the capture, and so must stay until its end.
+    /// Notes that an allocation is freed; whether the driver need not free it now: it was there before the capture, and so
+    /// must stay until its end, or it went with the graph of a capture that has been ended.
     pub fn freed(&mut self, address: CUdeviceptr) -> bool {
         let from_before = !self.live.remove(&address);
         self.dropped.extend((from_before && address != 0).then_some(address));
-        from_before
+        from_before || self.ongoing.call().is_none()
     }
 
     /// The captured node that was added last, as a number; 0 where there is none.
@@ -147,10 +153,31 @@ impl ThreadCapture {
     }
 }
 
-/// The stream on which a call for `stream` has to be enqueued; `None` if the capture refuses it.
-pub(super) fn redirected(stream: *mut c_void) -> Option<*mut c_void> {
-    with(|capture| capture.redirect(stream.cast()))
-        .map_or(Some(stream), |private| private.map(|private| private.cast()))
+/// The stream on which a call for `stream` has to be enqueued, as long as the call may take; `None` if the capture refuses
+/// it, or has been ended.
+pub(super) fn redirected(stream: *mut c_void) -> Option<Redirected> {
+    let redirect = |capture: &mut ThreadCapture| {
+        let stream = capture.redirect(stream.cast())?.cast();
+        Some(Redirected { stream, _call: Some(capture.ongoing.call()?) })
+    };
+    with(redirect).unwrap_or(Some(Redirected { stream, _call: None }))
+}
+
+/// The stream of a call that is about to be made.
+pub(super) struct Redirected {
+    stream: *mut c_void,
+    _call: Option<InCall>,
+}
+
+impl Redirected {
+    pub fn raw<T>(&self) -> *mut T {
+        self.stream.cast()
+    }
+}
+
+/// Holds this thread's capture in a call of a library; `None` if it has been ended.
+pub(super) fn in_call() -> Option<InCall> {
+    with(|capture| capture.ongoing.call()).flatten()
 }
 
 /// Whether a call on this stream is one of a capture on this thread.
@@ -167,6 +194,11 @@ pub(super) fn refuses(reason: impl FnOnce() -> String) -> bool {
 /// needed and an event from outside would break it, and in [`without_events`].
 pub(super) fn ignores_events(stream: CUstream) -> bool {
     MUTE.get() || is_captured(stream)
+}
+
+/// Whether an event that `f` records is seen here.
+pub(super) fn sees(f: impl FnOnce() -> CUresult) -> bool {
+    without_events(f) == CUresult::CUDA_SUCCESS
 }
 
 /// Runs `f` with cudarc's event tracking off on this thread: for looking at addresses, where the caller orders the work.

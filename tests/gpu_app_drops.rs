@@ -1,0 +1,115 @@
+//! Answers that one thread drops while another has new shapes built. Without a GPU, or without the `cuda` feature, each
+//! test says that it skips.
+
+mod common;
+
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::Arc;
+
+use anyhow::ensure;
+use candle::{Device, Module, Result, Tensor};
+use common::{beside, devices, isolated, same_bits, waves, Meanwhile};
+use opara_candle::{device_memory, Mode, OparaExecutor};
+use parking_lot::Mutex;
+
+/// Columns of an input: an answer of 64 rows has half a MiB.
+const WIDTH: usize = 2048;
+/// What the pool may keep beyond what it held before, in bytes: less than a few answers.
+const SLACK: u64 = 2 << 20;
+
+fn plain(x: &Tensor) -> Result<Tensor> {
+    x.tanh()?.affine(2., 1.)?.sqr()? + x
+}
+
+fn rows(device: &Device, n: usize) -> Result<Tensor> {
+    waves(n, (n, WIDTH))?.to_device(device)
+}
+
+/// Bytes of the memory pool in use, after all work is done.
+fn pool_in_use(device: &Device) -> anyhow::Result<u64> {
+    let ((), usage) = device_memory::watch(device, || anyhow::Ok(()))?;
+    Ok(usage.map_or(0, |usage| usage.before))
+}
+
+/// Calls with new shapes, all of which must be captured.
+fn call_new_shapes(fast: &OparaExecutor, device: &Device) -> anyhow::Result<()> {
+    for n in 2..40 {
+        let x = rows(device, n)?;
+        let got = fast.forward(&x)?;
+        let report = fast.report();
+        ensure!((report.mode, &report.reason) == (Mode::Graph, &None), "{n} rows: {report}");
+        ensure!(same_bits(&got, &plain(&x)?)?, "{n} rows: wrong numbers");
+    }
+    Ok(())
+}
+
+/// Answers of an executor that are to be dropped.
+fn answers(fast: &OparaExecutor, device: &Device, count: usize) -> anyhow::Result<Receiver<Tensor>> {
+    let x = rows(device, 64)?;
+    let (send, answers) = channel();
+    for _ in 0..count {
+        send.send(fast.forward(&x)?)?;
+    }
+    device.synchronize()?;
+    Ok(answers)
+}
+
+/// Runs a scenario twice, the first time for what stays: kernels, workspaces, graphs' memory. The second may leave
+/// nothing in the pool.
+fn assert_pool_is_left_as_it_was(device: &Device, scenario: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    scenario()?;
+    let before = pool_in_use(device)?;
+    scenario()?;
+    let after = pool_in_use(device)?;
+    ensure!(after <= before + SLACK, "the pool had {before} bytes in use before, and has {after}");
+    Ok(())
+}
+
+#[test]
+fn answers_dropped_beside_new_shapes_are_freed() -> anyhow::Result<()> {
+    isolated("answers_dropped_beside_new_shapes_are_freed", || {
+        for device in devices()? {
+            let scenario = || -> anyhow::Result<()> {
+                let fast = OparaExecutor::builder().max_shapes(64).build(plain, &rows(&device, 64)?)?;
+                let expected = plain(&rows(&device, 64)?)?;
+                let answers = Mutex::new(answers(&fast, &device, 400)?);
+                // One a round; those that are left are dropped at the end.
+                let read_and_drop = |_| {
+                    let Ok(answer) = answers.lock().try_recv() else { return Ok(()) };
+                    ensure!(same_bits(&answer, &expected)?, "an earlier answer has changed");
+                    Ok(())
+                };
+                beside(|| call_new_shapes(&fast, &device), &[&read_and_drop])
+            };
+            assert_pool_is_left_as_it_was(&device, scenario)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn answers_dropped_in_the_middle_of_a_capture_are_freed() -> anyhow::Result<()> {
+    isolated("answers_dropped_in_the_middle_of_a_capture_are_freed", || {
+        for device in devices()? {
+            let scenario = || -> anyhow::Result<()> {
+                let earlier = OparaExecutor::new(plain, &rows(&device, 64)?)?;
+                // Building calls the module a few times for each shape.
+                let answers = answers(&earlier, &device, 400)?;
+                let other = Meanwhile::new(move |_| Ok(drop(answers.try_recv())));
+                let asks: Arc<Meanwhile> = other.clone();
+                let function = move |x: &Tensor| {
+                    let y = x.tanh()?;
+                    asks.ask();
+                    y.affine(2., 1.)?.sqr()? + x
+                };
+                let fast = OparaExecutor::builder().max_shapes(64).build(function, &rows(&device, 64)?)?;
+                let outcome = call_new_shapes(&fast, &device);
+                let requests = other.finish()?;
+                ensure!(requests >= 2 * 38, "{requests} drops");
+                outcome
+            };
+            assert_pool_is_left_as_it_was(&device, scenario)?;
+        }
+        Ok(())
+    })
+}

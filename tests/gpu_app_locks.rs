@@ -1,0 +1,114 @@
+//! A user's lock, held around a call of one executor and taken inside the module of another that runs eagerly: no lock
+//! of this library is held while a module runs. On the CPU and on a GPU; without a GPU, or without the `cuda` feature,
+//! the tests for it say that they skip.
+
+mod common;
+
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Mutex};
+
+use anyhow::ensure;
+use candle::{Device, Module, Result, Tensor};
+use common::{gpu, isolated, same_bits, waves, CPU};
+use opara_candle::{ops, Mode, OparaExecutor};
+
+/// Why a lock can be taken.
+const FREE: &str = "no panic holds this lock";
+
+/// How modules come to their executors.
+#[derive(Clone, Copy, PartialEq)]
+enum Made {
+    Here,
+    OnTheirThread,
+}
+
+fn rows(device: &Device, n: usize) -> Result<Tensor> {
+    waves(n, (n, 6))?.to_device(device)
+}
+
+fn captured(x: &Tensor) -> Result<Tensor> {
+    ops::add(&ops::tanh(x)?, &ops::sqr(x)?)
+}
+
+/// Reads its input, so it cannot be captured, while it holds the lock.
+fn locking(lock: Arc<Mutex<()>>, entered: Sender<()>) -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync {
+    move |x| {
+        // Nobody listens any more after the call that this is about.
+        let _ = entered.send(());
+        let _held = lock.lock().expect(FREE);
+        let mean = x.mean_all()?.to_scalar::<f32>()?;
+        x.affine(mean.into(), 0.)
+    }
+}
+
+fn executor<M>(made: Made, module: M, x: &Tensor) -> anyhow::Result<OparaExecutor>
+where
+    M: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+{
+    Ok(match made {
+        Made::Here => OparaExecutor::new(module, x)?,
+        Made::OnTheirThread => OparaExecutor::load(move || Ok(module), x)?,
+    })
+}
+
+/// One thread holds the lock and calls an executor with a new shape, while a call of `eager_rows` rows on another thread
+/// is in the middle of its module, and waits for the lock.
+fn call_both(device: &Device, made: Made, eager_rows: usize) -> anyhow::Result<()> {
+    let lock = Arc::new(Mutex::new(()));
+    let (enter, entered) = channel();
+    let plain = locking(lock.clone(), channel().0);
+    let fast = executor(made, captured, &rows(device, 2)?)?;
+    let eager = executor(made, locking(lock.clone(), enter), &rows(device, 2)?)?;
+    ensure!((fast.report().mode != Mode::Eager, eager.report().mode) == (true, Mode::Eager));
+    let x = rows(device, eager_rows)?;
+    let expected = plain(&x)?;
+    entered.try_iter().for_each(drop);
+    std::thread::scope(|scope| {
+        let held = lock.lock().expect(FREE);
+        let other = scope.spawn(|| eager.forward(&x));
+        entered.recv()?;
+        let new = rows(device, 3)?;
+        let answer = fast.forward(&new);
+        drop(held);
+        let other = other.join().expect("no panic")?;
+        ensure!(same_bits(&answer?, &captured(&new)?)?, "the call that the lock is held around");
+        ensure!(same_bits(&other, &expected)?, "the call that takes the lock inside");
+        Ok(())
+    })
+}
+
+/// A call of a known shape, which only runs the module, and one of a new shape, which is built for.
+fn call_both_with_old_and_new_shapes(device: &Device, made: Made) -> anyhow::Result<()> {
+    call_both(device, made, 2)?;
+    call_both(device, made, 4)
+}
+
+#[test]
+fn a_lock_around_a_call_and_inside_a_module_on_the_cpu() -> anyhow::Result<()> {
+    isolated("a_lock_around_a_call_and_inside_a_module_on_the_cpu", || {
+        call_both_with_old_and_new_shapes(CPU, Made::Here)
+    })
+}
+
+#[test]
+fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_the_cpu() -> anyhow::Result<()> {
+    isolated("a_lock_around_a_call_and_inside_a_module_on_its_thread_on_the_cpu", || {
+        call_both_with_old_and_new_shapes(CPU, Made::OnTheirThread)
+    })
+}
+
+#[test]
+fn a_lock_around_a_call_and_inside_a_module_on_a_gpu() -> anyhow::Result<()> {
+    isolated("a_lock_around_a_call_and_inside_a_module_on_a_gpu", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        call_both_with_old_and_new_shapes(&device, Made::Here)
+    })
+}
+
+#[test]
+fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu() -> anyhow::Result<()> {
+    isolated("a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        call_both_with_old_and_new_shapes(&device, Made::OnTheirThread)
+    })
+}

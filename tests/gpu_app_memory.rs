@@ -1,0 +1,58 @@
+//! Memory of the host that an executor takes for shapes that it has long forgotten. On the CPU and on a GPU; without a
+//! GPU, or without the `cuda` feature, the test for it says that it skips.
+
+mod common;
+
+use anyhow::ensure;
+use candle::{Device, Module, Tensor};
+use common::{gpu, isolated, same_bits, waves, CPU};
+use opara_candle::{ops, OparaExecutor};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Shapes in each half of the calls.
+const SHAPES: usize = 150;
+
+/// What the second half of the shapes may leave, in bytes.
+const SLACK: usize = 1 << 20;
+
+fn module(x: &Tensor) -> candle::Result<Tensor> {
+    let row = ops::softmax_last_dim(&ops::affine(&ops::tanh(x)?, 2., 1.)?)?;
+    ops::add(&ops::sqr(&row)?, x)
+}
+
+/// Calls an executor that keeps two shapes with many, and looks what the second half of them leaves.
+fn assert_bounded(device: &Device) -> anyhow::Result<()> {
+    let x = |rows: usize| waves(rows, (rows, 40))?.to_device(device);
+    let fast = OparaExecutor::builder().max_shapes(2).kernel_cache(None).build(module, &x(1)?)?;
+    let call = |rows: std::ops::Range<usize>| -> anyhow::Result<usize> {
+        for rows in rows {
+            let x = x(rows)?;
+            ensure!(same_bits(&fast.forward(&x)?, &module(&x)?)?, "{rows} rows: wrong numbers");
+        }
+        // The same two shapes are kept at both times of measuring.
+        for rows in [1, 2] {
+            fast.forward(&x(rows)?)?;
+        }
+        Ok(MEMORY.current_usage())
+    };
+    let half = call(3..SHAPES)?;
+    let whole = call(SHAPES..2 * SHAPES)?;
+    ensure!(whole <= half + SLACK, "{SHAPES} shapes more took {half} bytes of the host to {whole}");
+    Ok(())
+}
+
+#[test]
+fn shapes_that_are_gone_take_no_memory_of_the_host_on_the_cpu() -> anyhow::Result<()> {
+    isolated("shapes_that_are_gone_take_no_memory_of_the_host_on_the_cpu", || assert_bounded(CPU))
+}
+
+#[test]
+fn shapes_that_are_gone_take_no_memory_of_the_host_on_a_gpu() -> anyhow::Result<()> {
+    isolated("shapes_that_are_gone_take_no_memory_of_the_host_on_a_gpu", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        assert_bounded(&device)
+    })
+}

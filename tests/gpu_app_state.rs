@@ -1,0 +1,187 @@
+//! Modules that keep something from call to call, as applications have them: a table for the shape seen last, a counter
+//! on the device, a weight that shares its memory with the input. On the CPU where that says something; without a GPU,
+//! or without the `cuda` feature, the tests for it say that they skip.
+
+mod common;
+
+use std::sync::{Arc, Barrier, Mutex};
+
+use anyhow::ensure;
+use candle::{DType, Device, Result, Tensor};
+use common::{assert_same, devices, gpu, isolated, same_bits, waves, CPU};
+use opara_candle::{ops, OparaExecutor};
+
+/// Why a lock can be taken.
+const FREE: &str = "no panic holds this lock";
+
+fn rows(i: usize, n: usize, device: &Device) -> Result<Tensor> {
+    waves(i, (n, 6))?.to_device(device)
+}
+
+/// A table of positions.
+fn positions(rows: usize, device: &Device) -> Result<Tensor> {
+    Tensor::arange(0f32, 6. * rows as f32, device)?.reshape((rows, 6))
+}
+
+/// A module that keeps the table for the shape that it saw last.
+fn with_table() -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static {
+    let table = Mutex::new(None::<Tensor>);
+    move |x| {
+        let mut table = table.lock().expect(FREE);
+        if table.as_ref().is_none_or(|table| table.dims() != x.dims()) {
+            *table = Some(positions(x.dim(0)?, x.device())?);
+        }
+        ops::add(x, table.as_ref().expect("it was made above"))
+    }
+}
+
+/// Threads that call one executor, each with a shape of its own, so that each call's table may be the end of another's.
+fn share_an_executor(device: &Device, threads: usize) -> anyhow::Result<()> {
+    const CALLS: usize = 40;
+    let fast = OparaExecutor::new(with_table(), &rows(0, 2, device)?)?;
+    let inputs = |n: usize| (0..CALLS).map(|i| rows(i, n, device)).collect::<Result<Vec<_>>>();
+    let inputs = (0..threads).map(|thread| inputs(3 + thread)).collect::<Result<Vec<_>>>()?;
+    device.synchronize()?;
+    let together = Barrier::new(threads);
+    let answers = std::thread::scope(|scope| {
+        let call = |inputs: &[Tensor]| {
+            together.wait();
+            inputs.iter().map(|x| Ok(fast.call(std::slice::from_ref(x))?)).collect::<anyhow::Result<Vec<_>>>()
+        };
+        let callers: Vec<_> = inputs.iter().map(|inputs| scope.spawn(move || call(inputs))).collect();
+        callers.into_iter().map(|caller| caller.join().expect("no panic")).collect::<anyhow::Result<Vec<_>>>()
+    })?;
+    device.synchronize()?;
+    let mut wrong = 0;
+    for (x, got) in inputs.iter().flatten().zip(answers.iter().flatten()) {
+        let expected = (x + positions(x.dim(0)?, device)?)?;
+        wrong += usize::from(!same_bits(&got[0], &expected)?);
+    }
+    ensure!(wrong == 0, "{wrong} of {} answers are wrong", threads * CALLS);
+    Ok(())
+}
+
+#[test]
+fn threads_share_a_module_with_a_table_for_one_shape_on_the_cpu() -> anyhow::Result<()> {
+    share_an_executor(CPU, 2)?;
+    share_an_executor(CPU, 4)
+}
+
+#[test]
+fn threads_share_a_module_with_a_table_for_one_shape_on_a_gpu() -> anyhow::Result<()> {
+    isolated("threads_share_a_module_with_a_table_for_one_shape_on_a_gpu", || {
+        for device in devices()? {
+            share_an_executor(&device, 2)?;
+            share_an_executor(&device, 4)?;
+        }
+        Ok(())
+    })
+}
+
+/// Adds up its calls in a tensor on the device, and adds the count to its input.
+fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static {
+    move |t| {
+        counter.slice_set(&(&counter + 1.)?, 0, 0)?;
+        Ok(vec![t[0].broadcast_add(&counter)?])
+    }
+}
+
+#[test]
+fn a_counter_on_the_device_counts_calls_and_nothing_else() -> anyhow::Result<()> {
+    isolated("a_counter_on_the_device_counts_calls_and_nothing_else", || {
+        for device in devices()? {
+            for (verify, stress) in [(true, 0), (false, 0), (true, 4)] {
+                let zero = || Tensor::zeros(1, DType::F32, &device);
+                let (counter, expected) = (zero()?, zero()?);
+                let plain = counting(expected.clone());
+                let builder = OparaExecutor::builder().verify(verify).stress(stress);
+                let fast = builder.build_fn(counting(counter.clone()), &[rows(0, 4, &device)?])?;
+                let count = || Ok::<_, candle::Error>(counter.to_vec1::<f32>()?[0]);
+                ensure!(count()? == 0., "before the first call: {}\n{}", count()?, fast.report());
+                // A new shape at every second call.
+                for call in 1..=6 {
+                    let x = [rows(call, 4 + call / 2, &device)?];
+                    assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("call {call}"));
+                    ensure!(count()? == call as f32, "after call {call}: {}\n{}", count()?, fast.report());
+                }
+                let x = [rows(7, 4, &device)?];
+                let expected = plain(&x)?;
+                fast.lend(&x, |lent| assert_same(lent, &expected, "a call whose output is lent"))?;
+                ensure!(count()? == 7., "after a call whose output is lent: {}", count()?);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Overwrites its weight, and reads its input before and after.
+fn overwriting(weight: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static {
+    move |t| {
+        let twice = t[0].affine(2., 1.)?;
+        weight.slice_set(&twice, 0, 0)?;
+        Ok(vec![(&t[0] + &weight)?, t[0].sqr()?])
+    }
+}
+
+#[test]
+fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> {
+    isolated("an_input_shares_memory_with_a_weight_that_is_written", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        // A weight within a larger tensor, of which the inputs are parts, too: the same rows, some of them, and others.
+        let twin = || -> Result<_> {
+            let whole = rows(3, 12, &device)?;
+            let weight = whole.narrow(0, 4, 4)?;
+            let inputs = [4, 6, 0, 8].map(|first| whole.narrow(0, first, 4)).into_iter().collect::<Result<Vec<_>>>()?;
+            Ok((overwriting(weight), whole, inputs))
+        };
+        for example in 0..5 {
+            let ((module, whole, inputs), (plain, expected, plain_inputs)) = (twin()?, twin()?);
+            // The last example shares nothing.
+            let of = inputs.get(example).cloned().map_or_else(|| rows(0, 4, &device), Ok)?;
+            let fast = OparaExecutor::builder().build_fn(module, &[of])?;
+            assert_same(&[whole.clone()], &[expected.clone()], format_args!("what example {example} left"));
+            for (i, (x, plain_x)) in inputs.iter().zip(&plain_inputs).enumerate() {
+                let of = format_args!("example {example}, input {i}");
+                assert_same(&fast.call(std::slice::from_ref(x))?, &plain(std::slice::from_ref(plain_x))?, of);
+                assert_same(&[whole.clone()], &[expected.clone()], format_args!("{of}: the memory after it"));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// One thread holds its answers while the other's calls make the module free what plans read.
+#[test]
+fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::Result<()> {
+    isolated("a_table_that_another_thread_replaces_in_the_middle_of_a_capture", || {
+        for device in devices()? {
+            let table = Arc::new(Mutex::new(positions(4, &device)?));
+            device.synchronize()?;
+            let replaced = table.clone();
+            let other = common::Meanwhile::new(move |_| {
+                let mut table = replaced.lock().expect(FREE);
+                let same = table.copy()?;
+                table.device().synchronize()?;
+                *table = same;
+                Ok(())
+            });
+            let asks = other.clone();
+            let function = move |t: &[Tensor]| {
+                // The module has taken the table, and another thread puts an equal one in its place.
+                let taken = table.lock().expect(FREE).clone();
+                asks.ask();
+                Ok(vec![(&t[0] + taken)?.sqr()?])
+            };
+            let fast = OparaExecutor::builder().build_fn(function, &[rows(0, 4, &device)?])?;
+            for i in 0..4 {
+                let noise = Tensor::full(f32::NAN, (4, 6), &device)?;
+                let x = rows(i, 4, &device)?;
+                let expected = (&x + positions(4, &device)?)?.sqr()?;
+                assert_same(&fast.call(&[x])?, &[expected], format_args!("call {i}"));
+                drop(noise);
+            }
+            other.finish()?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,142 @@
+//! Threads that end with tensors in their thread-locals, and with cuDNN's handle, which candle keeps there. On the CPU
+//! and on a GPU; without a GPU, or without the `cuda` feature, the tests for it say that they skip.
+
+mod common;
+
+use std::cell::RefCell;
+use std::thread;
+
+use anyhow::ensure;
+use candle::{DType, Device, Module, Result, Tensor};
+use common::{beside, counts, devices, isolated, same_bits, waves, CPU};
+use opara_candle::{Mode, OparaExecutor};
+
+thread_local! {
+    /// The mask for the number of rows that this thread saw last.
+    static MASK: RefCell<Option<Tensor>> = const { RefCell::new(None) };
+}
+
+fn make_mask(rows: usize, device: &Device) -> Result<Tensor> {
+    Tensor::arange(0f32, 6. * rows as f32, device)?.reshape((rows, 6))?.cos()
+}
+
+/// Multiplies by a mask that each thread keeps.
+fn masked(x: &Tensor) -> Result<Tensor> {
+    MASK.with_borrow_mut(|mask| {
+        if mask.as_ref().is_none_or(|mask| mask.dims() != x.dims()) {
+            *mask = Some(make_mask(x.dim(0)?, x.device())?);
+        }
+        let mask = mask.as_ref().expect("it was made above");
+        x * mask
+    })
+}
+
+/// The same for a module that cannot be captured, since it reads a number back.
+fn masked_eagerly(x: &Tensor) -> Result<Tensor> {
+    masked(x)?.affine(x.mean_all()?.to_scalar::<f32>()?.into(), 0.)
+}
+
+fn rows(device: &Device, n: usize) -> Result<Tensor> {
+    waves(n, (n, 6))?.to_device(device)
+}
+
+fn check(got: &Tensor, x: &Tensor, eagerly: bool) -> anyhow::Result<()> {
+    let masked = (x * make_mask(x.dim(0)?, x.device())?)?;
+    let expected = match eagerly {
+        true => masked.affine(x.mean_all()?.to_scalar::<f32>()?.into(), 0.)?,
+        false => masked,
+    };
+    ensure!(same_bits(got, &expected)?, "{got}\nis not\n{expected}");
+    Ok(())
+}
+
+/// Runs each piece of work on a thread of its own that then ends, one after another.
+fn on_threads_that_end(work: &[&(dyn Fn() -> anyhow::Result<()> + Sync)]) -> anyhow::Result<()> {
+    for work in work {
+        // Joined here, since a scope alone does not wait until a thread's thread-locals are dropped.
+        thread::scope(|scope| scope.spawn(work).join().expect("no panic"))?;
+    }
+    Ok(())
+}
+
+fn threads_end(device: &Device) -> anyhow::Result<()> {
+    let x = rows(device, 4)?;
+    let captured = OparaExecutor::new(masked, &x)?;
+    let eager = OparaExecutor::new(masked_eagerly, &x)?;
+    ensure!(eager.report().mode == Mode::Eager, "{}", eager.report());
+    device.synchronize()?;
+    on_threads_that_end(&[
+        // The mask's thread-local is made before anything of the driver's on this thread, and dropped after it.
+        &|| check(&masked(&x)?, &x, false),
+        &|| {
+            let other = rows(device, 3)?;
+            check(&masked(&other)?, &other, false)
+        },
+        &|| check(&eager.forward(&x)?, &x, true),
+        &|| check(&captured.forward(&x)?, &x, false),
+        // New shapes, for which this thread's mask, or that of a thread that captures, is made anew.
+        &|| {
+            (5..9).try_for_each(|n| {
+                let x = rows(device, n)?;
+                check(&captured.forward(&x)?, &x, false)?;
+                check(&eager.forward(&x)?, &x, true)?;
+                check(&masked(&x)?, &x, false)
+            })
+        },
+        // A module that lives on a thread of the library, which may end with the executor.
+        &|| {
+            let loaded = OparaExecutor::load(|| Ok(masked), &x)?;
+            check(&loaded.forward(&x)?, &x, false)
+        },
+        &|| {
+            let loaded = OparaExecutor::load(|| Ok(masked_eagerly), &x)?;
+            check(&loaded.forward(&x)?, &x, true)
+        },
+        // Earlier executors go on when all these threads have ended.
+        &|| check(&captured.forward(&x)?, &x, false),
+        &|| check(&eager.forward(&x)?, &x, true),
+    ])
+}
+
+#[test]
+fn threads_end_with_tensors_of_the_cpu() -> anyhow::Result<()> {
+    isolated("threads_end_with_tensors_of_the_cpu", || threads_end(CPU))
+}
+
+#[test]
+fn threads_end_with_tensors_of_a_gpu() -> anyhow::Result<()> {
+    isolated("threads_end_with_tensors_of_a_gpu", || devices()?.iter().try_for_each(threads_end))
+}
+
+/// A thread that has run a convolution destroys its handle of cuDNN when it ends, for which the library waits for the
+/// whole GPU.
+#[test]
+fn threads_with_convolutions_end_beside_new_shapes() -> anyhow::Result<()> {
+    isolated("threads_with_convolutions_end_beside_new_shapes", || {
+        for device in devices()? {
+            let weight = counts(1, (8, 4, 3, 3), DType::F32)?;
+            let image = counts(2, (1, 4, 12, 12), DType::F32)?;
+            // Sums of these are exact, whichever kernel adds them.
+            let expected = image.conv2d(&weight, 1, 1, 1, 1)?;
+            let (weight, image) = (weight.to_device(&device)?, image.to_device(&device)?);
+            device.synchronize()?;
+            let convolve = || -> anyhow::Result<()> {
+                let got = image.conv2d(&weight, 1, 1, 1, 1)?;
+                ensure!(same_bits(&got, &expected)?, "a convolution is wrong");
+                Ok(())
+            };
+            let fast = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &rows(&device, 2)?)?;
+            let new_shapes = || {
+                (3..40).try_for_each(|n| {
+                    let x = rows(&device, n)?;
+                    ensure!(same_bits(&fast.forward(&x)?, &x.tanh()?.sqr()?)?, "{n} rows: wrong numbers");
+                    let report = fast.report();
+                    ensure!((report.mode, &report.reason) == (Mode::Graph, &None), "{n} rows: {report}");
+                    Ok(())
+                })
+            };
+            beside(new_shapes, &[&|_| on_threads_that_end(&[&convolve])])?;
+        }
+        Ok(())
+    })
+}
