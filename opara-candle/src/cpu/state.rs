@@ -5,6 +5,7 @@ use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
 use super::record::{HostOp, Program, Source};
+use crate::error::caught;
 use crate::executor::nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
@@ -127,7 +128,7 @@ fn changed_operator(first: &Program, again: &Program, inputs: &[Tensor]) -> Resu
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
         let arguments: Vec<&Tensor> = then.inputs.iter().map(|source| value(source, inputs, &values)).collect();
-        let run = |op: &HostOp| nested(|| (op.kernel)(&arguments));
+        let run = |op: &HostOp| caught(|| Ok(nested(|| (op.kernel)(&arguments))?));
         let (expected, got) = (run(op)?, run(then)?);
         if !same(&expected, &got)? {
             return Ok(match same(&got, &run(then)?)? {
