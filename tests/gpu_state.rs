@@ -332,6 +332,21 @@ fn two_weights_in_turns_are_found() {
     assert_state_is_found(move |n, x| x + &weights[n % 2]);
 }
 
+/// What a library's kernel is given may mean nothing, so that captures cannot tell; answers do.
+#[test]
+fn two_weights_of_a_product_in_turns_are_found() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = |i: usize| waves(i, (6, 6))?.to_device(&device);
+    let weights = [weight(1)?, weight(2)?];
+    let make = || {
+        let (weights, calls) = (weights.clone(), AtomicUsize::new(0));
+        move |t: &[Tensor]| Ok(vec![t[0].matmul(&weights[calls.fetch_add(1, Ordering::Relaxed) % 2])?])
+    };
+    stateful(OparaExecutor::builder(), make(), &one_on(0, &device)?, &["keeps state"]);
+    goes_on_like(make, |i| one_on(i, &device));
+    Ok(())
+}
+
 #[test]
 fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

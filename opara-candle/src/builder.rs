@@ -143,9 +143,10 @@ impl Builder {
     /// Whether replay is compared with eager, bit for bit, while the executor is built. Default: yes. If not, building calls
     /// the module with nothing but examples.
     ///
-    /// Compared are the example, [further examples](Self::example), and copies of the example with other floats: on the CPU
-    /// one with the other signs, in reversed order and 0.75 times as large, and one that is 16 times as large; on a GPU, where
-    /// host code that reads values is refused anyway, one in reversed order. Integers are those of an example.
+    /// Compared are the example, [further examples](Self::example), and copies of the example with other floats. On the CPU
+    /// these are one with the other signs, in reversed order and 0.75 times as large, and one that is 16 times as large (or a
+    /// 16th, if that is not finite). On a GPU, where host code that reads values is refused anyway, it is one in reversed
+    /// order, and 0.75 times as large if that alone changes nothing. Integers are those of an example.
     ///
     /// This finds most modules whose host code looks at values: a branch on the sign of a sum, a scale that is read from an
     /// input. They run eagerly. What it cannot find, on the CPU:

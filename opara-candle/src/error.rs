@@ -244,15 +244,16 @@ impl Error {
     /// has called it, so that eager calls would go on from another state than the caller's.
     pub fn is_uncapturable(&self) -> bool {
         use Error::*;
-        match self {
+        matches!(
+            self,
             UntracedTensor { .. }
-            | UntracedOutput { .. }
-            | Unstable { .. }
-            | NotCapturable { .. }
-            | Mismatch { .. } => true,
-            FailsInCapture { .. } | FailsOnOtherValues { .. } => true,
-            _ => false,
-        }
+                | UntracedOutput { .. }
+                | Unstable { .. }
+                | FailsInCapture { .. }
+                | FailsOnOtherValues { .. }
+                | NotCapturable { .. }
+                | Mismatch { .. }
+        )
     }
 
     /// That the module keeps state, with no operator that shows where.

@@ -101,7 +101,7 @@ impl Alteration {
 
 /// Which elements are neither infinite nor NaN, as a mask.
 fn finite(t: &Tensor) -> Result<Tensor> {
-    (t - t)?.eq(0f64)
+    t.abs()?.lt(f64::INFINITY)
 }
 
 /// The finite elements scaled, the others as they are.

@@ -70,11 +70,11 @@ impl OparaExecutor {
     /// | on the example again, which must give the same bits | 1 | 1 |
     /// | while it is captured: nothing is computed | | 2 |
     ///
-    /// So usually 4 on the CPU and 5 on a GPU, 2 and 4 for integers alone. More only for a reason: a capture is repeated for
+    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
     /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
-    /// library's kernels; on the CPU a call is repeated to tell state from values; and all is done twice if kernels that were
-    /// fused prove wrong. A module of plain candle operators on the CPU is called twice.
-    /// [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
+    /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
+    /// on a GPU, to tell whether that is state. All is done twice if kernels that were fused prove wrong. A module of plain
+    /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
     ///
     /// # Errors
     /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something

@@ -6,7 +6,6 @@ pub(crate) mod lanes;
 pub(crate) mod record;
 mod state;
 
-use std::iter;
 use std::sync::Arc;
 
 use candle::Tensor;
@@ -27,53 +26,49 @@ pub(crate) fn cores() -> usize {
 /// Records `function` on the example, on other inputs, and on the example again, and makes sure that it does the same each
 /// time.
 pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples) -> Result<Recording> {
-    let pass = |inputs: &[Tensor]| -> Result<(Pass, f64)> {
+    let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
+    let pass = |inputs: &[Tensor]| -> Result<Pass> {
         let (recorded, us) = wall_us(|| record::record(|inputs| function(inputs), inputs));
         let (program, outputs) = recorded?;
-        Ok((Pass { program, outputs }, us))
+        Ok(Pass { program, outputs, us })
     };
-    let (first, first_us) = pass(inputs)?;
+    let first = pass(inputs)?;
     let traced = first.program.check_outputs();
     // Of a module that runs eagerly anyway the only question is whether it keeps state.
     let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
-    let (mut passes, mut refused) = (Vec::new(), None);
+    let (mut passes, mut recorded, mut refused) = (vec![first], Vec::new(), None);
     for Other { inputs, given } in others {
         match pass(&inputs) {
-            Ok((pass, us)) => passes.push((inputs, pass, us)),
+            Ok(pass) => {
+                passes.push(pass);
+                recorded.push(inputs);
+            }
             Err(Error::Candle(source)) if !given => refused = Some(Error::FailsOnOtherValues { source }),
             Err(error) => return Err(error),
         }
     }
     // After all others, so that what they left behind shows.
-    let (again, again_us) = pass(inputs)?;
-    let in_order = || iter::once(&first).chain(passes.iter().map(|(_, pass, _)| pass)).chain([&again]);
-    state::check_tensors(&in_order().collect::<Vec<_>>())?;
-    let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
-    state::check_repeats(&first, &again, &contiguous)?;
+    passes.push(pass(inputs)?);
+    state::check(&passes, &contiguous)?;
     traced?;
     refused.map_or(Ok(()), Err)?;
-    let agrees = match passes.is_empty() {
-        true => again.program.agrees_with(&first.program),
-        // The first call may have made tables that all others find.
-        false => passes.iter().try_for_each(|(_, pass, _)| again.program.agrees_with(&pass.program)),
-    };
-    if let Err(difference) = agrees {
-        // Values may be the reason, or state that changes from call to call, or a table that the first call made.
-        let (last, _) = pass(inputs)?;
-        state::check_tensors(&in_order().chain([&last]).collect::<Vec<_>>())?;
-        state::check_repeats(&again, &last, &contiguous)?;
-        match again.program.agrees_with(&last.program) {
-            Ok(()) if passes.is_empty() => {}
-            Err(Error::Unstable { first, second, .. }) => {
-                let reason = format!("it calls `{first}` at one call and `{second}` at the next, with the same inputs");
-                return Err(Error::stateful(reason));
-            }
-            _ => return Err(difference),
+    // The first call may have made tables that all others find.
+    let compared = if recorded.is_empty() { 0..1 } else { 1..passes.len() - 1 };
+    let again = passes.len() - 1;
+    let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
+    if let Err(difference) = agree {
+        // Values may be the reason, or state, or a table that the first call made: one more call on the example tells.
+        passes.push(pass(inputs)?);
+        let agrees = state::check_calls(&passes, again, &contiguous)?;
+        if !(agrees && recorded.is_empty()) {
+            return Err(difference);
         }
     }
-    let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first_us.min(again_us))];
-    examples.extend(passes.into_iter().map(|(inputs, pass, us)| Example::new(inputs, &pass.outputs, us)));
-    let program = Arc::new(again.program);
+    let (first, others) = (&passes[0], &passes[1..again]);
+    let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first.us.min(passes[again].us))];
+    examples
+        .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
+    let program = Arc::new(passes.swap_remove(again).program);
     Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, examples, program })
 }
 

@@ -5,6 +5,7 @@ use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
 use super::record::{HostOp, Program, Source};
+use crate::error::caught;
 use crate::executor::nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
@@ -13,6 +14,38 @@ use crate::{Error, Result};
 pub(super) struct Pass {
     pub program: Program,
     pub outputs: Vec<Tensor>,
+    /// Microseconds that it took.
+    pub us: f64,
+}
+
+/// Checks calls in order, of which the first and the last are on the example, `inputs`.
+///
+/// # Errors
+/// [`Error::Stateful`] with what shows state, [`Error::NotCapturable`] for an operator that draws random numbers.
+pub(super) fn check(passes: &[Pass], inputs: &[Tensor]) -> Result<()> {
+    check_tensors(passes)?;
+    match passes {
+        [first, .., last] => check_repeats(first, last, inputs),
+        _ => Ok(()),
+    }
+}
+
+/// Checks two calls on the example in a row, of which `again` is the first and the last of `passes` the second. Returns
+/// whether their operators agree; if not, it is for tensors of unrecorded operators.
+///
+/// # Errors
+/// Those of [`check`], and [`Error::Stateful`] for other operators.
+pub(super) fn check_calls(passes: &[Pass], again: usize, inputs: &[Tensor]) -> Result<bool> {
+    check_tensors(passes)?;
+    let (again, last) = (&passes[again], &passes[passes.len() - 1]);
+    check_repeats(again, last, inputs)?;
+    match again.program.agrees_with(&last.program) {
+        Err(Error::Unstable { first, second, .. }) => {
+            let reason = format!("it calls `{first}` at one call and `{second}` at the next, with the same inputs");
+            Err(Error::stateful(reason))
+        }
+        agrees => Ok(agrees.is_ok()),
+    }
 }
 
 /// Checks that no call uses a tensor which an operator of an earlier one made.
@@ -22,7 +55,7 @@ pub(super) struct Pass {
 ///
 /// # Errors
 /// [`Error::Stateful`] for the first use of such a tensor.
-pub(super) fn check_tensors(passes: &[&Pass]) -> Result<()> {
+fn check_tensors(passes: &[Pass]) -> Result<()> {
     // For each tensor of an earlier call whether it counts as a weight.
     let mut earlier: HashMap<TensorId, bool> = HashMap::new();
     for (number, pass) in passes.iter().enumerate() {
@@ -63,7 +96,7 @@ fn depends_on_inputs(program: &Program) -> Vec<bool> {
 ///
 /// # Errors
 /// [`Error::Stateful`] if they did not, but [`Error::NotCapturable`] if an operator draws random numbers.
-pub(super) fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
+fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
     let detail = match verify::same_bits("second call", &first.outputs, &again.outputs) {
         Ok(()) => return Ok(()),
         Err(Error::Mismatch { output, differing, elements, .. }) => {
@@ -95,7 +128,7 @@ fn changed_operator(first: &Program, again: &Program, inputs: &[Tensor]) -> Resu
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
         let arguments: Vec<&Tensor> = then.inputs.iter().map(|source| value(source, inputs, &values)).collect();
-        let run = |op: &HostOp| nested(|| (op.kernel)(&arguments));
+        let run = |op: &HostOp| caught(|| Ok(nested(|| (op.kernel)(&arguments))?));
         let (expected, got) = (run(op)?, run(then)?);
         if !same(&expected, &got)? {
             return Ok(match same(&got, &run(then)?)? {
