@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::modules::Kind;
 
 /// Texts that are kept of each sort.
-const TEXTS: usize = 5;
+const TEXTS: usize = 10;
 /// Buckets of latencies for each doubling.
 const STEPS: u32 = 8;
 
@@ -155,9 +155,9 @@ impl Tally {
         }
     }
 
-    /// Keeps a text, if there are not many yet.
+    /// Keeps a text, unless there are many, or the same, already.
     pub fn note(&mut self, text: String) {
-        if self.texts.len() < TEXTS {
+        if self.texts.len() < TEXTS && !self.texts.contains(&text) {
             self.texts.push(text);
         }
     }
