@@ -37,6 +37,12 @@ prepare() {
         case $name in *.so.*) ln -sf "$file" "$root/lib/${name%%.so.*}.so" ;; esac
     done
 
+    stub
+    ln -sf "$root/lib" "$root/lib64"
+    touch "$root/.ready"
+}
+
+stub() {
     # libcuda.so comes with the driver. This one only serves to link: every function returns CUDA_ERROR_STUB_LIBRARY.
     grep -ohE '\bcu[A-Z][A-Za-z0-9_]*[ ]*\(' "$root/include/cuda.h" | tr -d ' (' | sort -u |
         sed 's/.*/int &(void) { return 34; }/' >"$root/stub.c"
@@ -45,11 +51,11 @@ prepare() {
         grep -oE 'cu[A-Za-z0-9_]+$' | sort -u | sed 's/.*/int &(void) { return 34; }/' >>"$root/stub.c"
     sort -u -o "$root/stub.c" "$root/stub.c"
     gcc -shared -fPIC -w -Wl,-soname,libcuda.so.1 -o "$root/lib/libcuda.so" "$root/stub.c"
-    ln -sf "$root/lib" "$root/lib64"
-    touch "$root/.ready"
 }
 
 [ -e "$root/.ready" ] || prepare
+# A folder that was prepared when the stub's functions returned nothing at all.
+grep -q 'return 34' "$root/stub.c" || stub
 # Programs ask for the driver by its soname: with `lib` on LD_LIBRARY_PATH they start, as far as they never call it.
 ln -sfn libcuda.so "$root/lib/libcuda.so.1"
 cat <<ENV

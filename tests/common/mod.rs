@@ -200,6 +200,18 @@ where
     Ok((fast, calls.load(Ordering::Relaxed)))
 }
 
+/// The executor, or `None` if building it says that the module keeps state, as an executor of such a module may.
+///
+/// # Errors
+/// Every other error.
+pub fn built_or_stateful(built: opara_candle::Result<OparaExecutor>) -> anyhow::Result<Option<OparaExecutor>> {
+    match built {
+        Ok(fast) => Ok(Some(fast)),
+        Err(Error::Stateful { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Asserts that no launch of one of the scopes `branch-0`, `branch-1`, ... depends on one of another.
 #[track_caller]
 pub fn assert_branches_are_free(fast: &OparaExecutor, branches: usize) {

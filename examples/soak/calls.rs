@@ -1,0 +1,47 @@
+//! Threads that call the shared executors with changing shapes.
+
+use crate::tally::{Seen, Tally};
+use crate::world::{read, World};
+
+/// The most answers that are kept for later.
+const KEPT: usize = 16;
+
+/// One thread of this role.
+pub struct Calls<'a> {
+    world: &'a World,
+    /// Answers given earlier, with their right numbers.
+    kept: Vec<(candle::Tensor, &'a [f32])>,
+}
+
+impl<'a> Calls<'a> {
+    pub fn new(world: &'a World) -> Self {
+        Self { world, kept: Vec::new() }
+    }
+
+    /// Calls an executor, or borrows its outputs, or looks at an earlier answer, or at how the last call was answered.
+    pub fn round(&mut self, rng: &mut fastrand::Rng, tally: &mut Tally) {
+        let shared = &self.world.shared[rng.usize(..self.world.shared.len())];
+        let (case, executor) = (self.world.case(shared.kind, rng), &shared.executor);
+        let x = std::slice::from_ref(&case.x);
+        match rng.u32(..16) {
+            0..8 => tally.check("call, read back", &case.expected, || read(&executor.call(x)?[0])),
+            8 | 9 => {
+                tally.check("lend, read back", &case.expected, || executor.lend(x, |outputs| read(&outputs[0]))?)
+            }
+            10..13 => {
+                let answer = tally.time("call", || Ok(executor.call(x)?.remove(0)));
+                self.kept.extend(answer.map(|answer| (answer, &case.expected[..])));
+                if self.kept.len() > KEPT {
+                    let dropped = self.kept.swap_remove(rng.usize(..self.kept.len()));
+                    tally.drop("drop an answer", dropped);
+                }
+            }
+            13 => tally.plan(Seen::Used, shared.kind, &executor.report()),
+            _ if self.kept.is_empty() => (),
+            _ => {
+                let (answer, expected) = &self.kept[rng.usize(..self.kept.len())];
+                tally.check("read back an earlier answer", expected, || read(answer));
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Threads that end and start anew, with tensors and with libraries' handles in their thread-locals.
+
+use std::thread;
+
+use anyhow::{anyhow, Result};
+use candle::Module as _;
+
+use crate::modules::{convolve, Kind, Module};
+use crate::tally::Tally;
+use crate::world::{read, World};
+
+/// Starts a thread, has it work, and waits for its end.
+pub fn round(world: &World, rng: &mut fastrand::Rng, tally: &mut Tally) {
+    let seed = rng.u64(..);
+    let expected = || {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        WORK.iter().flat_map(|(kind, _)| world.case(*kind, &mut rng).expected.clone()).collect::<Vec<_>>()
+    };
+    tally.check("a thread's life", &expected(), || {
+        thread::scope(|scope| {
+            let life = scope.spawn(|| -> Result<Vec<f32>> {
+                let mut rng = fastrand::Rng::with_seed(seed);
+                let mut numbers = Vec::new();
+                for (kind, work) in WORK {
+                    numbers.extend(work(world, &world.case(kind, &mut rng).x)?);
+                }
+                Ok(numbers)
+            });
+            // Joined here, since a scope alone does not wait until the thread's thread-locals are dropped.
+            life.join().map_err(|_| anyhow!("the thread panicked"))?
+        })
+    });
+}
+
+type Work = fn(&World, &candle::Tensor) -> Result<Vec<f32>>;
+
+/// What such a thread does, with the kind of module that gives the right answer.
+const WORK: [(Kind, Work); 4] = [
+    // The first thing on the thread is its own table.
+    (Kind::Masked, |world, x| read(&Module::new(Kind::Masked, &world.weights).forward(x)?)),
+    (Kind::Convolution, |world, x| read(&convolve(x, &world.weights)?)),
+    (Kind::Masked, |world, x| shared(world, Kind::Masked, x)),
+    (Kind::ReadsBack, |world, x| shared(world, Kind::ReadsBack, x)),
+];
+
+/// The answer of the executor that all threads share.
+fn shared(world: &World, kind: Kind, x: &candle::Tensor) -> Result<Vec<f32>> {
+    let shared = world.shared.iter().find(|shared| shared.kind == kind).ok_or_else(|| anyhow!("no such executor"))?;
+    read(&shared.executor.forward(x)?)
+}

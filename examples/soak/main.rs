@@ -1,0 +1,118 @@
+//! Runs executors for minutes as an application would: sixteen threads on one device, each of which checks every number.
+//!
+//!     cargo run --release --features cudnn --example soak -- --seconds 600
+//!     cargo run --release --example soak -- --cpu --seconds 10
+//!     cargo run --release --features cudnn --example soak -- --devices
+//!
+//! Some threads run plain candle code. Some call executors, shared among them, with changing shapes. Some build, lend,
+//! evict and drop executors of their own. Some end and start anew, with tensors in their thread-locals. Right answers
+//! are computed by the modules themselves before any executor is built.
+//!
+//! The work of each thread follows from the seed; how much of it is done depends on time. Memory is measured at the
+//! start, in the middle and at the end, each time while no other thread runs. The exit code is 1 after a wrong number,
+//! an error, a thread that hangs, or growth from the middle to the end beyond the bounds in `memory`.
+
+mod builds;
+mod calls;
+mod devices;
+mod fleeting;
+mod memory;
+mod modules;
+mod plain;
+mod report;
+mod tally;
+mod workers;
+mod world;
+
+use std::io::stderr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{ensure, Context, Result};
+use candle::Device;
+use clap::builder::RangedU64ValueParser;
+use clap::Parser;
+use opara_candle::SpanLabels;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::prelude::*;
+
+use crate::memory::Memory;
+use crate::report::Report;
+use crate::tally::Tally;
+use crate::workers::Plan;
+use crate::world::World;
+
+/// Executors beside plain candle code on many threads, every number checked.
+#[derive(Parser)]
+struct Args {
+    /// How long to run.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..))]
+    seconds: u64,
+
+    /// Threads of all roles.
+    #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    threads: usize,
+
+    /// What the threads do follows from it.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Print the report as JSON on stdout.
+    #[arg(long)]
+    json: bool,
+
+    /// Run on the CPU even where there is a GPU.
+    #[arg(long, conflicts_with = "devices")]
+    cpu: bool,
+
+    /// Instead of all that: forward passes a second beside five threads that upload and read back, on a device of
+    /// `opara_candle::cuda_device` and on candle's own, without any executor.
+    #[arg(long)]
+    devices: bool,
+
+    /// Print why modules run eagerly, and other warnings of the library, on stderr.
+    #[arg(long)]
+    warnings: bool,
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let level = if args.warnings { LevelFilter::WARN } else { LevelFilter::OFF };
+    let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(level);
+    tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
+    let seconds = Duration::from_secs(args.seconds);
+    if args.devices {
+        devices::compare(seconds, args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let device = match args.cpu {
+        true => Device::Cpu,
+        false => opara_candle::cuda_device(0).context("there is no GPU to use; --cpu runs on the CPU")?,
+    };
+    let report = soak(&args, &device, seconds)?;
+    report.print(args.json)?;
+    Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Two halves of the same work, with all threads started anew for each.
+fn soak(args: &Args, device: &Device, seconds: Duration) -> Result<Report> {
+    let world = World::new(device)?;
+    let start = Memory::of(device)?;
+    let mut tally = Tally::default();
+    let mut half = |number: u64| -> Result<Memory> {
+        let plan = Plan { threads: args.threads, seed: args.seed, half: number, length: seconds / 2 };
+        tally.add(workers::run(&world, &plan)?);
+        Memory::of(device)
+    };
+    let (middle, end) = (half(0)?, half(1)?);
+    ensure!(tally.count() > 0, "no thread has done anything");
+    let device = world.shared[0].executor.report().device;
+    Ok(Report {
+        device,
+        seconds: args.seconds,
+        threads: args.threads,
+        seed: args.seed,
+        tally,
+        memory: [start, middle, end],
+    })
+}
