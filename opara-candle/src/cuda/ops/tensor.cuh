@@ -40,7 +40,13 @@ __device__ inline void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], 
 #endif
 }
 
-// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits. NaN makes NaN of both.
+// Sums of products of split numbers are right below this. Numbers beyond 4e34 and infinities have no halves: they make NaN, and
+// so do sums whose parts overflow with different signs. Whoever gets NaN, or something this large, adds up without tensor cores.
+constexpr float SPLIT_SUM = 1e38f;
+
+// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits. NaN, infinities and numbers
+// beyond 4e34 make NaN of the rest. Of numbers below 2^-112 tensor cores do not see what is below 2^-136.
+// `tests/split_products.rs` computes the same on the CPU.
 struct Halves {
     unsigned leading, rest;
 
@@ -49,7 +55,7 @@ struct Halves {
         leading = __float_as_uint(first), rest = __float_as_uint(rounded(x - first));
     }
 
-    // What is left of a number beyond what tensor cores see of it as it is.
+    // What is left of a number beyond what tensor cores see of it as it is. NaN for NaN and infinities; beyond 4e37 it may be NaN.
     __device__ static unsigned beyond(unsigned bits) {
         return __float_as_uint(rounded(__uint_as_float(bits) - __uint_as_float(bits & 0xffffe000)));
     }
@@ -61,7 +67,7 @@ struct Halves {
 };
 
 // In f32 by three products that together keep 22 bits (Ootomo and Yokota, "Recovering single precision accuracy from tensor
-// cores", 2022). What is beyond 4e34 comes out as NaN.
+// cores", 2022), where the sum is below SPLIT_SUM.
 __device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
     const Halves of_a[4] = {a[0], a[1], a[2], a[3]}, of_b[2] = {b0, b1};
     const unsigned leading[4] = {of_a[0].leading, of_a[1].leading, of_a[2].leading, of_a[3].leading};
