@@ -247,7 +247,7 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
                 kernels.push(program.written());
             }
         }
-        for architecture in ["sm_75", "sm_80", "sm_90"] {
+        for architecture in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90"] {
             let kernels = kernels.iter().map(|kernel| (kernel.name, kernel.code.as_str()));
             for kernel in compile_for(architecture, kernels, None).unwrap() {
                 assert!(kernel.name.starts_with("opara_chain_rows_"));

@@ -1,5 +1,9 @@
 // Attention, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023, Alg. 1): a
 // block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+
+// Code for older architectures has no such kernels, rather than empty ones.
+#if __CUDA_ARCH__ >= 800
+
 #include <type_traits>
 
 #include "rows.cuh"
@@ -275,3 +279,5 @@ ATTENTIONS(__nv_bfloat16, bf16)
 ATTENTIONS(float, f32)
 ATTENTION(128, __half, f16)
 ATTENTION(128, __nv_bfloat16, bf16)
+
+#endif

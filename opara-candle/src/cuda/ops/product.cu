@@ -2,6 +2,10 @@
 // outside of tensor cores, which round towards zero (Ootomo and Yokota, "Recovering single precision accuracy from tensor cores",
 // 2022): what comes out is as near as what other cores add up one by one. Operands that cannot be split make NaN, and their
 // results are computed once more without tensor cores.
+
+// Code for other architectures has no such kernels, rather than empty ones.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
 #include "activation.cuh"
 #include "cluster.cuh"
 #include "warpgroup.cuh"
@@ -195,3 +199,5 @@ PRODUCT(1, 3, 4, 64x64_by4)
 PRODUCT(1, 3, 8, 64x64_by8)
 PRODUCT(2, 2, 1, 128x64_by1)
 PRODUCT(2, 2, 2, 128x64_by2)
+
+#endif

@@ -80,7 +80,7 @@ pub(crate) fn linear(
             let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
             ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
         }
-        ways.extend(kernels::blocks_of(&whole).iter().map(|&block| (Way::Ours(block), 1. + MARGIN)));
+        ways.extend(kernels::blocks_of(device, &whole)?.into_iter().map(|block| (Way::Ours(block), 1. + MARGIN)));
         Ok(ways)
     };
     WAYS.run(device, whole, ways, || Ok(Way::Candle), run).map(Some)
@@ -160,7 +160,7 @@ mod tests {
                     None => product.clone(),
                 };
                 let expected = activation.forward(&sum)?;
-                for &block in kernels::blocks_of(&of) {
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
                     let bias = bias.map(|bias| bias.flatten_all()?.to_device(&device)).transpose()?;
                     let kernel = Linear { of, way: Way::Ours(block), weight: weight.to_device(&device)?, bias };
                     let y = launch(kernel, &x.to_device(&device)?, (rows, columns))?.to_device(&Device::Cpu)?;
@@ -188,7 +188,7 @@ mod tests {
         for nan in [0x7fff_ffff, 0x7f80_0001] {
             for (of_x, of_weight) in [(Some((5 * inner + 3, nan)), None), (None, Some((7 * inner + 9, nan)))] {
                 let (x, weight) = (ones((rows, inner), of_x)?, ones((columns, inner), of_weight)?);
-                for &block in kernels::blocks_of(&of) {
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
                     let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
                     let y = launch(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
                     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
