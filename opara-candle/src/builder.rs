@@ -155,8 +155,8 @@ impl Builder {
 
     /// Folder that keeps kernels which were compiled for [fused](Self::fuse) launches from one start of the program to the next;
     /// `None` keeps none. A file a module, some 10 KB a kernel, named by a hash of source, architecture and compiler, so that
-    /// none is ever stale; what is damaged is compiled anew. Nothing is ever deleted there. Default: `opara-candle` in the user's
-    /// folder for caches.
+    /// none is ever stale; what is damaged is compiled anew. When the kernels and plans in a folder exceed 256 MiB, the least
+    /// recently used files go. Other files are never touched. Default: `opara-candle` in the user's folder for caches.
     pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
         self.0.kernels = folder;
         self

@@ -20,7 +20,13 @@ pub(crate) fn attention(
     let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
     // The kernel divides a bias by the scale.
     let is_known = || kernels::attends(q.device().as_cuda_device()?, q.dtype(), dim);
-    if !takes(q, &[Some(k), Some(v), bias]) || !is_known()? || !(scale as f32).is_normal() || !agree || keys == 0 || q.elem_count() == 0 {
+    if !takes(q, &[Some(k), Some(v), bias])
+        || !is_known()?
+        || !(scale as f32).is_normal()
+        || !agree
+        || keys == 0
+        || q.elem_count() == 0
+    {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
