@@ -146,8 +146,10 @@ impl Builder {
     /// softmax, and norms. Alone, norms, softmax, what is not contiguous and what has many elements are replaced by a faster
     /// launch. Each is a kernel of its own, compiled by NVRTC while the executor is built, which takes tenths of a second on
     /// several cores, and is [kept](Self::kernel_cache). The bits stay the same, since all is rounded and added up as candle does it;
-    /// should a replay differ from eager execution all the same, or the compiler refuse a kernel, the plan is built once more
-    /// without. Default: yes.
+    /// should a replay differ from eager execution all the same, the plan is built once more without. Where the compiler refuses a
+    /// kernel, its launches stay as they are; where NVRTC is not installed, all do. The [report](crate::Report::notes) says so.
+    /// NVRTC is loaded from the toolkit that the program was built with, or from the library that the environment variable
+    /// `OPARA_NVRTC` names. Default: yes.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
         self

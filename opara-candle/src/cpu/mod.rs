@@ -33,7 +33,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor]) -> Result<Recording
     }
     programs[0].agrees_with(&programs[1])?;
     let program = Arc::new(programs.swap_remove(0));
-    Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, examples, program })
+    Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, notes: Vec::new(), examples, program })
 }
 
 impl Program for record::Program {

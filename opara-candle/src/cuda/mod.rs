@@ -54,13 +54,28 @@ pub(crate) fn record(
         let Recorded { stream, device, mut capture, examples } =
             capturing::exclusively(|| record_here(&function, &inputs))?;
         let launches = capture.trace.ops.len();
-        let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
+        let fuse::Replaced { launches: replaced, refused } = match fusing {
+            Some(fusing) => capture.fuse(&stream, &device, &fusing)?,
+            None => fuse::Replaced::default(),
+        };
+        let notes = notes(&device, &refused)?;
         let fused = launches - capture.trace.ops.len();
         let trace = capture.trace.clone();
         let workspaces = Arena::of_workspaces(&stream);
         let program = CudaProgram { capture, stream, device, function, arena, workspaces };
-        Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
+        Ok(Recording { trace, replaced, fused, notes, examples, program: Arc::new(program) })
     })
+}
+
+/// What could be faster and is not, and why: what the device lacks, and kernels that were not compiled, the first reason of all.
+fn notes(device: &Device, refused: &[String]) -> Result<Vec<String>> {
+    let mut notes = driver::kernels::lacks(device.as_cuda_device()?)?;
+    if let Some(first) = refused.first() {
+        let note = format!("{} groups of launches are not fused: {first}", refused.len());
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
+    Ok(notes)
 }
 
 /// A capture, what it was made with, and what eager execution gave.
