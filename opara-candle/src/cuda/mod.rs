@@ -71,7 +71,8 @@ pub(crate) fn record(
 fn notes(device: &Device, refused: &[String]) -> Result<Vec<String>> {
     let mut notes = driver::kernels::lacks(device.as_cuda_device()?)?;
     if let Some(first) = refused.first() {
-        let note = format!("{} groups of launches are not fused: {first}", refused.len());
+        let groups = if refused.len() == 1 { "group" } else { "groups" };
+        let note = format!("{} {groups} of launches not fused: {first}", refused.len());
         tracing::warn!("{note}");
         notes.push(note);
     }

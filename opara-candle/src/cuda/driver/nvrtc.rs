@@ -72,7 +72,7 @@ impl Nvrtc {
         /// The library must declare the name as `T`.
         unsafe fn get<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
             // SAFETY: as the caller promises.
-            unsafe { library.get::<T>(name.as_bytes()) }.map(|found| *found).map_err(|error| error.to_string())
+            unsafe { library.get::<T>(name.as_bytes()) }.map(|found| *found).map_err(|error| format!("{name}: {error}"))
         }
         // SAFETY: the types are those that nvrtc.h declares for these names.
         unsafe {

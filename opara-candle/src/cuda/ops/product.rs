@@ -201,4 +201,33 @@ mod tests {
         }
         Ok(())
     }
+
+    /// By every kernel, whichever is the fastest. On a GPU; skips without.
+    #[test]
+    fn extremes_give_what_f32_gives() -> Result<()> {
+        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let (rows, inner, columns) = (70, 140, 56);
+        let of =
+            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
+            let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
+        };
+        for extreme in [4.2e34, 1e35, 3e38, -3e38, f32::MAX, f32::INFINITY, f32::NEG_INFINITY] {
+            for (of_x, of_weight) in [(extreme, 0.25), (0.25, extreme), (extreme, extreme)] {
+                let x = quarters((rows, inner), 66 * inner + 135, of_x)?;
+                let weight = quarters((columns, inner), 50 * inner + 135, of_weight)?;
+                let expected = x.matmul(&weight.t()?)?.to_vec2::<f32>()?;
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                    let y = launch(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
+                    for (at, (got, expected)) in y.iter().flatten().zip(expected.iter().flatten()).enumerate() {
+                        let is_alike = got == expected || (got / expected - 1.).abs() < 1e-5;
+                        assert!(is_alike, "{got:e} at {at}, not {expected:e}: {of_x:e}, {of_weight:e}, {block:?}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -115,7 +115,7 @@ pub(in crate::cuda) fn launches(
     let captured: Vec<KernelNode> = graph.nodes()?.into_iter().filter_map(kernel).collect();
     let got = captured.len();
     let mut captured = captured.into_iter();
-    let of = functions.into_iter().map(|attempt| Some(attempt.map(|_| captured.next()).transpose()?));
+    let of = functions.into_iter().map(|attempt| attempt.map(|_| captured.next()).transpose());
     match of.collect::<Option<Vec<_>>>().filter(|_| got == expected) {
         Some(of) => Ok(Launches { of, owners: Some((graph, kernels)) }),
         None => {
