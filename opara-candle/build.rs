@@ -12,8 +12,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernels.build_ptx()?.write(out.join("ptx.rs"))?;
         let headers = ["src/cuda/ops".into(), cudaforge::CudaToolkit::detect()?.include_dir];
         std::fs::write(out.join("chain.cuh"), with_headers("chain.cuh", &headers, &mut Vec::new())?)?;
+        println!("cargo::rustc-env=OPARA_CUDA_MAJOR={}", major_version(&headers[1].join("cuda.h"))?);
     }
     Ok(())
+}
+
+/// The toolkit's: the libraries that a program is linked with carry it in their names.
+#[cfg(feature = "cuda")]
+fn major_version(header: &std::path::Path) -> Result<u32, Box<dyn std::error::Error>> {
+    let text = std::fs::read_to_string(header)?;
+    let number = text.lines().find_map(|line| line.strip_prefix("#define CUDA_VERSION "));
+    let number: u32 = number.ok_or_else(|| format!("{} tells no version", header.display()))?.trim().parse()?;
+    Ok(number / 1000)
 }
 
 /// A source with those headers in it that are ours or CUDA's own of 16-bit types, each once. What these include besides is

@@ -42,6 +42,8 @@ pub(crate) struct Recording {
     pub replaced: usize,
     /// Those of them that are no launch any more.
     pub fused: usize,
+    /// What could be faster and is not, and why.
+    pub notes: Vec<String>,
     pub examples: Vec<Example>,
     pub program: Arc<dyn Program>,
 }

@@ -215,8 +215,10 @@ impl Builder {
     /// softmax, and norms. Alone, norms, softmax, what is not contiguous and what has many elements are replaced by a faster
     /// launch. Each is a kernel of its own, compiled by NVRTC while the executor is built, which takes tenths of a second on
     /// several cores, and is [kept](Self::kernel_cache). The bits stay the same, since all is rounded and added up as candle does it;
-    /// should a replay differ from eager execution all the same, or the compiler refuse a kernel, the plan is built once more
-    /// without. Default: yes.
+    /// should a replay differ from eager execution all the same, the plan is built once more without. Where the compiler refuses a
+    /// kernel, its launches stay as they are; where NVRTC is not installed, all do. The [report](crate::Report::notes) says so.
+    /// NVRTC is loaded from the toolkit that the program was built with, or from the library that the environment variable
+    /// `OPARA_NVRTC` names. Default: yes.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
         self
@@ -224,8 +226,8 @@ impl Builder {
 
     /// Folder that keeps kernels which were compiled for [fused](Self::fuse) launches from one start of the program to the next;
     /// `None` keeps none. A file a module, some 10 KB a kernel, named by a hash of source, architecture and compiler, so that
-    /// none is ever stale; what is damaged is compiled anew. Nothing is ever deleted there. Default: `opara-candle` in the user's
-    /// folder for caches.
+    /// none is ever stale; what is damaged is compiled anew. When the kernels and plans in a folder exceed 256 MiB, the least
+    /// recently used files go. Other files are never touched. Default: `opara-candle` in the user's folder for caches.
     pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
         self.0.kernels = folder;
         self

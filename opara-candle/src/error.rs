@@ -185,15 +185,6 @@ pub enum Error {
         elements: usize,
     },
 
-    /// The CUDA compiler (NVRTC) refused a kernel that was written for a chain of operators, or the driver what it made.
-    #[error("a kernel is not compiled for {architecture}: {message}")]
-    NotCompiled {
-        /// What it was compiled for.
-        architecture: String,
-        /// What was said against it.
-        message: String,
-    },
-
     /// A trace that contradicts itself.
     #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
     InvalidTrace {

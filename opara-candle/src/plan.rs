@@ -69,10 +69,7 @@ impl Plan {
                 Ok((Some(replay), report, Some(planned)))
             })
         };
-        let is_of_fusing = |error: &Error| match error {
-            Error::Mismatch { .. } => replaced.get() > 0,
-            error => matches!(error, Error::NotCompiled { .. }),
-        };
+        let is_of_fusing = |error: &Error| matches!(error, Error::Mismatch { .. }) && replaced.get() > 0;
         let built = match build(options.fusing()) {
             Err(error) if is_of_fusing(&error) => {
                 tracing::warn!(%error, "building without fused launches");
@@ -141,7 +138,7 @@ type Built = (Box<dyn Replay>, Report, Arc<Planned>);
 
 /// Everything after the trace; on a mismatch once more with the sequential policy.
 fn schedule(recording: Recording, options: &Options, device: &Device, stages: &mut Stages) -> Result<Built> {
-    let Recording { trace, fused, examples, program, .. } = recording;
+    let Recording { trace, fused, notes, examples, program, .. } = recording;
     let trace = Arc::new(trace);
     let prepared = Arc::new(Prepared::timed(&trace, options.settings, stages));
     let problem = prepared.problem();
@@ -200,6 +197,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     report.mode = replay.mode();
     report.policy = policy;
     report.reason = reason;
+    report.notes = notes;
     report.tuning = tuned.map(|(_, findings)| findings);
     report.verified = options.verify;
     if options.verify {
@@ -305,6 +303,7 @@ fn blank(policy: String) -> Report {
         device: String::new(),
         mode: Mode::Eager,
         reason: None,
+        notes: Vec::new(),
         policy,
         tuning: None,
         ops: 0,

@@ -45,6 +45,9 @@ pub struct Report {
     pub mode: Mode,
     /// Why not as asked: what stood in the way of a capture, or which check failed.
     pub reason: Option<String>,
+    /// What could be faster and is not, and why: what the GPU or the build for it lacks, launches that are not fused since their
+    /// kernels cannot be compiled. Answers are the same.
+    pub notes: Vec<String>,
     /// Name of the policy that made the schedule.
     pub policy: String,
     /// What the search for a tuned schedule found.
@@ -112,6 +115,9 @@ impl fmt::Display for Report {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("device", self.device.clone())?;
         row("mode", format!("{}{}", self.mode, self.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()))?;
+        for note in &self.notes {
+            row("note", note.clone())?;
+        }
         row("policy", self.policy.clone())?;
         if let Some(tuning) = &self.tuning {
             row("tuned", tuning.to_string())?;

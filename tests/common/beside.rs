@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{anyhow, Context, Result};
 use parking_lot::Mutex;
@@ -52,36 +52,45 @@ pub fn beside<T>(work: impl FnOnce() -> Result<T>, others: &[Round]) -> Result<T
 /// A thread that does a piece of work whenever another thread asks for it, which waits until it is done: a module that
 /// asks in its forward pass has that work done in the middle of a capture.
 pub struct Meanwhile {
-    line: Mutex<(Sender<()>, Receiver<Result<()>>)>,
+    line: Mutex<Option<Line>>,
     outcomes: Mutex<Vec<Result<()>>>,
 }
+
+/// Requests, answers, and the thread that works.
+type Line = (Sender<()>, Receiver<Result<()>>, JoinHandle<()>);
 
 impl Meanwhile {
     /// Starts the thread. `work` is given the number of the request.
     pub fn new(mut work: impl FnMut(usize) -> Result<()> + Send + 'static) -> Arc<Self> {
         let ((ask, asked), (answer, answered)) = (channel(), channel());
-        thread::spawn(move || {
+        let thread = thread::spawn(move || {
             for (i, ()) in asked.into_iter().enumerate() {
                 // Nobody waits for the last answer if the asking thread has panicked.
                 let _ = answer.send(work(i));
             }
         });
-        Arc::new(Self { line: Mutex::new((ask, answered)), outcomes: Mutex::default() })
+        Arc::new(Self { line: Mutex::new(Some((ask, answered, thread))), outcomes: Mutex::default() })
     }
 
     /// Has the work done once. Its error is kept for [`finish`](Self::finish).
     pub fn ask(&self) {
         let line = self.line.lock();
-        let asked = line.0.send(()).map_err(|_| ());
-        let outcome = asked.and_then(|()| line.1.recv().map_err(|_| ()));
+        let outcome = line.as_ref().ok_or(()).and_then(|(ask, answers, _)| {
+            ask.send(()).map_err(|_| ())?;
+            answers.recv().map_err(|_| ())
+        });
         self.outcomes.lock().push(outcome.unwrap_or_else(|()| Err(anyhow!("the thread panicked"))));
     }
 
-    /// How often the work was done so far.
+    /// Ends the thread, and returns how often the work was done.
     ///
     /// # Errors
     /// The first of the work.
     pub fn finish(&self) -> Result<usize> {
+        if let Some((ask, _, thread)) = self.line.lock().take() {
+            drop(ask);
+            thread.join().map_err(|_| anyhow!("the thread panicked"))?;
+        }
         let outcomes = std::mem::take(&mut *self.outcomes.lock());
         let requests = outcomes.len();
         for (i, outcome) in outcomes.into_iter().enumerate() {

@@ -8,6 +8,7 @@ mod operators;
 mod rows;
 
 use std::path::Path;
+use std::process::Command;
 
 use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, one_on, replayed, waves};
@@ -72,6 +73,28 @@ fn kernels_are_kept_where_that_is_asked_for() -> anyhow::Result<()> {
     // Another summand is another kernel: this process has none of it yet.
     fused(&build(Some(folder.path()), 0.84375)?, 1);
     assert_eq!(kept()?, 1);
+    Ok(())
+}
+
+/// In a process of its own, which looks for the compiler once.
+#[test]
+fn without_a_compiler_launches_are_not_fused() -> anyhow::Result<()> {
+    const VARIABLE: &str = "OPARA_NVRTC";
+    let Some(device) = gpu() else { return Ok(()) };
+    if std::env::var_os(VARIABLE).is_none() {
+        let itself = std::env::current_exe()?;
+        let name = "without_a_compiler_launches_are_not_fused";
+        let run = Command::new(itself).env(VARIABLE, "/there/is/no/libnvrtc.so").args([name, "--exact"]).output()?;
+        let said = [run.stdout, run.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        anyhow::ensure!(run.status.success() && said.contains("1 passed"), "{said}");
+        return Ok(());
+    }
+    let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.53125)?.sqr()? * 0.375)?.exp()?]);
+    let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
+    fused(&fast, 0);
+    let report = fast.report();
+    let is_said = |note: &String| note.contains("1 group of launches not fused") && note.contains("NVRTC");
+    assert!(report.notes.iter().any(is_said), "{report}");
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 mod attention;
 #[path = "../common/mod.rs"]
 mod common;
+mod edges;
 mod windows;
 
 use candle::{DType, Device, Result, Tensor};

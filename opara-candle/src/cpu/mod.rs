@@ -69,7 +69,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     examples
         .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
     let program = Arc::new(passes.swap_remove(again).program);
-    Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, examples, program })
+    Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, notes: Vec::new(), examples, program })
 }
 
 impl Program for record::Program {

@@ -6,7 +6,9 @@ use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use super::driver::kernels::module::Kernels;
-use super::driver::{address_of, bytes_of, position, Broken, Captured, Launch, MemcpyNode, Pointer, Stream};
+use super::driver::{
+    address_of, bytes_of, position, Broken, Captured, Launch, MemcpyNode, MemsetNode, Pointer, Stream,
+};
 use super::read::read;
 use crate::backend::Function;
 use crate::trace::{scope, Op, OpId, Trace};
@@ -124,10 +126,15 @@ impl Recorded {
                 self.fixed == earlier.fixed
                     && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
             }
-            (Launch::Memset(now), Launch::Memset(before)) => now.value() == before.value(),
+            (Launch::Memset(now), Launch::Memset(before)) => {
+                let target = |m: &MemsetNode| self.fixed.contains(&0).then(|| m.address());
+                now.value() == before.value() && target(now) == target(before)
+            }
             (Launch::Memcpy(now), Launch::Memcpy(before)) => {
                 let source = |m: &MemcpyNode| m.source().filter(|_| self.fixed.contains(&0));
-                now.bytes_on_host() == before.bytes_on_host() && source(now) == source(before)
+                let target = |m: &MemcpyNode| self.fixed.contains(&1).then(|| m.target());
+                now.bytes_on_host() == before.bytes_on_host()
+                    && (source(now), target(now)) == (source(before), target(before))
             }
             _ => false,
         }

@@ -51,14 +51,30 @@ pub(crate) fn record(
     capture_thread::run(move || {
         let Recorded { stream, device, mut capture, examples, state } = record_here(&function, &inputs, &further)?;
         let launches = capture.trace.ops.len();
-        let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
+        let fuse::Replaced { launches: replaced, refused } = match fusing {
+            Some(fusing) => capture.fuse(&stream, &device, &fusing)?,
+            None => fuse::Replaced::default(),
+        };
+        let notes = notes(&device, &refused)?;
         let fused = launches - capture.trace.ops.len();
         let trace = capture.trace.clone();
         let workspaces = Arena::of_workspaces(&stream);
         let state = Mutex::new(Some(state));
         let program = CudaProgram { capture, stream, device, function, arena, workspaces, state };
-        Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
+        Ok(Recording { trace, replaced, fused, notes, examples, program: Arc::new(program) })
     })
+}
+
+/// What could be faster and is not, and why: what the device lacks, and kernels that were not compiled, the first reason of all.
+fn notes(device: &Device, refused: &[String]) -> Result<Vec<String>> {
+    let mut notes = driver::kernels::lacks(device.as_cuda_device()?)?;
+    if let Some(first) = refused.first() {
+        let groups = if refused.len() == 1 { "group" } else { "groups" };
+        let note = format!("{} {groups} of launches not fused: {first}", refused.len());
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
+    Ok(notes)
 }
 
 /// A capture, what it was made with, and what eager execution gave.
@@ -205,6 +221,14 @@ fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
     };
     let op = at.and_then(|at| capture.trace.ops.get(at).or(earlier.trace.ops.get(at)));
     Error::Stateful { reason, scope: op.map(|op| op.label.clone()).unwrap_or_default() }
+}
+
+/// Two captures have the same inputs: if they differ, the module has state.
+fn of_state(error: Error) -> Error {
+    match error {
+        Error::Unstable { .. } => Error::stateful(format!("two calls with the same inputs differ: {error}")),
+        error => error,
+    }
 }
 
 /// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's

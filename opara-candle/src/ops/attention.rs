@@ -16,7 +16,7 @@ use crate::cuda;
 /// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) with heads of 32 and 64, and of 128 in 16 bits. Its
 /// scores are never rounded nor written, and the result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32 a product there is three of TF32, which keep 22 bits of the 24,
-/// and what is beyond 4e34 comes out as NaN. Else it is two products and a softmax.
+/// and rows with operands beyond 4e34 are computed once more without them. Else it is two products and a softmax.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.

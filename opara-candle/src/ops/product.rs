@@ -27,7 +27,8 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 /// ours is the fastest, and takes longer; all later ones in the process go by that one. None of f32 gives away bits as TF32 does,
 /// unless candle is told to: ours are three products of TF32, which keep 22 bits of the 24 and are added up in f32 (Ootomo and
 /// Yokota, "Recovering single precision accuracy from tensor cores", 2022). On random operands they are as near as cuBLAS's;
-/// where large terms cancel each other, up to three times as far off; and operands beyond 4e34 make NaN.
+/// where large terms cancel each other, up to three times as far off; and operands below 2^-112 have fewer digits. Sums
+/// with operands beyond 4e34, and those beyond 1e38, are added up once more without tensor cores.
 ///
 /// # Errors
 /// Shapes that do not agree.

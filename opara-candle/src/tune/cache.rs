@@ -46,7 +46,7 @@ impl Cache {
 
     /// The plan that is kept, if there is one that can be used. What is stale or damaged is warned of.
     pub fn load(&self, problem: &Problem) -> Option<(Schedule, Findings)> {
-        let text = std::fs::read(&self.file).ok()?;
+        let text = kept::read(&self.file)?;
         match self.parse(&text, problem) {
             Ok(found) => Some(found),
             Err(reason) => {

@@ -57,8 +57,8 @@ pub struct Tuning {
     pub proposals: usize,
     /// Seed of the changes. The same seed proposes the same changes as long as the same ones win. Default: 0.
     pub seed: u64,
-    /// Folder that keeps plans from one start of the program to the next; `None` keeps none. Default: `opara-candle` in
-    /// the user's folder for caches.
+    /// Folder that keeps plans from one start of the program to the next; `None` keeps none. It is bounded like that of
+    /// [kernels](crate::Builder::kernel_cache). Default: `opara-candle` in the user's folder for caches.
     pub cache: Option<PathBuf>,
     /// Called with how far the search is.
     pub progress: Option<OnProgress>,

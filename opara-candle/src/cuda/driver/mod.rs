@@ -23,7 +23,7 @@ mod stream;
 mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
+pub(super) use capture::{Captured, Launch, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(crate) use interpose::Handover;

@@ -4,8 +4,6 @@ mod part;
 mod program;
 mod step;
 
-use std::collections::BTreeMap;
-
 use candle::Device;
 use hashbrown::HashMap;
 
@@ -13,7 +11,7 @@ use self::part::{Part, MANY_ELEMENTS};
 use self::program::{Code, Program, Source};
 use self::step::Step;
 use super::capture::{Capture, Recorded};
-use super::driver::kernels::chain::{launches, Written, STEPS};
+use super::driver::kernels::chain::{self, Written, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
 use crate::backend::Fusing;
 use crate::fuse::{self, chains, Fusible, Operand, Places};
@@ -29,55 +27,60 @@ struct Known {
 }
 
 impl Capture {
-    /// Replaces chains of launches that go through the same elements by one launch each.
-    ///
-    /// # Returns
-    /// How many launches others stand for.
+    /// Replaces chains of launches that go through the same elements by one launch each. Where the kernel of a chain cannot be
+    /// compiled, its launches stay as they are.
     ///
     /// # Errors
-    /// A kernel that the compiler refuses, a call of the driver that failed.
-    pub fn fuse(&mut self, stream: &Stream, device: &Device, fusing: &Fusing) -> Result<usize> {
+    /// A call of the driver that failed.
+    pub fn fuse(&mut self, stream: &Stream, device: &Device, fusing: &Fusing) -> Result<Replaced> {
         let known = self.known();
         let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
         let written = |chain: &fuse::Chain| {
             let members = chain.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
             Fused::new(&members, chain)
         };
-        let mut instead: BTreeMap<OpId, Fused> = BTreeMap::new();
+        let found: Vec<(fuse::Chain, Fused)> = chains(&self.trace, fusible, STEPS, written);
+        if found.is_empty() {
+            return Ok(Replaced::default());
+        }
+        let written: Vec<Written> = found.iter().map(|(_, fused)| fused.program.written()).collect();
+        let chain::Launches { of, owners } =
+            chain::launches(stream, device.as_cuda_device()?, &written, fusing.folder.as_deref())?;
         let mut goes = vec![false; self.trace.ops.len()];
-        for (chain, fused) in chains(&self.trace, fusible, STEPS, written) {
-            chain.members.iter().for_each(|&op| goes[op] = true);
-            instead.insert(chain.at, fused);
+        let (mut stays, mut refused) = (vec![false; self.trace.ops.len()], Vec::new());
+        let mut instead: HashMap<OpId, (Fused, KernelNode)> = HashMap::new();
+        for ((chain, fused), launch) in found.into_iter().zip(of) {
+            let whether = if launch.is_ok() { &mut goes } else { &mut stays };
+            chain.members.iter().for_each(|&op| whether[op] = true);
+            match launch {
+                Ok(kernel) => drop(instead.insert(chain.at, (fused, kernel))),
+                Err(reason) => refused.push(reason),
+            }
         }
+        // A launch may be a member of several chains, each of which makes a part of its result: it goes if all of them are there.
+        goes.iter_mut().zip(stays).for_each(|(goes, stays)| *goes &= !stays);
         let replaced = goes.iter().filter(|goes| **goes).count();
-        if replaced == 0 {
-            return Ok(0);
-        }
-        let written: Vec<Written> = instead.values().map(|fused| fused.program.written()).collect();
-        let (launches, graph, kernels) =
-            launches(stream, device.as_cuda_device()?, &written, fusing.folder.as_deref())?;
-        let both = instead.into_iter().zip(launches).map(|((at, fused), kernel)| (at, (fused, kernel)));
-        let mut instead: HashMap<OpId, (Fused, KernelNode)> = both.collect();
 
         let all = self.launches.get_mut();
-        all.graphs.push(graph);
-        all.kernels.push(kernels);
+        if let Some((graph, kernels)) = owners {
+            all.graphs.push(graph);
+            all.kernels.push(kernels);
+        }
         let ops = std::mem::take(&mut self.trace.ops);
         let recorded = std::mem::take(&mut all.of);
         for (id, (op, recorded)) in ops.into_iter().zip(recorded).enumerate() {
-            match instead.remove(&id) {
-                Some((fused, kernel)) => {
-                    self.trace.ops.push(fused.op(op.label, &kernel));
-                    all.of.push(Recorded::new(Launch::Kernel(kernel), fused.pointers));
-                }
-                None if goes[id] => {}
-                None => {
-                    self.trace.ops.push(op);
-                    all.of.push(recorded);
-                }
+            let chain = instead.remove(&id).map(|(fused, kernel)| {
+                let of_chain = fused.op(op.label.clone(), &kernel);
+                (of_chain, Recorded::new(Launch::Kernel(kernel), fused.pointers))
+            });
+            // One that stays may be where a chain is that it is a member of, too: it is in nobody's way.
+            let itself = (!goes[id]).then_some((op, recorded));
+            for (op, recorded) in itself.into_iter().chain(chain) {
+                self.trace.ops.push(op);
+                all.of.push(recorded);
             }
         }
-        Ok(replaced)
+        Ok(Replaced { launches: replaced, refused })
     }
 
     /// For each op what it does as a step, if it can be one.
@@ -151,6 +154,15 @@ fn understood(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) 
         },
     };
     Some(Known { step, fusible, accesses: reads.into_iter().chain([result]).collect() })
+}
+
+/// What became of the launches that others could stand for.
+#[derive(Debug, Default)]
+pub(super) struct Replaced {
+    /// Launches that others stand for.
+    pub launches: usize,
+    /// For each chain whose launches stay as they are, the reason.
+    pub refused: Vec<String>,
 }
 
 /// A chain as one launch.

@@ -1,5 +1,11 @@
 // Attention, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023, Alg. 1): a
 // block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+
+// Code for older architectures has no such kernels, rather than empty ones.
+#if __CUDA_ARCH__ >= 800
+
+#include <type_traits>
+
 #include "rows.cuh"
 #include "tensor.cuh"
 
@@ -103,6 +109,40 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
     }
 }
 
+// The columns of a lane in row R of its two, of one query, in the arithmetic of f32 and without tensor cores: for operands that
+// these cannot split, and where a sum of values overflows before it is divided by the sum of the weights.
+template <int R, int D, typename T>
+__device__ inline void without_tensor_cores(float (&out)[D][4], float scale, const T *q, Tokens<T> k, Tokens<T> v,
+                                            const T *bias, unsigned column) {
+    auto score = [&](unsigned key) {
+        const T *const of_key = k.at + (size_t)key * k.pitch;
+        float sum = 0;
+#pragma unroll 1
+        for (unsigned d = 0; d < 8 * D; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
+        return bias ? sum + widen(bias[key]) : sum;
+    };
+    // NaN makes NaN of all that follows.
+    float largest = -INFINITY, weights = 0;
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && largest == largest; key++) {
+        const float of_key = score(key);
+        largest = of_key <= largest ? largest : of_key;
+    }
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && weights == weights; key++) weights += expf(score(key) - largest);
+#pragma unroll
+    for (int d = 0; d < D; d++) out[d][2 * R] = out[d][2 * R + 1] = weights == weights ? 0 : weights;
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && weights == weights; key++) {
+        const float weight = expf(score(key) - largest) / weights;
+        const T *const value = v.at + (size_t)key * v.pitch + column;
+#pragma unroll
+        for (int d = 0; d < D; d++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) out[d][2 * R + e] = fmaf(weight, widen(value[d * 8 + e]), out[d][2 * R + e]);
+    }
+}
+
 template <int DIM, typename T>
 __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {
@@ -190,14 +230,26 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
 
     // By shared memory, so that neighbours go to memory together.
     const Tile<DIM, T> results{room[0][0] + warp * ROWS * PITCH};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const float factor = 1 / of_warp<Add>(sum[r], 4);
+    auto finish = [&](auto row) {
+        constexpr int R = decltype(row)::value;
+        const float weights = of_warp<Add>(sum[R], 4);
+        float factor = 1 / weights;
+        bool is_right = weights == weights;
 #pragma unroll
         for (int d = 0; d < DIM / 8; d++)
-            store<T, 2>(results.row(lane / 4 + 8 * r) + d * 8 + column,
-                        {narrow<T>(out[d][2 * r] * factor), narrow<T>(out[d][2 * r + 1] * factor)});
-    }
+            is_right &= fabsf(out[d][2 * R]) < SPLIT_SUM && fabsf(out[d][2 * R + 1]) < SPLIT_SUM;
+        const unsigned query = first + 8 * R;
+        if (!is_right && query < q.count) {
+            without_tensor_cores<R>(out, scale, q.at + (size_t)query * q.pitch, k, v, bias ? added.row[R] : nullptr, column);
+            factor = 1;
+        }
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++)
+            store<T, 2>(results.row(lane / 4 + 8 * R) + d * 8 + column,
+                        {narrow<T>(out[d][2 * R] * factor), narrow<T>(out[d][2 * R + 1] * factor)});
+    };
+    finish(std::integral_constant<int, 0>());
+    finish(std::integral_constant<int, 1>());
     __syncwarp();
     constexpr unsigned LOADS = Tile<DIM, T>::LOADS;
 #pragma unroll
@@ -227,3 +279,5 @@ ATTENTIONS(__nv_bfloat16, bf16)
 ATTENTIONS(float, f32)
 ATTENTION(128, __half, f16)
 ATTENTION(128, __nv_bfloat16, bf16)
+
+#endif

@@ -19,8 +19,14 @@ pub(crate) fn attention(
     let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
     // The kernel divides a bias by the scale.
-    let is_known = kernels::attends(q.dtype(), dim) && takes(q, &[Some(k), Some(v), bias]);
-    if !is_known || !(scale as f32).is_normal() || !agree || keys == 0 || q.elem_count() == 0 {
+    let is_known = || kernels::attends(q.device().as_cuda_device()?, q.dtype(), dim);
+    if !takes(q, &[Some(k), Some(v), bias])
+        || !is_known()?
+        || !(scale as f32).is_normal()
+        || !agree
+        || keys == 0
+        || q.elem_count() == 0
+    {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;

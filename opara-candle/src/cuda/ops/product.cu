@@ -1,6 +1,11 @@
 // Products in f32 by tensor cores, activation(x * weight^T + bias). Each is three of TF32, and the sums of 32 columns are added up
 // outside of tensor cores, which round towards zero (Ootomo and Yokota, "Recovering single precision accuracy from tensor cores",
-// 2022): what comes out is as near as what other cores add up one by one.
+// 2022): what comes out is as near as what other cores add up one by one. Operands that cannot be split make NaN, and their
+// results are computed once more without tensor cores.
+
+// Code for other architectures has no such kernels, rather than empty ones.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
 #include "activation.cuh"
 #include "cluster.cuh"
 #include "warpgroup.cuh"
@@ -37,6 +42,27 @@ template <unsigned COUNT, unsigned THREADS> struct Matrix {
         at += ROW, column += ROW;
     }
 };
+
+// N neighbours of y without tensor cores, from a row of x and N rows of the weight: each sum term by term, as f32 adds up.
+template <int N>
+__device__ inline Vec<float, N> without_tensor_cores(unsigned inner, const float *x, const float *weight) {
+    Vec<float, N> sum{};
+#pragma unroll 1
+    for (unsigned column = 0; column < inner; column += N) {
+        const Vec<float, N> of_x = load<float, N>(x + column);
+        bool is_a_number = false;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const Vec<float, N> of_weight = load<float, N>(weight + (size_t)n * inner + column);
+#pragma unroll
+            for (int e = 0; e < N; e++) sum.at[n] = fmaf(of_x.at[e], of_weight.at[e], sum.at[n]);
+            is_a_number |= sum.at[n] == sum.at[n];
+        }
+        // NaN stays, whatever is added.
+        if (!is_a_number) break;
+    }
+    return sum;
+}
 
 // A cluster of SPLITS blocks makes the same of y, each from a part of the columns of x and the weight.
 template <unsigned GROUPS, unsigned SPLITS>
@@ -140,6 +166,16 @@ __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, 
 #pragma unroll
                 for (int e = 0; e < N; e++) all.at[e] += some.at[e];
             }
+            bool is_split = true;
+#pragma unroll
+            for (int e = 0; e < N; e++) is_split &= fabsf(all.at[e]) < SPLIT_SUM;
+            if (!is_split) {
+                const Vec<float, N> again = without_tensor_cores<N>(inner, x + (size_t)(row + r) * inner,
+                                                                    weight + (size_t)(column + c) * inner);
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    if (!(fabsf(all.at[e]) < SPLIT_SUM)) all.at[e] = again.at[e];
+            }
             if (bias) added = load<float, N>(bias + column + c);
 #pragma unroll
             for (int e = 0; e < N; e++) all.at[e] = activate<of.value>(all.at[e] + added.at[e]);
@@ -163,3 +199,5 @@ PRODUCT(1, 3, 4, 64x64_by4)
 PRODUCT(1, 3, 8, 64x64_by8)
 PRODUCT(2, 2, 1, 128x64_by1)
 PRODUCT(2, 2, 2, 128x64_by2)
+
+#endif

@@ -80,7 +80,7 @@ pub(crate) fn linear(
             let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
             ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
         }
-        ways.extend(kernels::blocks_of(&whole).iter().map(|&block| (Way::Ours(block), 1. + MARGIN)));
+        ways.extend(kernels::blocks_of(device, &whole)?.into_iter().map(|block| (Way::Ours(block), 1. + MARGIN)));
         Ok(ways)
     };
     WAYS.run(device, whole, ways, || Ok(Way::Candle), run).map(Some)
@@ -160,7 +160,7 @@ mod tests {
                     None => product.clone(),
                 };
                 let expected = activation.forward(&sum)?;
-                for &block in kernels::blocks_of(&of) {
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
                     let bias = bias.map(|bias| bias.flatten_all()?.to_device(&device)).transpose()?;
                     let kernel = Linear { of, way: Way::Ours(block), weight: weight.to_device(&device)?, bias };
                     let y = launch(kernel, &x.to_device(&device)?, (rows, columns))?.to_device(&Device::Cpu)?;
@@ -188,13 +188,42 @@ mod tests {
         for nan in [0x7fff_ffff, 0x7f80_0001] {
             for (of_x, of_weight) in [(Some((5 * inner + 3, nan)), None), (None, Some((7 * inner + 9, nan)))] {
                 let (x, weight) = (ones((rows, inner), of_x)?, ones((columns, inner), of_weight)?);
-                for &block in kernels::blocks_of(&of) {
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
                     let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
                     let y = launch(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
                     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
                         let is_nan = if of_x.is_some() { row == 5 } else { column == 7 };
                         let (got, what) = (y[row][column], if of_x.is_some() { "x" } else { "the weight" });
                         assert_eq!(got.is_nan(), is_nan, "{got} at {row}, {column}: {nan:x} in {what}, {block:?}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// By every kernel, whichever is the fastest. On a GPU; skips without.
+    #[test]
+    fn extremes_give_what_f32_gives() -> Result<()> {
+        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let (rows, inner, columns) = (70, 140, 56);
+        let of =
+            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
+            let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
+        };
+        for extreme in [4.2e34, 1e35, 3e38, -3e38, f32::MAX, f32::INFINITY, f32::NEG_INFINITY] {
+            for (of_x, of_weight) in [(extreme, 0.25), (0.25, extreme), (extreme, extreme)] {
+                let x = quarters((rows, inner), 66 * inner + 135, of_x)?;
+                let weight = quarters((columns, inner), 50 * inner + 135, of_weight)?;
+                let expected = x.matmul(&weight.t()?)?.to_vec2::<f32>()?;
+                for block in kernels::blocks_of(device.as_cuda_device()?, &of)? {
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                    let y = launch(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
+                    for (at, (got, expected)) in y.iter().flatten().zip(expected.iter().flatten()).enumerate() {
+                        let is_alike = got == expected || (got / expected - 1.).abs() < 1e-5;
+                        assert!(is_alike, "{got:e} at {at}, not {expected:e}: {of_x:e}, {of_weight:e}, {block:?}");
                     }
                 }
             }

@@ -1,14 +1,9 @@
 // Products of matrices by a warpgroup's tensor cores, which read the second one from shared memory while their warps go on
-// (sm_90a; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Elsewhere they do nothing: the host does not launch what
-// uses them.
+// (sm_90a; PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). There are no kernels that use them in code for others.
 #pragma once
 #include "tensor.cuh"
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WARPGROUP(...) asm volatile(__VA_ARGS__)
-#else
-#define WARPGROUP(...)
-#endif
 
 // Elements of f32 in a row in shared memory, which is 128 bytes in PARTS of 16.
 constexpr unsigned ROW = 32, PARTS = 8;

@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{arg_or_null, expect, extent, function, has_tensor_cores, wide};
+use super::{arg_or_null, expect, extent, function, wide, Capabilities};
 use crate::cuda::ops::ptx;
 
 /// Queries (`QUERIES`) and threads of a block of `attention.cu`.
@@ -39,14 +39,17 @@ impl HeadRows {
     }
 }
 
-/// Whether there is a kernel for such heads.
-pub(in crate::cuda) fn attends(dtype: DType, dim: usize) -> bool {
+/// Whether there is a kernel for such heads that runs on the device.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::cuda) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
     let is_known = match dtype {
         DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 128),
         DType::F32 => matches!(dim, 32 | 64),
         _ => false,
     };
-    is_known && has_tensor_cores(ptx::ATTENTION)
+    Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
 }
 
 /// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)` each, into `y` as `(batch, queries, heads, dim)`. What is added
@@ -63,7 +66,7 @@ pub(in crate::cuda) fn attention<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let ([batch, heads, queries, dim], keys) = (q.1.dims, k.1.dims[2]);
-    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(dtype, dim) {
+    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
         bail!("attention of {:?} to {:?} and {:?}", q.1.dims, k.1.dims, v.1.dims)
     }
     for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {

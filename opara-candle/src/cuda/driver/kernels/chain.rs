@@ -61,23 +61,40 @@ pub(in crate::cuda) struct Written {
     pub argument: Chain,
 }
 
-/// The launches of chains, as a capture reads them back, the graph that they are templates of, and the kernels, which are
-/// kept in the folder for the next start. None of them runs there. Others may launch while kernels are compiled.
+/// Launches of chains.
+pub(in crate::cuda) struct Launches {
+    /// For each chain its launch, or why there is none.
+    pub of: Vec<std::result::Result<KernelNode, String>>,
+    /// The graph that they are templates of, and what they launch, if there are any.
+    pub owners: Option<(Captured, Kernels)>,
+}
+
+/// The launches of chains, as a capture reads them back. Kernels are kept in the folder for the next start; those that the
+/// compiler or the driver refuses, or all where there is no compiler, are left out. No launch runs there. Others may launch while
+/// kernels are compiled.
 ///
 /// # Errors
-/// A kernel that is not compiled, or a call of the driver that failed.
+/// A call of the driver that failed.
 pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     chains: &[Written],
     folder: Option<&Path>,
-) -> Result<(Vec<KernelNode>, Captured, Kernels)> {
+) -> Result<Launches> {
     // Before the capture, which does not bear a module that is loaded.
     let compiled = compile(device, chains.iter().map(|chain| (chain.name, chain.code.as_str())), folder)?;
-    let kernels = Kernels::load(device, &compiled)?;
+    let mut kernels = Kernels::default();
+    let functions = compiled.into_iter().map(|attempt| attempt.and_then(|kernel| kernels.load(device, &kernel)));
+    let functions: Vec<_> = functions.collect();
+    let expected = functions.iter().flatten().count();
+    if expected == 0 {
+        let of = functions.into_iter().filter_map(|attempt| attempt.err().map(Err)).collect();
+        return Ok(Launches { of, owners: None });
+    }
     let on = device.cuda_stream();
     let record = || {
-        for (chain, function) in chains.iter().zip(kernels.functions()) {
+        for (chain, function) in chains.iter().zip(&functions) {
+            let Ok(function) = function else { continue };
             let mut launch = on.launch_builder(function);
             launch.arg(&chain.argument);
             // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
@@ -94,12 +111,17 @@ pub(in crate::cuda) fn launches(
         },
         _ => None,
     };
-    let launches: Vec<KernelNode> = graph.nodes()?.into_iter().filter_map(kernel).collect();
-    if launches.len() != chains.len() {
-        let reason = format!("a capture of {} launches gave back {}", chains.len(), launches.len());
-        return Err(Error::NotCapturable { reason });
+    let captured: Vec<KernelNode> = graph.nodes()?.into_iter().filter_map(kernel).collect();
+    let got = captured.len();
+    let mut captured = captured.into_iter();
+    let of = functions.into_iter().map(|attempt| attempt.map(|_| captured.next()).transpose());
+    match of.collect::<Option<Vec<_>>>().filter(|_| got == expected) {
+        Some(of) => Ok(Launches { of, owners: Some((graph, kernels)) }),
+        None => {
+            let reason = format!("a capture of {expected} launches gave back {got}");
+            Err(Error::NotCapturable { reason })
+        }
     }
-    Ok((launches, graph, kernels))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Kernels compiled at run time, by NVRTC.
 
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 use candle::CudaDevice;
 use hashbrown::HashMap;
@@ -12,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::module::{Compiled, Module};
 use crate::cuda::driver::{nvrtc, wrap};
-use crate::{kept, Error, Result};
+use crate::{kept, Result};
 
 /// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
 const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
@@ -20,22 +21,60 @@ const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
 /// Architecture, and the kernel's name and code.
 type Key = (String, &'static str, String);
 
-/// All that this process has compiled.
-static COMPILED: LazyLock<Mutex<HashMap<Key, Compiled>>> = LazyLock::new(Mutex::default);
+/// A kernel, or why there is none: what the compiler says against it, or that there is no compiler.
+pub(in crate::cuda) type Attempt = std::result::Result<Compiled, String>;
 
-/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool, and each once in this process; what is
-/// compiled is kept in the folder, if there is one, for the next. A kernel is its name, behind which a hash comes, and its code,
-/// which calls it `KERNEL`.
+/// Compiled kernels in memory.
+static COMPILED: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
+
+/// Finds the kernels that executors hold, and the latest ones: a plan that was evicted may soon be built again.
+#[derive(Default)]
+struct Memory {
+    known: HashMap<Key, (String, Weak<Module>)>,
+    latest: VecDeque<Arc<Module>>,
+}
+
+impl Memory {
+    /// Bytes of the latest modules at most, unless one alone has more.
+    const LIMIT: usize = 16 << 20;
+
+    fn get(&self, key: &Key) -> Option<Compiled> {
+        let (name, module) = self.known.get(key)?;
+        Some(Compiled { name: name.clone(), module: module.upgrade()? })
+    }
+
+    fn insert(&mut self, key: Key, Compiled { name, module }: &Compiled) {
+        self.known.insert(key, (name.clone(), Arc::downgrade(module)));
+        if !self.latest.iter().any(|latest| Arc::ptr_eq(latest, module)) {
+            self.latest.push_back(module.clone());
+        }
+    }
+
+    /// Forgets what nobody holds, and the oldest of what only this holds.
+    fn trim(&mut self) {
+        let mut bytes: usize = self.latest.iter().map(|module| module.code.len()).sum();
+        while bytes > Self::LIMIT && self.latest.len() > 1 {
+            bytes -= self.latest.pop_front().map_or(0, |module| module.code.len());
+        }
+        self.known.retain(|_, (_, module)| module.strong_count() > 0);
+    }
+}
+
+/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool; what is compiled is kept in the folder, if
+/// there is one, for the next start. A kernel is its name, behind which a hash comes, and its code, which calls it `KERNEL`.
 ///
 /// # Errors
-/// What the compiler refuses, such as a device that it is too old for.
+/// A call of the driver that failed.
 pub(super) fn compile<'a>(
     device: &CudaDevice,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
     folder: Option<&Path>,
-) -> Result<Vec<Compiled>> {
+) -> Result<Vec<Attempt>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
-    compile_for(&architecture(major * 10 + minor, &nvrtc::architectures()), kernels, folder)
+    Ok(match nvrtc::nvrtc() {
+        Ok(nvrtc) => compile_for(&architecture(major * 10 + minor, &nvrtc.architectures()), kernels, folder),
+        Err(absent) => kernels.map(|_| Err(absent.clone())).collect(),
+    })
 }
 
 /// What to compile for: a device, or, for one that is newer than the compiler, the newest architecture that this knows, in
@@ -48,31 +87,44 @@ fn architecture(device: i32, known: &[i32]) -> String {
 }
 
 /// The same for an architecture, as NVRTC calls it.
-///
-/// # Errors
-/// What the compiler refuses.
 pub(in crate::cuda) fn compile_for<'a>(
     architecture: &str,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
     folder: Option<&Path>,
-) -> Result<Vec<Compiled>> {
+) -> Vec<Attempt> {
     let keys: Vec<Key> = kernels.map(|(name, code)| (architecture.into(), name, code.into())).collect();
-    let mut missing: Vec<&Key> = {
+    let mut attempts: HashMap<&Key, Attempt> = {
         let compiled = COMPILED.lock();
-        keys.iter().filter(|key| !compiled.contains_key(*key)).collect()
+        keys.iter().filter_map(|key| Some((key, Ok(compiled.get(key)?)))).collect()
     };
+    let mut missing: Vec<&Key> = keys.iter().filter(|key| !attempts.contains_key(*key)).collect();
     missing.sort_unstable();
     missing.dedup();
     // Most of the time of few goes into what they have in common.
     let of_a_module = missing.len().div_ceil(rayon::current_num_threads()).max(1);
-    let new = missing.par_chunks(of_a_module).map(|kernels| module(architecture, kernels, folder));
-    let new = new.collect::<Result<Vec<_>>>()?;
+    let new = missing.par_chunks(of_a_module).flat_map_iter(|kernels| together_or_alone(architecture, kernels, folder));
+    let new: Vec<(&Key, Attempt)> = new.collect();
     let mut compiled = COMPILED.lock();
-    compiled.extend(new.into_iter().flatten());
-    Ok(keys.iter().map(|key| compiled[key].clone()).collect())
+    for (key, attempt) in new {
+        if let Ok(kernel) = &attempt {
+            compiled.insert(key.clone(), kernel);
+        }
+        attempts.insert(key, attempt);
+    }
+    compiled.trim();
+    keys.iter().map(|key| attempts[key].clone()).collect()
 }
 
-fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> Result<Vec<(Key, Compiled)>> {
+/// Kernels as one module; where the compiler refuses that, each alone, so that one leaves the others.
+fn together_or_alone<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&Path>) -> Vec<(&'a Key, Attempt)> {
+    match (module(architecture, kernels, folder), kernels) {
+        (Ok(compiled), _) => kernels.iter().copied().zip(compiled.into_iter().map(Ok)).collect(),
+        (Err(refused), [key]) => vec![(key, Err(refused))],
+        (Err(_), _) => kernels.iter().flat_map(|&key| together_or_alone(architecture, &[key], folder)).collect(),
+    }
+}
+
+fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> std::result::Result<Vec<Compiled>, String> {
     let mut source = String::from(LIBRARY);
     let mut names = Vec::new();
     for (_, name, code) in kernels {
@@ -81,24 +133,23 @@ fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> Result
         let _ = writeln!(source, "#define KERNEL {name}\n{code}\n#undef KERNEL");
         names.push(name);
     }
-    let code = assembled(architecture, &source, folder)?;
-    let module = Arc::new(Module::new(code));
-    let compiled = |(key, name): (&&Key, String)| ((*key).clone(), Compiled { name, module: module.clone() });
-    Ok(kernels.iter().zip(names).map(compiled).collect())
+    let module = Arc::new(Module::new(assembled(architecture, &source, folder)?));
+    Ok(names.into_iter().map(|name| Compiled { name, module: module.clone() }).collect())
 }
 
 /// The code of a source: out of the folder, if it is kept there.
-fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> Result<Vec<u8>> {
+fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::result::Result<Vec<u8>, String> {
+    let nvrtc = nvrtc::nvrtc()?;
     let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
     let file = folder.map(|folder| {
-        let key = format!("NVRTC {}\n{}\n{source}", nvrtc::version(), options.join(" "));
+        let key = format!("NVRTC {}\n{}\n{source}", nvrtc.version(), options.join(" "));
         folder.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes())))
     });
     if let Some(code) = file.as_ref().and_then(|file| whole(file)) {
         return Ok(code);
     }
-    let refused = |message| Error::NotCompiled { architecture: architecture.into(), message };
-    let code = nvrtc::code(source, &options).map_err(refused)?;
+    let refused = |message| format!("a kernel is not compiled for {architecture}: {message}");
+    let code = nvrtc.code(source, &options).map_err(refused)?;
     if let Some(file) = file {
         kept::keep(&file, &[&sum(&code), &code[..]].concat());
     }
@@ -107,7 +158,7 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> Result<
 
 /// What a file keeps behind its sum. The driver trusts code: what is damaged is warned of.
 fn whole(file: &Path) -> Option<Vec<u8>> {
-    let bytes = std::fs::read(file).ok()?;
+    let bytes = kept::read(file)?;
     let code = bytes.split_first_chunk().filter(|(of, code)| **of == sum(code)).map(|(_, code)| code.to_vec());
     if code.is_none() {
         tracing::warn!(file = %file.display(), "kernels on disk are damaged: they are compiled anew");
@@ -121,6 +172,8 @@ fn sum(code: &[u8]) -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Error;
+
     use super::*;
 
     const SOURCE: &str = r#"extern "C" __global__ void nothing() {}"#;
@@ -131,12 +184,12 @@ mod tests {
         assert_eq!(architecture(90, &[75, 80, 90, 100]), "sm_90");
         assert_eq!(architecture(103, &[75, 80, 90, 100]), "compute_100");
         assert_eq!(architecture(70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
-        let known = nvrtc::architectures();
+        let known = nvrtc::nvrtc().map_err(Error::msg)?.architectures();
         assert!(known.contains(&80) && known.is_sorted(), "{known:?}");
         let (newest, newer) = (known[known.len() - 1], known[known.len() - 1] + 1);
-        let ptx = String::from_utf8(assembled(&architecture(newer, &known), SOURCE, None)?)?;
+        let ptx = String::from_utf8(assembled(&architecture(newer, &known), SOURCE, None).map_err(Error::msg)?)?;
         assert!(ptx.contains(&format!(".target sm_{newest}")) && ptx.ends_with('\0'), "{ptx}");
-        assert!(assembled(&architecture(newest, &known), SOURCE, None)?.starts_with(b"\x7fELF"));
+        assert!(assembled(&architecture(newest, &known), SOURCE, None).map_err(Error::msg)?.starts_with(b"\x7fELF"));
         Ok(())
     }
 
@@ -144,6 +197,9 @@ mod tests {
     #[test]
     fn what_is_kept_is_not_compiled_again_unless_it_is_damaged() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
+        let assembled = |architecture: &str, source: &str, folder: Option<&Path>| {
+            assembled(architecture, source, folder).map_err(Error::msg)
+        };
         let inside = folder.path().join("new");
         let compiled = assembled("sm_80", SOURCE, Some(&inside))?;
         assert_eq!(compiled, assembled("sm_80", SOURCE, None)?);
@@ -164,5 +220,49 @@ mod tests {
         // Where nothing can be kept, all is compiled.
         assert_eq!(assembled("sm_80", SOURCE, Some(&file.join("no folder")))?, compiled);
         Ok(())
+    }
+    /// Needs the compiler, and no GPU.
+    #[test]
+    fn one_kernel_that_is_refused_leaves_the_others() {
+        let right = |i: u32| format!("extern \"C\" __global__ void KERNEL(int *x) {{ *x = {i}; }}");
+        let codes = [right(1), "nonsense".into(), right(2), right(1)];
+        let attempts = compile_for("sm_86", codes.iter().map(|code| ("opara_test", code.as_str())), None);
+        let names: Vec<Option<&str>> =
+            attempts.iter().map(|attempt| attempt.as_ref().ok().map(|kernel| kernel.name.as_str())).collect();
+        assert!(names[0].is_some() && names[1].is_none() && names[2].is_some() && names[0] == names[3], "{names:?}");
+        let message = attempts[1].as_ref().err().unwrap();
+        assert!(message.contains("not compiled for sm_86") && message.contains("nonsense"), "{message}");
+    }
+
+    fn of_bytes(name: &str, bytes: usize) -> (Key, Compiled) {
+        let module = Arc::new(Module::new(vec![0; bytes]));
+        (("sm_90".into(), "test", name.into()), Compiled { name: name.into(), module })
+    }
+
+    #[test]
+    fn kernels_that_nobody_holds_are_forgotten() {
+        let mut memory = Memory::default();
+        let (held_key, held) = of_bytes("held", 1 << 20);
+        memory.insert(held_key.clone(), &held);
+        for i in 0..1000 {
+            let (key, compiled) = of_bytes(&i.to_string(), 1 << 20);
+            memory.insert(key, &compiled);
+            drop(compiled);
+            memory.trim();
+            assert!(memory.latest.len() <= 16 && memory.known.len() <= 17, "after {i}");
+        }
+        // What an executor holds is found, whenever it was compiled; so is what was compiled last.
+        assert!(memory.get(&held_key).is_some_and(|found| Arc::ptr_eq(&found.module, &held.module)));
+        assert!(memory.get(&("sm_90".into(), "test", "999".into())).is_some());
+        assert!(memory.get(&("sm_90".into(), "test", "3".into())).is_none());
+        drop(held);
+        memory.trim();
+        assert!(memory.get(&held_key).is_none());
+        // One that is larger than the limit serves whoever comes next.
+        let (key, large) = of_bytes("large", Memory::LIMIT + 1);
+        memory.insert(key.clone(), &large);
+        drop(large);
+        memory.trim();
+        assert!(memory.get(&key).is_some() && memory.latest.len() == 1);
     }
 }

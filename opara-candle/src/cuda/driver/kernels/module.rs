@@ -8,8 +8,6 @@ use cudarc::nvrtc::Ptx;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use crate::{Error, Result};
-
 /// A kernel of a module.
 #[derive(Debug, Clone)]
 pub(in crate::cuda) struct Compiled {
@@ -35,38 +33,35 @@ impl Module {
 }
 
 /// Kernels on the device: they stay there as long as this lives, and so must what launches them.
-pub(in crate::cuda) struct Kernels(Vec<CudaFunction>);
+#[derive(Default)]
+pub(in crate::cuda) struct Kernels {
+    functions: Vec<CudaFunction>,
+    /// What they are of: found by whoever needs one of them, too, as long as this lives.
+    modules: Vec<Arc<Module>>,
+}
 
 impl Kernels {
-    /// Puts the modules of kernels there that are not there yet.
+    /// Puts the module of a kernel on the device, unless it is there, and keeps both.
     ///
     /// # Errors
-    /// [`Error::NotCompiled`] where the driver refuses what the compiler made, such as a driver that is older.
-    pub(super) fn load(device: &CudaDevice, kernels: &[Compiled]) -> Result<Self> {
+    /// Why the driver refuses what the compiler made, as one does that is older.
+    pub(super) fn load(&mut self, device: &CudaDevice, kernel: &Compiled) -> Result<CudaFunction, String> {
         let stream = device.cuda_stream();
         let context = stream.context();
-        let refused = |error: DriverError| Error::NotCompiled {
-            architecture: format!("device {}", context.ordinal()),
-            message: format!("the driver refuses it: {error}"),
+        let refused = |error: DriverError| format!("the driver refuses a compiled kernel: {error}");
+        let Compiled { name, module } = kernel;
+        let mut loaded = module.loaded.lock();
+        let on_device = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
+            Some(there) => there,
+            None => {
+                let there = context.load_module(Ptx::from_binary(module.code.clone())).map_err(refused)?;
+                loaded.insert(context.ordinal(), Arc::downgrade(&there));
+                there
+            }
         };
-        let load = |Compiled { name, module }: &Compiled| {
-            let mut loaded = module.loaded.lock();
-            let module = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {
-                Some(module) => module,
-                None => {
-                    let code = Ptx::from_binary(module.code.clone());
-                    let module = context.load_module(code).map_err(refused)?;
-                    loaded.insert(context.ordinal(), Arc::downgrade(&module));
-                    module
-                }
-            };
-            module.load_function(name).map_err(refused)
-        };
-        Ok(Self(kernels.iter().map(load).collect::<Result<_>>()?))
-    }
-
-    /// One for each that was loaded, in order.
-    pub(super) fn functions(&self) -> &[CudaFunction] {
-        &self.0
+        let function = on_device.load_function(name).map_err(refused)?;
+        self.functions.push(function.clone());
+        self.modules.push(module.clone());
+        Ok(function)
     }
 }

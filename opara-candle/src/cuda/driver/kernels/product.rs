@@ -5,7 +5,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::{address, arg_or_null, code_of, expect, function, target, wide};
+use super::{address, arg_or_null, code_of, expect, function, wide, Capabilities};
 use crate::cuda::driver::product::Product;
 use crate::cuda::ops::ptx;
 
@@ -42,20 +42,25 @@ impl Block {
     }
 }
 
-/// Those that there are kernels for, if they compute this product: one of f32 that may not be TF32, whose rows are whole numbers
-/// of 16 bytes.
-pub(in crate::cuda) fn blocks_of(of: &Product) -> &'static [Block] {
+/// Those that there are kernels for, if they compute this product on the device: one of f32 that may not be TF32, whose rows are
+/// whole numbers of 16 bytes.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::cuda) fn blocks_of(device: &CudaDevice, of: &Product) -> Result<Vec<Block>> {
+    Ok(blocks_for(of, &Capabilities::of(device, ptx::PRODUCT)?))
+}
+
+fn blocks_for(of: &Product, capabilities: &Capabilities) -> Vec<Block> {
     /// Blocks along the rows, at most.
     const MOST: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
     let are_countable = of.rows <= MOST * Block::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
-    // Only a device that has what the kernel is made of loads what is compiled for it.
-    if is_known && is_whole && are_countable && target(ptx::PRODUCT) == "sm_90a" {
-        &Block::ALL
-    } else {
-        &[]
+    if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
+        return Vec::new();
     }
+    Block::ALL.into_iter().filter(|block| capabilities.has_shared(block.shared())).collect()
 }
 
 /// The product `of` the operands by such blocks, and what is done to it, into `y`.
@@ -75,7 +80,7 @@ pub(in crate::cuda) fn product<T: DeviceRepr>(
     let Product { rows, inner, columns, .. } = *of;
     let are_aligned =
         [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
-    if !blocks_of(of).contains(&block) || of.bias != bias.is_some() || !are_aligned {
+    if !blocks_of(device, of)?.contains(&block) || of.bias != bias.is_some() || !are_aligned {
         bail!("{of:?} is not one of tensor cores")
     }
     expect("the operand", x.len(), rows * inner)?;
@@ -105,4 +110,51 @@ pub(in crate::cuda) fn product<T: DeviceRepr>(
     // the slices above, and where they begin. Shared memory is as large as the kernel divides it.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::capabilities::tests::capabilities;
+    use super::*;
+    use crate::ops::Activation;
+
+    #[test]
+    fn there_are_blocks_where_code_and_device_have_warpgroups_and_room() {
+        let of = Product {
+            dtype: DType::F32,
+            tf32: false,
+            rows: 128,
+            inner: 768,
+            columns: 768,
+            bias: true,
+            activation: Activation::None,
+        };
+        let blocks = |target, device, shared| blocks_for(&of, &capabilities(target, device, shared)).len();
+        assert_eq!(blocks("sm_90a", 90, 227 << 10), Block::ALL.len());
+        assert_eq!(blocks("sm_90a", 90, 80 << 10), 4, "those of one warpgroup");
+        for (target, device, shared) in
+            [("sm_80", 90, 227 << 10), ("sm_80", 80, 163 << 10), ("sm_86", 86, 99 << 10), ("sm_89", 89, 99 << 10)]
+        {
+            assert_eq!(blocks(target, device, shared), 0, "{target} on {device}");
+        }
+        let half = Product { dtype: DType::F16, ..of };
+        assert!(blocks_for(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
+    }
+
+    #[test]
+    fn code_has_the_kernels_exactly_if_its_target_has_warpgroups() {
+        let has_kernels = ptx::PRODUCT.contains(".entry");
+        assert_eq!(has_kernels, capabilities_of_build(ptx::PRODUCT).has_warpgroups());
+        for block in Block::ALL.into_iter().filter(|_| has_kernels) {
+            let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", block.rows(), block.splits);
+            assert!(ptx::PRODUCT.contains(&name), "{name}");
+        }
+    }
+
+    /// On the device that the code was compiled for.
+    fn capabilities_of_build(code: &str) -> Capabilities {
+        let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
+        let number: String = target.chars().filter(char::is_ascii_digit).collect();
+        capabilities(target, number.parse().unwrap_or(0), 99 << 10)
+    }
 }

@@ -1,0 +1,193 @@
+//! What the kernels of this crate may use: what the code was compiled for and what the device has, both.
+
+use candle::cuda_backend::WrapErr;
+use candle::{CudaDevice, Result};
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+
+use crate::cuda::ops::ptx;
+
+/// The architecture that PTX was compiled for, such as `sm_90a`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Target {
+    /// Compute capability: 90 stands for 9.0.
+    number: u32,
+    /// `a` for instructions of this architecture alone, `f` for those of its family.
+    suffix: Option<char>,
+}
+
+impl Target {
+    /// As the code says it.
+    pub fn of(code: &str) -> Option<Self> {
+        let line = code.lines().find_map(|line| line.strip_prefix(".target "))?;
+        let name = line.split(',').next()?.trim().strip_prefix("sm_")?;
+        let suffix = name.chars().last().filter(char::is_ascii_lowercase);
+        let number = name.trim_end_matches(|c: char| c.is_ascii_lowercase()).parse().ok()?;
+        Some(Self { number, suffix })
+    }
+
+    /// Whether the driver takes code for this target on a device.
+    pub fn runs_on(self, device: u32) -> bool {
+        match self.suffix {
+            None => device >= self.number,
+            Some('f') => device >= self.number && device / 10 == self.number / 10,
+            Some(_) => device == self.number,
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sm_{}{}", self.number, self.suffix.map(String::from).unwrap_or_default())
+    }
+}
+
+/// What a module of kernels may use on a device.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct Capabilities {
+    target: Option<Target>,
+    /// Compute capability of the device: 90 stands for 9.0.
+    device: u32,
+    /// Bytes of shared memory that a block may have.
+    shared_per_block: usize,
+}
+
+impl Capabilities {
+    /// Of this code on this device.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn of(device: &CudaDevice, code: &str) -> Result<Self> {
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let (major, minor) = context.compute_capability().w()?;
+        let shared = context.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
+        Ok(Self {
+            target: Target::of(code),
+            device: (major * 10 + minor) as u32,
+            shared_per_block: usize::try_from(shared).unwrap_or(0),
+        })
+    }
+
+    /// The target, if it runs on the device.
+    fn runs(&self) -> Option<Target> {
+        self.target.filter(|target| target.runs_on(self.device))
+    }
+
+    /// `mma.sync` of f16, bf16 and TF32, `ldmatrix` and `cp.async`.
+    pub fn has_tensor_cores(&self) -> bool {
+        self.runs().is_some_and(|target| target.number >= 80)
+    }
+
+    /// `wgmma` and clusters of blocks: Hopper's, which no later architecture has, and only in code for `sm_90a`.
+    pub fn has_warpgroups(&self) -> bool {
+        self.runs() == Some(Target { number: 90, suffix: Some('a') })
+    }
+
+    /// Whether a block may have so many bytes of shared memory.
+    pub fn has_shared(&self, bytes: usize) -> bool {
+        bytes <= self.shared_per_block
+    }
+
+    /// Why the code does not run on the device, and what to do about it.
+    pub fn refusal(&self) -> Option<String> {
+        let Self { target, device, .. } = self;
+        let target = target.filter(|target| !target.runs_on(*device))?;
+        let [major, minor] = [device / 10, device % 10];
+        Some(format!(
+            "the kernels of opara-candle were compiled for {target}, which this GPU of compute capability \
+             {major}.{minor} does not run: build with CUDA_COMPUTE_CAP={device}"
+        ))
+    }
+
+    fn described(&self) -> String {
+        let target = self.target.map_or("an unknown target".into(), |target| target.to_string());
+        format!("compiled for {target}, on a GPU of compute capability {}.{}", self.device / 10, self.device % 10)
+    }
+}
+
+/// What is left to libraries or to several launches, because the code or the device lacks what a kernel needs.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::cuda) fn lacks(device: &CudaDevice) -> Result<Vec<String>> {
+    Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?, &Capabilities::of(device, ptx::ATTENTION)?))
+}
+
+fn lacking(product: &Capabilities, attention: &Capabilities) -> Vec<String> {
+    let mut lacking = Vec::new();
+    if !product.has_warpgroups() {
+        let how = if product.device == 90 { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
+        lacking.push(format!("products of f32 are left to cuBLAS, without warpgroups ({}){how}", product.described()));
+    }
+    if !attention.has_tensor_cores() {
+        let described = attention.described();
+        lacking.push(format!("attention is several launches, without tensor cores of sm_80 ({described})"));
+    }
+    lacking
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Shared memory of a block by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
+    const DEVICES: [(u32, usize); 6] =
+        [(75, 64 << 10), (80, 163 << 10), (86, 99 << 10), (89, 99 << 10), (90, 227 << 10), (100, 227 << 10)];
+
+    fn code(target: &str) -> String {
+        format!("// Generated by NVIDIA NVVM Compiler\n.version 9.0\n.target {target}\n.address_size 64\n")
+    }
+
+    /// On a device with so much shared memory.
+    pub(in crate::cuda) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
+        Capabilities { target: Target::of(&code(target)), device, shared_per_block }
+    }
+
+    #[test]
+    fn code_tells_what_it_was_compiled_for() {
+        assert_eq!(Target::of(&code("sm_90a, debug")), Some(Target { number: 90, suffix: Some('a') }));
+        assert_eq!(Target::of(&code("sm_80")), Some(Target { number: 80, suffix: None }));
+        assert_eq!(Target::of(&code("sm_120f")).map(|target| target.to_string()), Some("sm_120f".into()));
+        assert_eq!([Target::of(""), Target::of(&code("compute"))], [None; 2]);
+    }
+
+    #[test]
+    fn a_feature_takes_both_code_and_device() {
+        let of = |target| {
+            DEVICES.map(|(device, shared)| {
+                let of = capabilities(target, device, shared);
+                (of.has_tensor_cores(), of.has_warpgroups())
+            })
+        };
+        let (none, some, all) = ((false, false), (true, false), (true, true));
+        assert_eq!(of("sm_75"), [none; 6]);
+        // The driver compiles code for 8.0 on Hopper: it has what 8.0 has.
+        assert_eq!(of("sm_80"), [none, some, some, some, some, some]);
+        assert_eq!(of("sm_86"), [none, none, some, some, some, some]);
+        assert_eq!(of("sm_89"), [none, none, none, some, some, some]);
+        assert_eq!(of("sm_90a"), [none, none, none, none, all, none]);
+        assert_eq!(of("sm_100f"), [none, none, none, none, none, some]);
+        assert_eq!(of("nothing"), [none; 6]);
+    }
+
+    #[test]
+    fn code_that_does_not_run_says_what_to_do() {
+        assert_eq!(capabilities("sm_80", 90, 0).refusal(), None);
+        let refusal = capabilities("sm_90a", 86, 0).refusal().unwrap();
+        assert!(refusal.contains("sm_90a") && refusal.contains("8.6") && refusal.contains("CUDA_COMPUTE_CAP=86"));
+    }
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let lacking = |target, device| {
+            let of = capabilities(target, device, 99 << 10);
+            lacking(&of, &of)
+        };
+        assert!(lacking("sm_90a", 90).is_empty());
+        let said = lacking("sm_80", 90);
+        assert!(said.len() == 1 && said[0].contains("compiled for sm_80") && said[0].contains("CUDA_COMPUTE_CAP=90"));
+        let said = lacking("sm_86", 86);
+        assert!(said.len() == 1 && !said[0].contains("CUDA_COMPUTE_CAP"), "{said:?}");
+        assert_eq!(lacking("sm_75", 75).len(), 2);
+    }
+}
