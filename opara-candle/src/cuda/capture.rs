@@ -38,7 +38,7 @@ impl Capture {
         if earlier.outputs.len() != self.outputs.len() {
             let (a, b) = (earlier.outputs.len(), self.outputs.len());
             let reason = format!("it returned {a} tensors at one call and {b} at the next");
-            return Err(Error::NotCapturable { reason });
+            return Err(Error::stateful(reason));
         }
         let (a, b) = (&earlier.trace.ops, &self.trace.ops);
         for at in 0..a.len().max(b.len()) {
@@ -206,11 +206,10 @@ fn run_once(
     copied: &[usize],
 ) -> std::result::Result<Pass, Broken> {
     let forward = || {
-        let mut outputs = function(inputs).map_err(|error| Error::NotCapturable { reason: error.to_string() })?;
+        let mut outputs = function(inputs).map_err(|source| Error::FailsInCapture { source })?;
         for &i in copied {
-            let output = outputs.get_mut(i).ok_or_else(|| Error::NotCapturable {
-                reason: format!("it returned more than {i} tensors at one call and fewer at the next"),
-            })?;
+            let fewer = || format!("it returned more than {i} tensors at one call and fewer at the next");
+            let output = outputs.get_mut(i).ok_or_else(|| Error::stateful(fewer()))?;
             *output = output.force_contiguous()?;
         }
         // All are alive until here: none has the address of another.

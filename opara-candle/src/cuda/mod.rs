@@ -223,14 +223,6 @@ fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
     Error::Stateful { reason, scope: op.map(|op| op.label.clone()).unwrap_or_default() }
 }
 
-/// Two captures have the same inputs: if they differ, the module has state.
-fn of_state(error: Error) -> Error {
-    match error {
-        Error::Unstable { .. } => Error::stateful(format!("two calls with the same inputs differ: {error}")),
-        error => error,
-    }
-}
-
 /// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's
 /// has to do.
 pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {

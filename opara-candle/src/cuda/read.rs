@@ -189,11 +189,9 @@ pub(super) fn read(
         return Err(Error::stateful(reason));
     }
     if graph.dropped() > 0 {
-        let reason = format!(
-            "the module drops {} tensors from before the forward pass in it, so its state changes from call to call",
-            graph.dropped()
-        );
-        return Err(Error::stateful(reason));
+        // It may be another thread that has put a tensor in the place of one that the module was using.
+        let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
+        return Err(Error::NotCapturable { reason });
     }
     if let Some(error) = graph.failed() {
         return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
