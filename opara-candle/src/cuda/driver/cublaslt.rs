@@ -142,9 +142,13 @@ impl Owned<sys::cublasLtMatmulPreference_t> {
 /// Bytes that the addresses of all operands must be multiples of.
 const ALIGNMENT: u32 = 16;
 
-/// How partial sums of one element may be added up: in the type that products are added up in. In the type of a result of 16 bits
-/// they may overflow where the result does not.
-const SUMS_IN_F32: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+/// How partial sums of one element may be added up. Of 16 bits only in the type that products are added up in: in that of the
+/// result they may overflow where the result does not.
+fn reductions(of: &Product) -> u32 {
+    use sys::cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK};
+    let all = of.dtype == DType::F32;
+    (if all { CUBLASLT_REDUCTION_SCHEME_MASK } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE }) as u32
+}
 
 /// Whether an operand may begin there. Results do, as memory of their own.
 pub(in crate::cuda) fn is_aligned(address: u64) -> bool {
@@ -163,7 +167,7 @@ pub(in crate::cuda) fn algorithms(device: &CudaDevice, of: &Product) -> Result<V
     // that is passed is alive, and there is room for as many results as are asked for.
     let found = unsafe {
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_LIMIT)?;
-        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &SUMS_IN_F32)?;
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(of))?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ALIGNMENT)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &ALIGNMENT)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ALIGNMENT)?;
