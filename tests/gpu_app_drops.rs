@@ -7,7 +7,7 @@ use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 
 use anyhow::ensure;
-use candle::{Device, Module, Result, Tensor};
+use candle::{DType, Device, Module, Result, Tensor};
 use common::{beside, devices, isolated, same_bits, waves, Meanwhile};
 use opara_candle::{device_memory, Mode, OparaExecutor};
 use parking_lot::Mutex;
@@ -95,7 +95,10 @@ fn answers_dropped_in_the_middle_of_a_capture_are_freed() -> anyhow::Result<()> 
                 let earlier = OparaExecutor::new(plain, &rows(&device, 64)?)?;
                 // Building calls the module a few times for each shape.
                 let answers = answers(&earlier, &device, 400)?;
+                let of_thread = device.clone();
                 let other = Meanwhile::new(move |_| {
+                    // Makes the context current on this thread: cudarc does not for a stream of every thread.
+                    drop(Tensor::zeros(1, DType::U8, &of_thread)?);
                     answers.try_recv()?;
                     Ok(())
                 });

@@ -175,12 +175,15 @@ fn acts(device: &Device) -> Result<Vec<(&'static str, Act)>> {
     let plain = Plain::new(device)?;
     let mut kept = (0..64).map(numbers).map(|v| Tensor::new(v, device)).collect::<Result<Vec<_>>>()?;
     device.synchronize()?;
+    let drops = device.clone();
     Ok(vec![
         act("uploads and reads back", upload),
         ("computes", Box::new(move |_| plain.compute())),
         (
             "drops a tensor from before",
             Box::new(move |_| {
+                // Makes the context current on this thread: cudarc does not for a stream of every thread.
+                drop(Tensor::zeros(1, DType::U8, &drops)?);
                 ensure!(kept.pop().is_some(), "too few tensors");
                 Ok(())
             }),

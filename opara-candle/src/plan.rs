@@ -50,6 +50,16 @@ impl Plan {
     /// # Errors
     /// The module's own, and what made a capture impossible if the options ask for that.
     pub fn build(function: &Function, inputs: &[Tensor], options: &Options, arena: &Arc<cuda::Arena>) -> Result<Plan> {
+        // It may be built inside a pass of another module.
+        cuda::unwatched(|| Self::build_unwatched(function, inputs, options, arena))
+    }
+
+    fn build_unwatched(
+        function: &Function,
+        inputs: &[Tensor],
+        options: &Options,
+        arena: &Arc<cuda::Arena>,
+    ) -> Result<Plan> {
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         if options.on_stateful == OnStateful::Eager {
             let reason = Some("it is declared to keep state from call to call".into());

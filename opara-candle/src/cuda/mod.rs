@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::arena::Arena;
 use self::capture::Capture;
+pub(crate) use self::driver::unwatched;
 pub(crate) use self::driver::Handover;
 use self::driver::{Stream, WrittenMemory};
 use self::replay::CudaProgram;

@@ -43,6 +43,7 @@ pub(super) use self::modules::code_of;
 pub(super) use self::private_stream::PrivateStream;
 pub(super) use self::thread_capture::{capture, without_events, ThreadCapture};
 pub(in crate::cuda) use self::thread_capture::{is_capturing, position};
+pub(crate) use self::written_memory::unwatched;
 pub(in crate::cuda) use self::written_memory::WrittenMemory;
 
 /// A capture that is under way, which keeps waits for the whole device off until it is dropped.

@@ -66,6 +66,11 @@ pub(super) fn during<T>(watched: *mut WrittenMemory, f: impl FnOnce() -> T) -> T
     f()
 }
 
+/// Runs `f` unwatched: what an executor does that is built inside a pass is no write of the pass.
+pub(crate) fn unwatched<T>(f: impl FnOnce() -> T) -> T {
+    during(null_mut(), f)
+}
+
 /// Whether writes of this thread are watched.
 pub(super) fn is_watched() -> bool {
     !CURRENT.get().is_null()

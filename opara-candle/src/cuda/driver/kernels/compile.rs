@@ -36,7 +36,7 @@ struct Memory {
 
 impl Memory {
     /// Bytes of the latest modules at most, unless one alone has more.
-    const LIMIT: usize = 16 << 20;
+    const LIMIT: usize = 1 << 20;
 
     fn get(&self, key: &Key) -> Option<Compiled> {
         let (name, module) = self.known.get(key)?;
