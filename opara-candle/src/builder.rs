@@ -52,6 +52,7 @@ pub(crate) struct Options {
     pub on_uncapturable: OnUncapturable,
     pub on_stateful: OnStateful,
     pub max_shapes: usize,
+    pub recheck: u64,
     pub race: bool,
     pub fuse: bool,
     /// Folder that keeps compiled kernels.
@@ -83,6 +84,7 @@ impl Default for Options {
             on_uncapturable: OnUncapturable::default(),
             on_stateful: OnStateful::default(),
             max_shapes: 8,
+            recheck: 0,
             race: true,
             fuse: true,
             kernels: kept::folder(),
@@ -187,10 +189,29 @@ impl Builder {
         self
     }
 
-    /// For how many sets of input shapes and dtypes a schedule is kept, at least one; the least recently used goes
-    /// first. Default: 8.
+    /// For how many sets of input shapes and dtypes a plan is kept, at least one; the least recently used goes first, with
+    /// all memory that is its own. Device memory for tensors inside a pass is shared by all plans and stays as large as the
+    /// largest has needed. Default: 8.
+    ///
+    /// A build takes as long as some hundred eager calls. So shapes that come back after they had to go are built again
+    /// eight times only; then they run eagerly, with a warning, until one of them has been called 1,000 times. The
+    /// [report](crate::Report::reason) says so.
     pub fn max_shapes(mut self, shapes: usize) -> Self {
         self.0.max_shapes = shapes.max(1);
+        self
+    }
+
+    /// Compares replays with eager execution in production: of the calls of each set of shapes, one in so many also runs
+    /// the module, on copies of the inputs, and both answers must have the same bits. If they do not, that is an error in
+    /// `tracing`, it is counted in the [report](crate::Report::mismatches), the call's answer is the module's, and these
+    /// shapes run eagerly from then on. 0 never does so, which is the default.
+    ///
+    /// This finds what no check while building can: host code of the module that changes its mind later, a setting or a
+    /// weight that was changed ([`OparaExecutor::invalidate`]). It costs an eager pass, a copy of the inputs and a
+    /// comparison on the device every so many calls, and a wait for that. A module that keeps state is moved on by the
+    /// additional pass; an error of that pass is the call's.
+    pub fn recheck(mut self, every: u64) -> Self {
+        self.0.recheck = every;
         self
     }
 

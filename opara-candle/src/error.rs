@@ -161,9 +161,19 @@ pub enum Error {
     #[error("times of single ops are measured of captured modules on a CUDA device only")]
     NotMeasurable,
 
-    /// A closure that outputs are lent to calls the executor that lends them.
-    #[error("the executor was called by the closure that it lends its outputs to: copy them and call it afterwards")]
+    /// A closure that outputs are lent to calls the executor that lends them, with inputs of the same shapes and dtypes.
+    #[error(
+        "the executor was called with the same shapes by the closure that it lends its outputs to: copy them and call it \
+         afterwards"
+    )]
     Lent,
+
+    /// The module freed memory that its recorded pass reads, while a plan was built or measured.
+    #[error(
+        "the module frees memory that its recorded pass reads: let it keep its tensors (weights, caches, tables for each \
+         shape) for as long as it lives"
+    )]
+    Freed,
 
     /// The module panicked while it was made, recorded or replayed.
     #[error("the module panicked: {message}")]
@@ -244,6 +254,7 @@ impl Error {
                 | FailsOnOtherValues { .. }
                 | NotCapturable { .. }
                 | Mismatch { .. }
+                | Freed
         )
     }
 

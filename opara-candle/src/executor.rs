@@ -1,23 +1,26 @@
 //! `OparaExecutor`: wraps a module, keeps its type, answers faster.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
-use crate::backend::Function;
-use crate::builder::{Builder, Options};
+use crate::backend::{Function, Replay};
+use crate::builder::{Builder, OnUncapturable, Options};
 use crate::plan::{Plan, Planned};
+use crate::plans::{Entry, Key, Plans};
+use crate::recheck::Rechecks;
 use crate::report::Report;
 use crate::schedule::Schedule;
 use crate::simulate::{simulate, Device as Described};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
-use crate::{cuda, Error, Result};
+use crate::{cuda, lending, Error, Result};
 
-/// Shapes and dtypes of a call.
-type Key = Vec<(Vec<usize>, DType)>;
+/// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
+const ATTEMPTS: usize = 4;
 
 /// A module whose forward pass is recorded once for each shape of input, scheduled on parallel streams, and replayed.
 ///
@@ -25,7 +28,11 @@ type Key = Vec<(Vec<usize>, DType)>;
 /// before, and [`report`](Self::report) says why.
 ///
 /// The module must compute its outputs from its inputs and its weights alone, by the same operators at every call.
-/// Weights are constants: build anew after changing them (or see [`Builder::fold_constants`]).
+/// Weights are constants: call [`invalidate`](Self::invalidate) after changing them.
+///
+/// Threads may share an executor. Plans of one executor are built one at a time, and calls of new shapes wait for that;
+/// calls of shapes that are built already do not. While a plan is built the module runs, so it must not wait for a thread
+/// that calls the same executor with new shapes. Nothing else of an executor is locked while the module runs.
 ///
 /// ```
 /// use candle::{Device, Module, Tensor};
@@ -48,12 +55,14 @@ pub struct OparaExecutor {
     function: Function,
     example: Vec<(DeviceLocation, DType)>,
     options: Options,
-    /// Most recently used last.
-    plans: Mutex<Vec<(Key, Arc<Plan>)>>,
-    /// Held while a plan is built, so that one shape is built once.
+    /// Tells this executor from others.
+    id: u64,
+    plans: Plans,
+    /// Held while a plan is built: a shape is built once, and builds do not see what others do to the module.
     building: Mutex<()>,
+    rechecks: Rechecks,
     /// Device memory that all plans share.
-    arena: Arc<cuda::Arena>,
+    arena: Mutex<Arc<cuda::Arena>>,
 }
 
 impl OparaExecutor {
@@ -126,16 +135,19 @@ impl OparaExecutor {
 
     /// Builds for inputs like these.
     pub(crate) fn wrap(options: Options, function: Function, inputs: &[Tensor]) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let executor = Self {
             function,
             example: inputs.iter().map(|t| (t.device().location(), t.dtype())).collect(),
-            options,
-            plans: Mutex::default(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            plans: Plans::new(options.max_shapes),
             building: Mutex::new(()),
+            rechecks: Rechecks::new(options.recheck),
             arena: Default::default(),
+            options,
         };
         executor.check(inputs)?;
-        executor.plan(inputs)?;
+        executor.plan(&key(inputs), inputs)?;
         Ok(executor)
     }
 
@@ -143,16 +155,22 @@ impl OparaExecutor {
     ///
     /// # Errors
     /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new
-    /// shape those of [`new`](Self::new).
+    /// shape those of [`new`](Self::new); and [`Error::Lent`] in a closure of [`lend`](Self::lend) that has the outputs of
+    /// the same shapes.
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.check(inputs)?;
         if is_nested() {
             return Ok((self.function)(inputs)?);
         }
-        match &self.plan(inputs)?.replay {
-            Some(replay) => replay.call(inputs),
-            None => self.eager(inputs),
-        }
+        let key = self.unlent(inputs)?;
+        let replayed = self.replayed(&key, inputs, |entry, replay, expected| {
+            let outputs = replay.call(inputs)?;
+            Ok(match expected {
+                Some(expected) if !self.agree(&key, entry, &expected, &outputs) => expected,
+                _ => outputs,
+            })
+        })?;
+        replayed.map_or_else(|| self.eager(inputs), Ok)
     }
 
     fn eager(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -160,27 +178,80 @@ impl OparaExecutor {
     }
 
     /// Lends the outputs to `f` without copying them: the next call overwrites them, so a tensor that must outlive `f`
-    /// has to be copied there ([`Tensor::copy`]). Other calls of the same shape wait until `f` returns.
+    /// has to be copied there ([`Tensor::copy`]).
+    ///
+    /// On a GPU `f` runs with these outputs locked: other threads' calls of the same shapes wait until it returns, so it
+    /// must not wait for them. It may call any other executor, and this one with other shapes. If another thread's closure
+    /// has the outputs of those, the module runs eagerly instead of waiting, since that closure may wait for this one. A
+    /// panic of `f` passes through, and later calls are answered as ever.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call), and [`Error::Lent`] if `f` calls this executor with inputs of the same shapes.
+    /// Those of [`call`](Self::call), and [`Error::Lent`] if `f` calls this executor with inputs of the same shapes and
+    /// dtypes, in eager mode too, so that it does not depend on what could be captured.
     pub fn lend<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.check(inputs)?;
         if is_nested() {
             return Ok(f(&(self.function)(inputs)?));
         }
-        let plan = self.plan(inputs)?;
-        let Some(replay) = &plan.replay else { return Ok(f(&self.eager(inputs)?)) };
-        let (mut f, mut result) = (Some(f), None);
-        replay.lend(inputs, &mut |outputs| result = f.take().map(|f| f(outputs)))?;
-        result.ok_or_else(|| Error::Internal { message: "the replay lent no outputs".into() })
+        let key = self.unlent(inputs)?;
+        let mut f = Some(|outputs: &[Tensor]| lending::lend(self.id, &key, || f(outputs)));
+        let mut result = None;
+        self.replayed(&key, inputs, |entry, replay, expected| {
+            replay.lend(inputs, &mut |outputs| {
+                let outputs = match &expected {
+                    Some(expected) if !self.agree(&key, entry, expected, outputs) => expected,
+                    _ => outputs,
+                };
+                result = f.take().map(|f| f(outputs));
+            })
+        })?;
+        match (result, f) {
+            (Some(result), _) => Ok(result),
+            (None, Some(f)) => Ok(f(&self.eager(inputs)?)),
+            (None, None) => unreachable!("the closure's result is kept"),
+        }
     }
 
-    /// What was built for the shapes used last.
+    /// Forgets everything that was built: the next call of any shape records the module anew. For changes of the module
+    /// that calls do not see.
+    ///
+    /// | change of the module | seen by the next call |
+    /// |---|---|
+    /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`] |
+    /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one, which has the plan built anew; on the CPU no |
+    /// | a setting: a mode, a scale, a position, a flag for training | no |
+    ///
+    /// What is not seen is what [`Builder::recheck`] finds some calls later.
+    ///
+    /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the next call;
+    /// [`trace`](Self::trace), [`schedule`](Self::schedule) and [`picture`](Self::picture) are `None` until then. Device
+    /// memory of all plans is given back.
+    ///
+    /// ```
+    /// use candle::{DType, Device, Module, Tensor, Var};
+    /// use opara_candle::{ops, OparaExecutor};
+    ///
+    /// let weight = Var::ones(2, DType::F32, &Device::Cpu)?;
+    /// let scaled = weight.clone();
+    /// let x = Tensor::ones(2, DType::F32, &Device::Cpu)?;
+    /// let fast = OparaExecutor::new(move |x: &Tensor| ops::mul(x, &ops::affine(&scaled, 2., 0.)?), &x)?;
+    /// weight.set(&Tensor::new(&[5f32, 6.], &Device::Cpu)?)?;
+    /// fast.invalidate();
+    /// assert_eq!(fast.forward(&x)?.to_vec1::<f32>()?, [10., 12.]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn invalidate(&self) {
+        self.plans.forget();
+        let arena = std::mem::take(&mut *self.arena.lock());
+        // Outside of the lock.
+        drop(arena);
+    }
+
+    /// What was built for the shapes used last, and what became of the executor since.
     pub fn report(&self) -> Report {
-        let plans = self.plans.lock();
-        match plans.last() {
-            Some((_, plan)) => plan.report.clone(),
+        let (rechecks, mismatches) = self.rechecks.counts();
+        match self.plans.report() {
+            Some(report) => Report { rechecks, mismatches, ..report },
             None => unreachable!("an executor is built with its first plan"),
         }
     }
@@ -214,8 +285,8 @@ impl OparaExecutor {
     /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
     /// [`call`](Self::call).
     pub fn measure(&self, inputs: &[Tensor]) -> Result<Trace> {
-        let (plan, planned) = self.measurable(inputs)?;
-        planned.measure(plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
+        let (entry, planned) = self.measurable(inputs)?;
+        planned.measure(entry.plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
     }
 
     /// When each op of the schedule ran in one replay: the one of median length of some.
@@ -233,16 +304,15 @@ impl OparaExecutor {
         self.planned(|planned| (planned.prepared.ops.trace.clone(), planned.schedule.clone()))
     }
 
-    fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Plan>, Arc<Planned>)> {
+    fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
         self.check(inputs)?;
-        let plan = self.plan(inputs)?;
-        let planned = plan.planned.clone().ok_or(Error::NotMeasurable)?;
-        Ok((plan, planned))
+        let entry = self.plan(&self.unlent(inputs)?, inputs)?;
+        let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
+        Ok((entry, planned))
     }
 
     fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {
-        let plan = self.plans.lock().last().map(|(_, plan)| plan.clone())?;
-        plan.planned.as_deref().map(f)
+        self.plans.latest()?.plan.planned.as_deref().map(f)
     }
 
     fn check(&self, inputs: &[Tensor]) -> Result<()> {
@@ -259,41 +329,84 @@ impl OparaExecutor {
         Ok(())
     }
 
-    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>> {
-        let key: Key = inputs.iter().map(|t| (t.dims().to_vec(), t.dtype())).collect();
-        if let Some(plan) = self.cached(&key) {
-            return Ok(plan);
+    /// Shapes and dtypes of these inputs.
+    ///
+    /// # Errors
+    /// [`Error::Lent`] if this thread is in a closure that has the outputs of the same.
+    fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
+        let key = key(inputs);
+        match lending::is_lent(self.id, &key) {
+            true => Err(Error::Lent),
+            false => Ok(key),
         }
-        let _building = self.building.lock();
-        if let Some(plan) = self.cached(&key) {
-            return Ok(plan);
-        }
-        let position = |plans: &[(Key, Arc<Plan>)]| plans.iter().position(|(k, _)| *k == key);
-        if position(&self.plans.lock()).is_some() {
-            tracing::warn!("the module freed memory that a plan reads: it is built anew");
-        }
-        let plan = Plan::build(&self.function, inputs, &self.options, &self.arena)
-            .map_err(|error| self.blame_dtype(error, &key))?;
-        let plan = Arc::new(plan);
-        let mut plans = self.plans.lock();
-        let full = (plans.len() >= self.options.max_shapes).then_some(0);
-        let replaced = position(&plans).or(full).map(|at| plans.remove(at));
-        plans.push((key, plan.clone()));
-        drop(plans);
-        // Outside of the lock: this waits for the plan's last replay.
-        drop(replaced);
-        Ok(plan)
     }
 
-    fn cached(&self, key: &Key) -> Option<Arc<Plan>> {
-        let mut plans = self.plans.lock();
-        let at = plans.iter().rposition(|(k, _)| k == key)?;
-        // It stays for reports until another one takes its place.
-        if plans[at].1.replay.as_ref().is_some_and(|replay| replay.is_stale()) {
-            return None;
+    /// What `f` makes of the replay for inputs of these shapes; `None` if the module is to answer. Where a re-check is due,
+    /// `f` gets the module's own outputs, too.
+    fn replayed<T>(
+        &self,
+        key: &Key,
+        inputs: &[Tensor],
+        mut f: impl FnMut(&Arc<Entry>, &dyn Replay, Option<Vec<Tensor>>) -> Result<T>,
+    ) -> Result<Option<T>> {
+        for _ in 0..ATTEMPTS {
+            let entry = self.plan(key, inputs)?;
+            let replay = entry.plan.replay.as_ref().filter(|replay| replay.takes(inputs));
+            let Some(replay) = replay else { return Ok(None) };
+            // Before the replay, which holds a lock while its outputs are lent. Like the replay on contiguous inputs, of
+            // which products may round otherwise than of others, and on copies, should the module write to them.
+            let expected = match entry.is_nth(self.rechecks.every) {
+                true => {
+                    let copies = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
+                    Some(self.eager(&copies)?)
+                }
+                false => None,
+            };
+            match f(&entry, &**replay, expected) {
+                // Since it was looked up: the next look-up builds it anew.
+                Err(Error::Freed) => {}
+                // To a closure of another thread.
+                Err(Error::Lent) => return Ok(None),
+                result => return result.map(Some),
+            }
         }
-        plans[at..].rotate_left(1);
-        plans.last().map(|(_, plan)| plan.clone())
+        Ok(None)
+    }
+
+    /// Whether a replay's outputs are those of the module. If not, its shapes run eagerly from now on.
+    fn agree(&self, key: &Key, entry: &Arc<Entry>, expected: &[Tensor], outputs: &[Tensor]) -> bool {
+        let compared = self.rechecks.compare(expected, outputs);
+        if let Err(error @ Error::Mismatch { .. }) = &compared {
+            self.plans.distrust(key, entry, format!("a re-check failed: {error}"));
+        }
+        compared.is_ok()
+    }
+
+    fn plan(&self, key: &Key, inputs: &[Tensor]) -> Result<Arc<Entry>> {
+        if let Some(entry) = self.plans.find(key) {
+            return Ok(entry);
+        }
+        let _building = self.building.lock();
+        if let Some(entry) = self.plans.find(key) {
+            return Ok(entry);
+        }
+        let generation = self.plans.generation();
+        let plan = self.build(inputs).map_err(|error| self.blame_dtype(error, key))?;
+        Ok(self.plans.insert(key.clone(), plan, generation))
+    }
+
+    fn build(&self, inputs: &[Tensor]) -> Result<Plan> {
+        let arena = self.arena.lock().clone();
+        for _ in 0..ATTEMPTS {
+            match Plan::build(&self.function, inputs, &self.options, &arena) {
+                Err(Error::Freed) => {}
+                built => return built,
+            }
+        }
+        match self.options.on_uncapturable {
+            OnUncapturable::Eager => Ok(Plan::eager(&Error::Freed, inputs, &self.options)),
+            OnUncapturable::Error => Err(Error::Freed),
+        }
     }
 
     /// An error of the module on a dtype that the example did not have is about that dtype.
@@ -319,6 +432,11 @@ impl std::fmt::Debug for OparaExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OparaExecutor").field("options", &self.options).finish_non_exhaustive()
     }
+}
+
+/// Shapes and dtypes of inputs.
+fn key(inputs: &[Tensor]) -> Key {
+    inputs.iter().map(|t| (t.dims().to_vec(), t.dtype())).collect()
 }
 
 thread_local! {

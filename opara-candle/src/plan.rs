@@ -1,7 +1,6 @@
 //! The pipeline for one set of input shapes: record, analyse, schedule, place, replay, verify.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle::{Device, Tensor};
@@ -12,7 +11,7 @@ use crate::builder::{OnStateful, OnUncapturable, Options};
 use crate::examples::{same_in_all, Examples};
 use crate::measure::Replays;
 use crate::prepared::Prepared;
-use crate::report::{Mode, Report};
+use crate::report::Report;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
@@ -91,6 +90,8 @@ impl Plan {
             built => built,
         };
         let (replay, mut report, planned) = match built {
+            // The executor builds once more.
+            Err(error @ Error::Freed) => return Err(error),
             Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
                 (None, Report { reason: Some(error.to_string()), ..blank(options.scheduler.name()) }, None)
@@ -100,6 +101,15 @@ impl Plan {
         report.device = name(&device);
         report.build_ms = stages.0;
         Ok(Plan { replay, report, planned })
+    }
+
+    /// A plan that calls the module, since nothing else can be built.
+    pub fn eager(reason: &Error, inputs: &[Tensor], options: &Options) -> Plan {
+        let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+        let device = if device.is_cuda() { cuda::device_name(&device) } else { "cpu".into() };
+        tracing::warn!(%reason, "calls of these shapes run eagerly");
+        let report = Report { device, reason: Some(reason.to_string()), ..blank(options.scheduler.name()) };
+        Plan { replay: None, report, planned: None }
     }
 }
 
@@ -309,32 +319,5 @@ fn describe(plan: &Planned) -> Report {
 }
 
 fn blank(policy: String) -> Report {
-    Report {
-        device: String::new(),
-        mode: Mode::Eager,
-        reason: None,
-        notes: Vec::new(),
-        policy,
-        tuning: None,
-        ops: 0,
-        fused: 0,
-        folded: 0,
-        edges: 0,
-        edges_reduced: 0,
-        width: 0,
-        depth: 0,
-        streams: 0,
-        waits: 0,
-        buffers: 0,
-        buffer_bytes: 0,
-        arena_bytes: 0,
-        workspace_bytes: 0,
-        constant_bytes: 0,
-        verified: false,
-        verified_inputs: 0,
-        same_in_all: Vec::new(),
-        build_ms: BTreeMap::new(),
-        eager_us: 0.,
-        replay_us: 0.,
-    }
+    Report { policy, ..Report::default() }
 }

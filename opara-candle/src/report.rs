@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::tune::Findings;
 
 /// How calls are answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// One launch of a CUDA graph.
@@ -16,6 +16,7 @@ pub enum Mode {
     /// Worker threads, one lane a stream.
     Lanes,
     /// The module itself.
+    #[default]
     Eager,
 }
 
@@ -36,8 +37,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What was built for one set of input shapes. In eager mode the counts are 0.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// What was built for one set of input shapes, and what became of the executor since. In eager mode the counts of what was
+/// built are 0.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// Name of the device.
     pub device: String,
@@ -94,6 +97,26 @@ pub struct Report {
     pub eager_us: f64,
     /// Microseconds of the fastest replay seen while building, host and device.
     pub replay_us: f64,
+    /// Of the executor: plans that were built again, since other shapes had taken their place
+    /// ([`max_shapes`](crate::Builder::max_shapes)) or the module had freed memory that they read.
+    pub rebuilds: u64,
+    /// Of the executor: calls that the module answered, too, for comparison ([`recheck`](crate::Builder::recheck)).
+    pub rechecks: u64,
+    /// How many of those calls had two different answers. Their shapes run eagerly since.
+    pub mismatches: u64,
+}
+
+impl Report {
+    /// That of calls which run the module, for this reason, from now on.
+    pub(crate) fn eagerly(&self, reason: String) -> Report {
+        Report {
+            device: self.device.clone(),
+            policy: self.policy.clone(),
+            reason: Some(reason),
+            eager_us: self.eager_us,
+            ..Report::default()
+        }
+    }
 }
 
 impl Report {
@@ -137,6 +160,13 @@ impl fmt::Display for Report {
         let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
         row("build, ms", stages.join(", "))?;
         row("eager, us", format!("{:.0}", self.eager_us))?;
-        row("replay, us", format!("{:.0}", self.replay_us))
+        row("replay, us", format!("{:.0}", self.replay_us))?;
+        if self.rebuilds > 0 {
+            row("rebuilds", self.rebuilds.to_string())?;
+        }
+        if self.rechecks > 0 {
+            row("re-checks", format!("{}, of which {} differed", self.rechecks, self.mismatches))?;
+        }
+        Ok(())
     }
 }

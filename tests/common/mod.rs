@@ -275,3 +275,27 @@ where
     }
     Ok(())
 }
+
+/// The result of `f` and what it logs on this thread, of this level or worse: a line an event.
+pub fn logged<T>(level: tracing::Level, f: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Vec<String>, T)> {
+    #[derive(Clone)]
+    struct Lines(tracing::Level, std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Lines {
+        fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            if *event.metadata().level() <= self.0 {
+                let mut line = String::new();
+                event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                    line += &format!("{field}={value:?} ");
+                });
+                self.1.lock().expect("no panic holds this lock").push(line);
+            }
+        }
+    }
+    // Of one subscriber alone, tracing asks the thread that comes by an event first whether anybody listens.
+    static ANOTHER: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
+    ANOTHER.get_or_init(|| tracing::Dispatch::new(tracing_subscriber::registry()));
+    let lines = Lines(level, Default::default());
+    let result = tracing::subscriber::with_default(tracing_subscriber::registry().with(lines.clone()), f)?;
+    let logged = std::mem::take(&mut *lines.1.lock().expect("no panic holds this lock"));
+    Ok((logged, result))
+}

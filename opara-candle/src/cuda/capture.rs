@@ -20,6 +20,8 @@ pub(super) struct Capture {
     pub launches: Mutex<Launches>,
     /// First byte of each allocation from before the pass that it uses.
     pub external: Vec<u64>,
+    /// First byte and size of those that it writes to.
+    pub written: Vec<(u64, u64)>,
     /// Shapes and dtypes of the outputs.
     pub outputs: Vec<OutputSpec>,
 }
@@ -169,8 +171,13 @@ pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inp
         };
         match capture {
             Ok((trace, of, external)) => {
+                let is_written =
+                    |id| trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
+                let written = external.iter().filter(|(_, id)| is_written(*id));
+                let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
+                let external = external.into_iter().map(|(start, _)| start).collect();
                 let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
-                return Ok(Capture { trace, launches, external, outputs });
+                return Ok(Capture { trace, launches, external, written, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {
                 let reason = format!("outputs {again:?} have no memory of their own on {:?}", device.location());

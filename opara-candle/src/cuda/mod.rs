@@ -20,7 +20,7 @@ pub(crate) use self::arena::Arena;
 use self::capture::Capture;
 pub(crate) use self::driver::unwatched;
 pub(crate) use self::driver::Handover;
-use self::driver::{Stream, WrittenMemory};
+use self::driver::{Stream, WatchedMemory, WrittenMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::examples::{Examples, Other};
@@ -50,7 +50,8 @@ pub(crate) fn record(
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
     let further = examples.clone();
     capture_thread::run(move || {
-        let Recorded { stream, device, mut capture, examples, state } = record_here(&function, &inputs, &further)?;
+        let Recorded { stream, device, mut capture, external, examples, state } =
+            record_here(&function, &inputs, &further)?;
         let launches = capture.trace.ops.len();
         let fuse::Replaced { launches: replaced, refused } = match fusing {
             Some(fusing) => capture.fuse(&stream, &device, &fusing)?,
@@ -61,7 +62,7 @@ pub(crate) fn record(
         let trace = capture.trace.clone();
         let workspaces = Arena::of_workspaces(&stream);
         let state = Mutex::new(Some(state));
-        let program = CudaProgram { capture, stream, device, function, arena, workspaces, state };
+        let program = CudaProgram { capture, external, stream, device, function, arena, workspaces, state };
         Ok(Recording { trace, replaced, fused, notes, examples, program: Arc::new(program) })
     })
 }
@@ -83,6 +84,8 @@ struct Recorded {
     stream: Stream,
     device: Device,
     capture: Capture,
+    /// The module's memory that the capture uses.
+    external: WatchedMemory,
     examples: Vec<Example>,
     /// The module's state on the device from before the first pass.
     state: WrittenMemory,
@@ -157,7 +160,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
             }
         }
     }
-    let capture = match (repeats, captured) {
+    let (capture, external) = match (repeats, captured) {
         (Ok(()), captured) => captured?,
         // Where it keeps state, or why calls differ without any.
         (Err(_), Err(error)) if draws_random_numbers(&error) || matches!(error, Error::Stateful { .. }) => {
@@ -165,7 +168,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
         }
         (Err(error), _) => return Err(error),
     };
-    Ok(Recorded { stream, device, capture, examples, state })
+    Ok(Recorded { stream, device, capture, external, examples, state })
 }
 
 /// Checks that two calls with the same inputs gave the same bits.
@@ -184,19 +187,26 @@ fn draws_random_numbers(error: &Error) -> bool {
     matches!(error, Error::NotCapturable { reason } if reason.starts_with("it draws random numbers"))
 }
 
-/// A capture that another one agrees with.
-fn confirmed(stream: &Stream, device: &Device, function: &Function, inputs: &[Tensor]) -> Result<Capture> {
+/// A capture that another one agrees with, and the module's memory that it uses, watched since it began.
+fn confirmed(
+    stream: &Stream,
+    device: &Device,
+    function: &Function,
+    inputs: &[Tensor],
+) -> Result<(Capture, WatchedMemory)> {
     const ATTEMPTS: usize = 4;
     let mut earlier = capture::capture(stream, device, function, inputs)?;
     // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
     let mut moved = Vec::new();
     loop {
         let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let external = WatchedMemory::new();
         let mut capture = capture::capture(stream, device, function, &elsewhere)?;
+        external.limit_to(&capture.external);
         moved.push(elsewhere);
         let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
         match suspect {
-            None => return Ok(capture),
+            None => return Ok((capture, external)),
             Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
             Some(_) => earlier = capture,
         }

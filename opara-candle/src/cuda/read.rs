@@ -122,8 +122,8 @@ impl Latest {
     }
 }
 
-/// The trace, each op's launch, and first bytes of memory from before the pass.
-pub(super) type Read = (Trace, Vec<Recorded>, Vec<u64>);
+/// The trace, each op's launch, and memory from before the pass: its first bytes and buffers.
+pub(super) type Read = (Trace, Vec<Recorded>, Vec<(u64, BufferId)>);
 
 /// Reads a captured graph. `Err` lists the outputs that must be copied in another capture.
 pub(super) fn read(
@@ -212,7 +212,7 @@ pub(super) fn read(
     }
     trace.buffers = memory.buffers;
     trace.peak_bytes = memory.peak;
-    Ok(Ok((trace, launches, memory.external.into_keys().collect())))
+    Ok(Ok((trace, launches, memory.external.into_iter().collect())))
 }
 
 fn refused(reason: &str, label: &str) -> Error {

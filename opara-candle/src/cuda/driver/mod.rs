@@ -31,7 +31,7 @@ pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
-pub(super) use watched_memory::watch_frees;
+pub(super) use watched_memory::WatchedMemory;
 
 use std::ffi::{c_char, CStr};
 

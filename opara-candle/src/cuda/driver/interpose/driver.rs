@@ -220,12 +220,12 @@ super::interpose! {
     |next| {
         written_memory::freed(address);
         if thread_capture::with(|capture| capture.freed(address)) == Some(true) {
-            watched_memory::freed(address, || ());
             return SUCCESS;
         }
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
+        watched_memory::before_free(address, stream.raw());
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        watched_memory::freed(address, || unsafe { next(address, stream.raw()) })
+        unsafe { next(address, stream.raw()) }
     }
 }
 

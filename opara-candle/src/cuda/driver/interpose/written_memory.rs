@@ -7,8 +7,6 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 
@@ -16,9 +14,9 @@ use super::library_call::Call;
 use super::thread_capture::Restore;
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
-use crate::cuda::driver::{check, watch_frees, Stream};
+use crate::cuda::driver::{check, Stream, WatchedMemory};
 use crate::trace::Mode;
-use crate::Result;
+use crate::{Error, Result};
 
 /// The addresses through which a launch may write.
 pub(in crate::cuda) type WrittenBy = fn(&KernelNode) -> Vec<u64>;
@@ -44,8 +42,8 @@ unsafe impl Send for WrittenMemory {}
 struct Copied {
     bytes: usize,
     copy: CUdeviceptr,
-    /// Whether the allocation is gone.
-    freed: Arc<AtomicBool>,
+    /// Tells whether the allocation is gone.
+    watch: WatchedMemory,
 }
 
 thread_local! {
@@ -121,10 +119,13 @@ impl WrittenMemory {
             return Ok(());
         }
         self.stream.bind()?;
-        for (&address, copied) in self.copies.iter().filter(|(_, copied)| !copied.freed.load(Ordering::Acquire)) {
+        for (&address, copied) in self.copies.iter().filter(|(_, copied)| !copied.watch.is_freed()) {
             // SAFETY: the copy has as many bytes as the allocation, which is still there.
-            let status = unsafe { sys::cuMemcpyDtoDAsync_v2(address, copied.copy, copied.bytes, self.stream.raw()) };
-            check("cuMemcpyDtoDAsync", status)?;
+            let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(address, copied.copy, copied.bytes, self.stream.raw()) };
+            match copied.watch.launch(&self.stream, || check("cuMemcpyDtoDAsync", copy())) {
+                Err(Error::Freed) => {}
+                result => result?,
+            }
         }
         Ok(())
     }
@@ -137,7 +138,7 @@ impl WrittenMemory {
         }
         let Some(allocation) = allocation_at(address) else { return };
         let copied = self.copies.get(&allocation.start);
-        if copied.is_some_and(|copied| !copied.freed.load(Ordering::Acquire)) || self.failed.is_err() {
+        if copied.is_some_and(|copied| !copied.watch.is_freed()) || self.failed.is_err() {
             return;
         }
         let (stream, bytes, mut copy) = (self.stream.raw(), allocation.bytes as usize, 0);
@@ -149,9 +150,9 @@ impl WrittenMemory {
         };
         match copied {
             Ok(()) => {
-                let freed = Arc::new(AtomicBool::new(false));
-                watch_frees(&[allocation.start], &freed);
-                if let Some(old) = self.copies.insert(allocation.start, Copied { bytes, copy, freed }) {
+                let watch = WatchedMemory::new();
+                watch.limit_to(&[allocation.start]);
+                if let Some(old) = self.copies.insert(allocation.start, Copied { bytes, copy, watch }) {
                     // SAFETY: nobody uses the copy of an allocation that is gone.
                     unsafe { sys::cuMemFreeAsync(old.copy, stream) };
                 }

@@ -1,0 +1,338 @@
+//! The plans of an executor, one for each set of input shapes: which are kept, which were lost, and which of those are
+//! worth building again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use candle::DType;
+use hashbrown::HashMap;
+use lru::LruCache;
+use parking_lot::Mutex;
+
+use crate::plan::Plan;
+use crate::report::Report;
+
+/// Shapes and dtypes of a call.
+pub(crate) type Key = Vec<(Vec<usize>, DType)>;
+
+/// How many lost plans an executor builds again at the next call of their shapes. A build takes as long as some hundred
+/// eager calls, so that shapes which push each other out are slower than eager execution.
+pub(crate) const REBUILDS: u64 = 8;
+
+/// Eager calls after which shapes whose plan was lost are worth a build all the same: its cost is then a small part of
+/// theirs.
+pub(crate) const CALLS_THAT_PAY: u64 = 1_000;
+
+/// Lost plans that are remembered: the shapes that were called last.
+const REMEMBERED: usize = 1_024;
+
+/// A plan, and how often it has answered.
+pub(crate) struct Entry {
+    pub plan: Plan,
+    calls: AtomicU64,
+}
+
+impl Entry {
+    fn new(plan: Plan) -> Arc<Self> {
+        Arc::new(Self { plan, calls: AtomicU64::new(0) })
+    }
+
+    /// Counts a call, and says whether it is one of each so many.
+    pub fn is_nth(&self, every: u64) -> bool {
+        every > 0 && (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every)
+    }
+
+    fn is_stale(&self) -> bool {
+        self.plan.replay.as_ref().is_some_and(|replay| replay.is_stale())
+    }
+}
+
+/// Why there is no plan for shapes that there was one for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Cause {
+    /// Others were used since, and took its place.
+    Evicted,
+    /// The module freed memory that it read.
+    Freed,
+    /// Its outputs were others than those of the module.
+    Differed,
+}
+
+impl Cause {
+    fn reason(self, max_shapes: usize) -> String {
+        match self {
+            Cause::Evicted => format!(
+                "plans for {max_shapes} sets of input shapes are kept, and those of more take turns: raise \
+                 `Builder::max_shapes`"
+            ),
+            Cause::Freed => "the module keeps freeing memory that its recorded passes read: let it keep a tensor for \
+                             each shape, as a cache or a table, for as long as it lives"
+                .into(),
+            Cause::Differed => "a re-check found other outputs than those of the module".into(),
+        }
+    }
+}
+
+/// A plan that is no more.
+struct Lost {
+    cause: Cause,
+    /// Eager calls since.
+    calls: u64,
+}
+
+/// The plans of an executor.
+pub(crate) struct Plans {
+    state: Mutex<State>,
+    max_shapes: usize,
+}
+
+struct State {
+    kept: LruCache<Key, Arc<Entry>>,
+    lost: LruCache<Key, Lost>,
+    /// Builds of lost plans.
+    rebuilds: u64,
+    /// Stand in for lost plans that are not built again, by the cause.
+    eager: HashMap<Cause, Arc<Entry>>,
+    /// The entry used last.
+    latest: Option<Arc<Entry>>,
+    /// How often all plans were forgotten.
+    generation: u64,
+    /// Entries on their way out, dropped once the lock is free.
+    out: Vec<Arc<Entry>>,
+}
+
+impl Plans {
+    /// None yet, of at most so many.
+    pub fn new(max_shapes: usize) -> Self {
+        let state = State {
+            kept: LruCache::unbounded(),
+            lost: LruCache::unbounded(),
+            rebuilds: 0,
+            eager: HashMap::new(),
+            latest: None,
+            generation: 0,
+            out: Vec::new(),
+        };
+        Self { state: Mutex::new(state), max_shapes }
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = f(&mut state);
+        let out = std::mem::take(&mut state.out);
+        drop(state);
+        // Outside of the lock: this waits for the last replays.
+        drop(out);
+        result
+    }
+
+    /// What answers calls of these shapes; `None` if a plan is to be built.
+    pub fn find(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.with(|state| {
+            let found = state.find(key, self.max_shapes)?;
+            state.latest = Some(found.clone());
+            Some(found)
+        })
+    }
+
+    /// Keeps a plan that was built for these shapes, unless all plans were forgotten since that `generation`.
+    pub fn insert(&self, key: Key, plan: Plan, generation: u64) -> Arc<Entry> {
+        let entry = Entry::new(plan);
+        self.with(|state| {
+            if state.generation == generation {
+                state.rebuilds += u64::from(state.lost.pop(&key).is_some());
+                state.keep(key, entry.clone());
+                while state.kept.len() > self.max_shapes {
+                    state.evict();
+                }
+            }
+            state.latest = Some(entry.clone());
+        });
+        entry
+    }
+
+    /// How often all plans were forgotten.
+    pub fn generation(&self) -> u64 {
+        self.state.lock().generation
+    }
+
+    /// Calls of these shapes run the module from now on, since this plan's outputs differ from the module's.
+    pub fn distrust(&self, key: &Key, entry: &Arc<Entry>, reason: String) {
+        let report = entry.plan.report.eagerly(reason);
+        self.with(|state| {
+            // Forgotten or built anew since: then it answers no more calls.
+            if state.kept.peek(key).is_some_and(|kept| Arc::ptr_eq(kept, entry)) {
+                let eager = Entry::new(Plan { replay: None, report, planned: None });
+                state.lose(key.clone(), Cause::Differed);
+                state.keep(key.clone(), eager.clone());
+                state.latest = Some(eager);
+            }
+        });
+    }
+
+    /// Forgets all plans, and what became of earlier ones. The report of the last one stays.
+    pub fn forget(&self) {
+        self.with(|state| {
+            state.generation += 1;
+            state.rebuilds = 0;
+            state.lost.clear();
+            let latest = state.latest.take();
+            let report = |entry: &Arc<Entry>| {
+                Entry::new(Plan { replay: None, report: entry.plan.report.clone(), planned: None })
+            };
+            state.latest = latest.as_ref().map(report);
+            while let Some((_, entry)) = state.kept.pop_lru() {
+                state.out.push(entry);
+            }
+            state.out.extend(latest);
+            let State { eager, out, .. } = state;
+            out.extend(eager.drain().map(|(_, entry)| entry));
+        });
+    }
+
+    /// The entry used last.
+    pub fn latest(&self) -> Option<Arc<Entry>> {
+        self.state.lock().latest.clone()
+    }
+
+    /// The report of the entry used last.
+    pub fn report(&self) -> Option<Report> {
+        let (latest, rebuilds) = {
+            let state = self.state.lock();
+            (state.latest.clone()?, state.rebuilds)
+        };
+        Some(Report { rebuilds, ..latest.plan.report.clone() })
+    }
+}
+
+impl State {
+    fn find(&mut self, key: &Key, max_shapes: usize) -> Option<Arc<Entry>> {
+        if let Some(entry) = self.kept.get(key) {
+            if !entry.is_stale() {
+                return Some(entry.clone());
+            }
+            self.lose(key.clone(), Cause::Freed);
+        }
+        let lost = self.lost.get_mut(key)?;
+        if lost.cause != Cause::Differed && (self.rebuilds < REBUILDS || lost.calls >= CALLS_THAT_PAY) {
+            return None;
+        }
+        lost.calls += 1;
+        let cause = lost.cause;
+        if !self.eager.contains_key(&cause) {
+            let report = self.latest.as_ref()?.plan.report.eagerly(cause.reason(max_shapes));
+            if let Some(reason) = &report.reason {
+                tracing::warn!(%reason, rebuilds = self.rebuilds, "calls of some shapes run eagerly");
+            }
+            self.eager.insert(cause, Entry::new(Plan { replay: None, report, planned: None }));
+        }
+        self.eager.get(&cause).cloned()
+    }
+
+    fn keep(&mut self, key: Key, entry: Arc<Entry>) {
+        self.out.extend(self.kept.put(key, entry));
+    }
+
+    /// Of the plans that are kept, the one that was used the longest ago is none any more.
+    fn evict(&mut self) {
+        if let Some((key, entry)) = self.kept.pop_lru() {
+            self.out.push(entry);
+            self.remember(key, Cause::Evicted);
+        }
+    }
+
+    /// A plan that is kept is none any more.
+    fn lose(&mut self, key: Key, cause: Cause) {
+        self.out.extend(self.kept.pop(&key));
+        self.remember(key, cause);
+    }
+
+    fn remember(&mut self, key: Key, cause: Cause) {
+        let before = self.lost.pop(&key);
+        // An entry that runs the module since its plan differed may be evicted, too; that it differed counts.
+        let cause = before.map_or(cause, |before| if before.cause == Cause::Differed { before.cause } else { cause });
+        self.lost.put(key, Lost { cause, calls: 0 });
+        while self.lost.len() > REMEMBERED {
+            self.lost.pop_lru();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(rows: usize) -> Key {
+        vec![(vec![rows], DType::F32)]
+    }
+
+    fn plan() -> Plan {
+        Plan { replay: None, report: Report::default(), planned: None }
+    }
+
+    /// Calls with so many shapes in turns, and returns how many builds that took.
+    fn builds(plans: &Plans, shapes: std::ops::Range<usize>, rounds: usize) -> usize {
+        let mut builds = 0;
+        for rows in (0..rounds).flat_map(|_| shapes.clone()) {
+            if plans.find(&key(rows)).is_none() {
+                builds += 1;
+                plans.insert(key(rows), plan(), plans.generation());
+            }
+        }
+        builds
+    }
+
+    #[test]
+    fn shapes_that_push_each_other_out_are_built_a_few_times() {
+        let plans = Plans::new(8);
+        assert_eq!(builds(&plans, 0..9, 100), 9 + REBUILDS as usize);
+        let report = plans.report().expect("there are plans");
+        assert_eq!(report.rebuilds, REBUILDS);
+        assert_eq!(plans.state.lock().kept.len(), 8);
+        plans.forget();
+        assert_eq!(builds(&plans, 0..8, 100), 8, "as at first");
+    }
+
+    #[test]
+    fn a_shape_that_is_called_often_is_built_again() {
+        let plans = Plans::new(1);
+        builds(&plans, 0..2, 100);
+        let calls = (0..).take_while(|_| plans.find(&key(0)).is_some()).count() as u64;
+        assert!(calls <= CALLS_THAT_PAY, "{calls}");
+        assert!(plans.find(&key(0)).is_none(), "until it is built");
+        plans.insert(key(0), plan(), 0);
+        assert!((0..2 * CALLS_THAT_PAY).all(|_| plans.find(&key(0)).is_some()));
+    }
+
+    #[test]
+    fn new_shapes_are_built_however_many_were_lost_and_few_are_remembered() {
+        let plans = Plans::new(2);
+        builds(&plans, 0..3, 100);
+        assert_eq!(builds(&plans, 1_000..6_000, 1), 5_000);
+        assert_eq!(plans.state.lock().lost.len(), REMEMBERED);
+    }
+
+    #[test]
+    fn what_differed_is_never_built_again() {
+        let plans = Plans::new(1);
+        let entry = plans.insert(key(0), plan(), 0);
+        plans.distrust(&key(0), &entry, "it differs".into());
+        let reason = || plans.report().and_then(|report| report.reason);
+        assert_eq!((plans.find(&key(0)).is_some(), reason()), (true, Some("it differs".into())));
+        plans.insert(key(1), plan(), 0);
+        assert!((0..2 * CALLS_THAT_PAY).all(|_| plans.find(&key(0)).is_some()), "also after others took its place");
+        assert!(reason().is_some_and(|reason| reason.contains("re-check")));
+        plans.forget();
+        assert!(plans.find(&key(0)).is_none(), "but after a change of the module");
+    }
+
+    #[test]
+    fn a_plan_that_was_begun_before_all_were_forgotten_is_not_kept() {
+        let plans = Plans::new(2);
+        let generation = plans.generation();
+        plans.forget();
+        plans.insert(key(0), plan(), generation);
+        assert!(plans.find(&key(0)).is_none());
+        assert!(plans.report().is_some(), "its own call was answered by it");
+    }
+}

@@ -1,0 +1,344 @@
+//! What an executor does after it was built, on the CPU: shapes that push each other out, outputs that are lent, modules
+//! that change, re-checks, threads.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use candle::{DType, Module, Result, Tensor, Var};
+use common::{assert_same, logged, one, waves, CPU};
+use opara_candle::{ops, Error, Mode, OparaExecutor};
+use tracing::Level;
+
+fn rows(n: usize) -> Result<[Tensor; 1]> {
+    Ok([waves(n, (n, 6))?])
+}
+
+/// A module that counts its calls.
+fn counted(calls: &Arc<AtomicUsize>) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let calls = calls.clone();
+    move |t| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        Ok(vec![ops::tanh(&t[0])?])
+    }
+}
+
+/// A module that cannot be recorded.
+fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![t[0].tanh()?])
+}
+
+#[test]
+fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
+        let fast = OparaExecutor::builder().build_fn(counted(&calls), &rows(1)?)?;
+        let round = || -> anyhow::Result<Vec<_>> {
+            let mut reports = Vec::new();
+            for n in 1..10 {
+                assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
+                reports.push(fast.report());
+            }
+            Ok(reports)
+        };
+        for _ in 0..10 {
+            round()?;
+        }
+        let before = calls.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            let reports = round()?;
+            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
+            assert_eq!(eager.len(), 1, "eight are kept");
+            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
+            assert!(reports.iter().all(|report| report.rebuilds == 8));
+        }
+        assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
+        Ok(())
+    })?;
+    assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
+    let replayed = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
+    assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Lanes, Mode::Eager));
+    for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
+        let x = rows(2)?;
+        let expected = eager(&x)?;
+        fast.lend(&x, |lent| -> anyhow::Result<()> {
+            assert!(matches!(fast.call(&x), Err(Error::Lent)));
+            assert!(matches!(fast.lend(&x, |_| ()), Err(Error::Lent)));
+            assert!(matches!(fast.timeline(&x), Err(Error::Lent)));
+            assert_same(&fast.call(&rows(3)?)?, &eager(&rows(3)?)?, "other shapes");
+            assert_same(&other.call(&x)?, &expected, "another executor");
+            other.lend(&x, |inner| {
+                assert!(matches!(fast.call(&x), Err(Error::Lent)), "two closures deep");
+                assert_same(inner, &expected, "lent inside");
+            })?;
+            assert_same(lent, &expected, "lent");
+            Ok(())
+        })??;
+        assert_same(&fast.call(&x)?, &expected, "after the closure");
+    }
+    Ok(())
+}
+
+#[test]
+fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
+    let build = || OparaExecutor::builder().build_fn(function, &rows(2).map_err(Error::Candle)?);
+    let executors = [build()?, build()?];
+    let both = Barrier::new(2);
+    let cross = |own: usize| -> anyhow::Result<()> {
+        let x = rows(2)?;
+        executors[own].lend(&x, |lent| {
+            both.wait();
+            let other = executors[1 - own].call(&x)?;
+            both.wait();
+            assert_same(&other, &eager(&x)?, "the other executor's answer");
+            assert_same(lent, &eager(&x)?, "what is lent");
+            Ok(())
+        })?
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| cross(1));
+        cross(0)?;
+        other.join().expect("no panic")
+    })
+}
+
+#[test]
+fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
+    let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    fast.call(&rows(3)?)?;
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        let panics = scope.spawn(|| {
+            fast.lend(&rows(2)?, |_| {
+                both.wait();
+                panic!("a closure's panic")
+            })
+        });
+        fast.lend(&rows(3)?, |lent| -> anyhow::Result<()> {
+            both.wait();
+            assert!(panics.join().is_err(), "the panic passes through");
+            assert_same(lent, &eager(&rows(3)?)?, "what the other thread has");
+            assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "the shapes of the panic");
+            Ok(())
+        })?
+    })?;
+    // On the thread that panics, too.
+    let x = rows(2)?;
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        fast.lend(&x, |_| panic!("a closure's panic")).map(|()| ())
+    }));
+    assert!(panics.is_err());
+    for n in [2, 3, 4] {
+        assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
+        fast.lend(&rows(n)?, |lent| assert_same(lent, &eager(&[waves(n, (n, 6)).unwrap()]).unwrap(), "lent"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+    let (enter, entered) = channel::<()>();
+    let (leave, left) = channel::<()>();
+    let gate = Mutex::new((Some(enter), left));
+    let function = move |t: &[Tensor]| {
+        if t[0].dim(0)? == 5 {
+            let (enter, left) = &mut *gate.lock().expect("no panic holds this lock");
+            if let Some(enter) = enter.take() {
+                drop(enter);
+                left.recv().ok();
+            }
+        }
+        Ok(vec![ops::tanh(&t[0])?])
+    };
+    let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let building = scope.spawn(|| fast.call(&rows(5)?));
+        assert!(entered.recv().is_err(), "the module is being recorded");
+        assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "a call meanwhile");
+        fast.lend(&rows(2)?, |lent| {
+            assert_same(lent, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "lent meanwhile")
+        })?;
+        assert_eq!(fast.report().mode, Mode::Lanes);
+        drop(leave);
+        assert_same(&building.join().expect("no panic")?, &eager(&rows(5)?)?, "the new shape");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
+    let weight = Arc::new(Mutex::new(waves(1, 6)?));
+    let shared = weight.clone();
+    let function = move |t: &[Tensor]| {
+        let weight = shared.lock().expect("no panic holds this lock").clone();
+        Ok(vec![ops::mul(&t[0], &weight)?])
+    };
+    let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    for n in [2, 3] {
+        fast.call(&rows(n)?)?;
+    }
+    *weight.lock().expect("no panic holds this lock") = waves(2, 6)?;
+    let report = fast.report();
+    fast.lend(&rows(2)?, |lent| -> anyhow::Result<()> {
+        let before = lent[0].copy()?;
+        fast.invalidate();
+        assert_same(lent, &[before], "what is lent meanwhile");
+        assert!(!matches!(fast.call(&rows(2)?), Ok(_)), "still lent");
+        Ok(())
+    })??;
+    assert_eq!(fast.report().ops, report.ops, "the report stays");
+    assert!(fast.trace().is_none() && fast.schedule().is_none() && fast.picture().is_none());
+    for n in [2, 3, 2] {
+        let x = rows(n)?;
+        assert_same(&fast.call(&x)?, &[x[0].broadcast_mul(&waves(2, 6)?)?], format_args!("{n} rows"));
+        assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    }
+    assert!(fast.trace().is_some());
+    Ok(())
+}
+
+#[test]
+fn a_variable_behind_a_folded_operator_is_seen_after_invalidate() -> anyhow::Result<()> {
+    let variable = Var::from_tensor(&waves(1, 6)?)?;
+    let read = variable.clone();
+    let function = move |t: &[Tensor]| Ok(vec![ops::add(&t[0], &ops::affine(&read, 2., 0.)?)?]);
+    let fast = OparaExecutor::builder().build_fn(function.clone(), &rows(2)?)?;
+    assert_eq!(fast.report().folded, 1, "{}", fast.report());
+    variable.set(&waves(2, 6)?)?;
+    fast.invalidate();
+    assert_same(&fast.call(&rows(2)?)?, &function(&rows(2)?)?, "the new value");
+    let unfolded = OparaExecutor::builder().fold_constants(false).build_fn(function.clone(), &rows(2)?)?;
+    variable.set(&waves(3, 6)?)?;
+    assert_same(&unfolded.call(&rows(2)?)?, &function(&rows(2)?)?, "without invalidate");
+    Ok(())
+}
+
+/// A module whose tenth call, and all after it, have other outputs.
+fn changes_at_the_tenth_call() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let calls = AtomicUsize::new(0);
+    move |t| Ok(vec![ops::affine(&t[0], if calls.fetch_add(1, Ordering::Relaxed) < 9 { 1. } else { 2. }, 0.)?])
+}
+
+#[test]
+fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
+    for lent in [false, true] {
+        let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
+            let x = rows(2)?;
+            let fast = OparaExecutor::builder().recheck(3).build_fn(changes_at_the_tenth_call(), &x)?;
+            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+            let answer = || match lent {
+                false => fast.call(&x),
+                true => fast
+                    .lend(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())?
+                    .map_err(Error::Candle),
+            };
+            let twice = [(&x[0] * 2.)?];
+            // At most nine of three calls each.
+            let found = (1..28).find_map(|call| match answer() {
+                Ok(got) if fast.report().mismatches == 0 => {
+                    assert_eq!(fast.report().rechecks, call / 3);
+                    assert_same(&got, &x, format_args!("call {call}"));
+                    None
+                }
+                got => Some(got),
+            });
+            assert_same(&found.expect("it is found")?, &twice, "the call that finds it");
+            let report = fast.report();
+            assert!(report.mode == Mode::Eager && report.mismatches == 1, "{report}");
+            assert!(report.reason.as_ref().is_some_and(|reason| reason.contains("11 of 12")), "{report}");
+            for call in 0..10 {
+                assert_same(&answer()?, &twice, format_args!("call {call} after it"));
+            }
+            assert_eq!(fast.report().rechecks, report.rechecks, "an eager call is not compared");
+            fast.invalidate();
+            assert_same(&answer()?, &twice, "built anew");
+            assert_eq!(fast.report().mode, Mode::Lanes);
+            Ok(())
+        })?;
+        assert_eq!(log.len(), 1, "{log:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result<()> {
+    for (every, expected) in [(0, 0), (1, 20), (5, 4)] {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let fast = OparaExecutor::builder().recheck(every).build_fn(counted(&calls), &rows(2)?)?;
+        let before = calls.load(Ordering::Relaxed);
+        // One row of a wider matrix, whose columns are not contiguous.
+        let wide = waves(1, (2, 8))?.narrow(1, 1, 6)?;
+        for i in 0..20 {
+            let x = if i % 2 == 0 { rows(2)? } else { [wide.clone()] };
+            assert_same(&fast.call(&x)?, &eager(&x)?, format_args!("call {i}"));
+        }
+        assert_eq!(calls.load(Ordering::Relaxed) - before, expected);
+        let report = fast.report();
+        assert_eq!((report.rechecks, report.mismatches, report.mode), (expected as u64, 0, Mode::Lanes));
+        // Other shapes are counted by themselves.
+        fast.call(&rows(3)?)?;
+        assert_eq!(fast.report().rechecks, expected as u64 + u64::from(every == 1));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
+    let fails = Arc::new(AtomicUsize::new(0));
+    let flag = fails.clone();
+    let function = move |t: &[Tensor]| match flag.load(Ordering::Relaxed) {
+        0 => Ok(vec![ops::tanh(&t[0])?]),
+        _ => candle::bail!("not today"),
+    };
+    let fast = OparaExecutor::builder().recheck(2).build_fn(function, &one(0)?)?;
+    fails.store(1, Ordering::Relaxed);
+    fast.call(&one(1)?)?;
+    let error = fast.call(&one(1)?).expect_err("the module fails");
+    assert!(error.to_string().contains("not today"), "{error}");
+    let error =
+        fast.lend(&one(1)?, |_| ()).map(|()| fast.lend(&one(1)?, |_| ())).expect("the third call is not compared");
+    assert!(error.is_err());
+    fails.store(0, Ordering::Relaxed);
+    assert_same(&fast.call(&one(1)?)?, &[one(1)?[0].tanh()?], "and then goes on");
+    Ok(())
+}
+
+#[test]
+fn many_threads_call_lend_recheck_and_invalidate() -> anyhow::Result<()> {
+    let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::tanh(&t[0])?, &t[0])?]);
+    let fast = OparaExecutor::builder().max_shapes(2).recheck(2).build_fn(function, &rows(1)?)?;
+    let all = Barrier::new(4);
+    let work = |thread: usize| -> anyhow::Result<()> {
+        all.wait();
+        for i in 0..40 {
+            let n = 1 + (thread + i) % 4;
+            let x = rows(n)?;
+            let expected = [(x[0].tanh()? + &x[0])?];
+            assert_same(&fast.call(&x)?, &expected, format_args!("call {i} of thread {thread}"));
+            fast.lend(&x, |lent| assert_same(lent, &expected, format_args!("{i} of thread {thread}, lent")))?;
+            if (thread, i % 10) == (0, 9) {
+                fast.invalidate();
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
+    })?;
+    assert_eq!(fast.report().mismatches, 0);
+    fast.forward(&Tensor::zeros((1, 6), DType::F32, CPU)?)?;
+    Ok(())
+}
