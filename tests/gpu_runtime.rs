@@ -231,7 +231,8 @@ fn with_table(t: &[Tensor]) -> Result<Vec<Tensor>> {
 #[test]
 fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> anyhow::Result<()> {
     isolated("two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape", || {
-        for device in devices()? {
+        // Where every thread has a stream of its own, threads that share a table must wait for each other themselves.
+        for device in devices()?.into_iter().take(2) {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
             // Inputs and expected answers are made before: other threads' uploads are another test's.
             let work = |n: usize| Ok::<_, candle::Error>((rows(n, &device)?, with_table(&rows(n, &device)?)?));
