@@ -72,9 +72,13 @@ pub(crate) trait Replay: Send + Sync {
     fn mode(&self) -> Mode;
 
     /// Outputs of their own for these inputs, which have the shapes and dtypes of the recording.
+    ///
+    /// # Errors
+    /// [`Error::Freed`] once it [is stale](Self::is_stale); [`Error::Lent`] if another thread's closure has the outputs and
+    /// this thread is in such a closure, too, and so must not wait for it.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Lends the outputs to `f`; the next call overwrites them.
+    /// Lends the outputs to `f`; the next call overwrites them. The errors are those of [`call`](Self::call).
     fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())

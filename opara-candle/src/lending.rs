@@ -151,7 +151,7 @@ mod tests {
     fn a_closure_waits_for_a_call_until_that_lends() -> anyhow::Result<()> {
         let turn = Turn::default();
         let taken = turn.take()?;
-        let (started, starts) = channel();
+        let (started, starts) = channel::<()>();
         let outcome = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 lend(1, &key(1), || {

@@ -222,6 +222,9 @@ pub fn logged<T>(level: tracing::Level, f: impl FnOnce() -> anyhow::Result<T>) -
             }
         }
     }
+    // Of one subscriber alone, tracing asks the thread that comes by an event first whether anybody listens.
+    static ANOTHER: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
+    ANOTHER.get_or_init(|| tracing::Dispatch::new(tracing_subscriber::registry()));
     let lines = Lines(level, Default::default());
     let result = tracing::subscriber::with_default(tracing_subscriber::registry().with(lines.clone()), f)?;
     let logged = std::mem::take(&mut *lines.1.lock().expect("no panic holds this lock"));

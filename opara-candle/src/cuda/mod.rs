@@ -19,7 +19,7 @@ use candle::{Device, Tensor};
 pub(crate) use self::arena::Arena;
 use self::capture::Capture;
 pub(crate) use self::capturing::{while_not_capturing, while_waiting};
-use self::driver::Stream;
+use self::driver::{Stream, WatchedMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::timing::{micros_since, Sample};
@@ -51,14 +51,14 @@ pub(crate) fn record(
 ) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
     home::run(move || {
-        let Recorded { stream, device, mut capture, examples } =
+        let Recorded { stream, device, mut capture, external, examples } =
             capturing::exclusively(|| record_here(&function, &inputs))?;
         let launches = capture.trace.ops.len();
         let replaced = fusing.map_or(Ok(0), |fusing| capture.fuse(&stream, &device, &fusing))?;
         let fused = launches - capture.trace.ops.len();
         let trace = capture.trace.clone();
         let workspaces = Arena::of_workspaces(&stream);
-        let program = CudaProgram { capture, stream, device, function, arena, workspaces };
+        let program = CudaProgram { capture, external, stream, device, function, arena, workspaces };
         Ok(Recording { trace, replaced, fused, examples, program: Arc::new(program) })
     })
 }
@@ -68,6 +68,8 @@ struct Recorded {
     stream: Stream,
     device: Device,
     capture: Capture,
+    /// The module's memory that the capture uses.
+    external: WatchedMemory,
     examples: Vec<Example>,
 }
 
@@ -107,22 +109,29 @@ fn record_here(function: &Function, inputs: &[Tensor]) -> Result<Recorded> {
     }
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     stream.synchronize_device()?;
-    let capture = confirmed(&stream, &device, function, &inputs)?;
-    Ok(Recorded { stream, device, capture, examples })
+    let (capture, external) = confirmed(&stream, &device, function, &inputs)?;
+    Ok(Recorded { stream, device, capture, external, examples })
 }
 
-/// A capture that another one agrees with.
-fn confirmed(stream: &Stream, device: &Device, function: &Function, inputs: &[Tensor]) -> Result<Capture> {
+/// A capture that another one agrees with, and the module's memory that it uses, watched since it began.
+fn confirmed(
+    stream: &Stream,
+    device: &Device,
+    function: &Function,
+    inputs: &[Tensor],
+) -> Result<(Capture, WatchedMemory)> {
     const ATTEMPTS: usize = 4;
     let mut earlier = capture::capture(stream, device, function, inputs)?;
     // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
     let mut moved = Vec::new();
     loop {
         let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let external = WatchedMemory::new();
         let mut capture = capture::capture(stream, device, function, &elsewhere)?;
+        external.limit_to(&capture.external);
         moved.push(elsewhere);
         match capture.confirm(&earlier)? {
-            None => return Ok(capture),
+            None => return Ok((capture, external)),
             Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
             Some(_) => earlier = capture,
         }

@@ -1,17 +1,17 @@
 //! Replay: a new graph with the schedule's edges, launched once a call.
 
 use std::cmp::Reverse;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
-use parking_lot::{Mutex, MutexGuard, ReentrantMutex};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::arena::{Arena, State};
 use super::capture::{Capture, OutputSpec, Recorded};
-use super::driver::{aligned_input, watch_frees, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream};
+use super::driver::{aligned_input, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream, WatchedMemory};
 use crate::backend::{Function, Program, Replay, Spans};
 use crate::graph::OpGraph;
+use crate::lending::Turn;
 use crate::memory::{self, constant_bytes, Layout};
 use crate::plan::Planned;
 use crate::prepared::Prepared;
@@ -22,6 +22,8 @@ use crate::{Error, Result};
 /// What is needed to build a graph from a capture.
 pub(super) struct CudaProgram {
     pub capture: Capture,
+    /// The module's memory that the capture uses.
+    pub external: WatchedMemory,
     pub stream: Stream,
     pub device: Device,
     pub function: Function,
@@ -96,7 +98,8 @@ impl CudaProgram {
             let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
             add(&mut graph, &launches.of[op], &after)?;
         }
-        graph.instantiate(Box::new(self.function.clone()))?.launch(&[], &[&scratch])
+        let mut executable = graph.instantiate(Box::new(self.function.clone()))?;
+        self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
     }
 
     /// The schedule's graph for these arenas; with a seed, under stress.
@@ -191,8 +194,6 @@ pub(super) struct GraphReplay {
     stress: Option<u64>,
     /// End of the last call's work, where every thread has a stream of its own.
     done: Option<Event>,
-    /// Whether memory that the module had before has been freed since.
-    stale: Arc<AtomicBool>,
 }
 
 /// Memory that does not move: what all schedules of one prepared trace share.
@@ -201,7 +202,7 @@ struct Fixed {
     /// Where outputs and constants are.
     relocation: Relocation,
     /// One call at a time uses the outputs. What calls enqueue is then in order on the one stream.
-    turn: ReentrantMutex<()>,
+    turn: Turn,
 }
 
 /// A graph for the arenas as they were.
@@ -216,15 +217,13 @@ impl GraphReplay {
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
         let relocation = program.relocation(&plan.prepared, &outputs)?;
         program.run_once(&plan.prepared, &relocation)?;
-        let fixed = Fixed { outputs, relocation, turn: ReentrantMutex::new(()) };
+        let fixed = Fixed { outputs, relocation, turn: Turn::default() };
         Self::sharing(Arc::new(fixed), program, plan, stress)
     }
 
     fn sharing(fixed: Arc<Fixed>, program: Arc<CudaProgram>, plan: Arc<Planned>, stress: Option<u64>) -> Result<Self> {
         let done = if program.stream.is_per_thread() { Some(program.stream.event(false)?) } else { None };
-        let stale = Arc::new(AtomicBool::new(false));
-        watch_frees(&program.capture.external, &stale);
-        let replay = Self { built: Default::default(), program, plan, fixed, stress, done, stale };
+        let replay = Self { built: Default::default(), program, plan, fixed, stress, done };
         replay.prepare(&mut replay.arenas(), &mut replay.built.lock())?;
         Ok(replay)
     }
@@ -256,33 +255,38 @@ impl GraphReplay {
         Ok(memory)
     }
 
-    /// Replays; lends the outputs first to `copy`, before anybody can capture what that launches, and then to `f`.
+    /// Replays, and lets `copy` launch what it makes of the outputs before anybody can capture that; then lends them to
+    /// `f`.
     fn run(
         &self,
         inputs: &[Tensor],
         copy: &mut dyn FnMut(&[Tensor]) -> Result<()>,
-        f: &mut dyn FnMut(&[Tensor]),
+        f: Option<&mut dyn FnMut(&[Tensor])>,
     ) -> Result<()> {
         let Fixed { outputs, turn, .. } = &*self.fixed;
-        if turn.is_owned_by_current_thread() {
-            return Err(Error::Lent);
-        }
-        let _turn = super::while_waiting(|| turn.lock());
+        let turn = super::while_waiting(|| turn.take())?;
+        let done = Done(self);
         let result = super::while_not_capturing(|| {
             self.launch(inputs, &mut self.built.lock())?;
             copy(outputs)
         });
-        if result.is_ok() {
+        if let (Ok(()), Some(f)) = (&result, f) {
+            turn.is_a_closures();
             f(outputs);
         }
-        // Also behind a failure: the next thread's stream must not overwrite what is still being read.
-        if let Some(done) = &self.done {
-            self.program.stream.record(done)?;
+        done.record()?;
+        match result {
+            // A graph cannot even be built for memory that is gone.
+            Err(_) if self.is_stale() => Err(Error::Freed),
+            result => result,
         }
-        result
     }
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
+        // Others had their turn since the executor asked.
+        if self.is_stale() {
+            return Err(Error::Freed);
+        }
         let stream = &self.program.stream;
         let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
         let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
@@ -298,9 +302,34 @@ impl GraphReplay {
         let [memory, workspaces] = self.prepare(&mut arenas, built)?;
         let Some(built) = built else { return Ok(()) };
         arenas.iter().try_for_each(|arena| arena.acquire(stream))?;
-        built.executable.launch(&inputs, &[&memory, &workspaces])?;
+        self.program.external.launch(stream, || built.executable.launch(&inputs, &[&memory, &workspaces]))?;
         arenas.iter_mut().try_for_each(|arena| arena.release(stream))?;
         others.iter().try_for_each(|other| stream.then(other))
+    }
+}
+
+/// Notes the end of a call's work on the calling thread's stream when dropped, whatever comes of the call, a closure's
+/// panic too: the next thread's stream must not overwrite what is still being read.
+struct Done<'a>(&'a GraphReplay);
+
+impl Done<'_> {
+    fn record(self) -> Result<()> {
+        let result = self.note();
+        std::mem::forget(self);
+        result
+    }
+
+    fn note(&self) -> Result<()> {
+        let GraphReplay { done, program, .. } = self.0;
+        done.as_ref().map_or(Ok(()), |done| program.stream.record(done))
+    }
+}
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.note() {
+            tracing::error!(%error, "the end of a call whose closure panicked is unknown");
+        }
     }
 }
 
@@ -315,7 +344,7 @@ impl Replay for GraphReplay {
     }
 
     fn is_stale(&self) -> bool {
-        self.stale.load(Ordering::Acquire)
+        self.program.external.is_freed()
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -324,11 +353,11 @@ impl Replay for GraphReplay {
             copies = outputs.iter().map(Tensor::copy).collect::<candle::Result<_>>()?;
             Ok(())
         };
-        self.run(inputs, copy, &mut |_| ())?;
+        self.run(inputs, copy, None)?;
         Ok(copies)
     }
 
     fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
-        self.run(inputs, &mut |_| Ok(()), f)
+        self.run(inputs, &mut |_| Ok(()), Some(f))
     }
 }

@@ -17,13 +17,12 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
-use hashbrown::{HashMap, HashSet};
-use parking_lot::RwLock;
+use hashbrown::HashSet;
 
+use super::watched_memory::before_free;
 use crate::cuda::capturing::while_not_capturing;
 use crate::trace::scope;
 
@@ -190,24 +189,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize,
     status
 }
 
-/// Who wants to know that an allocation is freed, by its first byte.
-type Watchers = HashMap<CUdeviceptr, Vec<Weak<AtomicBool>>>;
-static WATCHERS: RwLock<Option<Watchers>> = RwLock::new(None);
-
-/// Sets `freed` as soon as Rust frees one of these allocations.
-pub(in crate::cuda) fn watch_frees(allocations: &[CUdeviceptr], freed: &Arc<AtomicBool>) {
-    let mut watchers = WATCHERS.write();
-    let watchers = watchers.get_or_insert_default();
-    watchers.retain(|_, flags| {
-        flags.retain(|flag| flag.strong_count() > 0);
-        !flags.is_empty()
-    });
-    for &allocation in allocations {
-        watchers.entry(allocation).or_default().push(Arc::downgrade(freed));
-    }
-}
-
-/// The driver's function of this name, with those told who watch the allocation. What was there before a capture is
+/// The driver's function of this name, with [those told](before_free) who watch the allocation. What was there before a capture is
 /// not freed in it, which the driver would refuse, but by who ends the capture.
 ///
 /// # Safety
@@ -215,9 +197,6 @@ pub(in crate::cuda) fn watch_frees(allocations: &[CUdeviceptr], freed: &Arc<Atom
 #[no_mangle]
 pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult {
     let Some(driver) = driver() else { return CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED };
-    if let Some(flags) = WATCHERS.read().as_ref().and_then(|watchers| watchers.get(&address)) {
-        flags.iter().filter_map(Weak::upgrade).for_each(|flag| flag.store(true, Ordering::Release));
-    }
     let from_before = CAPTURE.with_borrow_mut(|capture| {
         let Some(capture) = capture else { return false };
         let from_before = !capture.live.remove(&address);
@@ -227,6 +206,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) 
     if from_before {
         return CUresult::CUDA_SUCCESS;
     }
+    before_free(address, stream);
     // SAFETY: the arguments are the caller's.
     unsafe { (driver.free)(address, stream) }
 }

@@ -20,15 +20,17 @@ mod memory;
 mod nvrtc;
 pub(super) mod product;
 mod stream;
+mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use calls::{are_watched, watch_frees};
+pub(super) use calls::are_watched;
 pub(super) use capture::{Captured, Launch, MemcpyNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
+pub(super) use watched_memory::WatchedMemory;
 
 use std::ffi::{c_char, CStr};
 

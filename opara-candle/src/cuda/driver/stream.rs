@@ -256,6 +256,16 @@ impl Event {
     pub fn elapsed_us(&self, end: &Event) -> Result<f64> {
         self.0.elapsed_ms(&end.0).map(|ms| ms as f64 * 1e3).map_err(wrap("cuEventElapsedTime"))
     }
+
+    /// Lets work that is given to a stream from now on wait for this event. Should the driver refuse that, waits here.
+    pub(super) fn hold_up(&self, stream: sys::CUstream) {
+        // SAFETY: the event exists; a stream that does not is refused.
+        let status = unsafe { sys::cuStreamWaitEvent(stream, self.0.cu_event(), 0) };
+        if status != sys::CUresult::CUDA_SUCCESS {
+            // SAFETY: the event exists. If this fails, too, the device is lost, and nothing runs on it.
+            unsafe { sys::cuEventSynchronize(self.0.cu_event()) };
+        }
+    }
 }
 
 fn cuda(device: &Device) -> Result<&CudaDevice> {

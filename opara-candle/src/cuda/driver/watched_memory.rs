@@ -1,0 +1,192 @@
+//! Memory that a captured graph reads and does not own: the module's. Whether it was freed, and how a launch makes sure
+//! that it was not.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use hashbrown::{HashMap, HashSet};
+use parking_lot::{Mutex, RwLock};
+
+use super::{Event, Stream};
+use crate::{Error, Result};
+
+/// Watches frees of memory, on all threads, from when it is made until it is dropped.
+///
+/// A capture learns what memory it used when it has ended. So a watch begins before, when every free is noted, and is
+/// [limited](Self::limit_to) to that memory after.
+pub(in crate::cuda) struct WatchedMemory(Arc<Watch>);
+
+struct Watch {
+    /// Held while a graph is launched: a free of memory that it reads comes before, and is seen, or after. It guards no
+    /// code of the user's.
+    state: Mutex<State>,
+    /// As the state says; read without waiting for a launch.
+    freed: AtomicBool,
+}
+
+struct State {
+    of: Of,
+    /// End of the last launch, where every thread has a stream of its own: memory freed on another thread's stream may be
+    /// used there at once.
+    launched: Option<Event>,
+}
+
+enum Of {
+    /// All memory, with the allocations that were freed so far.
+    All(HashSet<CUdeviceptr>),
+    /// These allocations.
+    Only(HashSet<CUdeviceptr>),
+}
+
+/// Who is told of a free.
+#[derive(Default)]
+struct Watches {
+    of_all: Vec<Weak<Watch>>,
+    /// By an allocation's first byte.
+    of_one: HashMap<CUdeviceptr, Vec<Weak<Watch>>>,
+}
+
+static WATCHES: RwLock<Option<Watches>> = RwLock::new(None);
+
+impl WatchedMemory {
+    /// Watches all memory.
+    pub fn new() -> Self {
+        let state = Mutex::new(State { of: Of::All(HashSet::new()), launched: None });
+        let watch = Arc::new(Watch { state, freed: AtomicBool::new(false) });
+        WATCHES.write().get_or_insert_default().of_all.push(Arc::downgrade(&watch));
+        Self(watch)
+    }
+
+    /// Watches these allocations from now on. Those that were freed since the watch began count.
+    pub fn limit_to(&self, allocations: &[CUdeviceptr]) {
+        {
+            let mut watches = WATCHES.write();
+            let watches = watches.get_or_insert_default();
+            for &allocation in allocations {
+                watches.of_one.entry(allocation).or_default().push(Arc::downgrade(&self.0));
+            }
+            watches.of_all.retain(|watch| !self.is(watch));
+        }
+        let mut state = self.0.state.lock();
+        if let Of::All(freed) = &state.of {
+            if allocations.iter().any(|allocation| freed.contains(allocation)) {
+                self.0.freed.store(true, Ordering::Release);
+            }
+        }
+        state.of = Of::Only(allocations.iter().copied().collect());
+    }
+
+    /// Whether memory that is watched has been freed: then what reads it may not be launched any more.
+    pub fn is_freed(&self) -> bool {
+        self.0.freed.load(Ordering::Acquire)
+    }
+
+    /// Runs `launch`, which launches on this stream what reads the memory. Frees on other threads wait meanwhile, so it may
+    /// run nothing of the user's and free nothing that is watched.
+    ///
+    /// # Errors
+    /// [`Error::Freed`] if the memory has been freed, and those of `launch`.
+    pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut state = self.0.state.lock();
+        if self.is_freed() {
+            return Err(Error::Freed);
+        }
+        launch()?;
+        if stream.is_per_thread() {
+            let event = match state.launched.take() {
+                Some(event) => event,
+                None => stream.event(false)?,
+            };
+            stream.record(&event)?;
+            state.launched = Some(event);
+        }
+        Ok(())
+    }
+
+    fn is(&self, watch: &Weak<Watch>) -> bool {
+        std::ptr::eq(watch.as_ptr(), Arc::as_ptr(&self.0))
+    }
+}
+
+impl Drop for WatchedMemory {
+    fn drop(&mut self) {
+        let mut watches = WATCHES.write();
+        let Some(watches) = watches.as_mut() else { return };
+        watches.of_all.retain(|watch| !self.is(watch));
+        if let Of::Only(allocations) = &self.0.state.lock().of {
+            for allocation in allocations {
+                if let Some(of_one) = watches.of_one.get_mut(allocation) {
+                    of_one.retain(|watch| !self.is(watch));
+                    if of_one.is_empty() {
+                        watches.of_one.remove(allocation);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells who watches this allocation that it is about to be freed on a stream. Waits for launches that read it; and lets
+/// the stream wait for their end, where it would not by itself.
+pub(super) fn before_free(allocation: CUdeviceptr, stream: CUstream) {
+    let told: Vec<Arc<Watch>> = match WATCHES.read().as_ref() {
+        Some(watches) => {
+            let of_one = watches.of_one.get(&allocation).into_iter().flatten();
+            watches.of_all.iter().chain(of_one).filter_map(Weak::upgrade).collect()
+        }
+        None => return,
+    };
+    for watch in told {
+        let mut state = watch.state.lock();
+        match &mut state.of {
+            Of::All(freed) => _ = freed.insert(allocation),
+            Of::Only(allocations) if allocations.contains(&allocation) => {
+                watch.freed.store(true, Ordering::Release);
+                if let Some(launched) = &state.launched {
+                    launched.hold_up(stream);
+                }
+            }
+            Of::Only(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use super::*;
+
+    /// Addresses that no driver gives out, each test its own.
+    const NOBODYS: CUdeviceptr = 1 << 60;
+
+    #[test]
+    fn a_free_between_the_start_and_the_limit_counts() {
+        let (early, late, other) = (NOBODYS + 1, NOBODYS + 2, NOBODYS + 3);
+        let before = WatchedMemory::new();
+        before_free(early, null_mut());
+        before.limit_to(&[early, late]);
+        assert!(before.is_freed());
+        let after = WatchedMemory::new();
+        after.limit_to(&[early, late]);
+        before_free(other, null_mut());
+        assert!(!after.is_freed());
+        before_free(late, null_mut());
+        assert!(after.is_freed());
+    }
+
+    #[test]
+    fn two_watch_the_same_memory_and_leave_nothing_behind() {
+        let shared = NOBODYS + 10;
+        let watches = [WatchedMemory::new(), WatchedMemory::new()];
+        watches.iter().for_each(|watch| watch.limit_to(&[shared]));
+        let [first, second] = watches;
+        drop(first);
+        before_free(shared, null_mut());
+        assert!(second.is_freed());
+        drop(second);
+        let all = WATCHES.read();
+        assert!(all.as_ref().is_some_and(|all| !all.of_one.contains_key(&shared)));
+    }
+}

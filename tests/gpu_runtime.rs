@@ -1,0 +1,399 @@
+//! What an executor does after it was built, on a GPU: shapes that push each other out, outputs that are lent, modules
+//! that change or free memory, re-checks, threads. Without a GPU, or without the `cuda` feature, each test says that it
+//! skips.
+
+mod common;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+use candle::{Device, Result, Tensor, Var};
+use common::{assert_same, gpu, isolated, logged, waves};
+use opara_candle::{Error, Mode, OparaExecutor};
+use tracing::Level;
+
+/// Of a lock.
+const FREE: &str = "no panic holds this lock";
+
+/// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
+/// every thread.
+fn devices() -> Result<Vec<Device>> {
+    let Some(untracked) = gpu() else { return Ok(Vec::new()) };
+    Ok(vec![untracked, Device::new_cuda_with_stream(0)?, Device::new_cuda(0)?])
+}
+
+fn rows(n: usize, device: &Device) -> Result<[Tensor; 1]> {
+    Ok([waves(n, (n, 6))?.to_device(device)?])
+}
+
+fn plain(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![t[0].tanh()?.sqr()?])
+}
+
+/// A module that reads back, and so is not captured.
+fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    t[0].flatten_all()?.get(0)?.to_scalar::<f32>()?;
+    plain(t)
+}
+
+/// An executor of [`plain`] that is captured for two rows.
+fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
+    let fast = OparaExecutor::builder().build_fn(plain, &rows(2, device)?)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    Ok(fast)
+}
+
+#[test]
+fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = {
+        let calls = calls.clone();
+        move |t: &[Tensor]| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            plain(t)
+        }
+    };
+    let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
+        let fast = OparaExecutor::builder().build_fn(counted, &rows(1, &device)?)?;
+        let round = || -> anyhow::Result<Vec<_>> {
+            let mut reports = Vec::new();
+            for n in 1..10 {
+                let x = rows(n, &device)?;
+                assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("{n} rows"));
+                reports.push(fast.report());
+            }
+            Ok(reports)
+        };
+        for _ in 0..10 {
+            round()?;
+        }
+        let before = calls.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            let reports = round()?;
+            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
+            assert_eq!(eager.len(), 1, "eight are kept");
+            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
+            assert!(reports.iter().all(|report| report.rebuilds == 8));
+        }
+        assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
+        Ok(())
+    })?;
+    assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
+    Ok(())
+}
+
+#[test]
+fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let replayed = captured(&device)?;
+    let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2, &device)?)?;
+    assert_eq!(unrecorded.report().mode, Mode::Eager);
+    let x = rows(2, &device)?;
+    for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
+        fast.lend(&x, |lent| -> anyhow::Result<()> {
+            assert!(matches!(fast.call(&x), Err(Error::Lent)));
+            assert!(matches!(fast.lend(&x, |_| ()), Err(Error::Lent)));
+            assert!(matches!(fast.measure(&x), Err(Error::Lent)));
+            assert_same(&fast.call(&rows(3, &device)?)?, &plain(&rows(3, &device)?)?, "other shapes");
+            assert_same(&other.call(&x)?, &plain(&x)?, "another executor");
+            assert_same(lent, &plain(&x)?, "lent");
+            Ok(())
+        })??;
+        assert_same(&fast.call(&x)?, &plain(&x)?, "after the closure");
+    }
+    Ok(())
+}
+
+/// Each thread is in a closure and calls the executor whose outputs the other one's closure has.
+#[test]
+fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+    for device in devices()? {
+        let executors = [captured(&device)?, captured(&device)?];
+        let both = Barrier::new(2);
+        let cross = |own: usize| -> anyhow::Result<()> {
+            let x = rows(2, &device)?;
+            executors[own].lend(&x, |lent| -> anyhow::Result<()> {
+                both.wait();
+                let called = executors[1 - own].call(&x);
+                let borrowed =
+                    executors[1 - own].lend(&x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
+                both.wait();
+                assert_same(&called?, &plain(&x)?, "the other executor's answer");
+                assert_same(&borrowed??, &plain(&x)?, "what the other executor lends");
+                assert_same(lent, &plain(&x)?, "what is lent");
+                Ok(())
+            })?
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| cross(1));
+            let own = cross(0);
+            other.join().expect("no panic").and(own)
+        })?;
+        for fast in &executors {
+            assert_same(&fast.call(&rows(2, &device)?)?, &plain(&rows(2, &device)?)?, "afterwards");
+            assert_eq!(fast.report().mode, Mode::Graph);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+    for device in devices()? {
+        let fast = captured(&device)?;
+        fast.call(&rows(3, &device)?)?;
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let x = rows(2, &device).expect("an input");
+                fast.lend(&x, |_| {
+                    both.wait();
+                    panic!("a closure's panic")
+                })
+                .map(|()| ())
+            });
+            let x = rows(3, &device)?;
+            fast.lend(&x, |lent| -> anyhow::Result<()> {
+                both.wait();
+                assert!(panics.join().is_err(), "the panic passes through");
+                assert_same(lent, &plain(&x)?, "what the other thread has");
+                assert_same(&fast.call(&rows(2, &device)?)?, &plain(&rows(2, &device)?)?, "the shapes of the panic");
+                Ok(())
+            })?
+        })?;
+        for n in [2, 3, 4] {
+            let x = rows(n, &device)?;
+            assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("{n} rows"));
+            let expected = plain(&x)?;
+            fast.lend(&x, |lent| assert_same(lent, &expected, format_args!("{n} rows, lent")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Needs captures that other threads do not wait for.
+#[test]
+fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (enter, entered) = channel::<()>();
+    let (leave, left) = channel::<()>();
+    let gate = Mutex::new((Some(enter), left));
+    let function = move |t: &[Tensor]| {
+        if t[0].dim(0)? == 5 {
+            let (enter, left) = &mut *gate.lock().expect(FREE);
+            if let Some(enter) = enter.take() {
+                drop(enter);
+                left.recv().ok();
+            }
+        }
+        plain(t)
+    };
+    let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
+    thread::scope(|scope| -> anyhow::Result<()> {
+        let new = rows(5, &device)?;
+        let building = scope.spawn(|| fast.call(&new));
+        assert!(entered.recv().is_err(), "the module is being recorded");
+        let x = rows(2, &device)?;
+        let expected = plain(&x)?;
+        assert_same(&fast.call(&x)?, &expected, "a call meanwhile");
+        fast.lend(&x, |lent| assert_same(lent, &expected, "lent meanwhile"))?;
+        drop(leave);
+        assert_same(&building.join().expect("no panic")?, &plain(&new)?, "the new shape");
+        Ok(())
+    })
+}
+
+/// A module that keeps one table, for the shape that it saw last, and frees the one before.
+fn table_of_the_last_shape() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+    let table = Mutex::new(None::<(usize, Tensor)>);
+    move |t: &[Tensor]| {
+        let rows = t[0].dim(0)?;
+        let table = {
+            let mut table = table.lock().expect(FREE);
+            if table.as_ref().is_none_or(|(of, _)| *of != rows) {
+                *table = None;
+                *table = Some((rows, Tensor::arange(0f32, 6. * rows as f32, t[0].device())?.reshape((rows, 6))?));
+            }
+            table.as_ref().expect("it was made above").1.clone()
+        };
+        Ok(vec![(&t[0] + table)?])
+    }
+}
+
+fn with_table(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    let rows = t[0].dim(0)?;
+    Ok(vec![(&t[0] + Tensor::arange(0f32, 6. * rows as f32, t[0].device())?.reshape((rows, 6))?)?])
+}
+
+#[test]
+fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> anyhow::Result<()> {
+    isolated("two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape", || {
+        // Where every thread has a stream of its own, threads that share a table must wait for each other themselves.
+        for device in devices()?.into_iter().take(2) {
+            let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
+            // Inputs and expected answers are made before: other threads' uploads are another test's.
+            let work = |n: usize| Ok::<_, candle::Error>((rows(n, &device)?, with_table(&rows(n, &device)?)?));
+            let work = [work(4)?, work(5)?];
+            device.synchronize()?;
+            let both = Barrier::new(2);
+            let call = |(x, _): &([Tensor; 1], Vec<Tensor>)| -> anyhow::Result<Vec<_>> {
+                both.wait();
+                let mut answers = Vec::new();
+                for _ in 0..200 {
+                    answers.push(fast.call(x)?);
+                    // Takes the memory of a table that is gone.
+                    answers.push(fast.lend(x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>())??);
+                }
+                device.synchronize()?;
+                Ok(answers)
+            };
+            let answers = thread::scope(|scope| {
+                let other = scope.spawn(|| call(&work[1]));
+                let own = call(&work[0]);
+                Ok::<_, anyhow::Error>([own?, other.join().expect("no panic")?])
+            })?;
+            for (answers, (_, expected)) in answers.iter().zip(&work) {
+                for (i, answer) in answers.iter().enumerate() {
+                    assert_same(answer, expected, format_args!("call {i}"));
+                }
+            }
+            let report = fast.report();
+            // Building it again for every call would cost more than it saves.
+            assert!(report.rebuilds <= 8, "{report}");
+        }
+        Ok(())
+    })
+}
+
+/// One thread: the table of the first shape is freed while its plan is there, and its memory holds other numbers then.
+#[test]
+fn a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times() -> anyhow::Result<()> {
+    isolated("a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let (log, report) = logged(Level::WARN, || {
+            let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
+            for round in 0..20 {
+                for n in [4, 5] {
+                    let noise = Tensor::full(f32::NAN, (n, 6), &device)?;
+                    let x = rows(n, &device)?;
+                    assert_same(&fast.call(&x)?, &with_table(&x)?, format_args!("{n} rows in round {round}"));
+                    drop(noise);
+                }
+            }
+            Ok(fast.report())
+        })?;
+        assert!(report.mode == Mode::Eager && report.rebuilds == 8, "{report}");
+        assert_eq!(log.iter().filter(|line| line.contains("keeps freeing")).count(), 1, "{log:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn swapped_weights_and_variables_are_seen_after_invalidate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let on_device = |i: usize| waves(i, 6)?.to_device(&device);
+    let weight = Arc::new(Mutex::new(on_device(1)?));
+    // The first weight is not freed, so that nothing but `invalidate` tells.
+    let first = weight.lock().expect(FREE).clone();
+    let variable = Var::from_tensor(&on_device(3)?)?;
+    let function = {
+        let (weight, variable) = (weight.clone(), variable.clone());
+        move |t: &[Tensor]| {
+            let weight = weight.lock().expect(FREE).clone();
+            let folded = variable.as_tensor().detach().affine(2., 1.)?;
+            Ok(vec![t[0].broadcast_mul(&weight)?.broadcast_add(&folded)?])
+        }
+    };
+    let fast = OparaExecutor::builder().build_fn(function.clone(), &rows(2, &device)?)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    fast.call(&rows(3, &device)?)?;
+    *weight.lock().expect(FREE) = on_device(2)?;
+    variable.set(&on_device(4)?)?;
+    fast.invalidate();
+    assert!(fast.trace().is_none());
+    for n in [2, 3, 2] {
+        let x = rows(n, &device)?;
+        assert_same(&fast.call(&x)?, &function(&x)?, format_args!("{n} rows"));
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    }
+    assert_same(&[first], &[on_device(1)?], "the first weight");
+    Ok(())
+}
+
+/// Finds out how often building calls a module, then builds one that changes its answer at the tenth call after that.
+#[test]
+fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let x = rows(2, &device)?;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = |changes: usize| {
+        let calls = calls.clone();
+        move |t: &[Tensor]| {
+            let scale = if calls.fetch_add(1, Ordering::Relaxed) < changes { 1. } else { 2. };
+            Ok(vec![t[0].affine(scale, 0.)?])
+        }
+    };
+    OparaExecutor::builder().build_fn(counted(usize::MAX), &x)?;
+    let changes = calls.swap(0, Ordering::Relaxed) + 9;
+    for lent in [false, true] {
+        calls.store(0, Ordering::Relaxed);
+        let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
+            let fast = OparaExecutor::builder().recheck(3).build_fn(counted(changes), &x)?;
+            assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            let answer = || match lent {
+                false => fast.call(&x),
+                true => Ok(fast.lend(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())??),
+            };
+            let twice = [(&x[0] * 2.)?];
+            for call in 1..30 {
+                assert_same(&answer()?, &x, format_args!("call {call}"));
+                assert_eq!((fast.report().rechecks, fast.report().mismatches), (call / 3, 0));
+            }
+            assert_same(&answer()?, &twice, "the call that finds it");
+            let report = fast.report();
+            assert!(report.mode == Mode::Eager && (report.rechecks, report.mismatches) == (10, 1), "{report}");
+            for call in 0..10 {
+                assert_same(&answer()?, &twice, format_args!("call {call} after it"));
+            }
+            fast.invalidate();
+            assert_same(&answer()?, &twice, "built anew");
+            assert_eq!(fast.report().mode, Mode::Graph);
+            Ok(())
+        })?;
+        assert_eq!(log.len(), 1, "{log:?}");
+    }
+    Ok(())
+}
+
+/// Of NaN, infinities and zeros of both signs, of every dtype that a module may return, and inputs in any layout.
+#[test]
+fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
+    for device in devices()? {
+        let function = |t: &[Tensor]| {
+            let mut outputs = Vec::new();
+            for dtype in common::DTYPES {
+                outputs.push(t[0].to_dtype(dtype)?);
+            }
+            outputs.push(t[0].narrow(0, 0, 0)?);
+            Ok(outputs)
+        };
+        let special = [0f32, -0., f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1.];
+        let special = Tensor::new(&[special, [1.; 6]], &device)?;
+        let fast = OparaExecutor::builder().recheck(1).build_fn(function, &rows(2, &device)?)?;
+        for i in 0..4 {
+            let wide = waves(i, (2, 8))?.to_device(&device)?.narrow(1, 1, 6)?;
+            for x in [wide, special.narrow(0, 1, 1)?.broadcast_as((2, 6))?, special.clone()] {
+                let floats = |t: &[Tensor]| vec![t[3].clone(), t[4].clone(), t[5].clone(), t[6].clone()];
+                let x = [x];
+                assert_same(&floats(&fast.call(&x)?), &floats(&function(&x)?), i);
+                fast.lend(&x, |lent| assert_eq!(lent.len(), 8))?;
+            }
+        }
+        let report = fast.report();
+        assert_eq!((report.mode, report.rechecks, report.mismatches), (Mode::Graph, 24, 0), "{report}");
+    }
+    Ok(())
+}
