@@ -153,7 +153,6 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
                     both.wait();
                     panic!("a closure's panic")
                 })
-                .map(|()| ())
             });
             let x = rows(3, &device)?;
             fast.lend(&x, |lent| -> anyhow::Result<()> {
@@ -192,8 +191,8 @@ fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::R
         plain(t)
     };
     let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
+    let new = rows(5, &device)?;
     thread::scope(|scope| -> anyhow::Result<()> {
-        let new = rows(5, &device)?;
         let building = scope.spawn(|| fast.call(&new));
         assert!(entered.recv().is_err(), "the module is being recorded");
         let x = rows(2, &device)?;

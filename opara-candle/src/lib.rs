@@ -30,6 +30,7 @@ mod recheck;
 mod report;
 mod rivals;
 pub mod schedule;
+mod shapes;
 pub mod simulate;
 pub mod timeline;
 pub mod timing;
