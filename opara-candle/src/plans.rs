@@ -15,7 +15,7 @@ use crate::shapes::Key;
 
 /// How many lost plans an executor builds again at the next call of their shapes. A build takes as long as some hundred
 /// eager calls, so that shapes which push each other out are slower than eager execution.
-const REBUILDS: u64 = 8;
+const REBUILDS: u64 = 16;
 
 /// Eager calls after which shapes whose plan was lost are worth a build all the same: its cost is then a small part of
 /// theirs.
