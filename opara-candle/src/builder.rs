@@ -194,7 +194,7 @@ impl Builder {
     /// largest has needed. Default: 8.
     ///
     /// A build takes as long as some hundred eager calls. So shapes that come back after they had to go are built again
-    /// eight times only; then they run eagerly, with a warning, until one of them has been called 1,000 times. The
+    /// sixteen times only; then they run eagerly, with a warning, until one of them has been called 1,000 times. The
     /// [report](crate::Report::reason) says so.
     pub fn max_shapes(mut self, shapes: usize) -> Self {
         self.0.max_shapes = shapes.max(1);

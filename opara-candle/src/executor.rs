@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use crate::backend::{Function, Replay};
 use crate::builder::{Builder, OnUncapturable, Options};
 use crate::plan::{Plan, Planned};
-use crate::plans::{Entry, Key, Plans};
+use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
 use crate::report::Report;
 use crate::schedule::Schedule;
+use crate::shapes::{key, Key};
 use crate::simulate::{simulate, Device as Described};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
@@ -432,11 +433,6 @@ impl std::fmt::Debug for OparaExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OparaExecutor").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-/// Shapes and dtypes of inputs.
-fn key(inputs: &[Tensor]) -> Key {
-    inputs.iter().map(|t| (t.dims().to_vec(), t.dtype())).collect()
 }
 
 thread_local! {

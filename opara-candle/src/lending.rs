@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::plans::Key;
+use crate::shapes::Key;
 use crate::{Error, Result};
 
 thread_local! {

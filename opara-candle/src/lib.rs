@@ -32,6 +32,7 @@ mod report;
 mod resident;
 mod rivals;
 pub mod schedule;
+mod shapes;
 pub mod simulate;
 pub mod timeline;
 pub mod timing;

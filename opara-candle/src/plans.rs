@@ -4,24 +4,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use candle::DType;
 use hashbrown::HashMap;
 use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::plan::Plan;
 use crate::report::Report;
-
-/// Shapes and dtypes of a call.
-pub(crate) type Key = Vec<(Vec<usize>, DType)>;
+use crate::shapes::Key;
 
 /// How many lost plans an executor builds again at the next call of their shapes. A build takes as long as some hundred
 /// eager calls, so that shapes which push each other out are slower than eager execution.
-pub(crate) const REBUILDS: u64 = 8;
+const REBUILDS: u64 = 16;
 
 /// Eager calls after which shapes whose plan was lost are worth a build all the same: its cost is then a small part of
 /// theirs.
-pub(crate) const CALLS_THAT_PAY: u64 = 1_000;
+const CALLS_THAT_PAY: u64 = 1_000;
 
 /// Lost plans that are remembered: the shapes that were called last.
 const REMEMBERED: usize = 1_024;
@@ -260,6 +257,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use candle::DType;
+
     use super::*;
 
     fn key(rows: usize) -> Key {

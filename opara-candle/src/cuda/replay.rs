@@ -178,6 +178,9 @@ impl CudaProgram {
     }
 }
 
+/// What outputs are lent to.
+type Closure<'a> = &'a mut dyn FnMut(&[Tensor]);
+
 /// Moves the buffers of a layout into its arena.
 fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Block) -> Result<()> {
     for (id, buffer) in trace.buffers.iter().enumerate() {
@@ -271,12 +274,7 @@ impl GraphReplay {
     }
 
     /// Replays, and lets `copy` launch what it makes of the outputs; then lends them to `f`.
-    fn run(
-        &self,
-        inputs: &[Tensor],
-        copy: &mut dyn FnMut(&[Tensor]) -> Result<()>,
-        f: Option<&mut dyn FnMut(&[Tensor])>,
-    ) -> Result<()> {
+    fn run(&self, inputs: &[Tensor], copy: &mut dyn FnMut(&[Tensor]) -> Result<()>, f: Option<Closure>) -> Result<()> {
         let Fixed { outputs, turn, .. } = &*self.fixed;
         let turn = turn.take()?;
         let done = Done(self);
