@@ -136,9 +136,8 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
     })?;
     // On the thread that panics, too.
     let x = rows(2)?;
-    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        fast.lend::<()>(&x, |_| panic!("a closure's panic"))
-    }));
+    let panics =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fast.lend::<()>(&x, |_| panic!("a closure's panic"))));
     assert!(panics.is_err());
     for n in [2, 3, 4] {
         assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
