@@ -88,20 +88,26 @@ impl WatchedMemory {
     /// # Errors
     /// [`Error::Freed`] if the memory has been freed, and those of `launch`.
     pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.unless_freed(|launched| {
+            launch()?;
+            if stream.is_per_thread() {
+                let event = match launched.take() {
+                    Some(event) => event,
+                    None => stream.event(false)?,
+                };
+                stream.record(&event)?;
+                *launched = Some(event);
+            }
+            Ok(())
+        })
+    }
+
+    fn unless_freed(&self, launch: impl FnOnce(&mut Option<Event>) -> Result<()>) -> Result<()> {
         let mut state = self.0.state.lock();
-        if self.is_freed() {
-            return Err(Error::Freed);
+        match self.is_freed() {
+            true => Err(Error::Freed),
+            false => launch(&mut state.launched),
         }
-        launch()?;
-        if stream.is_per_thread() {
-            let event = match state.launched.take() {
-                Some(event) => event,
-                None => stream.event(false)?,
-            };
-            stream.record(&event)?;
-            state.launched = Some(event);
-        }
-        Ok(())
     }
 
     fn is(&self, watch: &Weak<Watch>) -> bool {
@@ -155,6 +161,8 @@ pub(super) fn before_free(allocation: CUdeviceptr, stream: CUstream) {
 #[cfg(test)]
 mod tests {
     use std::ptr::null_mut;
+    use std::sync::mpsc::channel;
+    use std::thread;
 
     use super::*;
 
@@ -188,5 +196,31 @@ mod tests {
         drop(second);
         let all = WATCHES.read();
         assert!(all.as_ref().is_some_and(|all| !all.of_one.contains_key(&shared)));
+    }
+
+    #[test]
+    fn a_free_waits_for_a_launch_and_none_comes_after_it() -> anyhow::Result<()> {
+        let address = NOBODYS + 20;
+        let watch = WatchedMemory::new();
+        watch.limit_to(&[address]);
+        let (go, start) = channel::<()>();
+        let (end, ended) = channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                // Until the launch is under way.
+                assert!(start.recv().is_err());
+                before_free(address, null_mut());
+                drop(end);
+            });
+            watch.unless_freed(|_| {
+                drop(go);
+                assert!((0..1_000).all(|_| ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty)));
+                assert!(!watch.is_freed());
+                Ok(())
+            })?;
+            assert!(ended.recv().is_err(), "it was freed after");
+            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::Freed)));
+            Ok(())
+        })
     }
 }
