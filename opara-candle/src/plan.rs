@@ -288,12 +288,7 @@ fn compare(replay: &dyn Replay, program: &dyn Program, examples: &[Example], dev
 /// Outputs of a call in the module's state from before building, and the microseconds that it took.
 fn timed(replay: &dyn Replay, program: &dyn Program, example: &Example, device: &Device) -> Result<(Vec<Tensor>, f64)> {
     program.restore_state()?;
-    let mut outputs = Vec::new();
-    let us = timing::once(device, || {
-        outputs = replay.call(&example.inputs)?;
-        Ok(())
-    })?;
-    Ok((outputs, us))
+    timing::timed(device, || replay.call(&example.inputs))
 }
 
 fn describe(plan: &Planned) -> Report {

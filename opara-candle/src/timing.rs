@@ -62,6 +62,19 @@ pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f
     Ok(sample(device, f)?.gpu_us)
 }
 
+/// The result of `f`, whose error stays what it is, and the time that it took as [`once`] measures it.
+pub(crate) fn timed<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let mut result = None;
+    let us = once(device, || {
+        result = Some(f());
+        Ok(())
+    })?;
+    match result {
+        Some(result) => Ok((result?, us)),
+        None => unreachable!("it was called"),
+    }
+}
+
 /// Latency of `iters` calls of `f` after `warmup` more.
 ///
 /// # Errors
