@@ -158,18 +158,24 @@ impl ThreadCapture {
 pub(super) fn redirected(stream: *mut c_void) -> Option<Redirected> {
     let redirect = |capture: &mut ThreadCapture| {
         let stream = capture.redirect(stream.cast())?.cast();
-        Some(Redirected { stream, _call: Some(capture.ongoing.call()?) })
+        Some(Redirected { stream, call: Some(capture.ongoing.call()?) })
     };
-    with(redirect).unwrap_or(Some(Redirected { stream, _call: None }))
+    with(redirect).unwrap_or(Some(Redirected { stream, call: None }))
 }
 
 /// The stream of a call that is about to be made.
 pub(super) struct Redirected {
     stream: *mut c_void,
-    _call: Option<InCall>,
+    /// Held while the call is made.
+    call: Option<InCall>,
 }
 
 impl Redirected {
+    /// Whether it is the stream of a capture.
+    pub fn is_private(&self) -> bool {
+        self.call.is_some()
+    }
+
     pub fn raw<T>(&self) -> *mut T {
         self.stream.cast()
     }
