@@ -1,5 +1,11 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(all(feature = "cuda", not(target_os = "linux")))]
+compile_error!(
+    "the features `cuda` and `cudnn` of opara-candle interpose functions of the CUDA driver as linkers on Linux \
+                do: on other systems build without them, for the CPU"
+);
+
 mod backend;
 mod builder;
 mod capture_thread;
