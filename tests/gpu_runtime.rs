@@ -17,7 +17,7 @@ use tracing::Level;
 /// Of a lock.
 const FREE: &str = "no panic holds this lock";
 
-/// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
+/// A device of each kind that can be captured: of this library and of candle, with its own stream or with one for
 /// every thread.
 fn devices() -> Result<Vec<Device>> {
     let Some(untracked) = gpu() else { return Ok(Vec::new()) };

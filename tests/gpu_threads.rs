@@ -69,8 +69,7 @@ fn products(device: &Device) -> Result<(impl Module + Clone + Send + Sync + 'sta
     Ok((module, pairs))
 }
 
-/// While an executor is built other threads may launch nothing but calls of executors. So all answers are kept, and read
-/// at the end.
+/// All answers are kept, and read at the end.
 #[test]
 fn calls_go_on_while_other_executors_are_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

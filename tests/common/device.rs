@@ -22,7 +22,7 @@ pub fn second_gpu() -> Option<Device> {
     device_or_skip(1, cuda_device(1), false)
 }
 
-/// A device of each kind that can be captured: its own stream, with cudarc's event tracking off or on, or a stream for
+/// A device of each kind that can be captured: of this library and of candle, with its own stream or with one for
 /// every thread. None without a GPU.
 ///
 /// # Errors
