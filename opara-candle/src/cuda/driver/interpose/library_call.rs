@@ -28,6 +28,7 @@ pub(in crate::cuda) enum Meaning {
     /// A matmul or a batch of them.
     Matmul(Matmul),
     /// A convolution, with what follows in the same call.
+    #[cfg(feature = "cudnn")]
     Convolution {
         /// Whether a bias is added and an activation follows.
         fused: bool,
