@@ -35,11 +35,11 @@ impl Capture {
     /// nothing and look like a pointer to a weight now and then: a further capture tells.
     ///
     /// # Errors
-    /// [`Error::Unstable`] if they do not launch the same.
+    /// [`Error::Unstable`] if they do not launch the same, [`Error::Stateful`] if they return other numbers of tensors.
     pub fn confirm(&mut self, earlier: &Capture) -> Result<Option<OpId>> {
         if earlier.outputs.len() != self.outputs.len() {
             let (a, b) = (earlier.outputs.len(), self.outputs.len());
-            let reason = format!("it returned {a} tensors at one call and {b} at the next");
+            let reason = format!("it returns {a} tensors at one call and {b} at the next");
             return Err(Error::stateful(reason));
         }
         let (a, b) = (&earlier.trace.ops, &self.trace.ops);

@@ -162,7 +162,10 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
         repeats = check_repeats(&examples[0].outputs, &pass(inputs)?.0);
         captured = capture();
     }
-    if captured.as_ref().is_err_and(|error| error.is_uncapturable() && !draws_random_numbers(error)) {
+    if captured
+        .as_ref()
+        .is_err_and(|error| error.is_uncapturable() && !matches!(error, Error::DrawsRandomNumbers { .. }))
+    {
         // It would go on running eagerly. Two calls in a row also find state that alternates.
         for _ in 0..2 {
             if repeats.is_ok() {
@@ -173,9 +176,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
     let (capture, external) = match (repeats, captured) {
         (Ok(()), captured) => captured?,
         // Where it keeps state, or why calls differ without any.
-        (Err(_), Err(error)) if draws_random_numbers(&error) || matches!(error, Error::Stateful { .. }) => {
-            return Err(error)
-        }
+        (Err(_), Err(error @ (Error::DrawsRandomNumbers { .. } | Error::Stateful { .. }))) => return Err(error),
         (Err(error), _) => return Err(error),
     };
     Ok(Recorded { stream, device, capture, external, examples, state })
@@ -193,11 +194,6 @@ fn check_repeats(expected: &[Tensor], got: &[Tensor]) -> Result<()> {
         )),
         error => error,
     })
-}
-
-/// Whether a capture was refused for its random numbers, see `read`: calls differ then, without any state.
-fn draws_random_numbers(error: &Error) -> bool {
-    matches!(error, Error::NotCapturable { reason } if reason.starts_with("it draws random numbers"))
 }
 
 /// A capture that another one agrees with, and the module's memory that it uses, watched since it began.
@@ -230,20 +226,12 @@ fn confirmed(
 /// of its own can make it launch something else.
 fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
     let (reason, at) = match difference {
-        _ if capture.outputs.len() != earlier.outputs.len() => (
-            format!(
-                "it returns {} tensors at one call and {} at the next",
-                earlier.outputs.len(),
-                capture.outputs.len()
-            ),
-            None,
-        ),
         Error::Unstable { at, first, second } => {
-            (format!("it launches `{first}` at one call and `{second}` at the next"), Some(at))
+            (format!("it launches `{first}` at one call and `{second}` at the next"), at)
         }
         error => return error,
     };
-    let op = at.and_then(|at| capture.trace.ops.get(at).or(earlier.trace.ops.get(at)));
+    let op = capture.trace.ops.get(at).or(earlier.trace.ops.get(at));
     Error::Stateful { reason, scope: op.map(|op| op.label.clone()).unwrap_or_default() }
 }
 

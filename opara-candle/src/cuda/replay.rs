@@ -42,9 +42,8 @@ impl Program for CudaProgram {
     }
 
     fn end_of_building(&self) -> Result<()> {
-        self.restore_state()?;
-        *self.state.lock() = None;
-        Ok(())
+        let state = self.state.lock().take();
+        state.map_or(Ok(()), WrittenMemory::end)
     }
 
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {

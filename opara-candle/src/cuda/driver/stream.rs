@@ -160,7 +160,7 @@ impl Stream {
     /// launch on this one meanwhile runs as ever.
     ///
     /// # Errors
-    /// [`Error::NotCapturable`] with the driver's or the module's reason; the stream can be used again.
+    /// [`Error::NotCapturable`] with the driver's or the module's reason, [`Error::DrawsRandomNumbers`]; the stream can be used again.
     pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> std::result::Result<(T, Captured), Broken> {
         self.bind()?;
         if interpose::is_capturing() {
@@ -171,7 +171,7 @@ impl Stream {
         // SAFETY: whoever takes a private stream has it alone.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
-        let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, f);
+        let (result, mut calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, f);
         let ended = capturing.end();
         drop(private);
         for &address in &calls.dropped {
@@ -182,14 +182,14 @@ impl Stream {
             let reason = "another thread waited for the device, and the module for that thread".into();
             return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
         };
-        let refused = calls.refused.clone();
+        let refused = calls.refused.take();
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
         let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
         let by_driver = ended.is_err() && refused.is_none();
         let failed = match (&result, refused) {
-            (_, Some(reason)) => Some(Error::NotCapturable { reason }),
+            (_, Some(refused)) => Some(refused),
             (Err(_), None) => None,
             (Ok(_), None) => ended.err().map(reason),
         };

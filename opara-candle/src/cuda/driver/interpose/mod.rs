@@ -16,6 +16,7 @@
 //! CUDA runtime). Libraries are given the private stream by their handle.
 
 mod cublas;
+mod cublaslt;
 #[cfg(feature = "cudnn")]
 mod cudnn;
 mod curand;
@@ -26,6 +27,7 @@ mod library_call;
 mod modules;
 mod private_stream;
 mod runtime;
+mod scale;
 mod thread_capture;
 mod written_memory;
 

@@ -14,6 +14,7 @@ use super::gate::{Capturing, InCall, Ongoing};
 use super::library_call::LibraryCall;
 use super::private_stream::PrivateStream;
 use crate::trace::scope;
+use crate::Error;
 
 /// Calls of the threads that one capture runs on.
 pub(in crate::cuda::driver) struct ThreadCapture {
@@ -29,7 +30,7 @@ pub(in crate::cuda::driver) struct ThreadCapture {
     /// cannot depend on the input: it is a constant of the graph, if only its bytes are kept.
     pub uploads: Vec<Arc<[u8]>>,
     /// Why the capture has to fail, if the module did what cannot be captured.
-    pub refused: Option<String>,
+    pub refused: Option<Error>,
     /// Each allocation's node and first byte, in order: those of Rust, so of candle's tensors. What the graph allocates
     /// besides is a library's.
     pub allocations: Vec<(usize, CUdeviceptr)>,
@@ -119,9 +120,7 @@ pub(super) fn during<T>(capture: *mut ThreadCapture, f: impl FnOnce() -> T) -> T
 impl ThreadCapture {
     /// Notes that the module did what cannot be captured, at this scope.
     pub fn refuse(&mut self, reason: String) {
-        let place = scope::path();
-        let place = if place.is_empty() { place } else { format!(" (at `{place}`)") };
-        self.refused.get_or_insert_with(|| format!("{reason}{place}"));
+        self.refused.get_or_insert_with(|| Error::NotCapturable { reason: at_this_scope(reason) });
     }
 
     /// The private stream, if a call is meant for this capture's.
@@ -194,6 +193,25 @@ pub(super) fn is_captured(stream: CUstream) -> bool {
 /// Whether this thread captures, and so may not do what `reason` says.
 pub(super) fn refuses(reason: impl FnOnce() -> String) -> bool {
     with(|capture| capture.refuse(reason())).is_some()
+}
+
+/// As [`refuses`], of random numbers: calls differ then, without any state.
+pub(super) fn refuses_to_draw() -> bool {
+    let reason = || at_this_scope("it draws random numbers, and a replay would draw them out of turn".into());
+    with(|capture| {
+        capture.refused.get_or_insert_with(|| Error::DrawsRandomNumbers { reason: reason() });
+    })
+    .is_some()
+}
+
+/// A reason, and the scope that this thread is in.
+fn at_this_scope(reason: String) -> String {
+    let place = scope::path();
+    if place.is_empty() {
+        reason
+    } else {
+        format!("{reason} (at `{place}`)")
+    }
 }
 
 /// Whether events are to be left alone on this thread: in a capture, where the order of the one stream is all that is

@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// The addresses through which a launch may write.
 pub(in crate::cuda) type WrittenBy = fn(&KernelNode) -> Vec<u64>;
 
-/// Copies of what passes have written so far. They are put back once more when this is dropped.
+/// Copies of what passes have written so far. Dropped before [`end`](Self::end), as where building fails, it puts them back.
 pub(in crate::cuda) struct WrittenMemory {
     stream: Stream,
     written_by: WrittenBy,
@@ -130,6 +130,27 @@ impl WrittenMemory {
         Ok(())
     }
 
+    /// Puts back what was there before the first pass, for the last time.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn end(mut self) -> Result<()> {
+        let restored = self.restore();
+        self.free();
+        restored
+    }
+
+    /// Gives the copies back: nothing is left to restore.
+    fn free(&mut self) {
+        let copies = std::mem::take(&mut self.copies);
+        if self.stream.bind().is_ok() {
+            for copied in copies.into_values() {
+                // SAFETY: this value owned the copy, and what reads it is before this in the stream.
+                unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
+            }
+        }
+    }
+
     /// Copies the allocation around an address, unless this pass made it or there is a copy.
     fn save(&mut self, address: u64) {
         let in_pass = self.live.range(..=address).next_back();
@@ -167,12 +188,7 @@ impl Drop for WrittenMemory {
         if let Err(error) = self.restore() {
             tracing::error!(%error, "the module's state on the device could not be put back");
         }
-        if self.stream.bind().is_ok() {
-            for copied in self.copies.values() {
-                // SAFETY: this value owns its copies, and what reads them is before this in the stream.
-                unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
-            }
-        }
+        self.free();
     }
 }
 
