@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::driver::kernels::module::Kernels;
 use super::driver::{
-    address_of, bytes_of, position, Broken, Captured, Launch, MemcpyNode, MemsetNode, Pointer, Stream,
+    address_of, bytes_of, position, Broken, CapturePool, Captured, Launch, MemcpyNode, MemsetNode, Pointer, Stream,
 };
 use super::read::read;
 use crate::backend::Function;
@@ -153,23 +153,22 @@ pub(super) struct OutputSpec {
     pub whole: bool,
 }
 
-/// Captures `function` on the static `inputs`.
+/// Captures `function` on the static `inputs`, which runs it, too, in memory of `pool`.
 ///
 /// # Errors
 /// [`Error::NotCapturable`] with what stood in the way.
-pub(super) fn capture(stream: &Stream, device: &Device, function: &Function, inputs: &[Tensor]) -> Result<Capture> {
+pub(super) fn capture(
+    stream: &Stream,
+    device: &Device,
+    pool: &CapturePool,
+    function: &Function,
+    inputs: &[Tensor],
+) -> Result<Capture> {
     // An output that is no whole allocation of its own (an input, a weight, a view) is copied inside the pass.
     let mut copied = Vec::new();
     loop {
-        let (outputs, marks, graph) = run(stream, function, inputs, &copied)?;
-        let capture = match read(stream, inputs, &outputs, &marks, &graph) {
-            Ok(capture) => capture,
-            Err(error) => {
-                graph.settle()?;
-                return Err(error);
-            }
-        };
-        match capture {
+        let (outputs, marks, graph) = run(stream, pool, function, inputs, &copied)?;
+        match read(stream, inputs, &outputs, &marks, &graph)? {
             Ok((trace, of, external)) => {
                 let is_written =
                     |id| trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
@@ -195,19 +194,20 @@ pub(super) type Marks = Vec<(usize, String)>;
 type Pass = (Vec<OutputSpec>, Marks, Captured);
 
 /// Captures a pass; where the driver breaks off, a few times.
-fn run(stream: &Stream, function: &Function, inputs: &[Tensor], copied: &[usize]) -> Result<Pass> {
+fn run(stream: &Stream, pool: &CapturePool, function: &Function, inputs: &[Tensor], copied: &[usize]) -> Result<Pass> {
     const ATTEMPTS: usize = 5;
     for _ in 1..ATTEMPTS {
-        match run_once(stream, function, inputs, copied) {
+        match run_once(stream, pool, function, inputs, copied) {
             Err(broken) if broken.by_driver => {}
             result => return result.map_err(|broken| broken.error),
         }
     }
-    run_once(stream, function, inputs, copied).map_err(|broken| broken.error)
+    run_once(stream, pool, function, inputs, copied).map_err(|broken| broken.error)
 }
 
 fn run_once(
     stream: &Stream,
+    pool: &CapturePool,
     function: &Function,
     inputs: &[Tensor],
     copied: &[usize],
@@ -232,7 +232,7 @@ fn run_once(
         }
         Ok(specs)
     };
-    let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(forward));
+    let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(pool, forward));
     let (specs, graph) = captured?;
     let from = graph.after(marks.iter().map(|(position, _)| *position))?;
     let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();

@@ -10,6 +10,7 @@ mod read;
 mod replay;
 mod spans;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ pub(crate) use self::arena::Arena;
 use self::capture::Capture;
 pub(crate) use self::driver::unwatched;
 pub(crate) use self::driver::Handover;
-use self::driver::{Stream, WatchedMemory, WrittenMemory};
+use self::driver::{CapturePool, Stream, WatchedMemory, WrittenMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::examples::{Examples, Other};
@@ -109,8 +110,8 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
     // A replay reads contiguous inputs, and products of others may round otherwise.
     let inputs = &inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     // Eager forwards load kernels and fill the libraries' caches; their outputs are what replays are compared with.
-    let mut state = WrittenMemory::new(&stream, kernels::written_by);
-    let mut pass = |inputs: &[Tensor]| -> Result<(Vec<Tensor>, f64)> {
+    let state = RefCell::new(WrittenMemory::new(&stream, kernels::written_by));
+    let pass = |inputs: &[Tensor]| -> Result<(Vec<Tensor>, f64)> {
         // A module may write to what it is called with.
         let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
         let mut outputs = Vec::new();
@@ -118,6 +119,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
             outputs = function(&inputs)?;
             Ok(())
         };
+        let mut state = state.borrow_mut();
         let eager = sample(&device, || state.watch(forward)?);
         state.restore()?;
         let eager = eager?;
@@ -147,7 +149,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
     let capture = || {
         let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
         stream.wait_for_all()?;
-        confirmed(&stream, &device, function, &inputs)
+        confirmed(&stream, &device, function, &inputs, &mut state.borrow_mut())
     };
     let mut captured = match refused {
         Some(refused) if repeats.is_ok() => Err(refused),
@@ -179,7 +181,7 @@ fn record_here(function: &Function, inputs: &[Tensor], further: &Examples) -> Re
         (Err(_), Err(error @ (Error::DrawsRandomNumbers { .. } | Error::Stateful { .. }))) => return Err(error),
         (Err(error), _) => return Err(error),
     };
-    Ok(Recorded { stream, device, capture, external, examples, state })
+    Ok(Recorded { stream, device, capture, external, examples, state: state.into_inner() })
 }
 
 /// How often a capture that shows state is made again, where the module's answers show none.
@@ -202,15 +204,22 @@ fn confirmed(
     device: &Device,
     function: &Function,
     inputs: &[Tensor],
+    state: &mut WrittenMemory,
 ) -> Result<(Capture, WatchedMemory)> {
     const ATTEMPTS: usize = 4;
-    let mut earlier = capture::capture(stream, device, function, inputs)?;
     // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
+    let pools = [CapturePool::take(stream)?, CapturePool::take(stream)?];
     let mut moved = Vec::new();
+    let mut pass = |number: usize, inputs: &[Tensor]| {
+        let captured = state.watch(|| capture::capture(stream, device, &pools[number % 2], function, inputs));
+        state.restore()?;
+        captured?
+    };
+    let mut earlier = pass(0, inputs)?;
     loop {
         let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
         let external = WatchedMemory::new();
-        let mut capture = capture::capture(stream, device, function, &elsewhere)?;
+        let mut capture = pass(moved.len() + 1, &elsewhere)?;
         external.limit_to(&capture.external);
         moved.push(elsewhere);
         let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
@@ -239,9 +248,8 @@ fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
 /// has to do.
 pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     match tensors.first().map(Tensor::device) {
-        // In a capture nothing has run yet.
-        Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() && !driver::is_capturing() => {
-            Ok(device.synchronize()?)
+        Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() => {
+            Ok(driver::outside_capture(|| device.synchronize())?)
         }
         _ => Ok(()),
     }

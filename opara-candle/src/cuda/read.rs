@@ -193,9 +193,6 @@ pub(super) fn read(
         let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
         return Err(Error::NotCapturable { reason });
     }
-    if let Some(error) = graph.failed() {
-        return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
-    }
     let mut copy = Vec::new();
     for (i, output) in outputs.iter().enumerate() {
         let own = latest.at(output.address).filter(|&id| {

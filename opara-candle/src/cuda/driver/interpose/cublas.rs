@@ -14,7 +14,6 @@ use super::scale::{is_zero, scale_bytes};
 use super::thread_capture;
 
 const MISSING: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
-const REFUSED: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
 
 /// The handle for a call: the capture's, in the modes of the caller's, or the caller's own.
 ///
@@ -124,7 +123,7 @@ super::interpose! {
             matmul("cublasGemmEx", (handle, beta), [transa, transb], [m, n, k], matrices, 1, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, compute, algo,
@@ -150,7 +149,7 @@ super::interpose! {
             matmul("cublasGemmStridedBatchedEx", (handle, beta), [transa, transb], [m, n, k], matrices, batch, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, stridea, b, btype, ldb, strideb, beta, c, ctype,
@@ -178,7 +177,7 @@ macro_rules! matmuls {
                     matmul(stringify!($name), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, 1, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, REFUSED, || unsafe {
+                noted(describe, || unsafe {
                     let handle = handle_for(handle);
                     next(handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
                 })
@@ -201,7 +200,7 @@ macro_rules! matmuls {
                     matmul(stringify!($batched), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, batch, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, REFUSED, || unsafe {
+                noted(describe, || unsafe {
                     let handle = handle_for(handle);
                     next(
                         handle, transa, transb, m, n, k, alpha, a, lda, stridea, b, ldb, strideb, beta, c, ldc, stridec,
@@ -227,7 +226,7 @@ macro_rules! others {
             fn $name(handle: cublasHandle_t, $($argument: $type),*) -> cublasStatus_t, missing MISSING;
             |next| {
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(|| unknown(stringify!($name)), REFUSED, || unsafe { next(handle_for(handle), $($argument),*) })
+                noted(|| unknown(stringify!($name)), || unsafe { next(handle_for(handle), $($argument),*) })
             }
         }
     )*};

@@ -6,10 +6,10 @@ use cudarc::cublaslt::sys as lt;
 
 use super::library_call::{noted, Call, Matmul, Meaning, Operand};
 use super::scale::{is_zero, scale_bytes};
-use super::thread_capture::redirected;
+use super::status::Status;
+use super::thread_capture::private_stream_for;
 
 const MISSING: lt::cublasStatus_t = lt::cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
-const REFUSED: lt::cublasStatus_t = lt::cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
 
 super::interpose! {
     /// A matmul with an epilogue; the stream is an argument.
@@ -39,12 +39,12 @@ super::interpose! {
                 meaning: Meaning::Matmul(of),
             }
         };
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
+            let Some(stream) = private_stream_for(stream.cast()) else { return lt::cublasStatus_t::REFUSED };
             next(
                 handle, operation, alpha, a, alayout, b, blayout, beta, c, clayout, d, dlayout, algo, workspace,
-                workspace_bytes, stream.raw(),
+                workspace_bytes, stream.cast(),
             )
         })
     }

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::library_call::Call;
-use super::thread_capture::Restore;
+use super::thread_capture::{self, Restore};
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
 use crate::cuda::driver::{check, Stream, WatchedMemory};
@@ -74,7 +74,7 @@ pub(super) fn is_watched() -> bool {
     !CURRENT.get().is_null()
 }
 
-/// Uses what watches this thread's writes. Calls that `f` makes are not watched.
+/// Uses what watches this thread's writes. Calls that `f` makes are neither watched nor captured.
 fn with(f: impl FnOnce(&mut WrittenMemory)) {
     let current = CURRENT.replace(null_mut());
     if current.is_null() {
@@ -83,7 +83,7 @@ fn with(f: impl FnOnce(&mut WrittenMemory)) {
     let _restore = Restore(&CURRENT, current);
     // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is taken out of the
     // thread-local meanwhile, so this is the only reference.
-    f(unsafe { &mut *current });
+    thread_capture::outside(|| f(unsafe { &mut *current }));
 }
 
 impl WrittenMemory {
