@@ -139,17 +139,17 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 
 #[test]
 fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
-    let (function, entered, leave) = stopped_at(5, tanh);
+    let (function, stopped) = stopped_at(5, tanh);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
     thread::scope(|scope| -> anyhow::Result<()> {
         let building = scope.spawn(|| fast.call(&rows(5)?));
-        assert!(entered.recv().is_err(), "the module is being recorded");
+        assert!(stopped.entered.recv().is_err(), "the module is being recorded");
         assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "a call meanwhile");
         fast.lend(&rows(2)?, |lent| {
             assert_same(lent, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "lent meanwhile")
         })?;
         assert_eq!(fast.report().mode, Mode::Lanes);
-        drop(leave);
+        drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &eager(&rows(5)?)?, "the new shape");
         Ok(())
     })

@@ -162,17 +162,17 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 #[test]
 fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (function, entered, leave) = stopped_at(5, plain);
+    let (function, stopped) = stopped_at(5, plain);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
     let new = rows(5, &device)?;
     thread::scope(|scope| -> anyhow::Result<()> {
         let building = scope.spawn(|| fast.call(&new));
-        assert!(entered.recv().is_err(), "the module is being recorded");
+        assert!(stopped.entered.recv().is_err(), "the module is being recorded");
         let x = rows(2, &device)?;
         let expected = plain(&x)?;
         assert_same(&fast.call(&x)?, &expected, "a call meanwhile");
         fast.lend(&x, |lent| assert_same(lent, &expected, "lent meanwhile"))?;
-        drop(leave);
+        drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &plain(&new)?, "the new shape");
         Ok(())
     })

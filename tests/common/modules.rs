@@ -24,12 +24,19 @@ where
     }
 }
 
-/// A module whose first call with so many rows stops in the middle. The receiver ends when it is there, and the call goes on
-/// when the sender is dropped.
+/// A call that stops in the middle.
+pub struct Stopped {
+    /// Ends when the call is there.
+    pub entered: Receiver<()>,
+    /// Dropped, it lets the call go on.
+    pub leave: Sender<()>,
+}
+
+/// A module whose first call with so many rows stops in the middle.
 pub fn stopped_at<F>(
     rows: usize,
     module: F,
-) -> (impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static, Receiver<()>, Sender<()>)
+) -> (impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static, Stopped)
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 {
@@ -47,7 +54,7 @@ where
         }
         module(t)
     };
-    (stops, entered, leave)
+    (stops, Stopped { entered, leave })
 }
 
 /// `then` where `x` is large, else `x`: no small example shows what `then` holds.

@@ -1,12 +1,16 @@
 //! On a GPU: the trace is a captured CUDA graph, and a replay is a new graph with the schedule's edges.
 
 mod arena;
+mod backend;
 mod capture;
 mod driver;
 mod fuse;
 mod kernels;
 pub(crate) mod ops;
+mod pass;
+mod program;
 mod read;
+mod recorded;
 mod replay;
 mod spans;
 
@@ -21,7 +25,7 @@ use self::capture::Capture;
 pub(crate) use self::driver::unwatched;
 pub(crate) use self::driver::Handover;
 use self::driver::{Stream, WatchedMemory, WrittenMemory};
-use self::replay::CudaProgram;
+use self::program::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::examples::{Examples, Other};
 use crate::timing::{micros_since, Sample};

@@ -4,9 +4,9 @@ use candle::cuda_backend::{self, CudaDType};
 use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
+use super::choice::Choices;
 use super::launch::{launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::address_of;
-use crate::cuda::driver::choice::Choices;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::kernels::{self, Block};
 use crate::cuda::driver::product::Product;

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::library_call::Call;
-use super::thread_capture::Restore;
+use super::restore::Restore;
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
 use crate::cuda::driver::{check, Stream, WatchedMemory};
