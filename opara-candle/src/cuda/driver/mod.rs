@@ -5,12 +5,11 @@
 
 mod arguments;
 mod capture;
-pub(super) mod choice;
 #[cfg(feature = "cudnn")]
 pub(super) mod convolution;
 pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
-mod cudnn;
+pub(super) mod cudnn;
 mod cupti;
 mod graph;
 mod interpose;

@@ -9,7 +9,8 @@ use cudarc::cublas::sys::{
 };
 
 use super::gate::between_captures;
-use super::library_call::{noted, Call, Matmul, Meaning};
+use super::library_call::{Call, Matmul, Meaning};
+use super::noted::noted;
 use super::scale::{is_zero, scale_bytes};
 use super::thread_capture;
 

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::cublaslt::sys as lt;
 
-use super::library_call::{noted, Call, Matmul, Meaning, Operand};
+use super::library_call::{Call, Matmul, Meaning, Operand};
+use super::noted::noted;
 use super::scale::{is_zero, scale_bytes};
 use super::status::Status;
 use super::thread_capture::private_stream_for;

@@ -9,7 +9,8 @@ use cudarc::cudnn::sys::{
 };
 use cudarc::driver::sys::CUstream;
 
-use super::library_call::{noted, Call, Meaning, Operand};
+use super::library_call::{Call, Meaning, Operand};
+use super::noted::noted;
 use super::status::Status;
 use super::thread_capture::private_stream_for;
 

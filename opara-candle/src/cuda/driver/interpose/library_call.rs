@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::status::Status;
-use super::{thread_capture, written_memory};
 use crate::trace::Mode;
 
 /// A call of a library during a capture.
@@ -120,38 +118,6 @@ fn element_bytes(of: u32) -> u64 {
         // 16 bits, and complex numbers of 8 bits each.
         2 | 7 | 9 | 14 | 20 | 22 => 2,
         _ => 1,
-    }
-}
-
-/// Makes a call of a library: on a thread that captures twice, once recorded and noted, once to run. What it writes is
-/// saved where that is asked for. `describe` is called only then.
-pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
-    let (captures, saves) = (thread_capture::is_capturing(), written_memory::is_watched());
-    if !captures && !saves {
-        return run();
-    }
-    let call = describe();
-    if saves {
-        written_memory::before_call(&call);
-    }
-    if !captures {
-        return run();
-    }
-    let status = {
-        let Some(_in_call) = thread_capture::in_call() else { return T::REFUSED };
-        let before = thread_capture::with(|capture| capture.last_node());
-        let status = run();
-        thread_capture::with(|capture| {
-            let nodes = [before.unwrap_or(0), capture.last_node()];
-            capture.library_calls.push(LibraryCall { call, nodes });
-        });
-        status
-    };
-    let runs = thread_capture::with(|capture| capture.runs()).unwrap_or(false);
-    if status == T::SUCCESS && runs {
-        thread_capture::outside_with_handles(run)
-    } else {
-        status
     }
 }
 

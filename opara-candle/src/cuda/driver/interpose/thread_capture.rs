@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::thread::LocalKey;
 
 use cudarc::cublas::sys::cublasHandle_t;
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
@@ -14,6 +13,7 @@ use super::capture_pool::CapturePool;
 use super::gate::{Capturing, InCall, Ongoing};
 use super::library_call::LibraryCall;
 use super::private_stream::PrivateStream;
+use super::restore::Restore;
 use super::status::Status;
 use crate::trace::scope;
 use crate::Error;
@@ -69,15 +69,6 @@ thread_local! {
     static CURRENT: Cell<*mut ThreadCapture> = const { Cell::new(null_mut()) };
     /// Whether events are neither recorded nor waited for: see [`without_events`].
     static MUTE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Puts a thread-local value back when dropped.
-pub(super) struct Restore<T: Copy + 'static>(pub &'static LocalKey<Cell<T>>, pub T);
-
-impl<T: Copy + 'static> Drop for Restore<T> {
-    fn drop(&mut self) {
-        self.0.set(self.1);
-    }
 }
 
 /// Whether this thread captures.

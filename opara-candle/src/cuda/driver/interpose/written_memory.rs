@@ -11,7 +11,8 @@ use std::ptr::null_mut;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::library_call::Call;
-use super::thread_capture::{self, Restore};
+use super::restore::Restore;
+use super::thread_capture;
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
 use crate::cuda::driver::{check, Stream, WatchedMemory};
