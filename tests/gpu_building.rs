@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use candle::{Result, Tensor};
 use candle_nn::BatchNorm;
 use common::{answers_like, assert_same, calls_while_built, gpu, isolated, one_on, refused, replayed, waves};
-use opara_candle::{Error, Mode, OnStateful, OparaExecutor};
+use opara_candle::{Mode, OnStateful, OnUncapturable, OparaExecutor};
 
 /// Why a lock can be taken.
 const FREE: &str = "no panic holds this lock";
@@ -170,6 +170,38 @@ fn running_statistics_go_on() -> anyhow::Result<()> {
         assert_same(&fast.call(&x)?, &[twin.forward_train(&x[0])?], i);
         let statistics = |norm: &BatchNorm| [norm.running_mean().clone(), norm.running_var().clone()];
         assert_same(&statistics(&wrapped), &statistics(&twin), format_args!("the statistics after call {i}"));
+    }
+    Ok(())
+}
+
+/// Also where the module is refused, and where building ends with an error.
+#[test]
+fn building_leaves_state_on_the_device_as_it_was() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for reads_back in [false, true] {
+        for strict in [OnUncapturable::Eager, OnUncapturable::Error] {
+            let last = waves(9, (4, 6))?.to_device(&device)?;
+            let function = {
+                let last = last.clone();
+                move |t: &[Tensor]| {
+                    let y = t[0].add(&last)?;
+                    last.slice_set(&t[0], 0, 0)?;
+                    if reads_back {
+                        y.mean_all()?.to_scalar::<f32>()?;
+                    }
+                    Ok(vec![y])
+                }
+            };
+            let built = OparaExecutor::builder().on_uncapturable(strict).build_fn(function, &one_on(0, &device)?);
+            let mode = built.as_ref().ok().map(|fast| fast.report().mode);
+            let expected = match (reads_back, strict) {
+                (false, _) => Some(Mode::Graph),
+                (true, OnUncapturable::Eager) => Some(Mode::Eager),
+                (true, _) => None,
+            };
+            assert_eq!(mode, expected, "{:?}", built.err());
+            assert_same(&[last], &[waves(9, (4, 6))?], format_args!("the state after building {mode:?}"));
+        }
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle::{DType, Result, Tensor};
-use common::{assert_same, goes_on_like, gpu, isolated, large, one_on, refused, stateful, waves, where_large};
+use common::{assert_same, goes_on_like, gpu, isolated, large, one_on, stateful, waves, where_large};
 use opara_candle::{Error, OnStateful, OparaExecutor};
 
 /// Why a lock can be taken.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use candle::{Device, Tensor};
 
 use crate::backend::{Function, Fusing, Recording};
+use crate::clock::Sample;
 use crate::examples::Examples;
-use crate::timing::Sample;
 use crate::{Error, Result};
 
 fn absent<T>() -> Result<T> {

@@ -14,6 +14,7 @@ mod backend;
 mod builder;
 mod capture_thread;
 pub mod check;
+mod clock;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;

@@ -1,11 +1,12 @@
 //! Latency, measured the same way for eager and for replay.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use candle::Device;
 use serde::Serialize;
 
+pub(crate) use crate::clock::wall_us;
+pub use crate::clock::Sample;
 use crate::Result;
 
 /// Latency of one call in microseconds.
@@ -28,17 +29,6 @@ impl Latency {
         let at = |share: f64| at(share).copied().unwrap_or(0.);
         Self { median_us: at(0.5), p99_us: at(0.99), min_us: at(0.) }
     }
-}
-
-/// One call, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
-    /// Between two events around it on the device's stream; wall time on the CPU.
-    pub gpu_us: f64,
-    /// Until its work was done, on the host's clock.
-    pub wall_us: f64,
-    /// Until it returned.
-    pub host_us: f64,
 }
 
 /// One call of `f`, by the device's clock and by the host's.
@@ -107,18 +97,6 @@ impl Stages {
         *self.0.entry(from).or_default() -= ms;
         *self.0.entry(to).or_default() += ms;
     }
-}
-
-/// The result of `f` and its wall time in microseconds.
-pub(crate) fn wall_us<T>(f: impl FnOnce() -> T) -> (T, f64) {
-    let start = Instant::now();
-    let result = f();
-    (result, micros_since(start))
-}
-
-/// Microseconds since `start`.
-pub(crate) fn micros_since(start: Instant) -> f64 {
-    start.elapsed().as_secs_f64() * 1e6
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@ use candle::Tensor;
 
 use self::state::Pass;
 use crate::backend::{Example, Function, Program, Recording, Replay};
+use crate::clock::wall_us;
 use crate::examples::{Examples, Other};
 use crate::plan::Planned;
 use crate::report::Mode;
-use crate::timing::wall_us;
 use crate::{Error, Result};
 
 /// Threads that operators may use, in this process and by its environment.

@@ -2,6 +2,7 @@
 
 mod arena;
 mod backend;
+mod buffers;
 mod capture;
 mod confirmed;
 mod device;

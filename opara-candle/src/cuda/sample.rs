@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle::Device;
 
 use super::driver::Stream;
-use crate::timing::{micros_since, Sample};
+use crate::clock::{micros_since, Sample};
 use crate::Result;
 
 /// One call of `f`; on the device, from an event before to one after what it launches.

@@ -3,7 +3,7 @@
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cuda::ops;
+use crate::cuda::driver::kernels::ptx as ours;
 
 /// A kernel that is loaded by name.
 pub(super) struct Entry {
@@ -22,15 +22,15 @@ pub(super) fn entries() -> impl Iterator<Item = Entry> {
         .into_iter()
         .map(|module| module.ptx())
         .chain([
-            ops::ptx::ATTENTION,
-            ops::ptx::CAT,
-            ops::ptx::ELEMENT,
-            ops::ptx::EMBEDDING,
-            ops::ptx::NORM,
-            ops::ptx::PRODUCT,
-            ops::ptx::SOFTMAX,
-            ops::ptx::SPACE_TO_DEPTH,
-            ops::ptx::WINDOW,
+            ours::ATTENTION,
+            ours::CAT,
+            ours::ELEMENT,
+            ours::EMBEDDING,
+            ours::NORM,
+            ours::PRODUCT,
+            ours::SOFTMAX,
+            ours::SPACE_TO_DEPTH,
+            ours::WINDOW,
         ])
         .map(|text| (xxh3_64(text.as_bytes()), text))
         .flat_map(|(module, text)| text.split(".entry ").skip(1).map(move |entry| (module, entry)))

@@ -25,8 +25,3 @@ pub(crate) use norm::{add_rms_norm, layer_norm, rms_norm};
 pub(crate) use pool::{pool, subsample};
 pub(crate) use product::linear;
 pub(crate) use softmax::softmax;
-
-/// The kernels of this folder, as the build compiled them.
-pub(in crate::cuda) mod ptx {
-    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
-}

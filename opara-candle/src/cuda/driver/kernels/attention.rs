@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::ptx;
 use super::{arg_or_null, expect, extent, function, wide, Capabilities};
-use crate::cuda::ops::ptx;
 
 /// Queries (`QUERIES`) and threads of a block of `attention.cu`.
 const QUERIES: usize = 64;

@@ -4,7 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, Result};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 
-use crate::cuda::ops::ptx;
+use super::ptx;
 
 /// The architecture that PTX was compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

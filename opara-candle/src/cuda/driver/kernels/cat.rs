@@ -5,8 +5,8 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{address, arg_or_null, blocks, expect, function};
-use crate::cuda::ops::ptx;
 
 /// Parts that one concatenation takes.
 pub(in crate::cuda) const MOST_PARTS: usize = 8;

@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{arg_or_null, code_of, expect, extent, function, norm::Rows, wide_blocks};
-use crate::cuda::ops::ptx;
 use crate::ops::Activation;
 
 /// Attention's operands: each of `seq` places has `heads` heads of `dim` elements.

@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{expect, function, norm::Rows, wide_blocks};
-use crate::cuda::ops::ptx;
 
 /// The row of `table`, which has `rows`, that each of `ids` names into the rows of `y`; of the largest number of `I`, zeros.
 ///

@@ -58,6 +58,11 @@ pub(in crate::cuda) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> C
     slice.device_ptr(&device.cuda_stream()).0
 }
 
+/// The kernels of `cuda/ops`, as the build compiled them.
+pub(in crate::cuda) mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}
+
 const NULL: CUdeviceptr = 0;
 
 /// Adds an operand, or null where there is none.

@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::ptx;
 use super::{address, arg_or_null, expect, function, wide};
-use crate::cuda::ops::ptx;
 
 const WARP: usize = 32;
 /// Threads that work on a row at most (`rows.cuh`); they then do so again and again.

@@ -5,9 +5,9 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
+use super::ptx;
 use super::{address, arg_or_null, code_of, expect, function, wide, Capabilities};
 use crate::cuda::driver::product::Product;
-use crate::cuda::ops::ptx;
 
 /// How a product falls to blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{arg_or_null, expect, function, norm::Rows, wide};
-use crate::cuda::ops::ptx;
 use crate::ops::RowStarts;
 
 /// Softmax of the rows of `x`, with a bias that is added before, into `y`.

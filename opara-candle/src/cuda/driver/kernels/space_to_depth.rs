@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{expect, extent, function, wide_blocks};
-use crate::cuda::ops::ptx;
 
 /// Squares of pixels that become pixels.
 #[derive(Debug, Clone, Copy)]

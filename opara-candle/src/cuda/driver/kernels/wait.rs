@@ -4,8 +4,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, Result};
 use cudarc::driver::PushKernelArg;
 
+use super::ptx;
 use super::{blocks, function};
-use crate::cuda::ops::ptx;
 
 /// Keeps the device's stream busy for so long: what is queued up meanwhile runs without gaps.
 ///

@@ -5,8 +5,8 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+use super::ptx;
 use super::{address, blocks, expect, extent, function};
-use crate::cuda::ops::ptx;
 use crate::ops::{Activation, ConvConfig, PoolConfig, PoolKind};
 
 /// Threads that an H200 runs at once.

@@ -1,0 +1,135 @@
+//! Buffers by address, as a captured pass allocates and frees them.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use super::driver::{AllocationTable, Stream};
+use crate::memory::aligned;
+use crate::trace::{Buffer, BufferId, Region, Role};
+
+/// Whose a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// A tensor's.
+    Tensor,
+    /// A library's own.
+    Library,
+}
+
+/// Buffers by address, as allocations come and go.
+pub(super) struct Memory<'a> {
+    stream: &'a Stream,
+    pub buffers: Vec<Buffer>,
+    pub owners: Vec<Owner>,
+    /// First byte to buffer, of those alive.
+    pub live: BTreeMap<u64, BufferId>,
+    pub external: HashMap<u64, BufferId>,
+    allocations: AllocationTable,
+    /// Bytes of candle's live allocations, and the most there were.
+    bytes: u64,
+    pub peak: u64,
+    /// Whether something that is known writes to an input.
+    pub writes_input: bool,
+}
+
+impl<'a> Memory<'a> {
+    pub fn new(stream: &'a Stream) -> Self {
+        Self {
+            stream,
+            buffers: Vec::new(),
+            owners: Vec::new(),
+            live: Default::default(),
+            external: HashMap::new(),
+            allocations: AllocationTable::default(),
+            bytes: 0,
+            peak: 0,
+            writes_input: false,
+        }
+    }
+
+    pub fn add(&mut self, bytes: u64, role: Role, owner: Owner) -> BufferId {
+        self.buffers.push(Buffer { bytes, role });
+        self.owners.push(owner);
+        self.buffers.len() - 1
+    }
+
+    pub fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
+        let (role, owner) =
+            if library { (Role::Workspace, Owner::Library) } else { (Role::Intermediate, Owner::Tensor) };
+        let id = self.add(bytes, role, owner);
+        self.live.insert(address, id);
+        self.bytes += if library { 0 } else { aligned(bytes) };
+        self.peak = self.peak.max(self.bytes);
+        id
+    }
+
+    pub fn free(&mut self, address: u64) {
+        if let Some(id) = self.live.remove(&address) {
+            let library = self.owners[id] == Owner::Library;
+            self.bytes -= if library { 0 } else { aligned(self.buffers[id].bytes) };
+        }
+    }
+
+    pub fn is_input(&self, buffer: BufferId) -> bool {
+        matches!(self.buffers[buffer].role, Role::Input(_))
+    }
+
+    /// The buffer around an address, and how far it is from its start.
+    pub fn find(&mut self, address: u64) -> Option<(BufferId, u64)> {
+        let around = self.live.range(..=address).next_back().map(|(&start, &id)| (id, address - start));
+        if let Some(found) = around.filter(|&(id, delta)| delta < self.buffers[id].bytes) {
+            return Some(found);
+        }
+        let allocation = self.allocations.find(self.stream, address)?;
+        let id = match self.external.get(&allocation.start) {
+            Some(&id) => id,
+            None => {
+                let owner = if allocation.pooled { Owner::Tensor } else { Owner::Library };
+                let id = self.add(allocation.bytes, Role::External, owner);
+                self.external.insert(allocation.start, id);
+                id
+            }
+        };
+        Some((id, address - allocation.start))
+    }
+
+    pub fn whole(&self, buffer: BufferId, from: u64) -> Region {
+        Region::contiguous(from, self.buffers[buffer].bytes - from)
+    }
+}
+
+/// The last buffer to begin at an address. So it is found after it was freed, as outputs are at the end of a pass.
+#[derive(Default)]
+pub(super) struct Latest(BTreeMap<u64, BufferId>);
+
+impl Latest {
+    /// What was in this memory before is gone: an address inside is from now on one inside this buffer.
+    pub fn insert(&mut self, address: u64, bytes: u64, buffer: BufferId) {
+        let gone: Vec<u64> = self.0.range(address..address + bytes).map(|(&address, _)| address).collect();
+        for address in gone {
+            self.0.remove(&address);
+        }
+        self.0.insert(address, buffer);
+    }
+
+    pub fn at(&self, address: u64) -> Option<BufferId> {
+        self.0.get(&address).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_hides_those_whose_memory_it_takes() {
+        let mut latest = Latest::default();
+        for (address, bytes, buffer) in [(100, 50, 0), (150, 50, 1), (200, 50, 2), (100, 0, 3), (100, 100, 4)] {
+            latest.insert(address, bytes, buffer);
+        }
+        assert_eq!([100, 150, 200].map(|address| latest.at(address)), [Some(4), None, Some(2)]);
+        latest.insert(150, 50, 5);
+        assert_eq!([100, 150, 200].map(|address| latest.at(address)), [Some(4), Some(5), Some(2)]);
+    }
+}
