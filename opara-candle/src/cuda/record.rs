@@ -51,7 +51,7 @@ struct Attempt {
 }
 
 /// How often a capture that shows state is made again, where the module's answers show none.
-const RETRIES: usize = 3;
+const RETRIES: usize = 12;
 
 /// Captures a module, and calls it again where capture and answers leave open whether it keeps state.
 ///

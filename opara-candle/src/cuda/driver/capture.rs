@@ -153,13 +153,20 @@ impl Captured {
         Ok(ranges.zip(self.library_calls.iter().map(|call| &call.call)).collect())
     }
 
-    /// For each of these positions, which [`position`](super::position) gave during the capture, how many nodes come before it.
+    /// For each of these positions, which [`position`](super::position) gave during the capture, how many of the
+    /// [`nodes`](Self::nodes) come before it.
     ///
     /// # Errors
     /// A call of the driver that failed.
     pub fn after(&self, positions: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
-        let nodes = self.raw_nodes()?;
-        let count: HashMap<usize, usize> = nodes.iter().enumerate().map(|(i, &node)| (node as usize, i + 1)).collect();
+        let mut events = self.memory.iter().peekable();
+        let mut before = events_after(0, &mut events).len();
+        let mut count: HashMap<usize, usize> = HashMap::new();
+        for node in self.raw_nodes()? {
+            before += 1;
+            count.insert(node as usize, before);
+            before += events_after(node as usize, &mut events).len();
+        }
         Ok(positions.map(|position| count.get(&position).copied().unwrap_or(0)).collect())
     }
 

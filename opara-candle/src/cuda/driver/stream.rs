@@ -62,8 +62,13 @@ impl Stream {
         if self.is_per_thread() {
             self.synchronize_device()
         } else {
-            self.0.synchronize().map_err(wrap("cuStreamSynchronize"))
+            self.synchronize()
         }
+    }
+
+    /// Waits for what has been launched on this stream: by this thread, if every thread has one of its own.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.synchronize().map_err(wrap("cuStreamSynchronize"))
     }
 
     /// Waits for all work of the device, and first for captures on other threads.

@@ -52,7 +52,7 @@ impl CapturePool {
 impl Drop for CapturePool {
     fn drop(&mut self) {
         // Memory that is freed in the order of the stream can be given back once the stream has come that far.
-        let idle = self.stream.bind().and_then(|()| self.stream.wait_for_all());
+        let idle = self.stream.bind().and_then(|()| self.stream.synchronize());
         if let Err(error) = idle {
             tracing::warn!(%error, "the memory of a capture is not given back yet");
         }
