@@ -19,6 +19,7 @@ mod duration;
 mod error;
 mod examples;
 mod executor;
+mod fault;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
 mod fuse;
 pub mod graph;

@@ -213,7 +213,10 @@ fn run_once(
     copied: &[usize],
 ) -> std::result::Result<Pass, Broken> {
     let forward = || {
-        let mut outputs = function(inputs).map_err(|source| Error::FailsInCapture { source })?;
+        let mut outputs = function(inputs).map_err(|source| match Error::from(source) {
+            lost @ Error::DeviceLost { .. } => lost,
+            error => Error::FailsInCapture { source: error.into() },
+        })?;
         for &i in copied {
             let fewer = || format!("it returned more than {i} tensors at one call and fewer at the next");
             let output = outputs.get_mut(i).ok_or_else(|| Error::stateful(fewer()))?;
@@ -234,7 +237,13 @@ fn run_once(
     };
     let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(forward));
     let (specs, graph) = captured?;
-    let from = graph.after(marks.iter().map(|(position, _)| *position))?;
+    let from = match graph.after(marks.iter().map(|(position, _)| *position)) {
+        Ok(from) => from,
+        Err(error) => {
+            graph.settle()?;
+            return Err(error.into());
+        }
+    };
     let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();
     Ok((specs, marks, graph))
 }

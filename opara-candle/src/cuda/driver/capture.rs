@@ -249,8 +249,16 @@ impl Captured {
     /// so that this memory exists.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A call of the driver that failed: the module may then hold tensors without memory, and cannot run eagerly either. So
+    /// this is never [`Error::OutOfMemory`].
     pub fn settle(&self) -> Result<()> {
+        self.run_for_what_is_kept().map_err(|error| match error {
+            Error::OutOfMemory { source } => *source,
+            error => error,
+        })
+    }
+
+    fn run_for_what_is_kept(&self) -> Result<()> {
         let mut kept = 0;
         for node in self.raw_nodes()? {
             // SAFETY: the node belongs to this graph, and the call writes its type.
@@ -269,9 +277,9 @@ impl Captured {
         unsafe {
             check("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&mut executable, self.raw, 0))?;
             let launched = check("cuGraphLaunch", sys::cuGraphLaunch(executable, self.stream.raw()));
-            self.stream.wait_for_all()?;
-            check("cuGraphExecDestroy", sys::cuGraphExecDestroy(executable))?;
-            launched
+            let ended = self.stream.wait_for_all();
+            let destroyed = check("cuGraphExecDestroy", sys::cuGraphExecDestroy(executable));
+            launched.and(ended).and(destroyed)
         }
     }
 
@@ -330,7 +338,7 @@ impl Captured {
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        if self.stream.bind().is_ok() {
+        if self.stream.bind_to_drop() {
             // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }

@@ -140,7 +140,7 @@ enum Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Owner::Allocation(address, stream) = self {
-            if stream.bind().is_ok() {
+            if stream.bind_to_drop() {
                 // SAFETY: this value owns the allocation. The call waits for all work of the device.
                 unsafe { sys::cuMemFree_v2(*address) };
             }

@@ -36,6 +36,26 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
+    /// The same in a destructor, and whether that went well. An error that cudarc keeps for whoever calls next stays there.
+    pub(super) fn bind_to_drop(&self) -> bool {
+        // SAFETY: the context lives as long as the stream.
+        let status = unsafe { sys::cuCtxSetCurrent(self.context().cu_ctx()) };
+        status == sys::CUresult::CUDA_SUCCESS
+    }
+
+    /// Waits in a destructor for what all threads have launched on this stream so far. It fails where the device is lost, and
+    /// nothing runs, or in a capture.
+    pub(super) fn wait_to_drop(&self) {
+        // SAFETY: the stream exists, and its context is current: see the callers.
+        unsafe {
+            if self.is_per_thread() {
+                sys::cuCtxSynchronize();
+            } else {
+                sys::cuStreamSynchronize(self.raw());
+            }
+        }
+    }
+
     /// What tells this stream from others.
     pub fn id(&self) -> StreamId {
         StreamId(self.context().ordinal(), self.0.cu_stream() as usize)
@@ -129,11 +149,30 @@ impl Stream {
         self.0.wait(&event.0).map_err(wrap("cuStreamWaitEvent"))
     }
 
-    /// Work launched on `next` from now on waits for what this stream has been given.
+    /// Work launched on `next` from now on waits for what this stream has been given. Should the driver refuse that, the
+    /// caller waits.
     pub fn then(&self, next: &Stream) -> Result<()> {
-        let event = self.event(false)?;
-        self.record(&event)?;
-        next.wait(&event)
+        let noted = self.event(false).and_then(|event| {
+            self.record(&event)?;
+            next.wait(&event)
+        });
+        noted.or_else(|_| self.wait_for_all())
+    }
+
+    /// Notes the end of what this stream has been given in `event`, which is made if there is none. Should the driver refuse
+    /// that, waits for it: then there is no event to wait for.
+    pub fn note(&self, event: &mut Option<Event>) -> Result<()> {
+        let noted = event.take().map_or_else(|| self.event(false), Ok).and_then(|event| {
+            self.record(&event)?;
+            Ok(event)
+        });
+        match noted {
+            Ok(noted) => {
+                *event = Some(noted);
+                Ok(())
+            }
+            Err(_) => self.wait_for_all(),
+        }
     }
 
     /// A new event; `timed` ones can be subtracted.
@@ -174,10 +213,12 @@ impl Stream {
         let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, f);
         let ended = capturing.end();
         drop(private);
-        for &address in &calls.dropped {
+        let freed = calls.dropped.iter().map(|&address| {
             // SAFETY: its owner gave this allocation up during the capture, which only put that off.
-            check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })?;
-        }
+            check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })
+        });
+        // All of them, whatever becomes of one.
+        let freed = freed.fold(Ok(()), Result::and);
         let Some((raw, status)) = ended else {
             let reason = "another thread waited for the device, and the module for that thread".into();
             return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
@@ -186,12 +227,15 @@ impl Stream {
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
-        let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
+        let reason = |error: Error| match error {
+            lost @ Error::DeviceLost { .. } => lost,
+            error => Error::NotCapturable { reason: error.to_string() },
+        };
         let by_driver = ended.is_err() && refused.is_none();
         let failed = match (&result, refused) {
             (_, Some(reason)) => Some(Error::NotCapturable { reason }),
             (Err(_), None) => None,
-            (Ok(_), None) => ended.err().map(reason),
+            (Ok(_), None) => ended.err().map(reason).or(freed.err()),
         };
         let Some(captured) = captured else {
             let nothing = || Error::NotCapturable { reason: "the driver returned no graph".into() };

@@ -15,6 +15,7 @@ use crate::cuda::driver::watched_memory;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
 const REFUSED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+const NO_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 
 /// A launch as the driver describes it in a graph.
@@ -50,8 +51,10 @@ super::interpose! {
     ) -> CUresult, missing MISSING;
     |next| {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        if written_memory::is_watched() {
-            written_memory::before_launch(launched(function, grid, block, shared, arguments, extra));
+        if written_memory::is_watched()
+            && !written_memory::before_launch(launched(function, grid, block, shared, arguments, extra))
+        {
+            return NO_MEMORY;
         }
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
@@ -70,8 +73,10 @@ super::interpose! {
         let mut config = unsafe { *config };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        if written_memory::is_watched() {
-            written_memory::before_launch(launched(function, grid, block, config.sharedMemBytes, arguments, extra));
+        if written_memory::is_watched()
+            && !written_memory::before_launch(launched(function, grid, block, config.sharedMemBytes, arguments, extra))
+        {
+            return NO_MEMORY;
         }
         let Some(stream) = redirected(config.hStream.cast()) else { return REFUSED };
         config.hStream = stream.raw();
@@ -90,7 +95,9 @@ super::interpose! {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         if written_memory::is_watched() {
             let none = std::ptr::null_mut();
-            written_memory::before_launch(launched(function, grid, block, shared, arguments, none));
+            if !written_memory::before_launch(launched(function, grid, block, shared, arguments, none)) {
+                return NO_MEMORY;
+            }
         }
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
@@ -104,7 +111,9 @@ super::interpose! {
     fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CUresult,
     missing MISSING;
     |next| {
-        written_memory::before_write(target);
+        if !written_memory::before_write(target) {
+            return NO_MEMORY;
+        }
         let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let kept = thread_capture::with(|capture| {
             // SAFETY: the caller vouches for `bytes` readable bytes.
@@ -140,7 +149,9 @@ macro_rules! write_to {
             /// Writes on the private stream where this thread captures.
             fn $name($target: CUdeviceptr, $($argument: $type,)* stream: CUstream) -> CUresult, missing MISSING;
             |next| {
-                written_memory::before_write($target);
+                if !written_memory::before_write($target) {
+                    return NO_MEMORY;
+                }
                 let Some(stream) = redirected(stream.cast()) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 unsafe { next($target, $($argument,)* stream.raw()) }

@@ -123,7 +123,8 @@ fn element_bytes(of: u32) -> u64 {
 }
 
 /// Makes a call of a library, noted where this thread captures, and with what it writes saved where that is asked for.
-/// `describe` is called only then. In a capture that has been ended the call is `refused`.
+/// `describe` is called only then. The call is `refused` in a capture that has been ended, and where there
+/// is no memory to save what it writes.
 pub(super) fn noted<T>(describe: impl FnOnce() -> Call, refused: T, run: impl FnOnce() -> T) -> T {
     if thread_capture::is_capturing() {
         let Some(_call) = thread_capture::in_call() else { return refused };
@@ -136,8 +137,8 @@ pub(super) fn noted<T>(describe: impl FnOnce() -> Call, refused: T, run: impl Fn
         });
         return result;
     }
-    if written_memory::is_watched() {
-        written_memory::before_call(&describe());
+    if written_memory::is_watched() && !written_memory::before_call(&describe()) {
+        return refused;
     }
     run()
 }

@@ -15,6 +15,9 @@ const MISSING: c_int = 303;
 /// `cudaErrorStreamCaptureUnsupported`.
 const REFUSED: c_int = 900;
 
+/// `cudaErrorMemoryAllocation`.
+const NO_MEMORY: c_int = 2;
+
 /// `dim3`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -34,16 +37,23 @@ fn stream_of(stream: *mut c_void, per_thread: bool) -> *mut c_void {
     }
 }
 
-/// Saves what a kernel may write, if that is asked for.
+/// Saves what a kernel may write, if that is asked for. Returns whether it may be launched.
 ///
 /// # Safety
 /// The function must be one of the driver's or null, and the arguments those of a launch of it.
-unsafe fn before_launch(kernel: sys::CUkernel, grid: Dim3, block: Dim3, arguments: *mut *mut c_void, shared: usize) {
+#[must_use]
+unsafe fn before_launch(
+    kernel: sys::CUkernel,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *mut *mut c_void,
+    shared: usize,
+) -> bool {
     let mut func = std::ptr::null_mut();
     // SAFETY: the caller vouches for the kernel; `func` receives its function on the current device.
     let status = unsafe { sys::cuKernelGetFunction(&mut func, kernel) };
-    if status == sys::CUresult::CUDA_SUCCESS {
-        written_memory::before_launch(sys::CUDA_KERNEL_NODE_PARAMS {
+    status != sys::CUresult::CUDA_SUCCESS
+        || written_memory::before_launch(sys::CUDA_KERNEL_NODE_PARAMS {
             func,
             gridDimX: grid.x,
             gridDimY: grid.y,
@@ -56,8 +66,7 @@ unsafe fn before_launch(kernel: sys::CUkernel, grid: Dim3, block: Dim3, argument
             extra: std::ptr::null_mut(),
             kern: std::ptr::null_mut(),
             ctx: std::ptr::null_mut(),
-        });
-    }
+        })
 }
 
 /// Defines both forms of a launch. A kernel is the driver's handle of it or the address of a host function, for which the
@@ -74,7 +83,9 @@ macro_rules! launches {
                 if written_memory::is_watched() {
                     let handle = if $is_handle { kernel.cast_mut().cast() } else { kernel_of(kernel) };
                     // SAFETY: the caller vouches for the kernel and its arguments.
-                    unsafe { before_launch(handle, grid, block, arguments, shared) };
+                    if !unsafe { before_launch(handle, grid, block, arguments, shared) } {
+                        return NO_MEMORY;
+                    }
                 }
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
@@ -112,7 +123,9 @@ macro_rules! write_to {
             /// Writes on the private stream where this thread captures.
             fn $name(target: *mut c_void, $($argument: $type,)* stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
-                written_memory::before_write(target as u64);
+                if !written_memory::before_write(target as u64) {
+                    return NO_MEMORY;
+                }
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 unsafe { next(target, $($argument,)* stream.raw()) }
@@ -140,7 +153,9 @@ macro_rules! copies {
                 {
                     return REFUSED;
                 }
-                written_memory::before_write(target as u64);
+                if !written_memory::before_write(target as u64) {
+                    return NO_MEMORY;
+                }
                 let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 unsafe { next(target, source, bytes, kind, stream.raw()) }
