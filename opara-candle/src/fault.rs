@@ -77,7 +77,6 @@ mod tests {
     use cudarc::driver::sys::CUresult;
     use cudarc::driver::DriverError;
 
-    use super::*;
     use crate::Error;
 
     fn of_candle(status: CUresult) -> candle::Error {

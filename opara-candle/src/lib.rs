@@ -42,6 +42,9 @@ pub mod schedule;
 mod shapes;
 pub mod simulate;
 pub mod timeline;
+#[cfg(all(feature = "testing", feature = "cuda"))]
+#[doc(hidden)]
+pub use cuda::faults as testing;
 pub mod timing;
 pub mod trace;
 pub mod tune;

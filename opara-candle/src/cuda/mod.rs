@@ -10,6 +10,9 @@ mod read;
 mod replay;
 mod spans;
 
+#[cfg(feature = "testing")]
+pub use self::driver::faults;
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -12,6 +12,8 @@ pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
 mod cudnn;
 mod cupti;
+#[cfg(feature = "testing")]
+pub mod faults;
 mod graph;
 mod interpose;
 mod kernel;

@@ -1,7 +1,7 @@
 //! The driver's functions that enqueue work, allocate, or wait.
 
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUhostFn, CUlaunchConfig, CUmemoryPool, CUresult, CUstream,
@@ -343,6 +343,9 @@ super::interpose! {
 
 /// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.
 pub(in crate::cuda) fn is_interposed() -> bool {
-    // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
-    thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
+    static IS_INTERPOSED: LazyLock<bool> = LazyLock::new(|| {
+        // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
+        thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
+    });
+    *IS_INTERPOSED
 }
