@@ -7,6 +7,7 @@
 mod common;
 
 use std::slice::from_ref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{ensure, Context};
@@ -383,6 +384,60 @@ fn a_call_that_fails_is_an_error_and_the_next_one_is_answered() -> anyhow::Resul
         Ok(())
     };
     sweep(&device, &[Failure::OutOfMemory, Failure::Refused], |_| true, work, check)
+}
+
+/// It drops a table that is older than the call, and fails or panics. In a capture the table is freed when that ends.
+#[test]
+fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let inputs = one_on(0, &device)?;
+    // Beyond the calls of building.
+    const CALLS: usize = 7;
+    let build = |nth: usize, panics: bool| -> Built {
+        let table = Mutex::new(Some(waves(2, (4, 6))?.to_device(&device)?));
+        let calls = AtomicUsize::new(0);
+        let function = move |t: &[Tensor]| {
+            let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            let sum = table.as_ref().map_or_else(|| t[0].sqr(), |table| t[0].sqr()? + table)?;
+            if calls.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+                *table = None;
+                assert!(!panics, "no answer");
+                candle::bail!("no answer");
+            }
+            Ok(vec![sum])
+        };
+        let fast = builder().build_fn(function, &inputs)?;
+        let answer = fast.call(&inputs)?;
+        Ok((fast, answer))
+    };
+    let (fast, expected) = build(0, false)?;
+    drop(fast);
+    settle(&device)?;
+    let before = pool(&device)?;
+    for nth in 1..=CALLS {
+        for panics in [false, true] {
+            match build(nth, panics) {
+                Ok((fast, answer)) => {
+                    let report = fast.report();
+                    // What fails in a capture is eager from then on, and has no table any more.
+                    ensure!(report.mode == Mode::Eager || nth > 1, "{report}");
+                    if report.mode == Mode::Graph {
+                        assert_same(&answer, &expected, format_args!("call {nth}"));
+                    }
+                }
+                Err(Error::Candle(error)) => ensure!(!panics && error.to_string().contains("no answer"), "{error}"),
+                Err(Error::Panicked { message }) => ensure!(panics && message.contains("no answer"), "{message}"),
+                // A pass without the table differs from the ones before.
+                Err(Error::Stateful { .. }) => ensure!(nth > 1),
+                Err(error) => return Err(error.into()),
+            }
+            settle(&device)?;
+            let after = pool(&device)?;
+            ensure!(after == before, "call {nth}, panics: {panics}: the pool went from {before} bytes to {after}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

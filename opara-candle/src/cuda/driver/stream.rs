@@ -6,6 +6,7 @@ use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use super::{check, failure, interpose, wrap, Captured};
+use crate::error::caught;
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -210,7 +211,8 @@ impl Stream {
         // SAFETY: whoever takes a private stream has it alone.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
-        let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, f);
+        // Behind a panic, too, there is memory to free.
+        let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, || caught(f));
         let ended = capturing.end();
         drop(private);
         let freed = calls.dropped.iter().map(|&address| {
