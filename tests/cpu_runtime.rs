@@ -4,12 +4,11 @@
 mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use candle::{DType, Module, Result, Tensor, Var};
-use common::{assert_same, logged, one, waves, CPU};
+use common::{assert_same, counted, logged, one, stopped_at, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
 use tracing::Level;
 
@@ -17,13 +16,8 @@ fn rows(n: usize) -> Result<[Tensor; 1]> {
     Ok([waves(n, (n, 6))?])
 }
 
-/// A module that counts its calls.
-fn counted(calls: &Arc<AtomicUsize>) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
-    let calls = calls.clone();
-    move |t| {
-        calls.fetch_add(1, Ordering::Relaxed);
-        Ok(vec![ops::tanh(&t[0])?])
-    }
+fn tanh(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![ops::tanh(&t[0])?])
 }
 
 /// A module that cannot be recorded.
@@ -35,7 +29,7 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
 fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
     let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
-        let fast = OparaExecutor::builder().build_fn(counted(&calls), &rows(1)?)?;
+        let fast = OparaExecutor::builder().build_fn(counted(&calls, tanh), &rows(1)?)?;
         let round = || -> anyhow::Result<Vec<_>> {
             let mut reports = Vec::new();
             for n in 1..10 {
@@ -64,8 +58,7 @@ fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
 
 #[test]
 fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
-    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
-    let replayed = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    let replayed = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
     assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Lanes, Mode::Eager));
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
@@ -91,8 +84,7 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
 
 #[test]
 fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
-    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
-    let build = || OparaExecutor::builder().build_fn(function, &rows(2).map_err(Error::Candle)?);
+    let build = || OparaExecutor::builder().build_fn(tanh, &rows(2).map_err(Error::Candle)?);
     let executors = [build()?, build()?];
     let both = Barrier::new(2);
     let cross = |own: usize| -> anyhow::Result<()> {
@@ -115,8 +107,7 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
 
 #[test]
 fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
-    let function = |t: &[Tensor]| Ok(vec![ops::tanh(&t[0])?]);
-    let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
+    let fast = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     fast.call(&rows(3)?)?;
     let both = Barrier::new(2);
     thread::scope(|scope| {
@@ -148,29 +139,17 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 
 #[test]
 fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
-    let (enter, entered) = channel::<()>();
-    let (leave, left) = channel::<()>();
-    let gate = Mutex::new((Some(enter), left));
-    let function = move |t: &[Tensor]| {
-        if t[0].dim(0)? == 5 {
-            let (enter, left) = &mut *gate.lock().expect("no panic holds this lock");
-            if let Some(enter) = enter.take() {
-                drop(enter);
-                left.recv().ok();
-            }
-        }
-        Ok(vec![ops::tanh(&t[0])?])
-    };
+    let (function, stopped) = stopped_at(5, tanh);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
     thread::scope(|scope| -> anyhow::Result<()> {
         let building = scope.spawn(|| fast.call(&rows(5)?));
-        assert!(entered.recv().is_err(), "the module is being recorded");
+        assert!(stopped.entered.recv().is_err(), "the module is being recorded");
         assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "a call meanwhile");
         fast.lend(&rows(2)?, |lent| {
             assert_same(lent, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "lent meanwhile")
         })?;
         assert_eq!(fast.report().mode, Mode::Lanes);
-        drop(leave);
+        drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &eager(&rows(5)?)?, "the new shape");
         Ok(())
     })
@@ -275,7 +254,7 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
 fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result<()> {
     for (every, expected) in [(0, 0), (1, 20), (5, 4)] {
         let calls = Arc::new(AtomicUsize::new(0));
-        let fast = OparaExecutor::builder().recheck(every).build_fn(counted(&calls), &rows(2)?)?;
+        let fast = OparaExecutor::builder().recheck(every).build_fn(counted(&calls, tanh), &rows(2)?)?;
         let before = calls.load(Ordering::Relaxed);
         // One row of a wider matrix, whose columns are not contiguous.
         let wide = waves(1, (2, 8))?.narrow(1, 1, 6)?;

@@ -9,7 +9,7 @@ use candle::{DType, Result, Tensor};
 use common::{
     answers_like, assert_same, calls_while_built, goes_on_like, one, refused, same_bits, stateful, waves, CPU,
 };
-use opara_candle::{ops, Builder, Error, Mode, OnStateful, OparaExecutor};
+use opara_candle::{ops, Builder, Error, Mode, OnStateful, OnUncapturable, OparaExecutor};
 
 /// A module that appends to a cache and returns all of it.
 fn growing() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
@@ -323,6 +323,9 @@ fn random_numbers_are_refused() -> anyhow::Result<()> {
     };
     for function in in_operators {
         draws_anew(refused(function, &one(0)?, &["differs", "draws random numbers"]))?;
+        let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        let error = strict.build_fn(function, &one(0)?).unwrap_err();
+        assert!(matches!(error, Error::DrawsRandomNumbers { .. }), "{error:?}");
     }
     for (function, part) in between_operators {
         stateful(OparaExecutor::builder(), function, &one(0)?, &[part, "draws random numbers"]);

@@ -5,12 +5,13 @@
 mod common;
 
 use std::slice::from_ref;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 
 use anyhow::ensure;
 use candle::{DType, Device, Result, Tensor};
 use common::{assert_same, built_or_stateful, devices, gpu, isolated, same_bits, waves, CPU};
-use opara_candle::{ops, OparaExecutor};
+use opara_candle::{ops, Error, OparaExecutor};
 
 /// Why a lock can be taken.
 const FREE: &str = "no panic holds this lock";
@@ -187,5 +188,47 @@ fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::
             other.finish()?;
         }
         Ok(())
+    })
+}
+
+/// Hands what it computes to another thread in the middle of each call, which reads it, and drops it.
+fn hand_to_another_thread(device: &Device) -> anyhow::Result<()> {
+    let x = rows(0, 3, device)?;
+    let expected = (&x * 2.)?.to_vec2::<f32>()?;
+    let (give, take) = channel::<Tensor>();
+    let (done, read) = channel::<Result<Vec<Vec<f32>>>>();
+    let read = Mutex::new((give, read));
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let module = {
+        let answers = answers.clone();
+        move |x: &Tensor| {
+            let twice = (x * 2.)?;
+            let (give, read) = &*read.lock().expect(FREE);
+            give.send(twice).map_err(candle::Error::wrap)?;
+            answers.lock().expect(FREE).push(read.recv().map_err(candle::Error::wrap)?);
+            x + 1.
+        }
+    };
+    let other = std::thread::spawn(move || take.into_iter().try_for_each(|tensor| done.send(tensor.to_vec2())));
+    let built = OparaExecutor::new(module, &x);
+    // A tensor that outlives its call in another thread's hands looks like state.
+    ensure!(matches!(built, Err(Error::Stateful { .. })), "{:?}", built.err());
+    drop(built);
+    ensure!(other.join().expect("no panic").is_ok());
+    let answers = std::mem::take(&mut *answers.lock().expect(FREE));
+    ensure!(answers.len() > 3, "{} calls", answers.len());
+    for answer in answers {
+        ensure!(answer? == expected, "another thread read other numbers");
+    }
+    // Nothing is left of it for those who use the device afterwards.
+    ensure!((&x * 2.)?.to_vec2::<f32>()? == expected);
+    Ok(())
+}
+
+#[test]
+fn what_a_module_hands_to_another_thread_while_it_is_captured_is_there() -> anyhow::Result<()> {
+    isolated("what_a_module_hands_to_another_thread_while_it_is_captured_is_there", || match gpu() {
+        Some(device) => hand_to_another_thread(&device),
+        None => Ok(()),
     })
 }

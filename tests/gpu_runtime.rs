@@ -5,24 +5,16 @@
 mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use candle::{Device, Result, Tensor, Var};
-use common::{assert_same, gpu, isolated, logged, waves};
+use common::{assert_same, counted, devices, gpu, isolated, logged, stopped_at, waves};
 use opara_candle::{Error, Mode, OparaExecutor};
 use tracing::Level;
 
 /// Of a lock.
 const FREE: &str = "no panic holds this lock";
-
-/// A device of each kind that can be captured: of this library and of candle, with its own stream or with one for
-/// every thread.
-fn devices() -> Result<Vec<Device>> {
-    let Some(untracked) = gpu() else { return Ok(Vec::new()) };
-    Ok(vec![untracked, Device::new_cuda_with_stream(0)?, Device::new_cuda(0)?])
-}
 
 fn rows(n: usize, device: &Device) -> Result<[Tensor; 1]> {
     Ok([waves(n, (n, 6))?.to_device(device)?])
@@ -49,15 +41,8 @@ fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
 fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let calls = Arc::new(AtomicUsize::new(0));
-    let counted = {
-        let calls = calls.clone();
-        move |t: &[Tensor]| {
-            calls.fetch_add(1, Ordering::Relaxed);
-            plain(t)
-        }
-    };
     let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
-        let fast = OparaExecutor::builder().build_fn(counted, &rows(1, &device)?)?;
+        let fast = OparaExecutor::builder().build_fn(counted(&calls, plain), &rows(1, &device)?)?;
         let round = || -> anyhow::Result<Vec<_>> {
             let mut reports = Vec::new();
             for n in 1..10 {
@@ -177,29 +162,17 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 #[test]
 fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (enter, entered) = channel::<()>();
-    let (leave, left) = channel::<()>();
-    let gate = Mutex::new((Some(enter), left));
-    let function = move |t: &[Tensor]| {
-        if t[0].dim(0)? == 5 {
-            let (enter, left) = &mut *gate.lock().expect(FREE);
-            if let Some(enter) = enter.take() {
-                drop(enter);
-                left.recv().ok();
-            }
-        }
-        plain(t)
-    };
+    let (function, stopped) = stopped_at(5, plain);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
     let new = rows(5, &device)?;
     thread::scope(|scope| -> anyhow::Result<()> {
         let building = scope.spawn(|| fast.call(&new));
-        assert!(entered.recv().is_err(), "the module is being recorded");
+        assert!(stopped.entered.recv().is_err(), "the module is being recorded");
         let x = rows(2, &device)?;
         let expected = plain(&x)?;
         assert_same(&fast.call(&x)?, &expected, "a call meanwhile");
         fast.lend(&x, |lent| assert_same(lent, &expected, "lent meanwhile"))?;
-        drop(leave);
+        drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &plain(&new)?, "the new shape");
         Ok(())
     })

@@ -39,7 +39,7 @@ use tracing_subscriber::prelude::*;
 use crate::memory::Memory;
 use crate::report::Report;
 use crate::tally::Tally;
-use crate::workers::Plan;
+use crate::workers::{Plan, Role};
 use crate::world::World;
 
 /// Executors beside plain candle code on many threads, every number checked.
@@ -52,6 +52,10 @@ struct Args {
     /// Threads of all roles.
     #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: usize,
+
+    /// Only threads of these roles work: what the others cost them, or where memory goes.
+    #[arg(long, value_delimiter = ',', conflicts_with = "devices")]
+    only: Vec<Role>,
 
     /// What the threads do follows from it.
     #[arg(long, default_value_t = 0)]
@@ -100,7 +104,7 @@ fn soak(args: &Args, device: &Device, seconds: Duration) -> Result<Report> {
     let start = Memory::of(device)?;
     let mut tally = Tally::default();
     let mut half = |number: u64| -> Result<Memory> {
-        let plan = Plan { threads: args.threads, seed: args.seed, half: number, length: seconds / 2 };
+        let plan = Plan { threads: args.threads, only: &args.only, seed: args.seed, half: number, length: seconds / 2 };
         tally.add(workers::run(&world, &plan)?);
         Memory::of(device)
     };

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::ValueEnum;
 use parking_lot::Mutex;
 
 use crate::builds::Builds;
@@ -18,12 +19,16 @@ use crate::world::World;
 /// How long a thread may take to finish after its time is over. Only a deadlock takes that long.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// What threads do.
-#[derive(Debug, Clone, Copy)]
-enum Role {
+/// What a thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Plain candle code.
     Plain,
+    /// Calls shared executors.
     Calls,
+    /// Builds executors of its own.
     Builds,
+    /// Ends and starts anew.
     Fleeting,
 }
 
@@ -32,8 +37,10 @@ const ROLES: [Role; 8] =
     [Role::Plain, Role::Calls, Role::Plain, Role::Builds, Role::Calls, Role::Fleeting, Role::Plain, Role::Calls];
 
 /// One half of a run.
-pub struct Plan {
+pub struct Plan<'a> {
     pub threads: usize,
+    /// Threads of other roles do nothing. Empty for all roles.
+    pub only: &'a [Role],
     pub seed: u64,
     pub half: u64,
     pub length: Duration,
@@ -43,7 +50,7 @@ pub struct Plan {
 ///
 /// # Errors
 /// None of the work, which are counted.
-pub fn run(world: &World, plan: &Plan) -> Result<Tally> {
+pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
     let deadline = Instant::now() + plan.length;
     let doing: Vec<Arc<Mutex<&'static str>>> = (0..plan.threads).map(|_| Arc::new(Mutex::new("starting"))).collect();
     let (finish, finished) = channel();
@@ -53,7 +60,10 @@ pub fn run(world: &World, plan: &Plan) -> Result<Tally> {
             scope.spawn(move || {
                 let mut tally = Tally::of(doing.clone());
                 let seed = plan.seed ^ (thread as u64) << 8 ^ plan.half << 32;
-                work(world, thread, &mut fastrand::Rng::with_seed(seed), deadline, &mut tally);
+                let role = ROLES[thread % ROLES.len()];
+                if plan.only.is_empty() || plan.only.contains(&role) {
+                    work(world, role, &mut fastrand::Rng::with_seed(seed), deadline, &mut tally);
+                }
                 // The other end waits for every thread.
                 let _ = finish.send((thread, tally));
             });
@@ -84,9 +94,9 @@ fn give_up(left: &[usize], doing: &[Arc<Mutex<&'static str>>]) -> ! {
     std::process::exit(1)
 }
 
-fn work(world: &World, thread: usize, rng: &mut fastrand::Rng, deadline: Instant, tally: &mut Tally) {
+fn work(world: &World, role: Role, rng: &mut fastrand::Rng, deadline: Instant, tally: &mut Tally) {
     let goes_on = || Instant::now() < deadline;
-    match ROLES[thread % ROLES.len()] {
+    match role {
         Role::Plain => {
             let mut plain = Plain::new(world);
             while goes_on() {

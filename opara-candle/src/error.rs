@@ -173,6 +173,13 @@ pub enum Error {
         reason: String,
     },
 
+    /// The module draws random numbers: its calls differ although it keeps no state, and a replay would draw others.
+    #[error("the forward pass cannot be captured: {reason}")]
+    DrawsRandomNumbers {
+        /// How it was found, and where.
+        reason: String,
+    },
+
     /// A GPU was asked for that this build cannot use.
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
@@ -273,6 +280,7 @@ impl Error {
                 | FailsInCapture { .. }
                 | FailsOnOtherValues { .. }
                 | NotCapturable { .. }
+                | DrawsRandomNumbers { .. }
                 | Mismatch { .. }
                 | Freed
         )

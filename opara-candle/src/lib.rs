@@ -6,6 +6,10 @@ compile_error!(
                 do: on other systems build without them, for the CPU"
 );
 
+// `test_device.rs` is a module of this crate's tests and of other programs'.
+#[cfg(all(test, feature = "cuda"))]
+extern crate self as opara_candle;
+
 mod backend;
 mod builder;
 mod capture_thread;
@@ -41,6 +45,9 @@ mod rivals;
 pub mod schedule;
 mod shapes;
 pub mod simulate;
+#[cfg(all(test, feature = "cuda"))]
+#[allow(dead_code, reason = "tests of executors use the rest")]
+mod test_device;
 pub mod timeline;
 #[cfg(all(feature = "testing", feature = "cuda"))]
 #[doc(hidden)]

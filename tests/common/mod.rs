@@ -2,7 +2,9 @@
 #![allow(dead_code, unused_imports)] // Each test program uses a part of it.
 
 mod beside;
+#[path = "../../opara-candle/src/test_device.rs"]
 mod device;
+mod modules;
 
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use tracing_subscriber::prelude::*;
 
 pub use beside::{beside, Meanwhile, Round};
 pub use device::{device_or_skip, devices, gpu, second_gpu};
+pub use modules::{counted, large, stopped_at, where_large};
 
 /// The host.
 pub const CPU: &Device = &Device::Cpu;
@@ -191,12 +194,7 @@ where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 {
     let calls = Arc::new(AtomicUsize::new(0));
-    let count = calls.clone();
-    let counted = move |t: &[Tensor]| {
-        count.fetch_add(1, Ordering::Relaxed);
-        function(t)
-    };
-    let fast = builder.build_fn(counted, inputs)?;
+    let fast = builder.build_fn(counted(&calls, function), inputs)?;
     Ok((fast, calls.load(Ordering::Relaxed)))
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Pass {
 /// Checks calls in order, of which the first and the last are on the example, `inputs`.
 ///
 /// # Errors
-/// [`Error::Stateful`] with what shows state, [`Error::NotCapturable`] for an operator that draws random numbers.
+/// [`Error::Stateful`] with what shows state, [`Error::DrawsRandomNumbers`] for an operator that draws random numbers.
 pub(super) fn check(passes: &[Pass], inputs: &[Tensor]) -> Result<()> {
     check_tensors(passes)?;
     match passes {
@@ -95,7 +95,7 @@ fn depends_on_inputs(program: &Program) -> Vec<bool> {
 /// Checks that two calls on `inputs` gave the same bits.
 ///
 /// # Errors
-/// [`Error::Stateful`] if they did not, but [`Error::NotCapturable`] if an operator draws random numbers.
+/// [`Error::Stateful`] if they did not, but [`Error::DrawsRandomNumbers`] if an operator draws random numbers.
 fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
     let detail = match verify::same_bits("second call", &first.outputs, &again.outputs) {
         Ok(()) => return Ok(()),
@@ -159,5 +159,5 @@ fn same(a: &Tensor, b: &Tensor) -> candle::Result<bool> {
 /// The error that an operator, with the same function and the same tensors, gives another result each time.
 fn unrepeatable(label: &str) -> Error {
     let place = if label.is_empty() { String::new() } else { format!(" of `{label}`") };
-    Error::NotCapturable { reason: format!("the result{place} differs from run to run: it draws random numbers") }
+    Error::DrawsRandomNumbers { reason: format!("the result{place} differs from run to run: it draws random numbers") }
 }

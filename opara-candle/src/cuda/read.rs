@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use candle::Tensor;
 use hashbrown::HashMap;
 
-use super::capture::{Marks, OutputSpec, Recorded};
-use super::driver::{address_of, bytes_of, AllocationTable, Call, Captured, KernelNode, Launch, Node, Pointer, Stream};
+use super::driver::{address_of, bytes_of, AllocationTable, Call, KernelNode, Launch, Node, Pointer, Stream};
 use super::kernels::known;
+use super::pass::Pass;
+use super::recorded::Recorded;
 use crate::memory::aligned;
 use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
@@ -126,13 +127,8 @@ impl Latest {
 pub(super) type Read = (Trace, Vec<Recorded>, Vec<(u64, BufferId)>);
 
 /// Reads a captured graph. `Err` lists the outputs that must be copied in another capture.
-pub(super) fn read(
-    stream: &Stream,
-    inputs: &[Tensor],
-    outputs: &[OutputSpec],
-    marks: &Marks,
-    graph: &Captured,
-) -> Result<std::result::Result<Read, Vec<usize>>> {
+pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<std::result::Result<Read, Vec<usize>>> {
+    let Pass { outputs, marks, graph } = pass;
     let mut memory = Memory::new(stream);
     for (i, input) in inputs.iter().enumerate() {
         let bytes = bytes_of(input);
@@ -192,9 +188,6 @@ pub(super) fn read(
         // It may be another thread that has put a tensor in the place of one that the module was using.
         let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
         return Err(Error::NotCapturable { reason });
-    }
-    if let Some(error) = graph.failed() {
-        return Err(Error::NotCapturable { reason: format!("a destructor failed in the forward pass ({error})") });
     }
     let mut copy = Vec::new();
     for (i, output) in outputs.iter().enumerate() {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use super::driver::{Activity, Watch};
-use super::replay::{CudaProgram, GraphReplay};
+use super::program::CudaProgram;
+use super::replay::GraphReplay;
 use crate::backend::{Replay, Spans};
 use crate::plan::Planned;
 use crate::trace::Work;

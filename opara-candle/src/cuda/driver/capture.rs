@@ -1,12 +1,13 @@
 //! A captured graph, read back node by node.
 
+use std::iter::Peekable;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use hashbrown::{HashMap, HashSet};
 
-use super::interpose::{Call, LibraryCall, ThreadCapture};
+use super::interpose::{Call, LibraryCall, MemoryEvent, MemoryEventKind, ThreadCapture};
 use super::kernel::{Functions, KernelNode};
 use super::{check, get, Stream};
 use crate::{Error, Result};
@@ -17,14 +18,12 @@ pub(in crate::cuda) struct Captured {
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by their address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// Node and first byte of each allocation that Rust asked for, in order.
-    allocations: Vec<(usize, u64)>,
+    /// What was allocated and freed, in order, but by libraries themselves: that the graph holds.
+    memory: Vec<MemoryEvent>,
     /// Calls of libraries, in order.
     library_calls: Vec<LibraryCall>,
     /// How many tensors from before the capture were dropped in it.
     dropped: usize,
-    /// A call that failed meanwhile where it could not return its error: in a destructor.
-    failed: Option<Error>,
 }
 
 // SAFETY: the driver asks only that calls on one graph do not overlap. `Captured` is not `Sync`, and every use goes
@@ -134,11 +133,9 @@ impl Captured {
     /// # Safety
     /// `raw` must be null or a graph that nobody else destroys, captured for `stream` while `calls` were noted.
     pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: ThreadCapture) -> Option<Self> {
-        let failed = stream.take_error();
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
-        let ThreadCapture { allocations, library_calls, dropped, .. } = calls;
-        let dropped = dropped.len();
-        (!raw.is_null()).then_some(Self { raw, stream, uploads, allocations, library_calls, dropped, failed })
+        let ThreadCapture { memory, library_calls, dropped, .. } = calls;
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped })
     }
 
     /// How many tensors from before the capture were dropped in it.
@@ -154,11 +151,6 @@ impl Captured {
         let ends = self.after(self.library_calls.iter().flat_map(|call| call.nodes))?;
         let ranges = ends.chunks_exact(2).map(|ends| ends[0]..ends[1]);
         Ok(ranges.zip(self.library_calls.iter().map(|call| &call.call)).collect())
-    }
-
-    /// The error of a destructor that ran during the capture.
-    pub fn failed(&self) -> Option<&Error> {
-        self.failed.as_ref()
     }
 
     /// For each of these positions, which [`position`](super::position) gave during the capture, how many nodes come before it.
@@ -195,22 +187,24 @@ impl Captured {
         if !self.in_order(&raw)? {
             return Err(Error::NotCapturable { reason: "the driver lists captured nodes out of order".into() });
         }
-        let handles: Vec<usize> = raw.iter().map(|&node| node as usize).collect();
         let mut functions = Functions::default();
-        // SAFETY: the handles are nodes of this graph, which outlives the calls.
-        let nodes = raw.into_iter().map(|node| unsafe { self.read(node, &mut functions) });
-        let mut nodes: Vec<Node> = nodes.collect::<Result<_>>()?;
-        let addresses = nodes.iter().map(|node| match node {
-            Node::Alloc { address, .. } => Some(*address),
-            _ => None,
-        });
-        let asked: Vec<bool> = asked_for(handles.into_iter().zip(addresses), &self.allocations);
-        for (node, asked) in nodes.iter_mut().zip(asked) {
-            if let Node::Alloc { library, .. } = node {
-                *library = !asked;
+        let mut events = self.memory.iter().peekable();
+        let mut nodes = Vec::with_capacity(raw.len() + self.memory.len());
+        let mut previous = 0;
+        for node in raw {
+            nodes.extend(events_after(previous, &mut events));
+            // SAFETY: the handle is a node of this graph, which outlives the call.
+            nodes.push(unsafe { self.read(node, &mut functions)? });
+            previous = node as usize;
+        }
+        nodes.extend(events_after(previous, &mut events));
+        match events.next() {
+            None => Ok(nodes),
+            Some(_) => {
+                let message = "the captured graph lacks a node after which memory was allocated or freed".into();
+                Err(Error::Internal { message })
             }
         }
-        Ok(nodes)
     }
 
     /// Whether every node comes behind those that it depends on, which the driver does not promise.
@@ -243,44 +237,6 @@ impl Captured {
             earlier.insert(node);
         }
         Ok(true)
-    }
-
-    /// For a capture that nobody will replay: if the module keeps memory that it allocated in it, runs the graph once,
-    /// so that this memory exists.
-    ///
-    /// # Errors
-    /// A call of the driver that failed: the module may then hold tensors without memory, and cannot run eagerly either. So
-    /// this is never [`Error::OutOfMemory`].
-    pub fn settle(&self) -> Result<()> {
-        self.run_for_what_is_kept().map_err(|error| match error {
-            Error::OutOfMemory { source } => *source,
-            error => error,
-        })
-    }
-
-    fn run_for_what_is_kept(&self) -> Result<()> {
-        let mut kept = 0;
-        for node in self.raw_nodes()? {
-            // SAFETY: the node belongs to this graph, and the call writes its type.
-            match unsafe { get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? } {
-                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => kept += 1,
-                sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE => kept -= 1,
-                _ => {}
-            }
-        }
-        if kept == 0 {
-            return Ok(());
-        }
-        self.stream.bind()?;
-        let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph is whole; its pointers are those of a forward pass whose tensors the caller still holds.
-        unsafe {
-            check("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&mut executable, self.raw, 0))?;
-            let launched = check("cuGraphLaunch", sys::cuGraphLaunch(executable, self.stream.raw()));
-            let ended = self.stream.wait_for_all();
-            let destroyed = check("cuGraphExecDestroy", sys::cuGraphExecDestroy(executable));
-            launched.and(ended).and(destroyed)
-        }
     }
 
     /// Reads one node.
@@ -348,29 +304,43 @@ impl Drop for Captured {
 // SAFETY: a launch is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
 unsafe impl Send for Launch {}
 
-/// For each node, given with the address if it allocates, whether it is one of the allocations that were `asked` for:
-/// by its handle, or, should the driver not have told that, by the order of addresses.
-fn asked_for(nodes: impl Iterator<Item = (usize, Option<u64>)> + Clone, asked: &[(usize, u64)]) -> Vec<bool> {
-    let handles: HashSet<usize> = asked.iter().map(|&(handle, _)| handle).collect();
-    let found: Vec<bool> = nodes.clone().map(|(handle, a)| a.is_some() && handles.contains(&handle)).collect();
-    if found.iter().filter(|&&found| found).count() == asked.len() {
-        return found;
+/// Takes the events that come after this node, and before the next.
+fn events_after<'a>(node: usize, events: &mut Peekable<impl Iterator<Item = &'a MemoryEvent>>) -> Vec<Node> {
+    let mut after = Vec::new();
+    while let Some(&MemoryEvent { address, ref kind, .. }) = events.next_if(|event| event.after == node) {
+        after.push(match *kind {
+            MemoryEventKind::Allocated { bytes, library } => Node::Alloc { address, bytes: bytes as u64, library },
+            MemoryEventKind::Freed => Node::Free { address },
+        });
     }
-    let mut rest = asked.iter().peekable();
-    nodes.map(|(_, address)| rest.next_if(|&&(_, next)| address == Some(next)).is_some()).collect()
+    after
 }
 
 #[cfg(test)]
 mod tests {
-    use super::asked_for;
+    use super::*;
 
     #[test]
-    fn allocations_of_a_library_stand_between_those_of_rust() {
-        // A kernel, then allocations of Rust's, of a library at the same address later, and of Rust's again.
-        let nodes = [(1, None), (2, Some(10)), (3, Some(20)), (4, Some(10)), (5, Some(10))];
-        let asked = |asked: &[(usize, u64)]| asked_for(nodes.into_iter(), asked);
-        assert_eq!(asked(&[(2, 10), (5, 10)]), [false, true, false, false, true]);
-        assert_eq!(asked(&[(0, 10), (0, 10)]), [false, true, false, true, false], "by the order of addresses");
-        assert_eq!(asked(&[]), [false; 5]);
+    fn what_was_allocated_and_freed_stands_behind_its_node() {
+        let allocated = |after, address| MemoryEvent {
+            after,
+            address,
+            kind: MemoryEventKind::Allocated { bytes: 4, library: false },
+        };
+        let events =
+            [allocated(0, 1), allocated(7, 2), MemoryEvent { after: 7, address: 1, kind: MemoryEventKind::Freed }];
+        let mut events = events.iter().peekable();
+        let mut after = |node| -> Vec<(bool, u64)> {
+            let nodes = events_after(node, &mut events).into_iter();
+            nodes
+                .filter_map(|node| match node {
+                    Node::Alloc { address, .. } => Some((true, address)),
+                    Node::Free { address } => Some((false, address)),
+                    _ => None,
+                })
+                .collect()
+        };
+        assert_eq!([after(0), after(5), after(7)], [vec![(true, 1)], vec![], vec![(true, 2), (false, 1)]]);
+        assert!(events.next().is_none());
     }
 }

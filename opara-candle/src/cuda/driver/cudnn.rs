@@ -10,7 +10,7 @@ use cudarc::cudnn::{
 };
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
-pub(super) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
+pub(in crate::cuda) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 
 use super::convolution::{Convolution, Operands};
 use super::kernels;
@@ -100,7 +100,7 @@ impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
 }
 
 /// What may be asked to run: of some cuDNN says only then that they do not support the convolution. The first always works.
-pub(super) fn algorithms<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Vec<Algorithm>>
+pub(in crate::cuda) fn algorithms<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Vec<Algorithm>>
 where
     T: CudnnDataType,
     C: CudnnDataType,
@@ -113,7 +113,7 @@ where
 }
 
 /// What cuDNN itself would choose, if it is one of [`algorithms`].
-pub(super) fn guess<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Algorithm>
+pub(in crate::cuda) fn guess<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Algorithm>
 where
     T: CudnnDataType,
     C: CudnnDataType,
@@ -127,8 +127,8 @@ where
 /// The convolution `of` the operands, the bias and the activation, into `y`. `C` is what it adds up in.
 ///
 /// # Errors
-/// What cuDNN does not support.
-pub(super) fn run<T, C>(
+/// Slices that are too short or of another dtype, or what cuDNN does not support.
+pub(in crate::cuda) fn run<T, C>(
     device: &CudaDevice,
     of: &Convolution,
     algorithm: Algorithm,
@@ -139,6 +139,7 @@ where
     T: CudnnDataType + DeviceRepr + candle::WithDType,
     C: CudnnDataType,
 {
+    operands.check(of, y)?;
     let described = Described::<T, C>::new(&handle(device)?, of)?;
     let bytes = described.bare().get_workspace_size(algorithm)?;
     let mut workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
@@ -146,8 +147,8 @@ where
     let stream = device.cuda_stream();
     let (address, elements) = (y.device_ptr(&stream).0, y.len());
     // SAFETY: the second handle on the result's memory is given up below, before the first one is. It is the summand
-    // that cuDNN asks for, which counts nothing here. The descriptors were made from the sizes that `convolve` held
-    // against the slices, and the workspace is as large as cuDNN asks.
+    // that cuDNN asks for, which counts nothing here. The descriptors were made from the sizes that were held
+    // against the slices above, and the workspace is as large as cuDNN asks.
     unsafe {
         let summand = stream.upgrade_device_ptr::<T>(address, elements);
         let launched = described.fused().launch(

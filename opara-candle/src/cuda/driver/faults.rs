@@ -102,7 +102,7 @@ const DONE_ALL_THE_SAME: &[&str] = &[
 ];
 
 /// Makes a call, unless it is to fail.
-pub(super) fn unless_failing<R: Status>(name: &'static str, call: impl FnOnce() -> R) -> R {
+pub(super) fn unless_failing<R: Failing>(name: &'static str, call: impl FnOnce() -> R) -> R {
     let failure = IS_PLANNED.load(Ordering::Relaxed).then(|| failure_of(name)).flatten();
     let Some(failure) = failure else { return call() };
     if DONE_ALL_THE_SAME.contains(&name) {
@@ -112,18 +112,18 @@ pub(super) fn unless_failing<R: Status>(name: &'static str, call: impl FnOnce() 
 }
 
 /// What functions return.
-pub(super) trait Status {
+pub(super) trait Failing {
     fn of(failure: Failure) -> Self;
 }
 
-impl Status for CUresult {
+impl Failing for CUresult {
     fn of(failure: Failure) -> Self {
         failure.status()
     }
 }
 
 /// Codes of CUDA's runtime: these are the same numbers.
-impl Status for c_int {
+impl Failing for c_int {
     fn of(failure: Failure) -> Self {
         failure.status() as c_int
     }
@@ -133,7 +133,7 @@ impl Status for c_int {
 macro_rules! codes {
     ($($(#[$cfg:meta])? $status:ty: $no_memory:ident, $refused:ident, $lost:ident;)*) => {$(
         $(#[$cfg])?
-        impl Status for $status {
+        impl Failing for $status {
             fn of(failure: Failure) -> Self {
                 match failure {
                     Failure::OutOfMemory => Self::$no_memory,

@@ -5,12 +5,11 @@
 
 mod arguments;
 mod capture;
-pub(super) mod choice;
 #[cfg(feature = "cudnn")]
 pub(super) mod convolution;
 pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
-mod cudnn;
+pub(super) mod cudnn;
 mod cupti;
 #[cfg(feature = "testing")]
 pub mod faults;
@@ -28,7 +27,7 @@ pub(super) use arguments::Arguments;
 pub(super) use capture::{Captured, Launch, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
-pub(super) use interpose::{is_capturing, is_interposed, position, Call, WrittenMemory};
+pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};

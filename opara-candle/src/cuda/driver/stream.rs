@@ -5,8 +5,8 @@ use std::sync::Arc;
 use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
+use super::interpose::CapturePool;
 use super::{check, failure, interpose, wrap, Captured};
-use crate::error::caught;
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -30,6 +30,11 @@ impl Stream {
 
     fn context(&self) -> &Arc<CudaContext> {
         self.0.context()
+    }
+
+    /// The driver's handle of the device.
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.context().cu_device()
     }
 
     /// Makes the device's context current on this thread.
@@ -196,12 +201,32 @@ impl Stream {
         })
     }
 
-    /// Captures what `f` launches on this stream from this thread. It goes to a private stream, so that what other threads
-    /// launch on this one meanwhile runs as ever.
+    /// Captures what `f` launches on this stream from this thread, on a private stream; it runs on this one, too, as what other
+    /// threads launch here meanwhile. What `f` allocates is of `pool`.
     ///
     /// # Errors
-    /// [`Error::NotCapturable`] with the driver's or the module's reason; the stream can be used again.
-    pub fn capture<T>(&self, f: impl FnOnce() -> Result<T>) -> std::result::Result<(T, Captured), Broken> {
+    /// [`Error::NotCapturable`] with the driver's or the module's reason, [`Error::DrawsRandomNumbers`]; the stream can be used again.
+    pub fn capture<T>(
+        &self,
+        pool: &CapturePool,
+        f: impl FnOnce() -> Result<T>,
+    ) -> std::result::Result<(T, Captured), Broken> {
+        self.capture_in(Some(pool), f)
+    }
+
+    /// Captures what `f` launches on this stream from this thread. It does not run, and may not allocate.
+    ///
+    /// # Errors
+    /// As of [`capture`](Self::capture).
+    pub fn capture_only<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Captured)> {
+        self.capture_in(None, f).map_err(|broken| broken.error)
+    }
+
+    fn capture_in<T>(
+        &self,
+        pool: Option<&CapturePool>,
+        f: impl FnOnce() -> Result<T>,
+    ) -> std::result::Result<(T, Captured), Broken> {
         self.bind()?;
         if interpose::is_capturing() {
             let reason = "it is built inside the forward pass of a module that is being captured".into();
@@ -211,21 +236,14 @@ impl Stream {
         // SAFETY: whoever takes a private stream has it alone.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
-        // Behind a panic, too, there is memory to free.
-        let (result, calls) = interpose::capture(self.0.cu_stream(), &private, &capturing, || caught(f));
+        let (result, mut calls) = interpose::capture(self.0.cu_stream(), &private, pool, &capturing, f);
         let ended = capturing.end();
         drop(private);
-        let freed = calls.dropped.iter().map(|&address| {
-            // SAFETY: its owner gave this allocation up during the capture, which only put that off.
-            check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(address, self.0.cu_stream()) })
-        });
-        // All of them, whatever becomes of one.
-        let freed = freed.fold(Ok(()), Result::and);
         let Some((raw, status)) = ended else {
             let reason = "another thread waited for the device, and the module for that thread".into();
             return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
         };
-        let refused = calls.refused.clone();
+        let refused = calls.refused.take();
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
@@ -235,9 +253,9 @@ impl Stream {
         };
         let by_driver = ended.is_err() && refused.is_none();
         let failed = match (&result, refused) {
-            (_, Some(reason)) => Some(Error::NotCapturable { reason }),
+            (_, Some(refused)) => Some(refused),
             (Err(_), None) => None,
-            (Ok(_), None) => ended.err().map(reason).or(freed.err()),
+            (Ok(_), None) => ended.err().map(reason),
         };
         let Some(captured) = captured else {
             let nothing = || Error::NotCapturable { reason: "the driver returned no graph".into() };
@@ -245,10 +263,7 @@ impl Stream {
         };
         match (failed, result) {
             (None, Ok(result)) => Ok((result, captured)),
-            (Some(error), _) | (None, Err(error)) => {
-                captured.settle()?;
-                Err(error.into())
-            }
+            (Some(error), _) | (None, Err(error)) => Err(error.into()),
         }
     }
 
@@ -256,11 +271,6 @@ impl Stream {
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
-    /// The error that cudarc kept because the call that failed could not return it, if any.
-    pub(super) fn take_error(&self) -> Option<Error> {
-        self.context().check_err().err().map(wrap("a call in a destructor"))
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {

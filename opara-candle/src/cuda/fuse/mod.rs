@@ -1,5 +1,6 @@
 //! Fuses chains of candle's launches: each becomes one launch of a kernel that is written for it, and gives the same bits.
 
+mod dtype;
 mod part;
 mod program;
 mod step;
@@ -10,9 +11,10 @@ use hashbrown::HashMap;
 use self::part::{Part, MANY_ELEMENTS};
 use self::program::{Code, Program, Source};
 use self::step::Step;
-use super::capture::{Capture, Recorded};
+use super::capture::Capture;
 use super::driver::kernels::chain::{self, Written, STEPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
+use super::recorded::Recorded;
 use crate::backend::Fusing;
 use crate::fuse::{self, chains, Fusible, Operand, Places};
 use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
@@ -229,7 +231,7 @@ impl Fused {
 
 #[cfg(test)]
 mod tests {
-    use super::program::Type;
+    use super::dtype::Type;
     use super::*;
     use crate::cuda::driver::kernels::chain::Chain as Argument;
     use crate::fuse::{Chain, Turn};

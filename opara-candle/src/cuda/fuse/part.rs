@@ -2,7 +2,7 @@
 
 use cudarc::driver::LaunchConfig;
 
-use super::program::Type;
+use super::dtype::Type;
 use crate::fuse::Places;
 
 /// The most columns of a row.

@@ -2,17 +2,10 @@
 
 use std::fmt::Write;
 
+use super::dtype::Type;
 use super::part::Part;
 use crate::cuda::driver::kernels::chain::{Chain, Written};
 use crate::fuse::Places;
-
-/// Type of a value in memory, and of a step's arithmetic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Type {
-    F32,
-    F16,
-    Bf16,
-}
 
 /// What a step computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,23 +45,6 @@ pub(super) struct Step<'a> {
     pub on_numbers: bool,
     /// Where the result is stored.
     pub target: Option<u64>,
-}
-
-impl Type {
-    fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "float",
-            Self::F16 => "__half",
-            Self::Bf16 => "__nv_bfloat16",
-        }
-    }
-
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
 }
 
 impl Code {

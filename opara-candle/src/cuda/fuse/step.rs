@@ -2,8 +2,9 @@
 
 use half::{bf16, f16};
 
+use super::dtype::Type;
 use super::part::COLUMNS;
-use super::program::{Code, Type};
+use super::program::Code;
 use crate::cuda::driver::Arguments;
 use crate::fuse::Places;
 use crate::trace::Launch;

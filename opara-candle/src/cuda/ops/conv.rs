@@ -6,11 +6,13 @@ use candle::{CpuStorage, CustomOp3, DType, Layout, Module, Result, Shape, Tensor
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+#[cfg(feature = "cudnn")]
+use super::dense::convolve;
 use super::format::Format;
 use super::launch::{elements, is_known};
 use super::space_to_depth::deepened;
 #[cfg(feature = "cudnn")]
-use crate::cuda::driver::convolution::{self, Convolution, Operands};
+use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::kernels::{self, Plane};
 use crate::ops::{pad, Activation, ConvConfig, Padding};
 
@@ -135,7 +137,7 @@ impl Dense {
             weight: elements(weight.0, weight.1)?,
             bias: elements(bias.0, bias.1)?,
         };
-        convolution::convolve::<T, C>(device, &self.0, &operands, &mut y)?;
+        convolve::<T, C>(device, &self.0, &operands, &mut y)?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
     }
 }

@@ -2,7 +2,10 @@
 
 mod attention;
 mod cat;
+mod choice;
 mod conv;
+#[cfg(feature = "cudnn")]
+mod dense;
 mod element;
 mod embedding;
 mod format;

@@ -4,9 +4,9 @@ use candle::cuda_backend::{self, CudaDType};
 use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
+use super::choice::Choices;
 use super::launch::{launch, takes, with_elements, Call, Kernel};
 use crate::cuda::driver::address_of;
-use crate::cuda::driver::choice::Choices;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::kernels::{self, Block};
 use crate::cuda::driver::product::Product;
@@ -136,11 +136,12 @@ mod tests {
     use candle::{Device, Module};
 
     use super::*;
+    use crate::test_device::gpu;
 
     /// On a GPU; skips without.
     #[test]
     fn blocks_of_tensor_cores_give_what_is_asked_for() -> Result<()> {
-        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let Some(device) = gpu() else { return Ok(()) };
         let numbers = |seed: usize, shape: (usize, usize)| {
             let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
@@ -176,7 +177,7 @@ mod tests {
     /// On a GPU; skips without.
     #[test]
     fn nan_stays() -> Result<()> {
-        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
         let of =
             Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
@@ -205,7 +206,7 @@ mod tests {
     /// By every kernel, whichever is the fastest. On a GPU; skips without.
     #[test]
     fn extremes_give_what_f32_gives() -> Result<()> {
-        let Ok(device) = crate::cuda_device(0) else { return Ok(()) };
+        let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
         let of =
             Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };

@@ -1,4 +1,4 @@
-//! cuBLAS and cuBLASLt. A handle of cuBLAS is shared by all threads of a candle device, and the stream is the handle's, so
+//! cuBLAS. A handle of cuBLAS is shared by all threads of a candle device, and the stream is the handle's, so
 //! a thread that captures uses the handle of its private stream instead, in the same modes.
 
 use std::ffi::{c_int, c_longlong, c_void};
@@ -7,15 +7,14 @@ use cudarc::cublas::sys::{
     self as blas, cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasOperation_t, cublasStatus_t,
     cudaDataType,
 };
-use cudarc::cublaslt::sys as lt;
 
 use super::gate::between_captures;
-use super::library_call::{noted, Call, Matmul, Meaning, Operand};
-use super::thread_capture::{self, redirected};
+use super::library_call::{Call, Matmul, Meaning};
+use super::noted::noted;
+use super::scale::{is_zero, scale_bytes};
+use super::thread_capture;
 
 const MISSING: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
-const REFUSED: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
-const LT_REFUSED: lt::cublasStatus_t = lt::cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED;
 
 /// The handle for a call: the capture's, in the modes of the caller's, or the caller's own.
 ///
@@ -56,44 +55,57 @@ unsafe fn accumulates(handle: cublasHandle_t, beta: *const c_void, scale_bytes: 
     }
 }
 
-/// Whether a float or an integer on the host is 0 or -0.
-///
-/// # Safety
-/// `value` must point to so many bytes.
-unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
-    // SAFETY: the caller vouches for it.
-    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };
-    let (sign, rest) = (bytes[bytes.len() - 1], &bytes[..bytes.len() - 1]);
-    rest.iter().all(|byte| *byte == 0) && sign & 0x7f == 0
-}
-
-/// Bytes of alpha and beta.
-fn scale_bytes(compute: u32) -> usize {
-    match compute {
-        // CUBLAS_COMPUTE_16F and its pedantic form.
-        64 | 65 => 2,
-        // CUBLAS_COMPUTE_64F and its pedantic form.
-        70 | 71 => 8,
-        _ => 4,
-    }
-}
-
-fn is_transposed(operation: cublasOperation_t) -> bool {
-    operation != cublasOperation_t::CUBLAS_OP_N
-}
-
-/// The address of an operand.
-fn at<T>(pointer: *const T) -> u64 {
-    pointer as u64
-}
-
 /// A call whose operands lie where the host does not know.
 fn unknown(name: &'static str) -> Call {
     Call { name, operands: None, meaning: Meaning::Other }
 }
 
-fn matmul(name: &'static str, of: Matmul, at: [u64; 3]) -> Call {
-    Call { name, operands: Some(of.operands(at)), meaning: Meaning::Matmul(of) }
+/// A, B or C of a matmul, or the first of each in a batch.
+struct Matrix {
+    address: u64,
+    /// `cudaDataType`.
+    dtype: u32,
+    /// Elements from one column to the next.
+    leading: c_int,
+    /// Elements from one matrix of the batch to the next.
+    stride: c_longlong,
+}
+
+/// A matrix of a call, from the arguments that cuBLAS declares for it.
+fn matrix<T>(pointer: *const T, dtype: u32, leading: c_int, stride: c_longlong) -> Matrix {
+    Matrix { address: pointer as u64, dtype, leading, stride }
+}
+
+/// Describes a matmul by cuBLAS's arguments. `compute` is a `cublasComputeType_t`.
+///
+/// # Safety
+/// The handle must exist, and beta be what its mode says, of the scale type of `compute`.
+unsafe fn matmul(
+    name: &'static str,
+    (handle, beta): (cublasHandle_t, *const c_void),
+    operations: [cublasOperation_t; 2],
+    sizes: [c_int; 3],
+    matrices: [Matrix; 3],
+    batch: c_int,
+    compute: u32,
+) -> Call {
+    let [m, n, k] = sizes.map(|size| size as u64);
+    let matmul = Matmul {
+        m,
+        n,
+        k,
+        transposed: operations.map(|operation| operation != cublasOperation_t::CUBLAS_OP_N),
+        types: matrices.each_ref().map(|matrix| matrix.dtype),
+        leading: matrices.each_ref().map(|matrix| matrix.leading.into()),
+        strides: matrices.each_ref().map(|matrix| matrix.stride),
+        batch: batch as u64,
+        // SAFETY: the caller vouches for the handle and beta.
+        accumulates: unsafe { accumulates(handle, beta, scale_bytes(compute)) },
+        compute,
+        epilogue: 1,
+    };
+    let operands = matmul.operands(matrices.map(|matrix| matrix.address));
+    Call { name, operands: Some(operands), meaning: Meaning::Matmul(matmul) }
 }
 
 super::interpose! {
@@ -105,25 +117,14 @@ super::interpose! {
         compute: cublasComputeType_t, algo: cublasGemmAlgo_t,
     ) -> cublasStatus_t, missing MISSING;
     |next| {
-        let describe = || {
-            let of = Matmul {
-                m: m as u64,
-                n: n as u64,
-                k: k as u64,
-                transposed: [is_transposed(transa), is_transposed(transb)],
-                types: [atype as u32, btype as u32, ctype as u32],
-                leading: [lda.into(), ldb.into(), ldc.into()],
-                strides: [0; 3],
-                batch: 1,
-                // SAFETY: the caller vouches for the handle and beta.
-                accumulates: unsafe { accumulates(handle, beta, scale_bytes(compute as u32)) },
-                compute: compute as u32,
-                epilogue: 1,
-            };
-            matmul("cublasGemmEx", of, [at(a), at(b), at(c)])
+        // SAFETY: the caller vouches for the handle and beta.
+        let describe = || unsafe {
+            let matrices =
+                [matrix(a, atype as u32, lda, 0), matrix(b, btype as u32, ldb, 0), matrix(c, ctype as u32, ldc, 0)];
+            matmul("cublasGemmEx", (handle, beta), [transa, transb], [m, n, k], matrices, 1, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, b, btype, ldb, beta, c, ctype, ldc, compute, algo,
@@ -142,25 +143,14 @@ super::interpose! {
         algo: cublasGemmAlgo_t,
     ) -> cublasStatus_t, missing MISSING;
     |next| {
-        let describe = || {
-            let of = Matmul {
-                m: m as u64,
-                n: n as u64,
-                k: k as u64,
-                transposed: [is_transposed(transa), is_transposed(transb)],
-                types: [atype as u32, btype as u32, ctype as u32],
-                leading: [lda.into(), ldb.into(), ldc.into()],
-                strides: [stridea, strideb, stridec],
-                batch: batch as u64,
-                // SAFETY: the caller vouches for the handle and beta.
-                accumulates: unsafe { accumulates(handle, beta, scale_bytes(compute as u32)) },
-                compute: compute as u32,
-                epilogue: 1,
-            };
-            matmul("cublasGemmStridedBatchedEx", of, [at(a), at(b), at(c)])
+        // SAFETY: the caller vouches for the handle and beta.
+        let describe = || unsafe {
+            let matrices =
+                [matrix(a, atype as u32, lda, stridea), matrix(b, btype as u32, ldb, strideb), matrix(c, ctype as u32, ldc, stridec)];
+            matmul("cublasGemmStridedBatchedEx", (handle, beta), [transa, transb], [m, n, k], matrices, batch, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             let handle = handle_for(handle);
             next(
                 handle, transa, transb, m, n, k, alpha, a, atype, lda, stridea, b, btype, ldb, strideb, beta, c, ctype,
@@ -181,25 +171,14 @@ macro_rules! matmuls {
                 beta: *const $element, c: *mut $element, ldc: c_int,
             ) -> cublasStatus_t, missing MISSING;
             |next| {
-                let describe = || {
-                    let of = Matmul {
-                        m: m as u64,
-                        n: n as u64,
-                        k: k as u64,
-                        transposed: [is_transposed(transa), is_transposed(transb)],
-                        types: [$data; 3],
-                        leading: [lda.into(), ldb.into(), ldc.into()],
-                        strides: [0; 3],
-                        batch: 1,
-                        // SAFETY: the caller vouches for the handle and beta.
-                        accumulates: unsafe { accumulates(handle, beta.cast(), size_of::<$element>()) },
-                        compute: $compute,
-                        epilogue: 1,
-                    };
-                    matmul(stringify!($name), of, [at(a), at(b), at(c)])
+                // SAFETY: the caller vouches for the handle and beta.
+                let describe = || unsafe {
+                    let matrices =
+                        [matrix(a, $data, lda, 0), matrix(b, $data, ldb, 0), matrix(c, $data, ldc, 0)];
+                    matmul(stringify!($name), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, 1, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, REFUSED, || unsafe {
+                noted(describe, || unsafe {
                     let handle = handle_for(handle);
                     next(handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)
                 })
@@ -215,25 +194,14 @@ macro_rules! matmuls {
                 ldc: c_int, stridec: c_longlong, batch: c_int,
             ) -> cublasStatus_t, missing MISSING;
             |next| {
-                let describe = || {
-                    let of = Matmul {
-                        m: m as u64,
-                        n: n as u64,
-                        k: k as u64,
-                        transposed: [is_transposed(transa), is_transposed(transb)],
-                        types: [$data; 3],
-                        leading: [lda.into(), ldb.into(), ldc.into()],
-                        strides: [stridea, strideb, stridec],
-                        batch: batch as u64,
-                        // SAFETY: the caller vouches for the handle and beta.
-                        accumulates: unsafe { accumulates(handle, beta.cast(), size_of::<$element>()) },
-                        compute: $compute,
-                        epilogue: 1,
-                    };
-                    matmul(stringify!($batched), of, [at(a), at(b), at(c)])
+                // SAFETY: the caller vouches for the handle and beta.
+                let describe = || unsafe {
+                    let matrices =
+                        [matrix(a, $data, lda, stridea), matrix(b, $data, ldb, strideb), matrix(c, $data, ldc, stridec)];
+                    matmul(stringify!($batched), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, batch, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(describe, REFUSED, || unsafe {
+                noted(describe, || unsafe {
                     let handle = handle_for(handle);
                     next(
                         handle, transa, transb, m, n, k, alpha, a, lda, stridea, b, ldb, strideb, beta, c, ldc, stridec,
@@ -259,7 +227,7 @@ macro_rules! others {
             fn $name(handle: cublasHandle_t, $($argument: $type),*) -> cublasStatus_t, missing MISSING;
             |next| {
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
-                noted(|| unknown(stringify!($name)), REFUSED, || unsafe { next(handle_for(handle), $($argument),*) })
+                noted(|| unknown(stringify!($name)), || unsafe { next(handle_for(handle), $($argument),*) })
             }
         }
     )*};
@@ -307,116 +275,4 @@ super::interpose! {
         // SAFETY: the arguments are the caller's.
         between_captures(|| unsafe { next(handle) })
     }
-}
-
-super::interpose! {
-    /// A matmul with an epilogue; the stream is an argument.
-    fn cublasLtMatmul(
-        handle: lt::cublasLtHandle_t, operation: lt::cublasLtMatmulDesc_t, alpha: *const c_void, a: *const c_void,
-        alayout: lt::cublasLtMatrixLayout_t, b: *const c_void, blayout: lt::cublasLtMatrixLayout_t,
-        beta: *const c_void, c: *const c_void, clayout: lt::cublasLtMatrixLayout_t, d: *mut c_void,
-        dlayout: lt::cublasLtMatrixLayout_t, algo: *const lt::cublasLtMatmulAlgo_t, workspace: *mut c_void,
-        workspace_bytes: usize, stream: lt::cudaStream_t,
-    ) -> lt::cublasStatus_t, missing lt::cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
-    |next| {
-        // SAFETY: the caller vouches for the descriptors and beta.
-        let describe = || unsafe {
-            let of = described(operation, [alayout, blayout, dlayout], beta);
-            let mut operands = of.operands([at(a), at(b), at(d)]);
-            if of.accumulates && c != d {
-                operands.push(Operand::read(at(c), operands[2].bytes));
-            }
-            let bias = attribute::<u64>(operation, lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER);
-            operands.extend((bias != 0).then(|| Operand::read(bias, of.m * 8)));
-            operands.push(Operand::read_and_written(at(workspace), workspace_bytes as u64));
-            // Epilogues that read or write another matrix besides are not followed.
-            let auxiliary = of.epilogue & 0xffff & !0x7f != 0 && of.epilogue & 128 != 0;
-            Call {
-                name: "cublasLtMatmul",
-                operands: (!auxiliary).then_some(operands),
-                meaning: Meaning::Matmul(of),
-            }
-        };
-        let Some(stream) = redirected(stream.cast()) else { return LT_REFUSED };
-        // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        noted(describe, LT_REFUSED, || unsafe {
-            next(
-                handle, operation, alpha, a, alayout, b, blayout, beta, c, clayout, d, dlayout, algo, workspace,
-                workspace_bytes, stream.raw(),
-            )
-        })
-    }
-}
-
-/// What a matmul of cuBLASLt computes.
-///
-/// # Safety
-/// The descriptors must exist, and beta be what the operation says.
-unsafe fn described(
-    operation: lt::cublasLtMatmulDesc_t,
-    layouts: [lt::cublasLtMatrixLayout_t; 3],
-    beta: *const c_void,
-) -> Matmul {
-    use lt::cublasLtMatmulDescAttributes_t::*;
-    use lt::cublasLtMatrixLayoutAttribute_t::*;
-    // SAFETY: each attribute is read as the type that cuBLASLt declares for it; beta lies on the host if the pointer mode
-    // is 0, with as many bytes as the scale type.
-    unsafe {
-        let of = |layout, attribute| layout_attribute(layout, attribute);
-        let transposed = [
-            attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_TRANSA) != 0,
-            attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_TRANSB) != 0,
-        ];
-        let compute = attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE) as u32;
-        let on_host = attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_POINTER_MODE) == 0;
-        let inner = if transposed[0] { CUBLASLT_MATRIX_LAYOUT_ROWS } else { CUBLASLT_MATRIX_LAYOUT_COLS };
-        Matmul {
-            m: of(layouts[2], CUBLASLT_MATRIX_LAYOUT_ROWS),
-            n: of(layouts[2], CUBLASLT_MATRIX_LAYOUT_COLS),
-            k: of(layouts[0], inner),
-            transposed,
-            types: layouts.map(|layout| of(layout, CUBLASLT_MATRIX_LAYOUT_TYPE) as u32),
-            leading: layouts.map(|layout| of(layout, CUBLASLT_MATRIX_LAYOUT_LD) as i64),
-            strides: layouts.map(|layout| of(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET) as i64),
-            batch: (of(layouts[2], CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) as u32).max(1).into(),
-            accumulates: !on_host || !is_zero(beta, scale_bytes(compute)),
-            compute,
-            epilogue: attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_EPILOGUE) as u32,
-        }
-    }
-}
-
-/// An attribute of an operation; zero if it has none.
-///
-/// # Safety
-/// The operation must exist, and `T` be an integer as large as the attribute.
-unsafe fn attribute<T: Default>(
-    operation: lt::cublasLtMatmulDesc_t,
-    attribute: lt::cublasLtMatmulDescAttributes_t,
-) -> T {
-    let (mut value, mut written) = (T::default(), 0);
-    // SAFETY: the caller vouches for the operation and the type.
-    unsafe {
-        let value = (&raw mut value).cast();
-        lt::cublasLtMatmulDescGetAttribute(operation, attribute, value, size_of::<T>(), &mut written);
-    }
-    value
-}
-
-/// An attribute of a layout: a number of 4 or 8 bytes.
-///
-/// # Safety
-/// The layout must exist.
-unsafe fn layout_attribute(layout: lt::cublasLtMatrixLayout_t, attribute: lt::cublasLtMatrixLayoutAttribute_t) -> u64 {
-    let (mut value, mut written) = (0u64, 0);
-    for bytes in [8, 4] {
-        // SAFETY: the caller vouches for the layout; a size that is not the attribute's is refused.
-        let status = unsafe {
-            lt::cublasLtMatrixLayoutGetAttribute(layout, attribute, (&raw mut value).cast(), bytes, &mut written)
-        };
-        if status == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
-            break;
-        }
-    }
-    value
 }

@@ -9,11 +9,12 @@ use cudarc::cudnn::sys::{
 };
 use cudarc::driver::sys::CUstream;
 
-use super::library_call::{noted, Call, Meaning, Operand};
-use super::thread_capture::redirected;
+use super::library_call::{Call, Meaning, Operand};
+use super::noted::noted;
+use super::status::Status;
+use super::thread_capture::private_stream_for;
 
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
-const REFUSED: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_SUPPORTED;
 
 thread_local! {
     /// Handles that this thread has set a stream of, with the stream that it asked for.
@@ -34,9 +35,9 @@ super::interpose! {
             handles.retain(|(known, _)| *known != handle);
             handles.push((handle, stream.cast()));
         });
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
+        let Some(stream) = private_stream_for(stream.cast()) else { return cudnnStatus_t::REFUSED };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(handle, stream.raw()) }
+        unsafe { next(handle, stream.cast()) }
     }
 }
 
@@ -50,20 +51,21 @@ super::interpose! {
     }
 }
 
-/// This thread's handles on a private stream; they go back to the device's stream when dropped.
-pub(super) struct OnPrivateStream {
+/// This thread's handles for the stream `device` on another one; they go to the stream `after` when dropped.
+pub(super) struct HandlesOn {
     device: CUstream,
+    after: CUstream,
 }
 
-/// Sets the streams of this thread's handles on the stream `device` to `private`.
-pub(super) fn handles_on(device: CUstream, private: CUstream) -> OnPrivateStream {
-    set_streams(device, private);
-    OnPrivateStream { device }
+/// Sets the streams of this thread's handles for the stream `device`.
+pub(super) fn handles_on(device: CUstream, now: CUstream, after: CUstream) -> HandlesOn {
+    set_streams(device, now);
+    HandlesOn { device, after }
 }
 
-impl Drop for OnPrivateStream {
+impl Drop for HandlesOn {
     fn drop(&mut self) {
-        set_streams(self.device, self.device);
+        set_streams(self.device, self.after);
     }
 }
 
@@ -145,7 +147,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, yof, y,
             )
@@ -180,7 +182,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, REFUSED, || unsafe {
+        noted(describe, || unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, zof, z, bof, b,
                 activation, yof, y,
@@ -198,7 +200,7 @@ macro_rules! others {
             |next| {
                 let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other };
                 // SAFETY: the arguments are the caller's.
-                noted(call, REFUSED, || unsafe { next(handle, $($argument),*) })
+                noted(call, || unsafe { next(handle, $($argument),*) })
             }
         }
     )*};

@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 use parking_lot::Mutex;
 
 use super::gate::between_captures;
-use super::thread_capture::refuses;
+use super::thread_capture::refuses_to_draw;
 
 const MISSING: curandStatus_t = curandStatus_t::CURAND_STATUS_INITIALIZATION_FAILED;
 const REFUSED: curandStatus_t = curandStatus_t::CURAND_STATUS_LAUNCH_FAILURE;
@@ -32,7 +32,7 @@ macro_rules! draws {
             /// Draws numbers; refused inside a capture.
             fn $name(generator: curandGenerator_t, $($argument: $type),*) -> curandStatus_t, missing MISSING;
             |next| {
-                if refuses(|| "it draws random numbers, and a replay would draw them out of turn".into()) {
+                if refuses_to_draw() {
                     return REFUSED;
                 }
                 // SAFETY: the arguments are the caller's.

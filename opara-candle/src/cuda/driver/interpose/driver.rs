@@ -9,14 +9,17 @@ use cudarc::driver::sys::{
 };
 
 use super::gate::between_captures;
-use super::thread_capture::{self, ignores_events, is_captured, redirected, refuses};
+use super::status::Status;
+use super::thread_capture::{
+    self, device_stream_for, enqueue, ignores_events, is_captured, private_stream_for, refuses,
+};
 use super::written_memory;
 use crate::cuda::driver::watched_memory;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
-const REFUSED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-const NO_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
+const REFUSED: CUresult = CUresult::REFUSED;
+const NO_MEMORY: CUresult = CUresult::NO_MEMORY;
+const SUCCESS: CUresult = CUresult::SUCCESS;
 
 /// A launch as the driver describes it in a graph.
 fn launched(
@@ -56,10 +59,11 @@ super::interpose! {
         {
             return NO_MEMORY;
         }
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.raw(), arguments, extra) }
+        enqueue(stream.cast(), |on| unsafe {
+            next(function, gx, gy, gz, bx, by, bz, shared, on.stream(), arguments, extra)
+        })
     }
 }
 
@@ -70,7 +74,7 @@ super::interpose! {
     ) -> CUresult, missing MISSING;
     |next| {
         // SAFETY: the caller vouches for the configuration, which is copied.
-        let mut config = unsafe { *config };
+        let config = unsafe { *config };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
         if written_memory::is_watched()
@@ -78,10 +82,11 @@ super::interpose! {
         {
             return NO_MEMORY;
         }
-        let Some(stream) = redirected(config.hStream.cast()) else { return REFUSED };
-        config.hStream = stream.raw();
-        // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(&config, function, arguments, extra) }
+        enqueue(config.hStream.cast(), |on| {
+            let config = CUlaunchConfig { hStream: on.stream(), ..config };
+            // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
+            unsafe { next(&config, function, arguments, extra) }
+        })
     }
 }
 
@@ -99,10 +104,9 @@ super::interpose! {
                 return NO_MEMORY;
             }
         }
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(function, gx, gy, gz, bx, by, bz, shared, stream.raw(), arguments) }
+        enqueue(stream.cast(), |on| unsafe { next(function, gx, gy, gz, bx, by, bz, shared, on.stream(), arguments) })
     }
 }
 
@@ -114,7 +118,6 @@ super::interpose! {
         if !written_memory::before_write(target) {
             return NO_MEMORY;
         }
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
         let kept = thread_capture::with(|capture| {
             // SAFETY: the caller vouches for `bytes` readable bytes.
             let kept: Arc<[u8]> = unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes) }.into();
@@ -122,8 +125,11 @@ super::interpose! {
             capture.uploads.push(kept);
             address
         });
-        // SAFETY: the arguments are the caller's, or the same bytes in memory that the capture owns.
-        unsafe { next(target, kept.unwrap_or(source), bytes, stream.raw()) }
+        enqueue(stream.cast(), |on| {
+            let source = kept.filter(|_| on.is_captured).unwrap_or(source);
+            // SAFETY: the arguments are the caller's, or the same bytes in memory that the capture owns.
+            unsafe { next(target, source, bytes, on.stream()) }
+        })
     }
 }
 
@@ -152,9 +158,8 @@ macro_rules! write_to {
                 if !written_memory::before_write($target) {
                     return NO_MEMORY;
                 }
-                let Some(stream) = redirected(stream.cast()) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next($target, $($argument,)* stream.raw()) }
+                enqueue(stream.cast(), |on| unsafe { next($target, $($argument,)* on.stream()) })
             }
         }
     )*};
@@ -173,7 +178,7 @@ super::redirect! {
     fn cuMemcpyPeerAsync(
         target: CUdeviceptr, target_context: sys::CUcontext, source: CUdeviceptr, source_context: sys::CUcontext,
         bytes: usize, stream: CUstream,
-    ) -> CUresult, missing MISSING, refused REFUSED, stream stream
+    ) -> CUresult, missing MISSING, stream stream
 }
 
 /// Notes an allocation that succeeded.
@@ -184,20 +189,20 @@ unsafe fn note_allocation(target: *const CUdeviceptr, bytes: usize) {
     // Nothing is allocated for an empty tensor.
     if bytes > 0 {
         // SAFETY: the caller vouches for it.
-        let address = unsafe { *target };
-        thread_capture::with(|capture| capture.allocated(address));
-        written_memory::allocated(address, bytes);
+        written_memory::allocated(unsafe { *target }, bytes);
     }
 }
 
 super::interpose! {
-    /// Allocates, in a capture as a node of the graph.
+    /// Allocates, in a capture from its pool.
     fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
-        // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
+        if let Some(status) = thread_capture::allocate(target, bytes, stream.cast(), false) {
+            return status;
+        }
+        // SAFETY: the arguments are the caller's; a call that succeeds writes the address.
         unsafe {
-            let status = next(target, bytes, stream.raw());
+            let status = next(target, bytes, stream);
             if status == SUCCESS {
                 note_allocation(target, bytes);
             }
@@ -207,15 +212,17 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Allocates, in a capture as a node of the graph.
+    /// Allocates, in a capture from its pool.
     fn cuMemAllocFromPoolAsync(
         target: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
     ) -> CUresult, missing MISSING;
     |next| {
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
-        // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
+        if let Some(status) = thread_capture::allocate(target, bytes, stream.cast(), false) {
+            return status;
+        }
+        // SAFETY: the arguments are the caller's; a call that succeeds writes the address.
         unsafe {
-            let status = next(target, bytes, pool, stream.raw());
+            let status = next(target, bytes, pool, stream);
             if status == SUCCESS {
                 note_allocation(target, bytes);
             }
@@ -225,32 +232,23 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Frees, and tells those who watch the allocation. What was there before a capture is not freed in it, which the
-    /// driver would refuse, but by who ends the capture.
+    /// Frees, and tells those who watch the allocation.
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
         written_memory::freed(address);
-        if thread_capture::with(|capture| capture.freed(address)) == Some(true) {
-            return SUCCESS;
-        }
-        let Some(stream) = redirected(stream.cast()) else { return REFUSED };
-        watched_memory::before_free(address, stream.raw());
+        thread_capture::freed(address);
+        let stream = device_stream_for(stream.cast()).cast();
+        watched_memory::before_free(address, stream);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        let status = unsafe { next(address, stream.raw()) };
-        // A free in a capture fails only where the driver has broken the capture, whose end tells that. cudarc frees in
-        // destructors, and would hand the error to whichever thread uses the device next.
-        if stream.is_private() {
-            return SUCCESS;
-        }
-        status
+        unsafe { next(address, stream) }
     }
 }
 
 super::interpose! {
-    /// Records an event, but not in a capture: whoever waited for it outside would become part of the capture.
+    /// Records an event, unless events are left alone on this thread.
     fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
-        if ignores_events(stream) {
+        if ignores_events() {
             return SUCCESS;
         }
         // SAFETY: the arguments are the caller's.
@@ -259,11 +257,10 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Waits for an event, but not in a capture: one from outside would break it, and inside the order of the stream is
-    /// all that is needed.
+    /// Waits for an event, unless events are left alone on this thread. A capture needs none: its stream has an order.
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult, missing MISSING;
     |next| {
-        if ignores_events(stream) {
+        if ignores_events() {
             return SUCCESS;
         }
         // SAFETY: the arguments are the caller's.
@@ -299,9 +296,9 @@ super::interpose! {
     /// Whether a stream is being captured: to a thread that captures, the device's stream is.
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult, missing MISSING;
     |next| {
-        let redirected = if is_captured(stream) { redirected(stream.cast()) } else { None };
+        let private = if is_captured(stream) { private_stream_for(stream.cast()) } else { None };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(redirected.map_or(stream, |stream| stream.raw()), status) }
+        unsafe { next(private.map_or(stream, |private| private.cast()), status) }
     }
 }
 

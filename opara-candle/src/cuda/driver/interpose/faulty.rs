@@ -21,6 +21,7 @@ macro_rules! faulty {
 faulty! {
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     fn cuMemFree_v2(address: CUdeviceptr);
+    fn cuMemPoolCreate(pool: *mut CUmemoryPool, properties: *const CUmemPoolProps);
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
@@ -35,8 +36,6 @@ faulty! {
         node: CUgraphNode, before: *mut CUgraphNode, edges: *mut CUgraphEdgeData, count: *mut usize
     );
     fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: *mut CUDA_KERNEL_NODE_PARAMS);
-    fn cuGraphMemAllocNodeGetParams(node: CUgraphNode, params: *mut CUDA_MEM_ALLOC_NODE_PARAMS);
-    fn cuGraphMemFreeNodeGetParams(node: CUgraphNode, address: *mut CUdeviceptr);
     fn cuGraphAddKernelNode_v2(
         node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize,
         params: *const CUDA_KERNEL_NODE_PARAMS

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::{thread_capture, written_memory};
 use crate::trace::Mode;
 
 /// A call of a library during a capture.
@@ -120,27 +119,6 @@ fn element_bytes(of: u32) -> u64 {
         2 | 7 | 9 | 14 | 20 | 22 => 2,
         _ => 1,
     }
-}
-
-/// Makes a call of a library, noted where this thread captures, and with what it writes saved where that is asked for.
-/// `describe` is called only then. The call is `refused` in a capture that has been ended, and where there
-/// is no memory to save what it writes.
-pub(super) fn noted<T>(describe: impl FnOnce() -> Call, refused: T, run: impl FnOnce() -> T) -> T {
-    if thread_capture::is_capturing() {
-        let Some(_call) = thread_capture::in_call() else { return refused };
-        let call = describe();
-        let before = thread_capture::with(|capture| capture.last_node());
-        let result = run();
-        thread_capture::with(|capture| {
-            let nodes = [before.unwrap_or(0), capture.last_node()];
-            capture.library_calls.push(LibraryCall { call, nodes });
-        });
-        return result;
-    }
-    if written_memory::is_watched() && !written_memory::before_call(&describe()) {
-        return refused;
-    }
-    run()
 }
 
 #[cfg(test)]

@@ -7,16 +7,15 @@ use std::ffi::{c_int, c_uint, c_void};
 use cudarc::driver::sys;
 
 use super::gate::between_captures;
-use super::thread_capture::{self, redirected, refuses};
+use super::status::Status;
+use super::thread_capture::{self, device_stream_for, enqueue, refuses};
 use super::written_memory;
 
 /// `cudaErrorSharedObjectInitFailed`.
 const MISSING: c_int = 303;
-/// `cudaErrorStreamCaptureUnsupported`.
-const REFUSED: c_int = 900;
+const REFUSED: c_int = c_int::REFUSED;
 
-/// `cudaErrorMemoryAllocation`.
-const NO_MEMORY: c_int = 2;
+const NO_MEMORY: c_int = c_int::NO_MEMORY;
 
 /// `dim3`.
 #[repr(C)]
@@ -87,9 +86,8 @@ macro_rules! launches {
                         return NO_MEMORY;
                     }
                 }
-                let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(kernel, grid, block, arguments, shared, stream.raw()) }
+                enqueue(stream_of(stream, $per_thread), |on| unsafe { next(kernel, grid, block, arguments, shared, on.stream()) })
             }
         }
     )*};
@@ -126,9 +124,8 @@ macro_rules! write_to {
                 if !written_memory::before_write(target as u64) {
                     return NO_MEMORY;
                 }
-                let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(target, $($argument,)* stream.raw()) }
+                enqueue(stream_of(stream, $per_thread), |on| unsafe { next(target, $($argument,)* on.stream()) })
             }
         }
     )*};
@@ -156,9 +153,8 @@ macro_rules! copies {
                 if !written_memory::before_write(target as u64) {
                     return NO_MEMORY;
                 }
-                let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(target, source, bytes, kind, stream.raw()) }
+                enqueue(stream_of(stream, $per_thread), |on| unsafe { next(target, source, bytes, kind, on.stream()) })
             }
         }
     )*};
@@ -169,18 +165,22 @@ copies! {
     cudaMemcpyAsync_ptsz, true;
 }
 
-/// Defines both forms of an allocation and of its end. Inside a capture the graph holds them as a library's own.
+/// Defines both forms of an allocation and of its end.
 macro_rules! allocations {
     ($($allocate:ident, $free:ident, $per_thread:literal;)*) => {$(
         super::interpose! {
-            /// Allocates on the private stream where this thread captures.
+            /// Allocates, in a capture from its pool.
             fn $allocate(target: *mut *mut c_void, bytes: usize, stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
-                let Some(stream) = redirected(stream_of(stream, $per_thread)) else { return REFUSED };
-                // SAFETY: the arguments are the caller's, but for the stream; a call that succeeds writes the address.
+                let status = thread_capture::allocate(target.cast(), bytes, stream_of(stream, $per_thread), true);
+                if let Some(status) = status {
+                    // The codes that the driver has here are the runtime's, too.
+                    return status as c_int;
+                }
+                // SAFETY: the arguments are the caller's; a call that succeeds writes the address.
                 unsafe {
-                    let status = next(target, bytes, stream.raw());
-                    if status == 0 && bytes > 0 {
+                    let status = next(target, bytes, stream);
+                    if status == c_int::SUCCESS && bytes > 0 {
                         written_memory::allocated(*target as u64, bytes);
                     }
                     status
@@ -188,10 +188,15 @@ macro_rules! allocations {
             }
         }
 
-        super::redirect! {
-            /// Frees on the private stream where this thread captures.
-            fn $free(address: *mut c_void, stream: *mut c_void) -> c_int,
-            missing MISSING, refused REFUSED, stream stream
+        super::interpose! {
+            /// Frees.
+            fn $free(address: *mut c_void, stream: *mut c_void) -> c_int, missing MISSING;
+            |next| {
+                written_memory::freed(address as u64);
+                thread_capture::freed(address as u64);
+                // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
+                unsafe { next(address, device_stream_for(stream)) }
+            }
         }
     )*};
 }
@@ -201,27 +206,23 @@ allocations! {
     cudaMallocAsync_ptsz, cudaFreeAsync_ptsz, true;
 }
 
-/// Defines both forms of a wait for a stream. Inside a capture there is nothing to wait for: what a C++ operator does next is
-/// in the order of the stream all the same.
+/// Defines both forms of a wait for a stream: in a capture for what runs there, too.
 macro_rules! waits {
-    ($($name:ident, $per_thread:literal;)*) => {$(
+    ($($name:ident;)*) => {$(
         super::interpose! {
-            /// Waits for a stream, unless it is one that this thread captures.
+            /// Waits for a stream; in a capture for that on which the work runs.
             fn $name(stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
-                if thread_capture::is_captured(stream_of(stream, $per_thread).cast()) {
-                    return 0;
-                }
-                // SAFETY: the arguments are the caller's.
-                unsafe { next(stream) }
+                // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
+                unsafe { next(device_stream_for(stream)) }
             }
         }
     )*};
 }
 
 waits! {
-    cudaStreamSynchronize, false;
-    cudaStreamSynchronize_ptsz, true;
+    cudaStreamSynchronize;
+    cudaStreamSynchronize_ptsz;
 }
 
 super::interpose! {

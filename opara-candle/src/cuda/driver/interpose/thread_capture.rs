@@ -4,16 +4,19 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::thread::LocalKey;
 
 use cudarc::cublas::sys::cublasHandle_t;
-use cudarc::driver::sys::{self, CUdeviceptr, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
 use hashbrown::HashSet;
 
+use super::capture_pool::CapturePool;
 use super::gate::{Capturing, InCall, Ongoing};
 use super::library_call::LibraryCall;
 use super::private_stream::PrivateStream;
+use super::restore::Restore;
+use super::status::Status;
 use crate::trace::scope;
+use crate::Error;
 
 /// Calls of the threads that one capture runs on.
 pub(in crate::cuda::driver) struct ThreadCapture {
@@ -29,16 +32,35 @@ pub(in crate::cuda::driver) struct ThreadCapture {
     /// cannot depend on the input: it is a constant of the graph, if only its bytes are kept.
     pub uploads: Vec<Arc<[u8]>>,
     /// Why the capture has to fail, if the module did what cannot be captured.
-    pub refused: Option<String>,
-    /// Each allocation's node and first byte, in order: those of Rust, so of candle's tensors. What the graph allocates
-    /// besides is a library's.
-    pub allocations: Vec<(usize, CUdeviceptr)>,
-    /// First byte of each of them that is not freed yet.
+    pub refused: Option<Error>,
+    /// What the module has allocated and freed, in order. What the graph allocates besides is a library's.
+    pub memory: Vec<MemoryEvent>,
+    /// Allocates it. Without a pool what is captured does not run.
+    pool: Option<CUmemoryPool>,
+    /// First byte of each allocation of this capture that is not freed yet.
     live: HashSet<CUdeviceptr>,
-    /// Allocations from before the capture that were freed in it. They still exist: who ends the capture frees them.
-    pub dropped: Vec<CUdeviceptr>,
+    /// How many allocations from before the capture were freed in it.
+    pub dropped: usize,
     /// Calls of libraries, in order.
     pub library_calls: Vec<LibraryCall>,
+}
+
+/// An allocation, or the end of one, during a capture.
+pub(in crate::cuda::driver) struct MemoryEvent {
+    /// The captured node that was added last before it; 0 for none.
+    pub after: usize,
+    /// First byte.
+    pub address: CUdeviceptr,
+    pub kind: MemoryEventKind,
+}
+
+pub(in crate::cuda::driver) enum MemoryEventKind {
+    Allocated {
+        bytes: usize,
+        /// Whether a C++ operator asked for it, and not Rust.
+        library: bool,
+    },
+    Freed,
 }
 
 thread_local! {
@@ -49,17 +71,8 @@ thread_local! {
     static MUTE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts a thread-local value back when dropped.
-pub(super) struct Restore<T: Copy + 'static>(pub &'static LocalKey<Cell<T>>, pub T);
-
-impl<T: Copy + 'static> Drop for Restore<T> {
-    fn drop(&mut self) {
-        self.0.set(self.1);
-    }
-}
-
 /// Whether this thread captures.
-pub(in crate::cuda) fn is_capturing() -> bool {
+pub(in crate::cuda::driver) fn is_capturing() -> bool {
     !CURRENT.get().is_null()
 }
 
@@ -75,10 +88,13 @@ pub(super) fn with<T>(f: impl FnOnce(&mut ThreadCapture) -> T) -> Option<T> {
     Some(f(unsafe { &mut *current }))
 }
 
-/// Redirects the calls of this thread for the stream `device` to the stream `private`, which captures, while `f` runs.
+/// Captures the calls of this thread for the stream `device` on the stream `private` while `f` runs. They run on `device`,
+/// too, with memory of `pool`,
+/// if there is one.
 pub(in crate::cuda::driver) fn capture<T>(
     device: CUstream,
     private: &PrivateStream,
+    pool: Option<&CapturePool>,
     capturing: &Capturing,
     f: impl FnOnce() -> T,
 ) -> (T, ThreadCapture) {
@@ -89,9 +105,10 @@ pub(in crate::cuda::driver) fn capture<T>(
         blas: private.blas(),
         uploads: Vec::new(),
         refused: None,
-        allocations: Vec::new(),
+        memory: Vec::new(),
+        pool: pool.map(CapturePool::raw),
         live: HashSet::new(),
-        dropped: Vec::new(),
+        dropped: 0,
         library_calls: Vec::new(),
     };
     let result = during(&mut capture, f);
@@ -112,39 +129,70 @@ pub(super) fn give_back(capture: *mut ThreadCapture) {
 pub(super) fn during<T>(capture: *mut ThreadCapture, f: impl FnOnce() -> T) -> T {
     let _restore = Restore(&CURRENT, CURRENT.replace(capture));
     let streams = with(|capture| (capture.device, capture.private));
-    let _handles = streams.map(|(device, private)| super::library_handles_on(device, private));
+    let _handles = streams.map(|(device, private)| super::library_handles_on(device, private, device));
     f()
+}
+
+/// Runs `f` as on a thread that does not capture: what it enqueues runs, and is no part of the capture.
+pub(in crate::cuda) fn outside<T>(f: impl FnOnce() -> T) -> T {
+    let _restore = Restore(&CURRENT, CURRENT.replace(null_mut()));
+    f()
+}
+
+/// As [`outside`], for calls of libraries whose handles hold the stream.
+pub(super) fn outside_with_handles<T>(f: impl FnOnce() -> T) -> T {
+    let streams = with(|capture| (capture.device, capture.private));
+    let _handles = streams.map(|(device, private)| super::library_handles_on(device, device, private));
+    outside(f)
 }
 
 impl ThreadCapture {
     /// Notes that the module did what cannot be captured, at this scope.
     pub fn refuse(&mut self, reason: String) {
-        let place = scope::path();
-        let place = if place.is_empty() { place } else { format!(" (at `{place}`)") };
-        self.refused.get_or_insert_with(|| format!("{reason}{place}"));
+        self.refused.get_or_insert_with(|| Error::NotCapturable { reason: at_this_scope(reason) });
     }
 
-    /// The private stream, if a call is meant for this capture's.
-    fn redirect(&mut self, stream: CUstream) -> Option<CUstream> {
-        if stream == self.device || stream == self.private {
-            return Some(self.private);
+    /// Whether a call for this stream is one of this capture; any other is refused.
+    fn accepts(&mut self, stream: CUstream) -> bool {
+        let accepts = stream == self.device || stream == self.private;
+        if !accepts {
+            self.refuse("it works on a second stream or device inside `forward`".into());
         }
-        self.refuse("it works on a second stream or device inside `forward`".into());
-        None
+        accepts
     }
 
-    /// Notes an allocation that was just made.
-    pub fn allocated(&mut self, address: CUdeviceptr) {
-        self.allocations.push((last_node(self.private), address));
-        self.live.insert(address);
+    /// Whether what is captured runs, too.
+    pub fn runs(&self) -> bool {
+        self.pool.is_some()
     }
 
-    /// Notes that an allocation is freed; whether the driver need not free it now: it was there before the capture, and so
-    /// must stay until its end, or it went with the graph of a capture that has been ended.
-    pub fn freed(&mut self, address: CUdeviceptr) -> bool {
-        let from_before = !self.live.remove(&address);
-        self.dropped.extend((from_before && address != 0).then_some(address));
-        from_before || self.ongoing.call().is_none()
+    /// Allocates for a call on this stream.
+    fn allocate(&mut self, target: *mut CUdeviceptr, bytes: usize, stream: CUstream, library: bool) -> CUresult {
+        let pool = self.pool.filter(|_| self.ongoing.call().is_some());
+        let Some(pool) = pool.filter(|_| self.accepts(stream)) else { return CUresult::REFUSED };
+        // SAFETY: who calls the interposed function vouches for `target`; pool and stream are of one device.
+        let status = unsafe { sys::cuMemAllocFromPoolAsync(target, bytes, pool, self.device) };
+        // Nothing is allocated for an empty tensor.
+        if status == CUresult::SUCCESS && bytes > 0 {
+            // SAFETY: the call succeeded, so it has written the address.
+            let address = unsafe { *target };
+            self.note(address, MemoryEventKind::Allocated { bytes, library });
+            self.live.insert(address);
+        }
+        status
+    }
+
+    /// Notes that an allocation is freed.
+    fn freed(&mut self, address: CUdeviceptr) {
+        if self.live.remove(&address) {
+            self.note(address, MemoryEventKind::Freed);
+        } else if address != 0 {
+            self.dropped += 1;
+        }
+    }
+
+    fn note(&mut self, address: CUdeviceptr, kind: MemoryEventKind) {
+        self.memory.push(MemoryEvent { after: last_node(self.private), address, kind });
     }
 
     /// The captured node that was added last, as a number; 0 where there is none.
@@ -153,32 +201,55 @@ impl ThreadCapture {
     }
 }
 
-/// The stream on which a call for `stream` has to be enqueued, as long as the call may take; `None` if the capture refuses
-/// it, or has been ended.
-pub(super) fn redirected(stream: *mut c_void) -> Option<Redirected> {
-    let redirect = |capture: &mut ThreadCapture| {
-        let stream = capture.redirect(stream.cast())?.cast();
-        Some(Redirected { stream, call: Some(capture.ongoing.call()?) })
-    };
-    with(redirect).unwrap_or(Some(Redirected { stream, call: None }))
-}
-
-/// The stream of a call that is about to be made.
-pub(super) struct Redirected {
-    stream: *mut c_void,
-    /// Held while the call is made.
-    call: Option<InCall>,
-}
-
-impl Redirected {
-    /// Whether it is the stream of a capture.
-    pub fn is_private(&self) -> bool {
-        self.call.is_some()
+/// Makes a call that enqueues work on a stream. A thread that captures makes it twice: on the private stream, which only
+/// records the work, and on the stream that it is meant for, where the work runs.
+pub(super) fn enqueue<T: Status>(stream: *mut c_void, call: impl Fn(Enqueue) -> T) -> T {
+    let captured = with(|capture| {
+        let in_call = if capture.accepts(stream.cast()) { capture.ongoing.call() } else { None };
+        let private = Enqueue { stream: capture.private.cast(), is_captured: true };
+        let status = in_call.map_or(T::REFUSED, |_in_call| call(private));
+        (status, capture.runs().then_some(capture.device.cast()))
+    });
+    match captured {
+        None => call(Enqueue { stream, is_captured: false }),
+        Some((status, Some(stream))) if status == T::SUCCESS => call(Enqueue { stream, is_captured: false }),
+        Some((status, _)) => status,
     }
+}
 
-    pub fn raw<T>(&self) -> *mut T {
+/// Where a call enqueues its work.
+#[derive(Clone, Copy)]
+pub(super) struct Enqueue {
+    stream: *mut c_void,
+    /// Whether it is recorded only.
+    pub is_captured: bool,
+}
+
+impl Enqueue {
+    pub fn stream<T>(&self) -> *mut T {
         self.stream.cast()
     }
+}
+
+/// Allocates, if this thread captures.
+pub(super) fn allocate(target: *mut CUdeviceptr, bytes: usize, stream: *mut c_void, library: bool) -> Option<CUresult> {
+    with(|capture| capture.allocate(target, bytes, stream.cast(), library))
+}
+
+/// Notes that this thread frees an allocation.
+pub(super) fn freed(address: CUdeviceptr) {
+    with(|capture| capture.freed(address));
+}
+
+/// The private stream, where this thread captures; `None` if it does not capture `stream`. Else `stream`.
+pub(super) fn private_stream_for(stream: *mut c_void) -> Option<*mut c_void> {
+    let private = |capture: &mut ThreadCapture| capture.accepts(stream.cast()).then_some(capture.private.cast());
+    with(private).unwrap_or(Some(stream))
+}
+
+/// The stream of the device, where this thread captures and `stream` is the private one; else `stream`.
+pub(super) fn device_stream_for(stream: *mut c_void) -> *mut c_void {
+    with(|capture| if stream.cast() == capture.private { capture.device.cast() } else { stream }).unwrap_or(stream)
 }
 
 /// Holds this thread's capture in a call of a library; `None` if it has been ended.
@@ -196,10 +267,28 @@ pub(super) fn refuses(reason: impl FnOnce() -> String) -> bool {
     with(|capture| capture.refuse(reason())).is_some()
 }
 
-/// Whether events are to be left alone on this thread: in a capture, where the order of the one stream is all that is
-/// needed and an event from outside would break it, and in [`without_events`].
-pub(super) fn ignores_events(stream: CUstream) -> bool {
-    MUTE.get() || is_captured(stream)
+/// As [`refuses`], of random numbers: calls differ then, without any state.
+pub(super) fn refuses_to_draw() -> bool {
+    let reason = || at_this_scope("it draws random numbers, and a replay would draw them out of turn".into());
+    with(|capture| {
+        capture.refused.get_or_insert_with(|| Error::DrawsRandomNumbers { reason: reason() });
+    })
+    .is_some()
+}
+
+/// A reason, and the scope that this thread is in.
+fn at_this_scope(reason: String) -> String {
+    let place = scope::path();
+    if place.is_empty() {
+        reason
+    } else {
+        format!("{reason} (at `{place}`)")
+    }
+}
+
+/// Whether events are to be left alone on this thread: see [`without_events`].
+pub(super) fn ignores_events() -> bool {
+    MUTE.get()
 }
 
 /// Whether an event that `f` records is seen here.

@@ -12,7 +12,8 @@ use std::ptr::null_mut;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::library_call::Call;
-use super::thread_capture::Restore;
+use super::restore::Restore;
+use super::thread_capture;
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
 use crate::cuda::driver::{check, Stream, WatchedMemory};
@@ -22,7 +23,7 @@ use crate::{Error, Result};
 /// The addresses through which a launch may write.
 pub(in crate::cuda) type WrittenBy = fn(&KernelNode) -> Vec<u64>;
 
-/// Copies of what passes have written so far. They are put back once more when this is dropped.
+/// Copies of what passes have written so far. Dropped before [`end`](Self::end), as where building fails, it puts them back.
 pub(in crate::cuda) struct WrittenMemory {
     stream: Stream,
     written_by: WrittenBy,
@@ -75,7 +76,7 @@ pub(super) fn is_watched() -> bool {
     !CURRENT.get().is_null()
 }
 
-/// Uses what watches this thread's writes. Calls that `f` makes are not watched.
+/// Uses what watches this thread's writes. Calls that `f` makes are neither watched nor captured.
 ///
 /// # Returns
 /// Whether all that the pass has written so far can be put back.
@@ -88,7 +89,7 @@ fn with(f: impl FnOnce(&mut WrittenMemory)) -> bool {
     // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is taken out of the
     // thread-local meanwhile, so this is the only reference.
     let watched = unsafe { &mut *current };
-    f(watched);
+    thread_capture::outside(|| f(watched));
     watched.failed.is_ok()
 }
 
@@ -136,6 +137,28 @@ impl WrittenMemory {
         Ok(())
     }
 
+    /// Puts back what was there before the first pass, for the last time.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn end(mut self) -> Result<()> {
+        // If it fails, dropping this does the same once more.
+        self.restore()?;
+        self.free();
+        Ok(())
+    }
+
+    /// Gives the copies back: nothing is left to restore.
+    fn free(&mut self) {
+        let copies = std::mem::take(&mut self.copies);
+        if self.stream.bind_to_drop() {
+            for copied in copies.into_values() {
+                // SAFETY: this value owned the copy, and what reads it is before this in the stream.
+                unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
+            }
+        }
+    }
+
     /// Copies the allocation around an address, unless this pass made it or there is a copy.
     fn save(&mut self, address: u64) {
         let in_pass = self.live.range(..=address).next_back();
@@ -174,12 +197,7 @@ impl Drop for WrittenMemory {
         if let Err(error) = self.restore() {
             tracing::error!(%error, "the module's state on the device could not be put back");
         }
-        if self.stream.bind_to_drop() {
-            for copied in self.copies.values() {
-                // SAFETY: this value owns its copies, and what reads them is before this in the stream.
-                unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
-            }
-        }
+        self.free();
     }
 }
 

@@ -97,13 +97,13 @@ pub(in crate::cuda) fn launches(
             let Ok(function) = function else { continue };
             let mut launch = on.launch_builder(function);
             launch.arg(&chain.argument);
-            // SAFETY: the argument is the one that the kernel declares. The launch is captured and never runs: the
+            // SAFETY: the argument is the one that the kernel declares. The launch is captured only and never runs: the
             // graph is kept for its nodes' attributes, and whoever launches one of them elsewhere moves its pointers.
             unsafe { launch.launch(chain.config) }.w().map_err(Error::from)?;
         }
         Ok(())
     };
-    let ((), graph) = stream.capture(record).map_err(|broken| broken.error)?;
+    let ((), graph) = stream.capture_only(record)?;
     let kernel = |node| match node {
         Node::Launch(launch) => match *launch {
             Launch::Kernel(kernel) => Some(kernel),

@@ -30,7 +30,7 @@ pub(in crate::cuda) use self::norm::{add_rms_norm, layer_norm, rms_norm, Rows};
 pub(in crate::cuda) use self::product::{blocks_of, product, Block};
 pub(in crate::cuda) use self::softmax::softmax;
 pub(in crate::cuda) use self::space_to_depth::{space_to_depth, Squares};
-pub(super) use self::wait::wait;
+pub(in crate::cuda) use self::wait::wait;
 pub(in crate::cuda) use self::window::{depthwise, pool, Plane, Windows};
 use crate::ops::Activation;
 
@@ -54,7 +54,7 @@ fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result
     }
 }
 
-pub(super) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
+pub(in crate::cuda) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> CUdeviceptr {
     slice.device_ptr(&device.cuda_stream()).0
 }
 

@@ -11,7 +11,7 @@ use crate::cuda::ops::ptx;
 ///
 /// # Errors
 /// A launch that fails.
-pub(in crate::cuda::driver) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
+pub(in crate::cuda) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
     let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
     let nanoseconds = microseconds * 1000;
     let stream = device.cuda_stream();

@@ -6,10 +6,10 @@ use candle::{CudaDevice, Error, Result};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{kernels, Stream};
+use crate::cuda::driver::{kernels, Stream};
 
 /// The way for each `K` that a GPU has run: the same at every later call, so that a replay computes what eager execution does.
-pub(in crate::cuda) struct Choices<K, W>(Mutex<Option<HashMap<(usize, K), W>>>);
+pub(super) struct Choices<K, W>(Mutex<Option<HashMap<(usize, K), W>>>);
 
 impl<K: Eq + Hash, W: Copy> Choices<K, W> {
     pub const fn new() -> Self {

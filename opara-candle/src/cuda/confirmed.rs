@@ -1,0 +1,67 @@
+//! Two captures of one module, compared: what they differ in shows state on the host.
+
+use candle::Tensor;
+
+use super::capture::{capture, Capture};
+use super::driver::{CapturePool, WatchedMemory};
+use super::eager::Eager;
+use super::target::Target;
+use crate::backend::Function;
+use crate::{Error, Result};
+
+/// A capture that another one agrees with.
+pub(super) struct Confirmed {
+    pub capture: Capture,
+    /// The module's memory that it uses, watched since it began.
+    pub external: WatchedMemory,
+}
+
+/// Captures a module until two captures in a row agree.
+///
+/// # Errors
+/// [`Error::Stateful`] if they launch something else, [`Error::Unstable`] if none agrees with the one before, and those of
+/// [`capture`].
+pub(super) fn confirmed(
+    target: &Target,
+    function: &Function,
+    inputs: &[Tensor],
+    eager: &mut Eager,
+) -> Result<Confirmed> {
+    const ATTEMPTS: usize = 4;
+    let Target { device, stream } = target;
+    let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
+    stream.wait_for_all()?;
+    // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
+    let pools = [CapturePool::take(stream)?, CapturePool::take(stream)?];
+    let mut moved = Vec::new();
+    let mut pass = |number: usize, inputs: &[Tensor]| {
+        eager.capture(|| capture(stream, device, &pools[number % 2], function, inputs))
+    };
+    let mut earlier = pass(0, &inputs)?;
+    loop {
+        let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let external = WatchedMemory::new();
+        let mut capture = pass(moved.len() + 1, &elsewhere)?;
+        external.limit_to(&capture.external);
+        moved.push(elsewhere);
+        let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
+        match suspect {
+            None => return Ok(Confirmed { capture, external }),
+            Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
+            Some(_) => earlier = capture,
+        }
+    }
+}
+
+/// What a difference between two captures means: values are not known to the host while it is captured, so that only state
+/// of its own can make it launch something else.
+fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
+    let (reason, at) = match difference {
+        Error::Unstable { at, first, second } => {
+            (format!("it launches `{first}` at one call and `{second}` at the next"), at)
+        }
+        error => return error,
+    };
+    let op = capture.trace.ops.get(at).or(earlier.trace.ops.get(at));
+    Error::Stateful { reason, scope: op.map(|op| op.label.clone()).unwrap_or_default() }
+}

@@ -1,0 +1,84 @@
+//! The memory pools that allocate what a module allocates while it is captured.
+
+use cudarc::driver::sys::{self, CUmemoryPool};
+use parking_lot::Mutex;
+
+use crate::cuda::driver::{check, get, Stream};
+use crate::Result;
+
+/// A pool for one capture at a time. It keeps its addresses until it is dropped, so captures with two pools have nothing
+/// at the same address: what is a pointer differs between them. It goes back to the others when dropped, and is never
+/// destroyed, since a module may keep a tensor that it made in a capture.
+pub(in crate::cuda) struct CapturePool {
+    pool: Pool,
+    stream: Stream,
+}
+
+#[derive(Clone, Copy)]
+struct Pool {
+    device: sys::CUdevice,
+    raw: CUmemoryPool,
+}
+
+// SAFETY: the driver lets every thread use a pool.
+unsafe impl Send for Pool {}
+
+/// Those that no capture uses: as many as there ever were at the same time.
+static FREE: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+
+impl CapturePool {
+    /// One of the device of this stream.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn take(stream: &Stream) -> Result<Self> {
+        let device = stream.device();
+        let mut free = FREE.lock();
+        let found = free.iter().position(|pool| pool.device == device).map(|at| free.swap_remove(at));
+        drop(free);
+        let pool = match found {
+            Some(pool) => pool,
+            None => Pool { device, raw: create(device)? },
+        };
+        Ok(Self { pool, stream: stream.clone() })
+    }
+
+    /// The pool.
+    pub(in crate::cuda::driver) fn raw(&self) -> CUmemoryPool {
+        self.pool.raw
+    }
+}
+
+impl Drop for CapturePool {
+    fn drop(&mut self) {
+        // Memory that is freed in the order of the stream can be given back once the stream has come that far.
+        let idle = self.stream.bind().and_then(|()| self.stream.wait_for_all());
+        if let Err(error) = idle {
+            tracing::warn!(%error, "the memory of a capture is not given back yet");
+        }
+        // SAFETY: the pool exists; what is in use stays.
+        unsafe { sys::cuMemPoolTrimTo(self.pool.raw, 0) };
+        FREE.lock().push(self.pool);
+    }
+}
+
+/// A pool that keeps what it has.
+fn create(device: sys::CUdevice) -> Result<CUmemoryPool> {
+    // SAFETY: the structure is numbers, enumerations that have a variant 0, and pointers that may be null.
+    let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
+    properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    let location = [sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32, device];
+    const { assert!(size_of::<sys::CUmemLocation>() == size_of::<[i32; 2]>()) };
+    // SAFETY: a location is a type and a number of 32 bits each; the number's name depends on the version of CUDA.
+    unsafe { (&raw mut properties.location).cast::<[i32; 2]>().write(location) };
+    // SAFETY: the properties are whole; the call writes the pool.
+    let pool = unsafe { get("cuMemPoolCreate", |pool| sys::cuMemPoolCreate(pool, &properties))? };
+    let mut most = u64::MAX;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the attribute is a u64, which `most` is.
+    let keeps = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast()) };
+    check("cuMemPoolSetAttribute", keeps).map(|()| pool).inspect_err(|_| {
+        // SAFETY: nobody else has the pool.
+        unsafe { sys::cuMemPoolDestroy(pool) };
+    })
+}

@@ -1,0 +1,37 @@
+//! Calls of libraries, noted while they are made.
+
+use super::library_call::{Call, LibraryCall};
+use super::status::Status;
+use super::{thread_capture, written_memory};
+
+/// Makes a call of a library: on a thread that captures twice, once recorded and noted, once to run. What it writes is
+/// saved where that is asked for; without memory for that it is not made. `describe` is called only then.
+pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
+    let (captures, saves) = (thread_capture::is_capturing(), written_memory::is_watched());
+    if !captures && !saves {
+        return run();
+    }
+    let call = describe();
+    if saves && !written_memory::before_call(&call) {
+        return T::NO_MEMORY;
+    }
+    if !captures {
+        return run();
+    }
+    let status = {
+        let Some(_in_call) = thread_capture::in_call() else { return T::REFUSED };
+        let before = thread_capture::with(|capture| capture.last_node());
+        let status = run();
+        thread_capture::with(|capture| {
+            let nodes = [before.unwrap_or(0), capture.last_node()];
+            capture.library_calls.push(LibraryCall { call, nodes });
+        });
+        status
+    };
+    let runs = thread_capture::with(|capture| capture.runs()).unwrap_or(false);
+    if status == T::SUCCESS && runs {
+        thread_capture::outside_with_handles(run)
+    } else {
+        status
+    }
+}

@@ -1,0 +1,25 @@
+//! Alpha and beta, the factors of a matmul, as they lie on the host.
+
+use std::ffi::c_void;
+
+/// Whether a float or an integer on the host is 0 or -0.
+///
+/// # Safety
+/// `value` must point to so many bytes.
+pub(super) unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
+    // SAFETY: the caller vouches for it.
+    let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };
+    let (sign, rest) = (bytes[bytes.len() - 1], &bytes[..bytes.len() - 1]);
+    rest.iter().all(|byte| *byte == 0) && sign & 0x7f == 0
+}
+
+/// Bytes of alpha and beta.
+pub(super) fn scale_bytes(compute: u32) -> usize {
+    match compute {
+        // CUBLAS_COMPUTE_16F and its pedantic form.
+        64 | 65 => 2,
+        // CUBLAS_COMPUTE_64F and its pedantic form.
+        70 | 71 => 8,
+        _ => 4,
+    }
+}

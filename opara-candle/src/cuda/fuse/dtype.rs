@@ -1,0 +1,27 @@
+//! Types of numbers that fused kernels compute with.
+
+/// Type of a value in memory, and of a step's arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Type {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Type {
+    /// In CUDA C++.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float",
+            Self::F16 => "__half",
+            Self::Bf16 => "__nv_bfloat16",
+        }
+    }
+
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! A forward pass that the driver captures.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use super::driver::{address_of, bytes_of, position, Broken, CapturePool, Captured, Stream};
+use crate::backend::Function;
+use crate::trace::scope;
+use crate::{Error, Result};
+
+/// A captured pass, as the driver has it.
+pub(super) struct Pass {
+    pub outputs: Vec<OutputSpec>,
+    /// Its spans.
+    pub marks: Marks,
+    pub graph: Captured,
+}
+
+/// One output of the captured pass.
+pub(super) struct OutputSpec {
+    pub shape: candle::Shape,
+    pub dtype: candle::DType,
+    pub address: u64,
+    pub bytes: u64,
+    /// Whether it is an allocation of its own, from first byte to last.
+    pub whole: bool,
+}
+
+/// How many nodes come before each change of the labels, and the label from there on.
+pub(super) type Marks = Vec<(usize, String)>;
+
+/// Captures a pass; where the driver breaks off, a few times.
+pub(super) fn run(
+    stream: &Stream,
+    pool: &CapturePool,
+    function: &Function,
+    inputs: &[Tensor],
+    copied: &[usize],
+) -> Result<Pass> {
+    const ATTEMPTS: usize = 5;
+    for _ in 1..ATTEMPTS {
+        match run_once(stream, pool, function, inputs, copied) {
+            Err(broken) if broken.by_driver => {}
+            result => return result.map_err(|broken| broken.error),
+        }
+    }
+    run_once(stream, pool, function, inputs, copied).map_err(|broken| broken.error)
+}
+
+fn run_once(
+    stream: &Stream,
+    pool: &CapturePool,
+    function: &Function,
+    inputs: &[Tensor],
+    copied: &[usize],
+) -> std::result::Result<Pass, Broken> {
+    let forward = || {
+        let mut outputs = function(inputs).map_err(|source| match Error::from(source) {
+            lost @ Error::DeviceLost { .. } => lost,
+            error => Error::FailsInCapture { source: error.into() },
+        })?;
+        for &i in copied {
+            let fewer = || format!("it returned more than {i} tensors at one call and fewer at the next");
+            let output = outputs.get_mut(i).ok_or_else(|| Error::stateful(fewer()))?;
+            *output = output.force_contiguous()?;
+        }
+        // All are alive until here: none has the address of another.
+        let mut specs = Vec::new();
+        for output in &outputs {
+            specs.push(OutputSpec {
+                shape: output.shape().clone(),
+                dtype: output.dtype(),
+                address: address_of(output)?,
+                bytes: bytes_of(output),
+                whole: output.is_contiguous(),
+            });
+        }
+        Ok(specs)
+    };
+    let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(pool, forward));
+    let (outputs, graph) = captured?;
+    let from = graph.after(marks.iter().map(|(position, _)| *position))?;
+    let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();
+    Ok(Pass { outputs, marks, graph })
+}

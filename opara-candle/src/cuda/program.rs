@@ -1,0 +1,172 @@
+//! What a capture is replayed from, and the graphs that are built of it, with a schedule's edges.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use candle::{DType, Device, Tensor};
+use parking_lot::Mutex;
+
+use super::arena::Arena;
+use super::capture::Capture;
+use super::driver::{Block, Executable, GraphBuilder, Launch, Relocation, Stream, WatchedMemory, WrittenMemory};
+use super::recorded::Recorded;
+use crate::backend::Function;
+use crate::graph::OpGraph;
+use crate::memory::{self, constant_bytes, Layout};
+use crate::plan::Planned;
+use crate::prepared::Prepared;
+use crate::trace::{OpId, Role, Trace};
+use crate::{Error, Result};
+
+/// What is needed to build a graph from a capture.
+pub(super) struct CudaProgram {
+    pub capture: Capture,
+    /// The module's memory that the capture uses.
+    pub external: WatchedMemory,
+    pub stream: Stream,
+    pub device: Device,
+    pub function: Function,
+    pub arena: Arc<Arena>,
+    pub workspaces: Arc<Arena>,
+    /// The module's state on the device from before building, until that ends.
+    pub state: Mutex<Option<WrittenMemory>>,
+}
+
+/// Bytes of a fill that holds a launch up: some 15 microseconds, longer than most kernels.
+const DELAY_BYTES: u64 = 64 << 20;
+
+/// Whether a launch is held up under this seed: one of eight.
+fn is_held_up(seed: u64, op: OpId) -> bool {
+    let mixed = (op as u64 ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed >> 61 == 0
+}
+
+impl CudaProgram {
+    fn block(&self, bytes: u64) -> Result<Block> {
+        Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
+    }
+
+    /// Where outputs and constants are.
+    pub fn relocation(&self, plan: &Prepared, outputs: &[Tensor]) -> Result<Relocation> {
+        let buffers = &plan.ops.trace.buffers;
+        let constants = self.block(plan.ops.constant_bytes())?;
+        let mut relocation = Relocation::default();
+        for (id, buffer) in buffers.iter().enumerate() {
+            if let Role::Output(i) = buffer.role {
+                relocation.place(id, buffer.bytes, &Block::of(&outputs[i])?, 0)?;
+            }
+        }
+        // The largest first: what is aligned less comes last.
+        let mut order: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].role == Role::Constant).collect();
+        order.sort_by_key(|&id| Reverse(buffers[id].bytes));
+        let mut offset = 0;
+        for id in order {
+            relocation.place(id, buffers[id].bytes, &constants, offset)?;
+            offset += constant_bytes(buffers[id].bytes);
+        }
+        Ok(relocation)
+    }
+
+    /// Fills the constants: runs the folded launches, one after the other, in memory that is given back then.
+    pub fn run_once(&self, plan: &Prepared, relocation: &Relocation) -> Result<()> {
+        let once = &plan.ops.once;
+        if once.ops.is_empty() {
+            return Ok(());
+        }
+        let chain =
+            OpGraph::from_predecessors((0..once.ops.len()).map(|op| op.checked_sub(1).into_iter().collect()).collect());
+        let layout = memory::plan(once, &chain, Role::Intermediate, None);
+        let scratch = self.block(layout.bytes)?;
+        let mut relocation = relocation.clone();
+        place(&mut relocation, once, &layout, &scratch)?;
+        let launches = self.capture.launches.lock();
+        let mut graph = GraphBuilder::new(&self.stream, relocation)?;
+        for (at, &op) in plan.ops.folded.iter().enumerate() {
+            let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
+            add(&mut graph, &launches.of[op], &after)?;
+        }
+        let mut executable = graph.instantiate(Box::new(self.function.clone()))?;
+        self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
+    }
+
+    /// The schedule's graph for these arenas; with a seed, under stress.
+    pub fn build(
+        &self,
+        plan: &Planned,
+        fixed: &Relocation,
+        memory: &[Block; 2],
+        stress: Option<u64>,
+    ) -> Result<Executable> {
+        let Prepared { ops, layouts, .. } = &*plan.prepared;
+        let mut relocation = fixed.clone();
+        for (id, buffer) in ops.trace.buffers.iter().enumerate() {
+            if let Role::Input(i) = buffer.role {
+                relocation.place_input(id, i, buffer.bytes);
+            }
+        }
+        for (layout, block) in layouts.iter().zip(memory) {
+            place(&mut relocation, &ops.trace, layout, block)?;
+        }
+        let launches = self.capture.launches.lock();
+        let mut graph = GraphBuilder::new(&self.stream, relocation)?;
+        let mut poison = Vec::new();
+        if stress.is_some() {
+            for block in memory {
+                poison.push(graph.fill(block, 0xff, &[])?);
+            }
+        }
+        let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
+        let mut urgent = vec![false; ops.kept.len()];
+        plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
+        let mut node: Vec<usize> = Vec::with_capacity(ops.kept.len());
+        let before = plan.schedule.stream_predecessors();
+        let mut node_of = vec![None; ops.kept.len()];
+        for step in plan.schedule.steps() {
+            let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
+            // What a stream ran last is implied by other edges now and then. Given all the same, it lets the driver go on
+            // with a branch of its own instead of taking up another one, which it holds in some 100 KiB and never gives back.
+            let last = step.op.and_then(|op| node_of[before[op]?]);
+            after.extend(last.filter(|last| !after.contains(last)));
+            if after.is_empty() {
+                after.extend(&poison);
+            }
+            let Some(op) = step.op else {
+                node.push(graph.join(&after)?);
+                continue;
+            };
+            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
+                let held_up = graph.fill(delay, seed as u8, &after)?;
+                after = vec![held_up];
+            }
+            let launch = &launches.of[ops.kept[op]];
+            let added = add(&mut graph, launch, &after)?;
+            if urgent[op] && matches!(launch.launch, Launch::Kernel(_)) {
+                graph.hurry(added)?;
+            }
+            node_of[op] = Some(added);
+            node.push(added);
+        }
+        graph.instantiate(Box::new(self.function.clone()))
+    }
+}
+
+/// Moves the buffers of a layout into its arena.
+fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Block) -> Result<()> {
+    for (id, buffer) in trace.buffers.iter().enumerate() {
+        if let Some(offset) = layout.offset(id) {
+            relocation.place_in_arena(id, buffer.bytes, arena, offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// Adds a recorded launch behind the nodes `after`; returns its node.
+fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize> {
+    match (&op.launch, op.pointers.as_slice()) {
+        (Launch::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
+        (Launch::Memset(memset), [to]) => graph.memset(memset, *to, after),
+        (Launch::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
+        (Launch::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
+        _ => Err(Error::NotCapturable { reason: "a memset or a copy touches memory that is not known".into() }),
+    }
+}

@@ -1,0 +1,141 @@
+//! Recording: eager passes, captures that agree, fusion.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+use parking_lot::Mutex;
+
+use super::arena::Arena;
+use super::confirmed::{confirmed, Confirmed};
+use super::driver::kernels::lacks;
+use super::eager::{contiguous, Answers, Eager};
+use super::fuse::Replaced;
+use super::program::CudaProgram;
+use super::target::Target;
+use crate::backend::{Example, Function, Fusing, Recording};
+use crate::examples::Examples;
+use crate::{capture_thread, Error, Result};
+
+/// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
+pub(crate) fn record(
+    function: &Function,
+    inputs: &[Tensor],
+    examples: &Examples,
+    arena: &Arc<Arena>,
+    fusing: Option<Fusing>,
+) -> Result<Recording> {
+    let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
+    let further = examples.clone();
+    capture_thread::run(move || {
+        let target = Target::of(&inputs)?;
+        let inputs = contiguous(&inputs)?;
+        let mut eager = Eager::new(&function, &target);
+        let answers = eager.answers(&inputs, &further)?;
+        let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
+        let (confirmed, examples) = attempt.verdict()?;
+        let state = Mutex::new(Some(eager.into_state()));
+        let Fused { confirmed, replaced, fused, notes } = fuse(confirmed, &target, fusing)?;
+        let Confirmed { capture, external } = confirmed;
+        let trace = capture.trace.clone();
+        let Target { device, stream } = target;
+        let workspaces = Arena::of_workspaces(&stream);
+        let program = CudaProgram { capture, external, stream, device, function, arena, workspaces, state };
+        Ok(Recording { trace, replaced, fused, notes, examples, program: Arc::new(program) })
+    })
+}
+
+/// What capturing a module came to, and what its calls gave meanwhile.
+struct Attempt {
+    answers: Answers,
+    captured: Result<Confirmed>,
+}
+
+/// How often a capture that shows state is made again, where the module's answers show none.
+const RETRIES: usize = 3;
+
+/// Captures a module, and calls it again where capture and answers leave open whether it keeps state.
+///
+/// # Errors
+/// The module's own.
+fn attempt(
+    eager: &mut Eager,
+    mut answers: Answers,
+    capture: impl Fn(&mut Eager) -> Result<Confirmed>,
+) -> Result<Attempt> {
+    let mut captured = match answers.refused.take() {
+        Some(refused) if answers.repeats.is_ok() => Err(refused),
+        _ => capture(eager),
+    };
+    for _ in 0..RETRIES {
+        // Where answers repeat it may be the call of another thread, for which the module made a table for other shapes: one
+        // more pass makes it for these.
+        if answers.repeats.is_err() || !matches!(captured, Err(Error::Stateful { .. })) {
+            break;
+        }
+        answers.repeats = eager.repeats(&answers.examples[0])?;
+        captured = capture(eager);
+    }
+    let draws = matches!(captured, Err(Error::DrawsRandomNumbers { .. }));
+    if captured.as_ref().is_err_and(Error::is_uncapturable) && !draws {
+        // It would go on running eagerly. Two calls in a row also find state that alternates.
+        for _ in 0..2 {
+            if answers.repeats.is_ok() {
+                answers.repeats = eager.repeats(&answers.examples[0])?;
+            }
+        }
+    }
+    Ok(Attempt { answers, captured })
+}
+
+impl Attempt {
+    /// The capture and the examples.
+    ///
+    /// # Errors
+    /// Why there is no capture. Answers that do not repeat come first, unless the capture says where the module keeps state,
+    /// or why calls differ without any.
+    fn verdict(self) -> Result<(Confirmed, Vec<Example>)> {
+        let Answers { examples, repeats, .. } = self.answers;
+        match (repeats, self.captured) {
+            (Ok(()), captured) => Ok((captured?, examples)),
+            (Err(_), Err(error @ (Error::DrawsRandomNumbers { .. } | Error::Stateful { .. }))) => Err(error),
+            (Err(error), _) => Err(error),
+        }
+    }
+}
+
+/// A capture whose launches are fused.
+struct Fused {
+    confirmed: Confirmed,
+    /// Launches that were replaced.
+    replaced: usize,
+    /// By how many there are fewer.
+    fused: usize,
+    notes: Vec<String>,
+}
+
+/// Fuses what can be fused, if asked to.
+///
+/// # Errors
+/// A call of the driver that failed.
+fn fuse(mut confirmed: Confirmed, target: &Target, fusing: Option<Fusing>) -> Result<Fused> {
+    let capture = &mut confirmed.capture;
+    let launches = capture.trace.ops.len();
+    let Replaced { launches: replaced, refused } = match fusing {
+        Some(fusing) => capture.fuse(&target.stream, &target.device, &fusing)?,
+        None => Replaced::default(),
+    };
+    let fused = launches - capture.trace.ops.len();
+    Ok(Fused { confirmed, replaced, fused, notes: notes(target, &refused)? })
+}
+
+/// What could be faster and is not, and why: what the device lacks, and kernels that were not compiled, the first reason of all.
+fn notes(target: &Target, refused: &[String]) -> Result<Vec<String>> {
+    let mut notes = lacks(target.device.as_cuda_device()?)?;
+    if let Some(first) = refused.first() {
+        let groups = if refused.len() == 1 { "group" } else { "groups" };
+        let note = format!("{} {groups} of launches not fused: {first}", refused.len());
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
+    Ok(notes)
+}

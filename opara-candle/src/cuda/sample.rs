@@ -1,0 +1,22 @@
+//! How long a call takes.
+
+use std::time::Instant;
+
+use candle::Device;
+
+use super::driver::Stream;
+use crate::timing::{micros_since, Sample};
+use crate::Result;
+
+/// One call of `f`; on the device, from an event before to one after what it launches.
+pub(crate) fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
+    let stream = Stream::of(device)?;
+    let (start, end) = (stream.event(true)?, stream.event(true)?);
+    stream.record(&start)?;
+    let began = Instant::now();
+    f()?;
+    let host_us = micros_since(began);
+    stream.record(&end)?;
+    let gpu_us = start.elapsed_us(&end)?;
+    Ok(Sample { gpu_us, wall_us: micros_since(began), host_us })
+}
