@@ -173,5 +173,13 @@ mod tests {
         assert_eq!(failing(fault(Failure::Refused)), [false, false, true, false, false]);
         assert_eq!(failing(fault(Failure::Lost)), [false, false, true, true, true]);
         assert_eq!(call("a"), CUresult::CUDA_SUCCESS);
+
+        // A function that is interposed, whether there is a driver or only the stub, which never succeeds.
+        let mut address = 0;
+        let fault = Fault { call: "cuMemAlloc_v2", nth: 1, failure: Failure::OutOfMemory };
+        // SAFETY: the address is written at most; the call fails before it reaches the driver.
+        let allocate = || unsafe { cudarc::driver::sys::cuMemAlloc_v2(&mut address, 16) };
+        let (status, calls) = with_fault(Some(fault), allocate);
+        assert_eq!((status, calls["cuMemAlloc_v2"]), (CUresult::CUDA_ERROR_OUT_OF_MEMORY, 1));
     }
 }

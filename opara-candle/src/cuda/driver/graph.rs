@@ -34,7 +34,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.stream.bind_to_drop() {
+        if self.stream.make_current() {
             // SAFETY: this value owns the graph.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }
@@ -353,7 +353,7 @@ impl Reader {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        if self.graph.stream.bind_to_drop() {
+        if self.graph.stream.make_current() {
             // A launch may still run; its memory is freed by stream order.
             self.graph.stream.wait_to_drop();
             // SAFETY: this value owns the executable. Of one whose launch is in flight, since that could not be waited for, the

@@ -42,8 +42,9 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
-    /// The same in a destructor, and whether that went well. An error that cudarc keeps for whoever calls next stays there.
-    pub(super) fn bind_to_drop(&self) -> bool {
+    /// The same where no error can be returned, as in destructors; whether it went well. An error that cudarc keeps for the
+    /// next call, since it comes from a destructor, stays there.
+    pub(super) fn make_current(&self) -> bool {
         // SAFETY: the context lives as long as the stream.
         let status = unsafe { sys::cuCtxSetCurrent(self.context().cu_ctx()) };
         status == sys::CUresult::CUDA_SUCCESS

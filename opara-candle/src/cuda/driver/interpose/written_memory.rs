@@ -151,7 +151,7 @@ impl WrittenMemory {
     /// Gives the copies back: nothing is left to restore.
     fn free(&mut self) {
         let copies = std::mem::take(&mut self.copies);
-        if self.stream.bind_to_drop() {
+        if self.stream.make_current() {
             for copied in copies.into_values() {
                 // SAFETY: this value owned the copy, and what reads it is before this in the stream.
                 unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
