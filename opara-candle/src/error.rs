@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
+use crate::fault::Fault;
 use crate::trace::FileError;
 
 /// Result of this crate's functions.
@@ -16,7 +17,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The module's own error, or candle's.
     #[error(transparent)]
-    Candle(#[from] candle::Error),
+    Candle(candle::Error),
+
+    /// The device has no memory left, for the module or for building. While it is built, a module that the device has memory
+    /// for runs eagerly instead.
+    #[error(
+        "the device has no memory left: {source}. Free some, or give it smaller inputs; \
+         `OparaExecutor::invalidate` then lets plans be built anew"
+    )]
+    OutOfMemory {
+        /// The call that failed: [`Error::Driver`], or [`Error::Candle`].
+        source: Box<Error>,
+    },
+
+    /// The device is lost, or this process's context on it: a kernel failed, or the hardware did. Whatever uses the device
+    /// in this process fails from now on.
+    #[error("the device is lost to this process, in which every later call on it fails, too: start it anew. {source}")]
+    DeviceLost {
+        /// The call that failed: [`Error::Driver`], or [`Error::Candle`].
+        source: Box<Error>,
+    },
 
     /// The number of tensors differs from the example's.
     #[error("the executor was built for {expected} input tensors and got {got}")]
@@ -270,12 +290,55 @@ impl Error {
     pub(crate) fn stateful(reason: impl Into<String>) -> Self {
         Error::Stateful { reason: reason.into(), scope: String::new() }
     }
+
+    /// This error as one of a device that has a fault; itself where it has none.
+    pub(crate) fn with_fault(self, fault: Option<Fault>) -> Self {
+        match fault {
+            Some(Fault::OutOfMemory) => Error::OutOfMemory { source: Box::new(self) },
+            Some(Fault::Lost) => Error::DeviceLost { source: Box::new(self) },
+            None => self,
+        }
+    }
+}
+
+impl From<candle::Error> for Error {
+    fn from(error: candle::Error) -> Self {
+        match error {
+            // Of an executor in a module.
+            candle::Error::WithBacktrace { inner, .. } if is_wrapped_fault(&inner) => Self::from(*inner),
+            candle::Error::Context { inner, .. } if is_wrapped_fault(&inner) => Self::from(*inner),
+            candle::Error::Cuda(inner) => match inner.downcast::<Error>() {
+                Ok(own) => *own,
+                Err(other) => of_candle(candle::Error::Cuda(other)),
+            },
+            error => of_candle(error),
+        }
+    }
+}
+
+fn of_candle(error: candle::Error) -> Error {
+    let fault = Fault::of(&error);
+    Error::Candle(error).with_fault(fault)
+}
+
+/// Whether [`candle::Error::from`] made this of a device's fault.
+fn is_wrapped_fault(error: &candle::Error) -> bool {
+    match error {
+        candle::Error::WithBacktrace { inner, .. } | candle::Error::Context { inner, .. } => is_wrapped_fault(inner),
+        candle::Error::Cuda(inner) => inner.is::<Error>(),
+        _ => false,
+    }
 }
 
 impl From<Error> for candle::Error {
     fn from(error: Error) -> Self {
         match error {
             Error::Candle(error) => error,
+            Error::OutOfMemory { source } | Error::DeviceLost { source } if matches!(*source, Error::Candle(_)) => {
+                (*source).into()
+            }
+            // Known again by `Error::from`.
+            fault @ (Error::OutOfMemory { .. } | Error::DeviceLost { .. }) => candle::Error::Cuda(Box::new(fault)),
             other => candle::Error::wrap(other),
         }
     }

@@ -88,7 +88,8 @@ impl OparaExecutor {
     ///
     /// # Errors
     /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
-    /// that it should not. [`Error::Stateful`] if it keeps state on the host, or draws random numbers in a way that cannot be
+    /// that it should not, [`Error::OutOfMemory`] if the device has no memory for a forward pass (if it has none for a replay, the
+    /// module runs eagerly), [`Error::DeviceLost`] if no call on it goes well any more. [`Error::Stateful`] if it keeps state on the host, or draws random numbers in a way that cannot be
     /// told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
     /// error: it runs eagerly.
     pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {

@@ -238,6 +238,46 @@ mod tests {
         Ok(())
     }
 
+    /// Where not even root may make a folder.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_folder_that_may_not_be_written_to_is_an_error_and_no_panic() {
+        let file = Path::new("/proc/opara-candle").join(format!("{:032x}.cubin", 1));
+        assert!(write(&file, b"ours", LIMIT).is_err() && read(&file).is_none());
+        keep(&file, b"ours");
+    }
+
+    /// In a process whose files hold a few hundred bytes at most: the file is cut off in the middle, as on a disk that fills up.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_disk_that_fills_up_keeps_nothing_unfinished() -> anyhow::Result<()> {
+        const FOLDER: &str = "OPARA_TEST_FULL_DISK";
+        let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+            let folder = tempfile::tempdir()?;
+            write(&named(&folder, 0), b"from before", LIMIT)?;
+            let name = "kept::tests::a_disk_that_fills_up_keeps_nothing_unfinished";
+            let limited = ["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""];
+            let itself = std::env::current_exe()?;
+            let mut full = Command::new("sh");
+            full.args(limited).arg(itself).args([name, "--exact"]).env(FOLDER, folder.path());
+            let run = full.output()?;
+            let said = [run.stdout, run.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+            anyhow::ensure!(run.status.success() && said.contains("1 passed"), "{said}");
+            assert_eq!(names(&folder), [0, 2].map(|i| format!("{i:032x}.cubin")), "nothing unfinished");
+            return Ok(());
+        };
+        let file = |i: usize| folder.join(format!("{i:032x}.cubin"));
+        let cut_off = write(&file(1), &[7; 1 << 20], LIMIT);
+        assert_eq!(cut_off.err().map(|error| error.kind()), Some(ErrorKind::FileTooLarge));
+        keep(&file(1), &[7; 1 << 20]);
+        assert_eq!(read(&file(1)), None);
+        // What there is stays, and what fits is kept.
+        assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
+        keep(&file(0), &[7; 1 << 20]);
+        assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
+        Ok(write(&file(2), b"short", LIMIT)?)
+    }
+
     /// Reading this one would never end.
     #[cfg(target_os = "linux")]
     #[test]

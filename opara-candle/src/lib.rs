@@ -24,6 +24,7 @@ mod duration;
 mod error;
 mod examples;
 mod executor;
+mod fault;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
 mod fuse;
 pub mod graph;
@@ -49,6 +50,9 @@ pub mod simulate;
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
 pub mod timeline;
+#[cfg(all(feature = "testing", feature = "cuda"))]
+#[doc(hidden)]
+pub use cuda::faults as testing;
 pub mod timing;
 pub mod trace;
 pub mod tune;

@@ -67,11 +67,12 @@ impl Plan {
         }
         let mut stages = Stages::default();
         let examples = options.examples();
-        let replaced = Cell::new(0);
+        let (replaced, has_answered) = (Cell::new(0), Cell::new(false));
         let mut build = |fusing| {
-            let (function, forward_ms) = watched(function);
+            let (function, calls) = watched(function);
             let recording = stages.time("trace", || record(&function, inputs, &examples, &device, arena, fusing));
-            stages.move_ms("trace", "forward", *forward_ms.lock());
+            stages.move_ms("trace", "forward", calls.lock().spent_ms);
+            has_answered.set(has_answered.get() || calls.lock().has_answered);
             recording.and_then(|recording| {
                 replaced.set(recording.replaced);
                 let (replay, report, planned) = schedule(recording, options, &device, &mut stages)?;
@@ -92,7 +93,7 @@ impl Plan {
         let (replay, mut report, planned) = match built {
             // The executor builds once more.
             Err(error @ Error::Freed) => return Err(error),
-            Err(error) if error.is_uncapturable() && options.on_uncapturable == OnUncapturable::Eager => {
+            Err(error) if runs_eagerly(&error, has_answered.get(), options) => {
                 tracing::warn!(reason = %error, "calls of these shapes run eagerly");
                 (None, Report { reason: Some(error.to_string()), ..blank(options.scheduler.name()) }, None)
             }
@@ -122,16 +123,34 @@ fn name(device: &Device) -> String {
     }
 }
 
-/// The function, and the milliseconds that all its calls have taken.
-fn watched(function: &Function) -> (Function, Arc<Mutex<f64>>) {
-    let (function, spent) = (function.clone(), Arc::new(Mutex::new(0.)));
-    let watch = spent.clone();
+/// Whether the module runs eagerly where this error keeps it from being replayed. Without memory for a replay it does if
+/// the device had enough for a forward pass.
+fn runs_eagerly(error: &Error, has_answered: bool, options: &Options) -> bool {
+    let is_sound = error.is_uncapturable() || has_answered && matches!(error, Error::OutOfMemory { .. });
+    is_sound && options.on_uncapturable == OnUncapturable::Eager
+}
+
+/// Calls of a function.
+#[derive(Default)]
+struct Calls {
+    /// Milliseconds of all of them.
+    spent_ms: f64,
+    /// Whether one of them went well.
+    has_answered: bool,
+}
+
+/// The function, and its calls from now on.
+fn watched(function: &Function) -> (Function, Arc<Mutex<Calls>>) {
+    let (function, calls) = (function.clone(), Arc::new(Mutex::new(Calls::default())));
+    let watch = calls.clone();
     let watched = move |inputs: &[Tensor]| {
         let (outputs, us) = timing::wall_us(|| function(inputs));
-        *watch.lock() += us / 1e3;
+        let mut calls = watch.lock();
+        calls.spent_ms += us / 1e3;
+        calls.has_answered |= outputs.is_ok();
         outputs
     };
-    (Arc::new(watched), spent)
+    (Arc::new(watched), calls)
 }
 
 fn record(
@@ -181,10 +200,20 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     let mut track = Replays { base: &*replay, plan: &plan.clone(), inputs, device, next: 0 };
     let sequential = Policy::Sequential.name();
     if let (Some(tuning), None) = (&options.tuning, &tuned) {
-        let winner = stages.time("tune", || tune::search(&problem, &mut track, tuning))?;
-        cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
-        (plan, replay) = (plan.with(winner.schedule.clone()), winner.runner);
-        tuned = Some((winner.schedule, winner.findings));
+        match stages.time("tune", || tune::search(&problem, &mut track, tuning)) {
+            Ok(winner) => {
+                cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
+                (plan, replay) = (plan.with(winner.schedule.clone()), winner.runner);
+                tuned = Some((winner.schedule, winner.findings));
+            }
+            // There is memory for the base.
+            Err(error @ Error::OutOfMemory { .. }) => {
+                tracing::warn!(%error, "schedules are left untried: the sequential one runs");
+                reason = Some(format!("{error}; fell back to the sequential schedule"));
+                policy = sequential.clone();
+            }
+            Err(error) => return Err(error),
+        }
     } else if options.race && device.is_cuda() && policy != sequential {
         if let Some(winner) = stages.time("race", || rivals::faster(&mut track, &problem, &policy))? {
             (plan, replay, policy) = (plan.with(winner.schedule), winner.runner, winner.name);

@@ -61,12 +61,13 @@ impl Resident {
         }
         cuda::hand_over(inputs)?;
         let (recording, inputs) = (Recording::take(), inputs.to_vec());
-        let (outputs, recording) = self.thread.run(move || {
+        let (outputs, recording, handed_over) = self.thread.run(move || {
             let (outputs, recording) = recording.resume(|| call(&inputs));
-            cuda::hand_over(&inputs)?;
-            Ok((outputs, recording))
+            Ok((outputs, recording, cuda::hand_over(&inputs)))
         })?;
+        // Whatever has failed: the recording goes on without this call.
         recording.restore();
+        handed_over?;
         outputs
     }
 }

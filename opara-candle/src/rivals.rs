@@ -5,7 +5,7 @@ use crate::measure::Replays;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::timing::Latency;
 use crate::tune::Contestant;
-use crate::Result;
+use crate::{Error, Result};
 
 /// The fastest rival of the plan's schedule, if it is faster than the base, which runs that, beyond noise.
 pub(crate) fn faster(
@@ -21,6 +21,7 @@ pub(crate) fn faster(
         match in_turns(track, holder, name.clone(), schedule) {
             Ok((rival, bar)) if rival.median() < bar * (1. - NOISE) => best = Some(rival),
             Ok(_) => {}
+            Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
             // The device may lack the memory for it: what there is runs.
             Err(error) => tracing::warn!(%error, rival = name, "a schedule is left untried"),
         }

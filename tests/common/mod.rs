@@ -237,11 +237,26 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// # Errors
 /// A process that fails or that is killed after five minutes.
 pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    isolated_in(assert_cmd::Command::new(std::env::current_exe()?), name, test)
+}
+
+/// The same in a process that can make files and write nothing to them, as on a disk that is full.
+pub fn isolated_on_a_full_disk(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut shell = assert_cmd::Command::new("sh");
+    // A write beyond the limit is an error where its signal is ignored.
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]).arg(std::env::current_exe()?);
+    isolated_in(shell, name, test)
+}
+
+fn isolated_in(
+    mut alone: assert_cmd::Command,
+    name: &str,
+    test: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     const RUNNING: &str = "OPARA_ISOLATED_TEST";
     if std::env::var(RUNNING).is_ok_and(|running| running == name) {
         return test();
     }
-    let mut alone = assert_cmd::Command::new(std::env::current_exe()?);
     let output = alone.args([name, "--exact", "--nocapture"]).env(RUNNING, name).timeout(LIMIT).output()?;
     println!("{}", String::from_utf8_lossy(&output.stdout));
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));

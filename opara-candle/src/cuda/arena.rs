@@ -101,12 +101,7 @@ impl State {
     /// The last launch on this stream used the arena.
     pub fn release(&mut self, stream: &Stream) -> Result<()> {
         if stream.is_per_thread() {
-            let free = match self.free.take() {
-                Some(free) => free,
-                None => stream.event(false)?,
-            };
-            stream.record(&free)?;
-            self.free = Some(free);
+            stream.note(&mut self.free)?;
         } else if self.last.as_ref().is_none_or(|last| last.id() != stream.id()) {
             self.last = Some(stream.clone());
         }

@@ -21,6 +21,9 @@ mod sample;
 mod spans;
 mod target;
 
+#[cfg(feature = "testing")]
+pub use self::driver::faults;
+
 pub(crate) use self::arena::Arena;
 pub use self::device::cuda_device;
 pub(crate) use self::device::{

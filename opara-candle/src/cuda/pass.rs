@@ -56,7 +56,10 @@ fn run_once(
     copied: &[usize],
 ) -> std::result::Result<Pass, Broken> {
     let forward = || {
-        let mut outputs = function(inputs).map_err(|source| Error::FailsInCapture { source })?;
+        let mut outputs = function(inputs).map_err(|source| match Error::from(source) {
+            lost @ Error::DeviceLost { .. } => lost,
+            error => Error::FailsInCapture { source: error.into() },
+        })?;
         for &i in copied {
             let fewer = || format!("it returned more than {i} tensors at one call and fewer at the next");
             let output = outputs.get_mut(i).ok_or_else(|| Error::stateful(fewer()))?;

@@ -101,6 +101,7 @@ impl GraphReplay {
         }
         done.record()?;
         match result {
+            lost @ Err(Error::DeviceLost { .. }) => lost,
             // A graph cannot even be built for memory that is gone.
             Err(_) if self.is_stale() => Err(Error::Freed),
             result => result,

@@ -301,7 +301,7 @@ impl Captured {
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        if self.stream.bind().is_ok() {
+        if self.stream.make_current() {
             // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }

@@ -34,7 +34,7 @@ unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        if self.stream.bind().is_ok() {
+        if self.stream.make_current() {
             // SAFETY: this value owns the graph.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }
@@ -353,9 +353,11 @@ impl Reader {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // A launch may still run; its memory is freed by stream order, but the executable itself must wait.
-        if self.graph.stream.bind().is_ok() && self.graph.stream.wait_for_all().is_ok() {
-            // SAFETY: this value owns the executable, and no launch of it is in flight.
+        if self.graph.stream.make_current() {
+            // A launch may still run; its memory is freed by stream order.
+            self.graph.stream.wait_to_drop();
+            // SAFETY: this value owns the executable. Of one whose launch is in flight, since that could not be waited for, the
+            // driver puts the end off.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

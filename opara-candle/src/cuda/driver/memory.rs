@@ -88,7 +88,7 @@ impl AllocationTable {
         if let Some(found) = around.filter(|a| address < a.start + a.bytes) {
             return Some(found);
         }
-        let found = stream.bind().ok().and_then(|()| allocation_at(address));
+        let found = stream.make_current().then(|| allocation_at(address)).flatten();
         match found {
             Some(allocation) => drop(self.known.insert(allocation.start, allocation)),
             None => drop(self.unknown.insert(address)),
@@ -140,7 +140,7 @@ enum Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Owner::Allocation(address, stream) = self {
-            if stream.bind().is_ok() {
+            if stream.make_current() {
                 // SAFETY: this value owns the allocation. The call waits for all work of the device.
                 unsafe { sys::cuMemFree_v2(*address) };
             }

@@ -11,6 +11,8 @@ pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
 pub(super) mod cudnn;
 mod cupti;
+#[cfg(feature = "testing")]
+pub mod faults;
 mod graph;
 mod interpose;
 mod kernel;
@@ -36,6 +38,7 @@ use std::ffi::{c_char, CStr};
 
 use cudarc::driver::sys::{self, CUresult};
 
+use crate::fault::Fault;
 use crate::{Error, Result};
 
 /// An error that names the call unless it succeeded.
@@ -58,7 +61,7 @@ fn failure(call: &'static str, status: CUresult) -> Error {
             format!("{status:?}: {}", CStr::from_ptr(text).to_string_lossy())
         }
     };
-    Error::Driver { call, message }
+    Error::Driver { call, message }.with_fault(Fault::of_status(status))
 }
 
 /// cudarc's errors as this crate's.

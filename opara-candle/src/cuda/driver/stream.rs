@@ -42,6 +42,27 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
+    /// The same where no error can be returned, as in destructors; whether it went well. An error that cudarc keeps for the
+    /// next call, since it comes from a destructor, stays there.
+    pub(super) fn make_current(&self) -> bool {
+        // SAFETY: the context lives as long as the stream.
+        let status = unsafe { sys::cuCtxSetCurrent(self.context().cu_ctx()) };
+        status == sys::CUresult::CUDA_SUCCESS
+    }
+
+    /// Waits in a destructor for what all threads have launched on this stream so far. It fails where the device is lost, and
+    /// nothing runs, or in a capture.
+    pub(super) fn wait_to_drop(&self) {
+        // SAFETY: the stream exists, and its context is current: see the callers.
+        unsafe {
+            if self.is_per_thread() {
+                sys::cuCtxSynchronize();
+            } else {
+                sys::cuStreamSynchronize(self.raw());
+            }
+        }
+    }
+
     /// What tells this stream from others.
     pub fn id(&self) -> StreamId {
         StreamId(self.context().ordinal(), self.0.cu_stream() as usize)
@@ -140,11 +161,30 @@ impl Stream {
         self.0.wait(&event.0).map_err(wrap("cuStreamWaitEvent"))
     }
 
-    /// Work launched on `next` from now on waits for what this stream has been given.
+    /// Work launched on `next` from now on waits for what this stream has been given. Should the driver refuse that, the
+    /// caller waits.
     pub fn then(&self, next: &Stream) -> Result<()> {
-        let event = self.event(false)?;
-        self.record(&event)?;
-        next.wait(&event)
+        let noted = self.event(false).and_then(|event| {
+            self.record(&event)?;
+            next.wait(&event)
+        });
+        noted.or_else(|_| self.wait_for_all())
+    }
+
+    /// Notes the end of what this stream has been given in `event`, which is made if there is none. Should the driver refuse
+    /// that, waits for it: then there is no event to wait for.
+    pub fn note(&self, event: &mut Option<Event>) -> Result<()> {
+        let noted = event.take().map_or_else(|| self.event(false), Ok).and_then(|event| {
+            self.record(&event)?;
+            Ok(event)
+        });
+        match noted {
+            Ok(noted) => {
+                *event = Some(noted);
+                Ok(())
+            }
+            Err(_) => self.wait_for_all(),
+        }
     }
 
     /// A new event; `timed` ones can be subtracted.
@@ -213,7 +253,10 @@ impl Stream {
         // SAFETY: the driver handed the graph over, or left null.
         let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
-        let reason = |error: Error| Error::NotCapturable { reason: error.to_string() };
+        let reason = |error: Error| match error {
+            lost @ Error::DeviceLost { .. } => lost,
+            error => Error::NotCapturable { reason: error.to_string() },
+        };
         let by_driver = ended.is_err() && refused.is_none();
         let failed = match (&result, refused) {
             (_, Some(refused)) => Some(refused),

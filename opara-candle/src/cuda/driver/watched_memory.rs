@@ -91,12 +91,7 @@ impl WatchedMemory {
         self.unless_freed(|launched| {
             launch()?;
             if stream.is_per_thread() {
-                let event = match launched.take() {
-                    Some(event) => event,
-                    None => stream.event(false)?,
-                };
-                stream.record(&event)?;
-                *launched = Some(event);
+                stream.note(launched)?;
             }
             Ok(())
         })

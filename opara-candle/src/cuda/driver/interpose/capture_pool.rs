@@ -76,6 +76,9 @@ fn create(device: sys::CUdevice) -> Result<CUmemoryPool> {
     let mut most = u64::MAX;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: the attribute is a u64, which `most` is.
-    check("cuMemPoolSetAttribute", unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast()) })?;
-    Ok(pool)
+    let keeps = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast()) };
+    check("cuMemPoolSetAttribute", keeps).map(|()| pool).inspect_err(|_| {
+        // SAFETY: nobody else has the pool.
+        unsafe { sys::cuMemPoolDestroy(pool) };
+    })
 }

@@ -1,7 +1,7 @@
 //! The driver's functions that enqueue work, allocate, or wait.
 
 use std::ffi::{c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUhostFn, CUlaunchConfig, CUmemoryPool, CUresult, CUstream,
@@ -18,6 +18,7 @@ use crate::cuda::driver::watched_memory;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
 const REFUSED: CUresult = CUresult::REFUSED;
+const NO_MEMORY: CUresult = CUresult::NO_MEMORY;
 const SUCCESS: CUresult = CUresult::SUCCESS;
 
 /// A launch as the driver describes it in a graph.
@@ -53,8 +54,10 @@ super::interpose! {
     ) -> CUresult, missing MISSING;
     |next| {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        if written_memory::is_watched() {
-            written_memory::before_launch(launched(function, grid, block, shared, arguments, extra));
+        if written_memory::is_watched()
+            && !written_memory::before_launch(launched(function, grid, block, shared, arguments, extra))
+        {
+            return NO_MEMORY;
         }
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
@@ -74,8 +77,10 @@ super::interpose! {
         let config = unsafe { *config };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        if written_memory::is_watched() {
-            written_memory::before_launch(launched(function, grid, block, config.sharedMemBytes, arguments, extra));
+        if written_memory::is_watched()
+            && !written_memory::before_launch(launched(function, grid, block, config.sharedMemBytes, arguments, extra))
+        {
+            return NO_MEMORY;
         }
         enqueue(config.hStream.cast(), |on| {
             let config = CUlaunchConfig { hStream: on.stream(), ..config };
@@ -95,7 +100,9 @@ super::interpose! {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         if written_memory::is_watched() {
             let none = std::ptr::null_mut();
-            written_memory::before_launch(launched(function, grid, block, shared, arguments, none));
+            if !written_memory::before_launch(launched(function, grid, block, shared, arguments, none)) {
+                return NO_MEMORY;
+            }
         }
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
@@ -108,7 +115,9 @@ super::interpose! {
     fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CUresult,
     missing MISSING;
     |next| {
-        written_memory::before_write(target);
+        if !written_memory::before_write(target) {
+            return NO_MEMORY;
+        }
         let kept = thread_capture::with(|capture| {
             // SAFETY: the caller vouches for `bytes` readable bytes.
             let kept: Arc<[u8]> = unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes) }.into();
@@ -146,7 +155,9 @@ macro_rules! write_to {
             /// Writes on the private stream where this thread captures.
             fn $name($target: CUdeviceptr, $($argument: $type,)* stream: CUstream) -> CUresult, missing MISSING;
             |next| {
-                written_memory::before_write($target);
+                if !written_memory::before_write($target) {
+                    return NO_MEMORY;
+                }
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 enqueue(stream.cast(), |on| unsafe { next($target, $($argument,)* on.stream()) })
             }
@@ -329,6 +340,9 @@ super::interpose! {
 
 /// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.
 pub(in crate::cuda) fn is_interposed() -> bool {
-    // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
-    thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
+    static IS_INTERPOSED: LazyLock<bool> = LazyLock::new(|| {
+        // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
+        thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
+    });
+    *IS_INTERPOSED
 }

@@ -23,6 +23,8 @@ mod cublaslt;
 mod cudnn;
 mod curand;
 mod driver;
+#[cfg(feature = "testing")]
+mod faulty;
 mod gate;
 mod handover;
 mod library_call;
@@ -109,6 +111,9 @@ macro_rules! interpose {
             static NEXT: super::Next<unsafe extern "C" fn($($type),*) -> $return> = super::Next::new();
             // SAFETY: the type is that of the function that is defined here, which the library declares alike.
             let Some($next) = (unsafe { NEXT.get(concat!(stringify!($name), "\0")) }) else { return $missing };
+            #[cfg(feature = "testing")]
+            return $crate::cuda::driver::faults::unless_failing(stringify!($name), || $body);
+            #[cfg(not(feature = "testing"))]
             $body
         }
     };

@@ -5,15 +5,15 @@ use super::status::Status;
 use super::{thread_capture, written_memory};
 
 /// Makes a call of a library: on a thread that captures twice, once recorded and noted, once to run. What it writes is
-/// saved where that is asked for. `describe` is called only then.
+/// saved where that is asked for; without memory for that it is not made. `describe` is called only then.
 pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
     let (captures, saves) = (thread_capture::is_capturing(), written_memory::is_watched());
     if !captures && !saves {
         return run();
     }
     let call = describe();
-    if saves {
-        written_memory::before_call(&call);
+    if saves && !written_memory::before_call(&call) {
+        return T::NO_MEMORY;
     }
     if !captures {
         return run();

@@ -5,6 +5,7 @@ use cudarc::driver::sys::{self, CUcontext, CUstream, CUstream_flags};
 use parking_lot::Mutex;
 
 use crate::cuda::driver::check;
+use crate::fault::Fault;
 use crate::{Error, Result};
 
 /// A stream for one capture at a time; it goes back to the others when dropped, and is never destroyed.
@@ -37,15 +38,18 @@ impl PrivateStream {
             return Ok(Self(free.swap_remove(at)));
         }
         drop(free);
-        let (mut stream, mut blas) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut stream = std::ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: out-pointers are valid; both handles belong to the current context.
-        unsafe {
-            check("cuStreamCreate", sys::cuStreamCreate(&mut stream, flags))?;
-            check_blas("cublasCreate", cublas::cublasCreate_v2(&mut blas))?;
-            check_blas("cublasSetStream", cublas::cublasSetStream_v2(blas, stream.cast()))?;
+        // SAFETY: `stream` receives the handle.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
+        match blas_on(stream) {
+            Ok(blas) => Ok(Self(Handles { context, stream, blas })),
+            Err(error) => {
+                // SAFETY: nobody else has the stream.
+                unsafe { sys::cuStreamDestroy_v2(stream) };
+                Err(error)
+            }
         }
-        Ok(Self(Handles { context, stream, blas }))
     }
 
     /// The stream.
@@ -65,9 +69,25 @@ impl Drop for PrivateStream {
     }
 }
 
+/// A new handle of cuBLAS on a stream of the current context.
+fn blas_on(stream: CUstream) -> Result<cublas::cublasHandle_t> {
+    let mut blas = std::ptr::null_mut();
+    // SAFETY: `blas` receives the handle.
+    check_blas("cublasCreate", unsafe { cublas::cublasCreate_v2(&mut blas) })?;
+    // SAFETY: both handles belong to the current context.
+    let set = check_blas("cublasSetStream", unsafe { cublas::cublasSetStream_v2(blas, stream.cast()) });
+    if set.is_err() {
+        // SAFETY: nobody else has the handle.
+        unsafe { cublas::cublasDestroy_v2(blas) };
+    }
+    set.map(|()| blas)
+}
+
 fn check_blas(call: &'static str, status: cublas::cublasStatus_t) -> Result<()> {
+    let failed = || Error::Driver { call, message: format!("{status:?}") };
     match status {
         cublas::cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(Error::Driver { call, message: format!("{status:?}") }),
+        cublas::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED => Err(failed().with_fault(Some(Fault::OutOfMemory))),
+        _ => Err(failed()),
     }
 }

@@ -15,6 +15,8 @@ use super::written_memory;
 const MISSING: c_int = 303;
 const REFUSED: c_int = c_int::REFUSED;
 
+const NO_MEMORY: c_int = c_int::NO_MEMORY;
+
 /// `dim3`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -34,16 +36,23 @@ fn stream_of(stream: *mut c_void, per_thread: bool) -> *mut c_void {
     }
 }
 
-/// Saves what a kernel may write, if that is asked for.
+/// Saves what a kernel may write, if that is asked for. Returns whether it may be launched.
 ///
 /// # Safety
 /// The function must be one of the driver's or null, and the arguments those of a launch of it.
-unsafe fn before_launch(kernel: sys::CUkernel, grid: Dim3, block: Dim3, arguments: *mut *mut c_void, shared: usize) {
+#[must_use]
+unsafe fn before_launch(
+    kernel: sys::CUkernel,
+    grid: Dim3,
+    block: Dim3,
+    arguments: *mut *mut c_void,
+    shared: usize,
+) -> bool {
     let mut func = std::ptr::null_mut();
     // SAFETY: the caller vouches for the kernel; `func` receives its function on the current device.
     let status = unsafe { sys::cuKernelGetFunction(&mut func, kernel) };
-    if status == sys::CUresult::CUDA_SUCCESS {
-        written_memory::before_launch(sys::CUDA_KERNEL_NODE_PARAMS {
+    status != sys::CUresult::CUDA_SUCCESS
+        || written_memory::before_launch(sys::CUDA_KERNEL_NODE_PARAMS {
             func,
             gridDimX: grid.x,
             gridDimY: grid.y,
@@ -56,8 +65,7 @@ unsafe fn before_launch(kernel: sys::CUkernel, grid: Dim3, block: Dim3, argument
             extra: std::ptr::null_mut(),
             kern: std::ptr::null_mut(),
             ctx: std::ptr::null_mut(),
-        });
-    }
+        })
 }
 
 /// Defines both forms of a launch. A kernel is the driver's handle of it or the address of a host function, for which the
@@ -74,7 +82,9 @@ macro_rules! launches {
                 if written_memory::is_watched() {
                     let handle = if $is_handle { kernel.cast_mut().cast() } else { kernel_of(kernel) };
                     // SAFETY: the caller vouches for the kernel and its arguments.
-                    unsafe { before_launch(handle, grid, block, arguments, shared) };
+                    if !unsafe { before_launch(handle, grid, block, arguments, shared) } {
+                        return NO_MEMORY;
+                    }
                 }
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 enqueue(stream_of(stream, $per_thread), |on| unsafe { next(kernel, grid, block, arguments, shared, on.stream()) })
@@ -111,7 +121,9 @@ macro_rules! write_to {
             /// Writes on the private stream where this thread captures.
             fn $name(target: *mut c_void, $($argument: $type,)* stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
-                written_memory::before_write(target as u64);
+                if !written_memory::before_write(target as u64) {
+                    return NO_MEMORY;
+                }
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 enqueue(stream_of(stream, $per_thread), |on| unsafe { next(target, $($argument,)* on.stream()) })
             }
@@ -138,7 +150,9 @@ macro_rules! copies {
                 {
                     return REFUSED;
                 }
-                written_memory::before_write(target as u64);
+                if !written_memory::before_write(target as u64) {
+                    return NO_MEMORY;
+                }
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
                 enqueue(stream_of(stream, $per_thread), |on| unsafe { next(target, source, bytes, kind, on.stream()) })
             }

@@ -2,7 +2,8 @@
 //!
 //! Building an executor runs the module's kernels many times. Before an eager pass writes to an allocation from before
 //! the pass for the first time, the allocation is copied; the copy is put back after each pass, and at the end of
-//! building. So building leaves a counter or a cache on the device as it found it.
+//! building. So building leaves a counter or a cache on the device as it found it. A write before which no copy could be
+//! made is refused: the pass fails, and building with it.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -76,15 +77,20 @@ pub(super) fn is_watched() -> bool {
 }
 
 /// Uses what watches this thread's writes. Calls that `f` makes are neither watched nor captured.
-fn with(f: impl FnOnce(&mut WrittenMemory)) {
+///
+/// # Returns
+/// Whether all that the pass has written so far can be put back.
+fn with(f: impl FnOnce(&mut WrittenMemory)) -> bool {
     let current = CURRENT.replace(null_mut());
     if current.is_null() {
-        return;
+        return true;
     }
     let _restore = Restore(&CURRENT, current);
     // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is taken out of the
     // thread-local meanwhile, so this is the only reference.
-    thread_capture::outside(|| f(unsafe { &mut *current }));
+    let watched = unsafe { &mut *current };
+    thread_capture::outside(|| f(watched));
+    watched.failed.is_ok()
 }
 
 impl WrittenMemory {
@@ -103,7 +109,7 @@ impl WrittenMemory {
     /// Runs a pass with its writes watched.
     ///
     /// # Errors
-    /// No memory for a copy: what the pass wrote cannot be undone.
+    /// No memory for a copy. What was to be written then was not.
     pub fn watch<T>(&mut self, pass: impl FnOnce() -> T) -> Result<T> {
         self.live.clear();
         let result = during(self, pass);
@@ -136,15 +142,16 @@ impl WrittenMemory {
     /// # Errors
     /// A call of the driver that failed.
     pub fn end(mut self) -> Result<()> {
-        let restored = self.restore();
+        // If it fails, dropping this does the same once more.
+        self.restore()?;
         self.free();
-        restored
+        Ok(())
     }
 
     /// Gives the copies back: nothing is left to restore.
     fn free(&mut self) {
         let copies = std::mem::take(&mut self.copies);
-        if self.stream.bind().is_ok() {
+        if self.stream.make_current() {
             for copied in copies.into_values() {
                 // SAFETY: this value owned the copy, and what reads it is before this in the stream.
                 unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
@@ -167,7 +174,8 @@ impl WrittenMemory {
         // SAFETY: `copy` receives an allocation of as many bytes as are copied to it in the order of the stream.
         let copied = unsafe {
             check("cuMemAllocAsync", sys::cuMemAllocAsync(&mut copy, bytes, stream)).and_then(|()| {
-                check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(copy, allocation.start, bytes, stream))
+                let copied = sys::cuMemcpyDtoDAsync_v2(copy, allocation.start, bytes, stream);
+                check("cuMemcpyDtoDAsync", copied).inspect_err(|_| _ = sys::cuMemFreeAsync(copy, stream))
             })
         };
         match copied {
@@ -193,28 +201,31 @@ impl Drop for WrittenMemory {
     }
 }
 
-/// A kernel is about to be launched.
-pub(super) fn before_launch(params: sys::CUDA_KERNEL_NODE_PARAMS) {
+/// A kernel is about to be launched. Returns whether it may be.
+#[must_use]
+pub(super) fn before_launch(params: sys::CUDA_KERNEL_NODE_PARAMS) -> bool {
     with(|watched| {
         // SAFETY: the caller of the interposed function vouches for the kernel and its arguments; there is no node.
         match unsafe { watched.functions.kernel(null_mut(), params) } {
             Ok(kernel) => (watched.written_by)(&kernel).into_iter().for_each(|address| watched.save(address)),
             Err(error) => watched.failed = Err(error),
         }
-    });
+    })
 }
 
-/// These bytes are about to be written.
-pub(super) fn before_write(address: CUdeviceptr) {
-    with(|watched| watched.save(address));
+/// These bytes are about to be written. Returns whether they may be.
+#[must_use]
+pub(super) fn before_write(address: CUdeviceptr) -> bool {
+    with(|watched| watched.save(address))
 }
 
-/// A library is about to be called.
-pub(super) fn before_call(call: &Call) {
+/// A library is about to be called. Returns whether it may be.
+#[must_use]
+pub(super) fn before_call(call: &Call) -> bool {
     with(|watched| {
         let operands = call.operands.iter().flatten();
         operands.filter(|operand| operand.mode != Mode::Read).for_each(|operand| watched.save(operand.address));
-    });
+    })
 }
 
 /// Memory was allocated.

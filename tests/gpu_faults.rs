@@ -1,0 +1,468 @@
+//! Calls of the driver that fail while an executor is built and called: an error of its type or eager mode with its reason,
+//! nothing leaked, and later calls right.
+//!
+//! `cargo test --release --features cudnn,testing --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
+//! the whole process, so one test runs at a time.
+
+mod common;
+
+use std::slice::from_ref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{ensure, Context};
+use candle::{Device, Result, Tensor};
+use common::{assert_same, gpu, isolated, isolated_on_a_full_disk, one_on, waves};
+use opara_candle::testing::{with_fault, Failure, Fault};
+use opara_candle::{device_memory, Builder, Error, Mode, OparaExecutor, Tuning};
+
+/// Held by each test.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls of one function that are let fail, spread over all of them.
+const SAMPLES: usize = 12;
+
+/// What a sweep may leave outside the device's memory pool, in bytes.
+const SLACK: u64 = 64 << 20;
+
+/// Without what takes other numbers of calls each time, and without files.
+fn builder() -> Builder {
+    OparaExecutor::builder().race(false).kernel_cache(None)
+}
+
+/// Products, launches that are fused, an upload, a constant, and an output that is a view.
+fn module(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static> {
+    let weight = waves(3, (6, 6))?.to_device(device)?;
+    let device = device.clone();
+    Ok(move |t: &[Tensor]| {
+        let up = t[0].matmul(&weight)?;
+        let bias = Tensor::new(&[0.5f32, -1., 0., 2., 1., 3.], &device)?;
+        let both = (up.relu()? + up.affine(2., 1.)?.tanh()?)?.broadcast_add(&bias)?;
+        let out = both.matmul(&weight.affine(0.5, 0.)?)?;
+        Ok(vec![out.t()?, both])
+    })
+}
+
+/// Two products of one input: their launches may run on two streams.
+fn branches(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static> {
+    let [left, right] = [3, 4].map(|i| waves(i, (6, 6)).and_then(|t| t.to_device(device)));
+    let (left, right) = (left?, right?);
+    Ok(move |t: &[Tensor]| Ok(vec![(t[0].matmul(&left)? + t[0].matmul(&right)?)?]))
+}
+
+/// Lets all work end. cudarc keeps an error of a destructor for the next call: lets that be this one.
+fn settle(device: &Device) -> anyhow::Result<()> {
+    let _of_a_destructor = device.synchronize();
+    Ok(device.synchronize()?)
+}
+
+/// Bytes of the device's memory pool in use.
+fn pool(device: &Device) -> anyhow::Result<u64> {
+    let (_, usage) = device_memory::watch(device, || Ok::<_, Error>(()))?;
+    Ok(usage.context("a GPU has a pool")?.before)
+}
+
+/// Does some work again and again, each time with another call failing, and lets `check` look at what became of it. What
+/// that leaves must be nothing.
+fn sweep<T>(
+    device: &Device,
+    failures: &[Failure],
+    is_meant: impl Fn(&str) -> bool,
+    work: impl Fn() -> T,
+    check: impl Fn(Option<Fault>, T) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    // The second time nothing is loaded any more.
+    check(None, work())?;
+    let (result, calls) = with_fault(None, &work);
+    check(None, result)?;
+    settle(device)?;
+    let before = pool(device)?;
+    let besides = device_memory::used_outside_pool(device)?;
+    let mut faults = 0;
+    for (call, count) in calls.into_iter().filter(|(call, _)| is_meant(call)) {
+        for nth in (1..=count).step_by(count.div_ceil(SAMPLES)) {
+            for &failure in failures {
+                let fault = Fault { call, nth, failure };
+                let (result, _) = with_fault(Some(fault), &work);
+                settle(device)?;
+                check(Some(fault), result).with_context(|| format!("{fault:?}"))?;
+                settle(device)?;
+                let after = pool(device)?;
+                ensure!(after == before, "{fault:?} took the pool from {before} bytes to {after}");
+                faults += 1;
+            }
+        }
+    }
+    ensure!(faults > 0, "no call was let fail");
+    // Pools of captures, workspaces, what the driver keeps for graphs, and what other programs take meanwhile.
+    let more = device_memory::used_outside_pool(device)?.saturating_sub(besides);
+    ensure!(more < SLACK, "{faults} calls that failed left {more} bytes outside the pool");
+    println!("{faults} calls were let fail");
+    Ok(())
+}
+
+/// An executor and its first answer.
+type Built = opara_candle::Result<(OparaExecutor, Vec<Tensor>)>;
+
+fn built_and_called<F>(builder: Builder, function: &F, inputs: &[Tensor]) -> Built
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
+{
+    let fast = builder.build_fn(function.clone(), inputs)?;
+    let answer = fast.call(inputs)?;
+    Ok((fast, answer))
+}
+
+/// Whether an error is of the type that this failure has.
+fn is_typed(error: &Error, failure: Failure) -> bool {
+    match failure {
+        Failure::OutOfMemory => matches!(error, Error::OutOfMemory { .. }),
+        Failure::Refused => matches!(error, Error::Driver { .. } | Error::Candle(_)),
+        Failure::Lost => matches!(error, Error::DeviceLost { .. }),
+    }
+}
+
+/// A module that is built and called on a device, with calls of these functions failing.
+fn assert_survives(device: &Device, is_meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
+    let function = module(device)?;
+    let inputs = [0, 1].map(|i| one_on(i, device));
+    let [first, second] = inputs;
+    let (first, second) = (first?, second?);
+    let expected = [function(&first)?, function(&second)?];
+    let answers = |(fast, answer): (OparaExecutor, Vec<Tensor>)| -> anyhow::Result<OparaExecutor> {
+        assert_same(&answer, &expected[0], "the first call");
+        assert_same(&fast.call(&second)?, &expected[1], "a later call");
+        assert_same(&fast.call(&first)?, &expected[0], "the last call");
+        Ok(fast)
+    };
+    let check = |fault: Option<Fault>, built: Built| {
+        match (fault, built) {
+            (None, built) => {
+                let fast = answers(built?)?;
+                assert!(fast.report().mode == Mode::Graph && fast.report().fused > 0, "{}", fast.report());
+            }
+            (Some(_), Ok(built)) => {
+                let report = answers(built)?.report();
+                assert!(report.mode == Mode::Graph || report.reason.is_some_and(|reason| !reason.is_empty()));
+            }
+            (Some(fault), Err(error)) => {
+                ensure!(is_typed(&error, fault.failure), "{error:?}");
+                let fast = answers(built_and_called(builder(), &function, &first)?)?;
+                assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            }
+        }
+        Ok(())
+    };
+    let work = || built_and_called(builder(), &function, &first);
+    sweep(device, &[Failure::OutOfMemory, Failure::Refused], is_meant, work, check)
+}
+
+#[test]
+fn a_call_that_fails_once_is_an_error_or_eager_mode_and_leaves_nothing() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    assert_survives(&device, |_| true)
+}
+
+/// Events order the work there.
+#[test]
+fn events_that_cannot_be_made_where_every_thread_has_a_stream() -> anyhow::Result<()> {
+    let _alone = alone();
+    if gpu().is_none() {
+        return Ok(());
+    }
+    assert_survives(&Device::new_cuda(0)?, |call| call.starts_with("cuEvent") || call == "cuStreamWaitEvent")
+}
+
+/// The device has memory for a forward pass, and not for what building makes besides.
+#[test]
+fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_built_anew() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = module(&device)?;
+    let inputs = one_on(0, &device)?;
+    let expected = function(&inputs)?;
+    built_and_called(builder(), &function, &inputs)?;
+    for call in ["cuGraphInstantiateWithFlags", "cuGraphAddKernelNode_v2", "cuStreamBeginCapture_v2"] {
+        let fault = Fault { call, nth: 1, failure: Failure::OutOfMemory };
+        let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
+        let (fast, answer) = built.context(call)?;
+        assert_same(&answer, &expected, call);
+        let reason = fast.report().reason.unwrap_or_default();
+        assert!(fast.report().mode == Mode::Eager && reason.contains("no memory left"), "{call}: {}", fast.report());
+        fast.invalidate();
+        assert_same(&fast.call(&inputs)?, &expected, call);
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{call}");
+        // Who does not want eager mode gets the error.
+        let strict = || builder().on_uncapturable(opara_candle::OnUncapturable::Error);
+        let (built, _) = with_fault(Some(fault), || built_and_called(strict(), &function, &inputs));
+        assert!(matches!(built, Err(Error::OutOfMemory { .. })), "{call}: {:?}", built.err());
+    }
+    // The driver has no reason to refuse a graph: that is no eager mode.
+    let fault = Fault { call: "cuGraphInstantiateWithFlags", nth: 1, failure: Failure::Refused };
+    let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
+    assert!(matches!(built, Err(Error::Driver { call: "cuGraphInstantiate", .. })), "{:?}", built.err());
+    // The module's own forward pass is not enough of either.
+    let fault = Fault { call: "cuLaunchKernel", nth: 1, failure: Failure::OutOfMemory };
+    let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
+    assert!(matches!(built, Err(Error::OutOfMemory { .. })), "{:?}", built.err());
+    settle(&device)
+}
+
+/// What only the first build of a process makes.
+#[test]
+fn the_first_build_of_a_process_fails() -> anyhow::Result<()> {
+    let _alone = alone();
+    isolated("the_first_build_of_a_process_fails", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let function = module(&device)?;
+        let inputs = one_on(0, &device)?;
+        let expected = function(&inputs)?;
+        settle(&device)?;
+        for call in ["cuMemPoolCreate", "cuStreamCreate", "cublasCreate_v2"] {
+            let fault = Fault { call, nth: 1, failure: Failure::OutOfMemory };
+            let (built, calls) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
+            ensure!(calls.contains_key(call), "{call} is not called: {calls:?}");
+            let (fast, answer) = built.context(call)?;
+            assert_same(&answer, &expected, call);
+            assert_eq!(fast.report().mode, Mode::Eager, "{call}: {}", fast.report());
+        }
+        let (fast, answer) = built_and_called(builder(), &function, &inputs)?;
+        assert_same(&answer, &expected, "the first build without a fault");
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        settle(&device)
+    })
+}
+
+#[test]
+fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = branches(&device)?;
+    let inputs = one_on(0, &device)?;
+    let expected = function(&inputs)?;
+    let tuning = Tuning { budget: std::time::Duration::ZERO, proposals: 4, cache: None, ..Tuning::default() };
+    let tuned = || builder().tuning(tuning.clone());
+    let raced = || builder().race(true);
+    settle(&device)?;
+    let before = pool(&device)?;
+    for (is_tuned, make) in [(true, &tuned as &dyn Fn() -> Builder), (false, &raced)] {
+        let (built, calls) = with_fault(None, || built_and_called(make(), &function, &inputs));
+        built?;
+        let graphs = calls["cuGraphInstantiateWithFlags"];
+        ensure!(graphs > 1, "nothing to compare");
+        for nth in 2..=graphs {
+            let fault = Fault { call: "cuGraphInstantiateWithFlags", nth, failure: Failure::OutOfMemory };
+            let (built, _) = with_fault(Some(fault), || built_and_called(make(), &function, &inputs));
+            let (fast, answer) = built.with_context(|| format!("graph {nth} of {graphs}"))?;
+            assert_same(&answer, &expected, format_args!("graph {nth} of {graphs}"));
+            let report = fast.report();
+            assert_eq!(report.mode, Mode::Graph, "{report}");
+            // A search takes other numbers of graphs each time, the last of which may not be reached.
+            let fell_back = report.reason.as_ref().is_some_and(|reason| reason.contains("no memory left"));
+            assert!(!is_tuned || fell_back == (report.policy == "sequential"), "{report}");
+            assert!(is_tuned || report.reason.is_none(), "{report}");
+        }
+        settle(&device)?;
+        ensure!(pool(&device)? == before, "graphs that were not tried left memory");
+    }
+    Ok(())
+}
+
+/// From one call on, all fail. Each further one is the same error: nothing is tried eagerly, and nothing hangs or panics.
+#[test]
+fn a_lost_device_is_the_error_of_every_later_call() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = module(&device)?;
+    let inputs = one_on(0, &device)?;
+    let taller = [waves(1, (5, 6))?.to_device(&device)?];
+    let expected = [function(&inputs)?, function(&taller)?];
+    let old = builder().build_fn(function.clone(), &inputs)?;
+    let work = || {
+        let new = || built_and_called(builder(), &function, &inputs).map(|(_, answer)| (0, answer));
+        vec![
+            new(),
+            old.call(&inputs).map(|answer| (0, answer)),
+            old.call(&taller).map(|answer| (1, answer)),
+            new(),
+            old.call(&taller).map(|answer| (1, answer)),
+        ]
+    };
+    let check = |fault: Option<Fault>, results: Vec<opara_candle::Result<(usize, Vec<Tensor>)>>| {
+        let mut is_lost = false;
+        for (i, result) in results.into_iter().enumerate() {
+            match (result, fault) {
+                (Ok((of, answer)), _) if !is_lost => assert_same(&answer, &expected[of], format_args!("step {i}")),
+                (Ok(_), _) => anyhow::bail!("step {i}: an answer of a device that is lost"),
+                (Err(error), None) => return Err(error.into()),
+                (Err(error), Some(_)) => {
+                    // A library's code does not tell that the device is lost; the next call of the driver does.
+                    let of_library = !is_lost && error.to_string().contains("CUBLAS");
+                    ensure!(of_library || is_typed(&error, Failure::Lost), "step {i}: {error:?}");
+                    is_lost = true;
+                }
+            }
+        }
+        // In truth the device is well. Everything is built anew.
+        old.invalidate();
+        assert_same(&old.call(&inputs)?, &expected[0], "the device was not lost");
+        assert_eq!(old.report().mode, Mode::Graph, "{}", old.report());
+        Ok(())
+    };
+    sweep(&device, &[Failure::Lost], |_| true, work, check)
+}
+
+/// Counts its calls in a tensor on the device, and adds the count to its input.
+fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static {
+    move |t| {
+        counter.slice_set(&(&counter + 1.)?, 0, 0)?;
+        Ok(vec![t[0].broadcast_add(&counter)?])
+    }
+}
+
+#[test]
+fn a_build_that_fails_leaves_the_modules_state_as_it_was() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let counter = Tensor::zeros(1, candle::DType::F32, &device)?;
+    let zero = counter.copy()?;
+    let inputs = one_on(0, &device)?;
+    let function = counting(counter.clone());
+    let work = || builder().build_fn(function.clone(), &inputs);
+    let check = |fault: Option<Fault>, built: opara_candle::Result<OparaExecutor>| {
+        assert_same(from_ref(&counter), from_ref(&zero), "the counter after building");
+        match (built, fault) {
+            (Ok(fast), _) => {
+                for call in 1..=3 {
+                    let expected = (&inputs[0] + call as f64)?;
+                    assert_same(&fast.call(&inputs)?, &[expected], format_args!("call {call}"));
+                }
+                counter.slice_set(&zero, 0, 0)?;
+            }
+            (Err(error), Some(fault)) => ensure!(is_typed(&error, fault.failure), "{error:?}"),
+            (Err(error), None) => return Err(error.into()),
+        }
+        Ok(())
+    };
+    let is_meant = |call: &str| call.starts_with("cuMem") || call.starts_with("cuLaunch") || call.contains("Capture");
+    sweep(&device, &[Failure::OutOfMemory, Failure::Refused], is_meant, work, check)
+}
+
+/// The executor is there; calls fail.
+#[test]
+fn a_call_that_fails_is_an_error_and_the_next_one_is_answered() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = module(&device)?;
+    let fast = builder().build_fn(function.clone(), &one_on(0, &device)?)?;
+    let work = || -> anyhow::Result<_> {
+        // Elsewhere in memory, so that the graph is told.
+        let inputs = [0, 1].map(|i| one_on(i, &device));
+        let [first, second] = inputs;
+        let (first, second) = (first?, second?);
+        Ok([fast.call(&first), fast.call(&second)])
+    };
+    let expected = [function(&one_on(0, &device)?)?, function(&one_on(1, &device)?)?];
+    let check = |fault: Option<Fault>, answers: anyhow::Result<[opara_candle::Result<Vec<Tensor>>; 2]>| {
+        // The inputs cannot be uploaded.
+        let answers = match answers {
+            Err(error) if fault.is_none() => return Err(error),
+            Err(_) => return Ok(()),
+            Ok(answers) => answers,
+        };
+        let mut failed = 0;
+        for (answer, expected) in answers.into_iter().zip(&expected) {
+            match (answer, fault) {
+                (Ok(answer), _) => assert_same(&answer, expected, "a call that did not fail"),
+                (Err(error), Some(fault)) => {
+                    ensure!(is_typed(&error, fault.failure), "{error:?}");
+                    failed += 1;
+                }
+                (Err(error), None) => return Err(error.into()),
+            }
+        }
+        ensure!(failed <= 1, "both calls failed");
+        assert_same(&fast.call(&one_on(1, &device)?)?, &expected[1], "a later call");
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        Ok(())
+    };
+    sweep(&device, &[Failure::OutOfMemory, Failure::Refused], |_| true, work, check)
+}
+
+/// It drops a table that is older than the call, and fails or panics. In a capture the table is freed when that ends.
+#[test]
+fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<()> {
+    let _alone = alone();
+    let Some(device) = gpu() else { return Ok(()) };
+    let inputs = one_on(0, &device)?;
+    // Beyond the calls of building.
+    const CALLS: usize = 7;
+    let build = |nth: usize, panics: bool| -> Built {
+        let table = Mutex::new(Some(waves(2, (4, 6))?.to_device(&device)?));
+        let calls = AtomicUsize::new(0);
+        let function = move |t: &[Tensor]| {
+            let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            let sum = table.as_ref().map_or_else(|| t[0].sqr(), |table| t[0].sqr()? + table)?;
+            if calls.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+                *table = None;
+                assert!(!panics, "no answer");
+                candle::bail!("no answer");
+            }
+            Ok(vec![sum])
+        };
+        let fast = builder().build_fn(function, &inputs)?;
+        let answer = fast.call(&inputs)?;
+        Ok((fast, answer))
+    };
+    let (fast, expected) = build(0, false)?;
+    drop(fast);
+    settle(&device)?;
+    let before = pool(&device)?;
+    for nth in 1..=CALLS {
+        for panics in [false, true] {
+            match build(nth, panics) {
+                Ok((fast, answer)) => {
+                    let report = fast.report();
+                    // What fails in a capture is eager from then on, and has no table any more.
+                    ensure!(report.mode == Mode::Eager || nth > 1, "{report}");
+                    if report.mode == Mode::Graph {
+                        assert_same(&answer, &expected, format_args!("call {nth}"));
+                    }
+                }
+                Err(Error::Candle(error)) => ensure!(!panics && error.to_string().contains("no answer"), "{error}"),
+                Err(Error::Panicked { message }) => ensure!(panics && message.contains("no answer"), "{message}"),
+                // A pass without the table differs from the ones before.
+                Err(Error::Stateful { .. }) => ensure!(nth > 1),
+                Err(error) => return Err(error.into()),
+            }
+            settle(&device)?;
+            let after = pool(&device)?;
+            ensure!(after == before, "call {nth}, panics: {panics}: the pool went from {before} bytes to {after}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_are_compiled_where_none_can_be_kept() -> anyhow::Result<()> {
+    let _alone = alone();
+    isolated_on_a_full_disk("kernels_are_compiled_where_none_can_be_kept", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let folder = tempfile::tempdir()?;
+        let function = module(&device)?;
+        let inputs = one_on(0, &device)?;
+        for kept in [folder.path(), std::path::Path::new("/proc/opara-candle")] {
+            let builder = builder().kernel_cache(Some(kept.into()));
+            let (fast, answer) = built_and_called(builder, &function, &inputs)?;
+            let report = fast.report();
+            assert!(report.mode == Mode::Graph && report.fused > 0 && report.notes.is_empty(), "{report}");
+            assert_same(&answer, &function(&inputs)?, kept.display());
+        }
+        assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "files are left");
+        Ok(())
+    })
+}
