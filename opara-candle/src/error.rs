@@ -304,9 +304,9 @@ impl Error {
 impl From<candle::Error> for Error {
     fn from(error: candle::Error) -> Self {
         match error {
-            // Of an executor in a module.
-            candle::Error::WithBacktrace { inner, .. } if is_wrapped_fault(&inner) => Self::from(*inner),
-            candle::Error::Context { inner, .. } if is_wrapped_fault(&inner) => Self::from(*inner),
+            // Of an executor in a module, or of a module that panicked.
+            candle::Error::WithBacktrace { inner, .. } if is_own(&inner) => Self::from(*inner),
+            candle::Error::Context { inner, .. } if is_own(&inner) => Self::from(*inner),
             candle::Error::Cuda(inner) => match inner.downcast::<Error>() {
                 Ok(own) => *own,
                 Err(other) => of_candle(candle::Error::Cuda(other)),
@@ -321,10 +321,10 @@ fn of_candle(error: candle::Error) -> Error {
     Error::Candle(error).with_fault(fault)
 }
 
-/// Whether [`candle::Error::from`] made this of a device's fault.
-fn is_wrapped_fault(error: &candle::Error) -> bool {
+/// Whether [`candle::Error::from`] made this of an error that comes back as it was.
+fn is_own(error: &candle::Error) -> bool {
     match error {
-        candle::Error::WithBacktrace { inner, .. } | candle::Error::Context { inner, .. } => is_wrapped_fault(inner),
+        candle::Error::WithBacktrace { inner, .. } | candle::Error::Context { inner, .. } => is_own(inner),
         candle::Error::Cuda(inner) => inner.is::<Error>(),
         _ => false,
     }
@@ -337,8 +337,10 @@ impl From<Error> for candle::Error {
             Error::OutOfMemory { source } | Error::DeviceLost { source } if matches!(*source, Error::Candle(_)) => {
                 (*source).into()
             }
-            // Known again by `Error::from`.
-            fault @ (Error::OutOfMemory { .. } | Error::DeviceLost { .. }) => candle::Error::Cuda(Box::new(fault)),
+            // Known again by `Error::from`: candle's one variant that can be looked into.
+            own @ (Error::OutOfMemory { .. } | Error::DeviceLost { .. } | Error::Panicked { .. }) => {
+                candle::Error::Cuda(Box::new(own))
+            }
             other => candle::Error::wrap(other),
         }
     }

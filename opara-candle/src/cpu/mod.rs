@@ -43,7 +43,9 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
                 passes.push(pass);
                 recorded.push(inputs);
             }
-            Err(Error::Candle(source)) if !given => refused = Some(Error::FailsOnOtherValues { source }),
+            Err(error @ (Error::Candle(_) | Error::Panicked { .. })) if !given => {
+                refused = Some(Error::FailsOnOtherValues { source: error.into() })
+            }
             Err(error) => return Err(error),
         }
     }

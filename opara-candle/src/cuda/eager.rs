@@ -51,7 +51,9 @@ impl<'a> Eager<'a> {
             let inputs = contiguous(&inputs)?;
             match self.pass(&inputs) {
                 Ok((outputs, us)) => examples.push(Example::new(inputs, &outputs, us)),
-                Err(Error::Candle(source)) if !given => refused = Some(Error::FailsOnOtherValues { source }),
+                Err(error @ (Error::Candle(_) | Error::Panicked { .. })) if !given => {
+                    refused = Some(Error::FailsOnOtherValues { source: error.into() })
+                }
                 Err(error) => return Err(error),
             }
         }
