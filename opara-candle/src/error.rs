@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
-use crate::trace::FileError;
+use opara_plan::trace::{FileError, InvalidTrace, TraceFileError};
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -261,6 +261,29 @@ impl Error {
     /// That the module keeps state, with no operator that shows where.
     pub(crate) fn stateful(reason: impl Into<String>) -> Self {
         Error::Stateful { reason: reason.into(), scope: String::new() }
+    }
+}
+
+impl From<opara_plan::Error> for Error {
+    fn from(error: opara_plan::Error) -> Self {
+        match error {
+            opara_plan::Error::InvalidTrace(error) => error.into(),
+            opara_plan::Error::TraceFile(error) => error.into(),
+            opara_plan::Error::InvalidSchedule(reason) => Error::InvalidSchedule(reason),
+            opara_plan::Error::InvalidLayout(reason) => Error::InvalidLayout(reason),
+        }
+    }
+}
+
+impl From<InvalidTrace> for Error {
+    fn from(InvalidTrace { op, name, reason }: InvalidTrace) -> Self {
+        Error::InvalidTrace { op, name, reason }
+    }
+}
+
+impl From<TraceFileError> for Error {
+    fn from(TraceFileError { path, source }: TraceFileError) -> Self {
+        Error::TraceFile { path, source }
     }
 }
 

@@ -9,50 +9,37 @@ compile_error!(
 mod backend;
 mod builder;
 mod capture_thread;
-pub mod check;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
-mod device;
 pub mod device_memory;
-mod duration;
 mod error;
 mod examples;
 mod executor;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
-mod fuse;
-pub mod graph;
-mod kept;
 mod lending;
 mod measure;
-pub mod memory;
 pub mod nn;
 pub mod ops;
-pub mod optimize;
 mod plan;
 mod plans;
-pub mod prepared;
-pub mod profile;
 mod recheck;
 mod report;
 mod resident;
 mod rivals;
-pub mod schedule;
 mod shapes;
-pub mod simulate;
-pub mod timeline;
 pub mod timing;
 pub mod trace;
-pub mod tune;
 mod verify;
 
 pub use builder::{Builder, OnStateful, OnUncapturable};
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use prepared::Prepared;
+pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
+pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use report::{Mode, Report};
-pub use schedule::{Policy, Scheduler};
-pub use timeline::Timeline;
 pub use trace::scope::{scope, SpanLabels};
-pub use tune::Tuning;
+
+use opara_plan::disk_cache as kept;
+#[cfg(feature = "cuda")]
+use opara_plan::fusion as fuse;
