@@ -310,3 +310,33 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_plans_keep_kind_and_message() {
+        let trace = InvalidTrace { op: 3, name: "badd_f32".into(), reason: "it ends early".into() };
+        let file = TraceFileError { path: "a.trace".into(), source: FileError::Foreign };
+        for error in [
+            opara_plan::Error::InvalidTrace(trace),
+            opara_plan::Error::TraceFile(file),
+            opara_plan::Error::InvalidSchedule("op 1 has no stream".into()),
+            opara_plan::Error::InvalidLayout("buffers 1 and 2 overlap".into()),
+        ] {
+            let message = error.to_string();
+            let kind = format!("{error:?}");
+            let error = Error::from(error);
+            assert_eq!(error.to_string(), message);
+            let same_kind = match error {
+                Error::InvalidTrace { .. } => kind.starts_with("InvalidTrace"),
+                Error::TraceFile { .. } => kind.starts_with("TraceFile"),
+                Error::InvalidSchedule(_) => kind.starts_with("InvalidSchedule"),
+                Error::InvalidLayout(_) => kind.starts_with("InvalidLayout"),
+                _ => false,
+            };
+            assert!(same_kind, "{kind} became {error:?}");
+        }
+    }
+}
