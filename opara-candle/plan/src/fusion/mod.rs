@@ -1,156 +1,161 @@
-//! Which launches become one: what one of them writes, and the next one reads, need not go through memory.
+//! Kernel fusion: finds groups of element-wise and row-wise ops that one generated kernel can replace.
 //!
-//! Launches go through elements, one after another, or through rows of them: a norm makes each element of all of a row, and
-//! a sum makes one number of a row. What goes through the same elements can be one launch. What turns the result of a
-//! chain, such as a contiguous copy of a transposed one, can be part of it: all before goes through its elements in that
-//! order then. And if all who read a result take parts of it, such as queries, keys and values of one product and its bias,
-//! each of them makes its part: the result itself is never in memory.
+//! Input: a trace, and what the recorder knows of its fusible ops. Output: [`FusionGroup`]s, in recorded order. Results
+//! keep their bits: every op inside a group rounds exactly as its own kernel does.
+//!
+//! An op joins a group if it reads the group's results element by element, or one scalar per row: a norm reads all of a
+//! row for each element, a row reduction such as a sum gives one scalar per row. A group may hold one op that reads in
+//! another order, such as a contiguous copy of a transposed tensor; the ops before it then run in that order. And if all
+//! readers of a result read slices of it, such as queries, keys and values of one matmul and its bias, each of them
+//! recomputes its own slice, and the full result is never stored.
 
-mod growing;
-mod places;
+mod grouping;
+mod strided_view;
 #[cfg(test)]
 mod tests;
 
-use self::growing::Growing;
-pub use self::places::Places;
+use self::grouping::Grouping;
+pub use self::strided_view::StridedView;
 use crate::trace::{BufferId, OpId, Trace};
 
-/// A launch that can be one with others.
+/// An op that a group can hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fusible {
-    /// How many elements it goes through.
+    /// How many elements it runs over.
     pub elements: u64,
-    /// How many are a row, if it takes all of a row for what it makes.
+    /// The length of a row, if it reads all of a row for what it makes.
     pub columns: Option<u64>,
-    /// Whether it makes one number of each row, and not one of each element.
+    /// Whether it is a row reduction: one scalar per row instead of one per element.
     pub folds: bool,
     /// What it reads.
     pub operands: Vec<Operand>,
-    /// What it writes, all of it.
+    /// The buffer that it writes, all of it.
     pub result: BufferId,
-    /// Whether it is better off in a chain even alone.
+    /// Whether a generated kernel gains even for this op alone.
     pub gains_alone: bool,
 }
 
-/// What such a launch reads.
+/// One tensor that a fusible op reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operand {
     /// The buffer that it reads.
     pub buffer: BufferId,
     /// The strided view of the buffer that it reads.
-    pub places: Places,
-    /// Which of the buffer's elements they count from, if that is one.
+    pub places: StridedView,
+    /// The element of the buffer at which the view begins, if it begins at one.
     pub first: Option<u64>,
 }
 
-/// What element `i` is made of.
+/// What an op reads of an operand for its element `i`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Element `i` of the operand, and, if the launch takes rows, the others of its row.
-    Same,
-    /// Number `i / columns`.
-    OfRow(u64),
-    Elsewhere,
+enum ReadPattern {
+    /// Element `i` of the operand; all of that element's row, if the op reads rows.
+    Element,
+    /// Scalar `i / columns`: one per row.
+    RowScalar(u64),
+    /// Any other.
+    Other,
 }
 
 impl Operand {
-    fn place(&self) -> Place {
-        match self.places.columns_of_one() {
-            _ if self.first != Some(0) => Place::Elsewhere,
-            Some(columns) => Place::OfRow(columns),
-            None if self.places.are_in_a_row() => Place::Same,
-            None => Place::Elsewhere,
+    fn pattern(&self) -> ReadPattern {
+        match self.places.row_scalar_columns() {
+            _ if self.first != Some(0) => ReadPattern::Other,
+            Some(columns) => ReadPattern::RowScalar(columns),
+            None if self.places.are_in_a_row() => ReadPattern::Element,
+            None => ReadPattern::Other,
         }
     }
 
-    /// The order in which all of so many elements are taken, if it is another one.
-    fn order(&self, elements: u64) -> Option<Places> {
-        let turns = self.first == Some(0) && !self.places.are_in_a_row() && self.places.are_a_permutation(elements);
-        turns.then_some(self.places)
+    /// The order in which all of so many elements are read, if it is not the order in memory.
+    fn order(&self, elements: u64) -> Option<StridedView> {
+        let permutes = self.first == Some(0) && !self.places.are_in_a_row() && self.places.is_permutation(elements);
+        permutes.then_some(self.places)
     }
 }
 
-/// Launches that become one.
+/// Ops that one generated kernel replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    /// Those, in recorded order.
+pub struct FusionGroup {
+    /// The ops, in recorded order.
     pub members: Vec<OpId>,
-    /// Which of them the one launch takes the place of.
+    /// The member in whose place the kernel runs.
     pub at: OpId,
-    /// For each whether others read its result, or the caller.
+    /// For each member: is its result stored, for other ops or as an output?
     pub kept: Vec<bool>,
-    /// For each whether it goes through one number of each row.
+    /// For each member: does it run on one scalar per row (after a row reduction) instead of on every element?
     pub on_numbers: Vec<bool>,
-    /// How many elements all others go through.
+    /// How many elements all other members run over.
     pub elements: u64,
-    /// How many of them are a row, if any member takes rows.
+    /// The length of a row, if any member reads rows.
     pub columns: Option<u64>,
-    /// The permutation that ends the chain, if one does.
-    pub turn: Option<Turn>,
+    /// The permutation or slice that ends the members before it, if there is one.
+    pub turn: Option<Permutation>,
 }
 
-impl Chain {
-    /// In which order a member goes through its elements, and from which one on.
-    pub fn order(&self, member: usize) -> (Places, u64) {
+impl FusionGroup {
+    /// The order in which a member runs over its elements, and the first of them.
+    pub fn order(&self, member: usize) -> (StridedView, u64) {
         let turn = self.turn.filter(|turn| member < turn.before);
         turn.map(|turn| (turn.order, turn.first)).unwrap_or_default()
     }
 }
 
-/// Members before one that takes their elements in another order, or some of them.
+/// The member of a group that reads the members before it in another order, or a slice of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
-    /// How many there are.
+pub struct Permutation {
+    /// How many members come before it.
     pub before: usize,
-    /// Which element is the first one, the second one, and so on, for those after: counted from `first`.
-    pub order: Places,
+    /// The order in which it reads: element `i` is element `first + order(i)` of those before.
+    pub order: StridedView,
     /// The element that the order counts from.
     pub first: u64,
 }
 
-/// Finds chains of up to `most` launches, and what `write` makes of each. `fusible` tells which ops can be in one. Only what
-/// a chain makes before its turn can be in others, too.
+/// Finds groups of up to `most` ops, and what `write` makes of each. `fusible` tells which ops can be in one. Only ops that
+/// are recomputed, before a permutation, can be in several groups.
 ///
-/// A launch joins the chain of one whose elements, or numbers of rows, it reads one by one, if all else that it reads is
-/// there where the chain runs; or else the chain runs where the launch did, if nobody has read its results by then. What
-/// depends on an input and what does not stay apart: the latter runs once.
+/// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands are
+/// available where the group runs; or else the group runs in the op's place, if nothing outside has read its results by
+/// then. Ops that depend on an input and ops that do not are never in one group: the latter run once.
 ///
-/// Where a chain runs depends on the others. So if `write` refuses one, its last launch is left alone, and all are found
-/// anew; and so they are where it turns out that someone needs all of a result of which others have made their parts.
+/// Where a group runs depends on the other groups. So if `write` refuses a group, the group's last op is left out, and all
+/// groups are found anew; the same happens if an op turns out to need the full result of a group that others recompute in
+/// slices.
 ///
 /// # Complexity
 /// Linear in accesses, each time.
-pub fn chains<T>(
+pub fn groups<T>(
     trace: &Trace,
     mut fusible: Vec<Option<&Fusible>>,
     most: usize,
-    write: impl Fn(&Chain) -> Option<T>,
-) -> Vec<(Chain, T)> {
+    write: impl Fn(&FusionGroup) -> Option<T>,
+) -> Vec<(FusionGroup, T)> {
     loop {
         let found = find(trace, &fusible, most);
         let written: Vec<Option<T>> = found.iter().map(&write).collect();
         let refused = found.iter().zip(&written).filter(|(_, written)| written.is_none());
-        let last: Vec<OpId> = refused.filter_map(|(chain, _)| chain.members.last().copied()).collect();
+        let last: Vec<OpId> = refused.filter_map(|(group, _)| group.members.last().copied()).collect();
         if last.is_empty() {
-            return found.into_iter().zip(written).filter_map(|(chain, written)| Some((chain, written?))).collect();
+            return found.into_iter().zip(written).filter_map(|(group, written)| Some((group, written?))).collect();
         }
         last.into_iter().for_each(|op| fusible[op] = None);
     }
 }
 
-fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<Chain> {
-    let mut whole = vec![false; trace.ops.len()];
+fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<FusionGroup> {
+    let mut is_needed_whole = vec![false; trace.ops.len()];
     loop {
-        let mut chains = Growing::new(trace, fusible, &whole, most);
+        let mut grouping = Grouping::new(trace, fusible, &is_needed_whole, most);
         for (op, launch) in trace.ops.iter().enumerate() {
             if let Some(fusible) = fusible[op] {
-                chains.place(op, fusible);
+                grouping.add(op, fusible);
             }
-            chains.pass(op, launch);
+            grouping.note_accesses(op, launch);
         }
-        match chains.finish() {
+        match grouping.finish() {
             Ok(found) => return found,
-            Err(ops) => ops.into_iter().for_each(|op| whole[op] = true),
+            Err(ops) => ops.into_iter().for_each(|op| is_needed_whole[op] = true),
         }
     }
 }

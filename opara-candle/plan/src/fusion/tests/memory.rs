@@ -1,4 +1,4 @@
-//! Chains against what their launches leave in memory apart.
+//! Groups against what their launches leave in memory apart.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -39,17 +39,17 @@ fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
 }
 
 /// A row, or an element if there are none, knows of what members make nothing but what is of its own.
-fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
+fn run_group(group: &FusionGroup, launches: &[Launch], memory: &mut Memory) {
     let before = memory.clone();
-    let rows = if chain.columns.is_some() { ROWS } else { chain.elements as usize };
-    let of_row = chain.elements as usize / rows;
-    let made_here = |buffer| chain.members.iter().any(|&member| launches[member].result == buffer);
+    let rows = if group.columns.is_some() { ROWS } else { group.elements as usize };
+    let of_row = group.elements as usize / rows;
+    let made_here = |buffer| group.members.iter().any(|&member| launches[member].result == buffer);
     for row in 0..rows {
         let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
-        for (at, &op) in chain.members.iter().enumerate() {
+        for (at, &op) in group.members.iter().enumerate() {
             let launch = &launches[op];
-            let (order, first) = chain.order(at);
-            let turns = chain.turn.is_some_and(|turn| at == turn.before);
+            let (order, first) = group.order(at);
+            let turns = group.turn.is_some_and(|turn| at == turn.before);
             let get = |read: &Operand, i: usize| {
                 if made_here(read.buffer) {
                     let i = if turns { i } else { read.places.at(i as u64) as usize };
@@ -64,12 +64,12 @@ fn run_chain(chain: &Chain, launches: &[Launch], memory: &mut Memory) {
                 assert!(!made_here(buffer), "a row cannot have all of it");
                 hash(&before[buffer])
             };
-            let is_one = chain.on_numbers[at] || launch.kind == Fold;
+            let is_one = group.on_numbers[at] || launch.kind == Fold;
             let results = if is_one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
             let results: Vec<(usize, u64)> = results.map(|i| (i, made(op, launch, i, get, all))).collect();
             for (i, result) in results {
                 own.push((launch.result, i, result));
-                if chain.kept[at] {
+                if group.kept[at] {
                     memory[launch.result].resize(launch.kind.results(), 0);
                     memory[launch.result][i] = result;
                 }
@@ -98,7 +98,7 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
                     (_, true, _) => of_row(buffer),
                     (_, false, 1) => of_column(buffer),
                     (_, false, 6..8) => part(buffer, 3 * (way - 6), of_column(buffer).places),
-                    (_, false, 2..6) => turned(buffer),
+                    (_, false, 2..6) => transposed(buffer),
                     (_, false, _) => same(buffer),
                 }
             });
@@ -117,15 +117,15 @@ proptest! {
     #[test]
     fn fused_launches_leave_in_memory_what_they_left_apart(launches in launches(), refused in 2..2 * MOST) {
         let (trace, fusible) = trace(launches.len() + 2, &launches);
-        // Whoever writes chains may not take those of some length.
-        let write = |chain: &Chain| (chain.members.len() != refused).then_some(());
-        let chains: Vec<Chain> = chains(&trace, of(&fusible), MOST, write).into_iter().map(|(chain, ())| chain).collect();
+        // Generating the kernel may fail for groups of some length.
+        let write = |group: &FusionGroup| (group.members.len() != refused).then_some(());
+        let fused: Vec<FusionGroup> = groups(&trace, of(&fusible), MOST, write).into_iter().map(|(group, ())| group).collect();
         let mut members = vec![false; launches.len()];
-        for chain in &chains {
-            prop_assert!((1..=MOST).contains(&chain.members.len()) && chain.members.len() != refused);
-            prop_assert!(chain.members.contains(&chain.at));
-            let copied = chain.turn.map_or(0, |turn| turn.before);
-            for (at, &op) in chain.members.iter().enumerate() {
+        for group in &fused {
+            prop_assert!((1..=MOST).contains(&group.members.len()) && group.members.len() != refused);
+            prop_assert!(group.members.contains(&group.at));
+            let copied = group.turn.map_or(0, |turn| turn.before);
+            for (at, &op) in group.members.iter().enumerate() {
                 let before = std::mem::replace(&mut members[op], true);
                 assert!(!before || at < copied, "twice");
             }
@@ -134,15 +134,15 @@ proptest! {
         let (mut apart, mut memory) = (start.clone(), start);
         for (op, launch) in launches.iter().enumerate() {
             run_alone(op, launch, &mut apart);
-            if let Some(chain) = chains.iter().find(|chain| chain.at == op) {
-                run_chain(chain, &launches, &mut memory);
+            if let Some(group) = fused.iter().find(|group| group.at == op) {
+                run_group(group, &launches, &mut memory);
             } else if !members[op] {
                 run_alone(op, launch, &mut memory);
             }
         }
-        let kept = |buffer| chains.iter().all(|chain| {
-            let by = chain.members.iter().position(|&op| launches[op].result == buffer);
-            by.is_none_or(|member| chain.kept[member])
+        let kept = |buffer| fused.iter().all(|group| {
+            let by = group.members.iter().position(|&op| launches[op].result == buffer);
+            by.is_none_or(|member| group.kept[member])
         });
         for buffer in (0..apart.len()).filter(|&buffer| kept(buffer)) {
             prop_assert_eq!(&memory[buffer], &apart[buffer], "buffer {}", buffer);

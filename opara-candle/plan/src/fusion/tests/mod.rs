@@ -12,7 +12,7 @@ const COLUMNS: usize = 3;
 /// What a launch goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It cannot be in a chain.
+    /// It cannot be in a group.
     Other,
     Elements,
     /// Elements, each made of all of its row.
@@ -45,8 +45,8 @@ fn launch<const N: usize>(kind: Kind, reads: [Operand; N], result: BufferId) -> 
     Launch { kind, reads: reads.into(), result }
 }
 
-fn places(dims: &[u64], strides: &[u64]) -> Places {
-    Places::new(dims, strides).unwrap()
+fn places(dims: &[u64], strides: &[u64]) -> StridedView {
+    StridedView::new(dims, strides).unwrap()
 }
 
 /// Buffer 0 is the input, 1 a weight, the last the output.
@@ -85,21 +85,21 @@ fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
     fusible.iter().map(Option::as_ref).collect()
 }
 
-fn found(buffers: usize, launches: &[Launch]) -> Vec<Chain> {
+fn found(buffers: usize, launches: &[Launch]) -> Vec<FusionGroup> {
     let (trace, fusible) = trace(buffers, launches);
-    chains(&trace, of(&fusible), MOST, |_| Some(())).into_iter().map(|(chain, ())| chain).collect()
+    groups(&trace, of(&fusible), MOST, |_| Some(())).into_iter().map(|(group, ())| group).collect()
 }
 
 fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
-    found(buffers, launches).into_iter().map(|chain| (chain.members, chain.at, chain.kept)).collect()
+    found(buffers, launches).into_iter().map(|group| (group.members, group.at, group.kept)).collect()
 }
 
-fn placed(buffer: BufferId, places: Places) -> Operand {
+fn placed(buffer: BufferId, places: StridedView) -> Operand {
     Operand { buffer, places, first: Some(0) }
 }
 
 fn same(buffer: BufferId) -> Operand {
-    placed(buffer, Places::default())
+    placed(buffer, StridedView::default())
 }
 
 fn elsewhere(buffer: BufferId) -> Operand {
@@ -116,16 +116,16 @@ fn of_column(buffer: BufferId) -> Operand {
 }
 
 /// As many from `first` on as the places say.
-fn part(buffer: BufferId, first: u64, places: Places) -> Operand {
+fn part(buffer: BufferId, first: u64, places: StridedView) -> Operand {
     Operand { buffer, places, first: Some(first) }
 }
 
-fn turned(buffer: BufferId) -> Operand {
+fn transposed(buffer: BufferId) -> Operand {
     placed(buffer, places(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
 }
 
 #[test]
-fn a_chain_keeps_what_others_read() {
+fn a_group_keeps_what_others_read() {
     // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
     let launches = [
         launch(Elements, [same(0)], 2),
@@ -146,7 +146,7 @@ fn a_norm_of_several_launches_is_one() {
         launch(Numbers, [same(3)], 4),
         launch(Elements, [same(0), of_row(4)], 5),
     ];
-    let expected = Chain {
+    let expected = FusionGroup {
         members: vec![0, 1, 2, 3],
         at: 0,
         kept: vec![false, false, false, true],
@@ -159,29 +159,29 @@ fn a_norm_of_several_launches_is_one() {
 }
 
 #[test]
-fn a_copy_of_a_turned_result_turns_the_chain() {
-    // A product and its bias, turned, and what is done with it then.
+fn a_copy_of_a_transposed_result_permutes_the_group() {
+    // A product and its bias, transposed, and what is done with it then.
     let sum = || launch(Elements, [same(0), of_column(1)], 2);
-    let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Norm, [same(3)], 4)];
-    let expected = Chain {
+    let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Norm, [same(3)], 4)];
+    let expected = FusionGroup {
         members: vec![0, 1, 2],
         at: 0,
         kept: vec![false, false, true],
         on_numbers: vec![false; 3],
         elements: 6,
         columns: Some(3),
-        turn: Some(Turn { before: 1, order: turned(2).places, first: 0 }),
+        turn: Some(Permutation { before: 1, order: transposed(2).places, first: 0 }),
     };
     assert_eq!(found(5, &launches), [expected]);
     // Someone else reads the sum as it was, or is to have it.
     let read = launch(Other, [elsewhere(2)], 4);
-    assert_eq!(members(5, &[sum(), read, launch(Elements, [turned(2)], 3)]), []);
-    let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [turned(3)], 2)];
+    assert_eq!(members(5, &[sum(), read, launch(Elements, [transposed(2)], 3)]), []);
+    let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [transposed(3)], 2)];
     assert_eq!(members(4, &launches), []);
-    // Nothing can be turned twice, or where there are rows.
-    let launches = [sum(), launch(Elements, [turned(2)], 3), launch(Elements, [turned(3)], 4)];
+    // Nothing can be transposed twice, or where there are rows.
+    let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Elements, [transposed(3)], 4)];
     assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
-    let launches = [launch(Norm, [same(0)], 2), launch(Elements, [turned(2)], 3)];
+    let launches = [launch(Norm, [same(0)], 2), launch(Elements, [transposed(2)], 3)];
     assert_eq!(members(4, &launches), [(vec![0], 0, vec![true])]);
 }
 
@@ -191,20 +191,20 @@ fn parts_of_a_result_are_made_where_they_are_taken() {
     let sum = || launch(Elements, [same(0), of_column(1)], 2);
     let column = |column| part(2, column, places(&[ROWS as u64], &[COLUMNS as u64]));
     let copy = |at: u64| launch(Numbers, [column(at)], 3 + at as usize);
-    let expected = |at: usize| Chain {
+    let expected = |at: usize| FusionGroup {
         members: vec![0, 1 + at],
         at: 1 + at,
         kept: vec![false, true],
         on_numbers: vec![false; 2],
         elements: 2,
         columns: None,
-        turn: Some(Turn { before: 1, order: column(0).places, first: at as u64 }),
+        turn: Some(Permutation { before: 1, order: column(0).places, first: at as u64 }),
     };
     let copies = [0, 1, 2].map(copy);
     let taken = launch(Other, [elsewhere(3), elsewhere(4), elsewhere(5)], 6);
     let all = |more: &[Launch]| [&[sum()], &copies[..], more, std::slice::from_ref(&taken)].concat();
     assert_eq!(found(8, &all(&[])), [0, 1, 2].map(expected));
-    // What a chain has made before goes along, and what is done with a part comes after it.
+    // What a group has made before goes along, and what is done with a part comes after it.
     let squared = [launch(Elements, [same(0)], 3), launch(Elements, [same(3), of_column(1)], 2), copy(2), copy(1)];
     let goes_on = [launch(Numbers, [same(5)], 6), launch(Other, [elsewhere(6), elsewhere(4)], 7)];
     let two = [(vec![0, 1, 2, 4], 2, vec![false, false, false, true]), (vec![0, 1, 3], 3, vec![false, false, true])];
@@ -213,7 +213,7 @@ fn parts_of_a_result_are_made_where_they_are_taken() {
     assert_eq!(members(9, &all(&[launch(Other, [elsewhere(2)], 7)])), []);
     assert_eq!(members(3, &[sum(), launch(Numbers, [column(0)], 1)]), []);
     let whole =
-        [launch(Other, [elsewhere(2)], 3), launch(Elements, [of_column(2)], 4), launch(Elements, [turned(4)], 5)];
+        [launch(Other, [elsewhere(2)], 3), launch(Elements, [of_column(2)], 4), launch(Elements, [transposed(4)], 5)];
     let turns = [(vec![2, 3], 2, vec![false, true])];
     assert_eq!(members(7, &[&[sum()], &whole[..], &[launch(Other, [elsewhere(5)], 6)]].concat()), turns);
     // Together they take more than there is, one takes two parts, or where its part of the bias is cannot be told.
@@ -232,13 +232,13 @@ fn rows_of_another_length_are_others() {
 }
 
 #[test]
-fn what_gains_alone_is_a_chain() {
+fn what_gains_alone_is_a_group() {
     assert_eq!(members(3, &[launch(Norm, [same(0), elsewhere(1)], 2)]), [(vec![0], 0, vec![true])]);
     assert_eq!(members(3, &[launch(Fold, [same(0)], 2)]), []);
 }
 
 #[test]
-fn a_chain_waits_for_an_operand_unless_it_has_been_read() {
+fn a_group_waits_for_an_operand_unless_it_has_been_read() {
     // The sum of a square and of something made after it.
     let sum = |between| {
         let square = launch(Elements, [same(0)], 2);

@@ -1,19 +1,19 @@
-//! Where the elements of an operand lie.
+//! Strided views: which elements of a buffer a tensor reads, by dimensions and strides.
 
 /// The most dimensions.
 const DIMS: usize = 4;
 
-/// Where the elements of an operand are: in a row if there are no dimensions.
+/// A strided view of a buffer, neighbouring dimensions merged where they can be. Without dimensions it is contiguous.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct StridedView {
     dims: [u32; DIMS],
     strides: [u32; DIMS],
     rank: u8,
 }
 
-impl Places {
-    /// Those of so many elements in each dimension, so far from each other. `None` if they are too many to count or fall
-    /// into too many dimensions, neighbouring ones that lie like one counting as one.
+impl StridedView {
+    /// The view with these dimensions and strides, in elements. `None` if it has too many dimensions after merging, or
+    /// reaches too far.
     pub fn new(dims: &[u64], strides: &[u64]) -> Option<Self> {
         let mut joined: Vec<(u64, u64)> = Vec::new();
         for (&dim, &stride) in dims.iter().zip(strides).filter(|(&dim, _)| dim != 1) {
@@ -38,19 +38,19 @@ impl Places {
         Some(places)
     }
 
-    /// Elements in each dimension and how far they are from each other, from the outermost dimension on.
+    /// Length and stride of each dimension, from the outermost one on.
     pub fn all(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> + '_ {
         let both = self.dims.iter().zip(&self.strides).take(self.rank.into());
         both.map(|(&dim, &stride)| (dim.into(), stride.into()))
     }
 
-    /// Whether element `i` is at place `i`.
+    /// Whether it is contiguous: element `i` is element `i` of the buffer.
     pub fn are_in_a_row(&self) -> bool {
         self.rank == 0
     }
 
-    /// So many columns, if element `i` is at place `i / columns`.
-    pub fn columns_of_one(&self) -> Option<u64> {
+    /// The length of a row, if the view repeats one scalar per row: element `i` is element `i / columns` of the buffer.
+    pub fn row_scalar_columns(&self) -> Option<u64> {
         match (self.rank, self.strides) {
             (2, [1, 0, ..]) => Some(self.dims[1].into()),
             // There is one row.
@@ -59,18 +59,18 @@ impl Places {
         }
     }
 
-    /// Whether each of the first `elements` places is that of one element.
-    pub fn are_a_permutation(&self, elements: u64) -> bool {
+    /// Is this view a permutation of a dense buffer of that many elements?
+    pub fn is_permutation(&self, elements: u64) -> bool {
         let mut dims: Vec<(u64, u64)> = self.all().collect();
         dims.sort_unstable_by_key(|&(_, stride)| stride);
         let all = dims.iter().try_fold(1, |inner, &(dim, stride)| (stride == inner).then_some(inner * dim));
         self.are_in_a_row() || all == Some(elements)
     }
 
-    /// Where an operand's elements are for someone who takes some of them, in an order of his own: element `i` is where the
-    /// operand's element `first + order(i)` is. Counted from `taken(0)`, which comes second, counted from the operand's first
-    /// one. `None` if that is not told by dimensions.
-    pub fn taken(&self, order: &Places, first: u64) -> Option<(Self, u64)> {
+    /// Composes this view with a slice and a permutation: element `i` of the result is element `first + order(i)` of this
+    /// view. The result counts from its own first element, whose offset from this view's first element comes second.
+    /// `None` if the result is not a strided view.
+    pub fn taken(&self, order: &StridedView, first: u64) -> Option<(Self, u64)> {
         if self.are_in_a_row() {
             return Some((*order, first));
         }
@@ -98,7 +98,7 @@ impl Places {
         Some((Self::new(&dims, &strides)?, distance))
     }
 
-    /// Where element `i` is.
+    /// The element of the buffer that element `i` is.
     pub fn at(&self, i: u64) -> u64 {
         if self.are_in_a_row() {
             return i;
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn places(dims: &[u64], strides: &[u64]) -> Option<(Vec<u64>, Vec<u64>)> {
-        Some(Places::new(dims, strides)?.all().unzip())
+        Some(StridedView::new(dims, strides)?.all().unzip())
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_number_of_each_row_has_a_stride_along_rows_alone() {
-        let columns = |dims: &[u64], strides: &[u64]| Places::new(dims, strides).unwrap().columns_of_one();
+        let columns = |dims: &[u64], strides: &[u64]| StridedView::new(dims, strides).unwrap().row_scalar_columns();
         assert_eq!(columns(&[2, 3, 4], &[3, 1, 0]), Some(4));
         assert_eq!(columns(&[1, 1, 4], &[1, 1, 0]), Some(4), "one row");
         assert_eq!(columns(&[2, 3, 4], &[4, 0, 1]), None);
@@ -144,48 +144,48 @@ mod tests {
     #[test]
     fn heads_are_split_by_a_permutation() {
         // 12 heads of 64 of 128 tokens, token by token, as a product leaves them.
-        let heads = Places::new(&[1, 12, 128, 64], &[98_304, 64, 768, 1]).unwrap();
-        assert!(heads.are_a_permutation(98_304) && !heads.are_a_permutation(98_305));
-        let bias = Places::new(&[1, 128, 768], &[0, 0, 1]).unwrap();
-        assert!(!bias.are_a_permutation(98_304));
-        assert_eq!(bias.taken(&heads, 0), Some((Places::new(&[12, 128, 64], &[64, 0, 1]).unwrap(), 0)));
-        assert_eq!(Places::default().taken(&heads, 0), Some((heads, 0)));
-        let halves = Places::new(&[2, 64, 768], &[1, 0, 0]).unwrap();
+        let heads = StridedView::new(&[1, 12, 128, 64], &[98_304, 64, 768, 1]).unwrap();
+        assert!(heads.is_permutation(98_304) && !heads.is_permutation(98_305));
+        let bias = StridedView::new(&[1, 128, 768], &[0, 0, 1]).unwrap();
+        assert!(!bias.is_permutation(98_304));
+        assert_eq!(bias.taken(&heads, 0), Some((StridedView::new(&[12, 128, 64], &[64, 0, 1]).unwrap(), 0)));
+        assert_eq!(StridedView::default().taken(&heads, 0), Some((heads, 0)));
+        let halves = StridedView::new(&[2, 64, 768], &[1, 0, 0]).unwrap();
         assert_eq!(halves.taken(&heads, 0), None, "tokens change sides half way");
     }
 
     #[test]
     fn keys_are_a_part_of_what_one_product_makes() {
         // Queries, keys and values of 12 heads of 64, of 128 tokens of two texts.
-        let heads = Places::new(&[2, 12, 128, 64], &[128 * 2304, 64, 2304, 1]).unwrap();
-        let bias = Places::new(&[2, 128, 2304], &[0, 0, 1]).unwrap();
-        let of_heads = Places::new(&[2, 12, 128, 64], &[0, 64, 0, 1]).unwrap();
+        let heads = StridedView::new(&[2, 12, 128, 64], &[128 * 2304, 64, 2304, 1]).unwrap();
+        let bias = StridedView::new(&[2, 128, 2304], &[0, 0, 1]).unwrap();
+        let of_heads = StridedView::new(&[2, 12, 128, 64], &[0, 64, 0, 1]).unwrap();
         assert_eq!(
             [0, 768, 1536].map(|first| bias.taken(&heads, first)),
             [0, 768, 1536].map(|at| Some((of_heads, at)))
         );
-        assert_eq!(Places::default().taken(&heads, 768), Some((heads, 768)));
+        assert_eq!(StridedView::default().taken(&heads, 768), Some((heads, 768)));
         assert_eq!(bias.taken(&heads, 1537), None, "the last head goes on in the next token");
     }
 
     /// Dimensions whose product is 24, in an order of their own.
-    fn permutation() -> impl Strategy<Value = Places> {
+    fn permutation() -> impl Strategy<Value = StridedView> {
         let dims = prop::sample::select(vec![vec![24u64], vec![4, 6], vec![2, 3, 4], vec![3, 2, 2, 2], vec![12, 2]]);
         dims.prop_flat_map(|dims| {
             Just((0..dims.len()).collect::<Vec<_>>()).prop_shuffle().prop_map(move |order| {
                 let stride = |&at: &usize| dims[at + 1..].iter().product::<u64>();
                 let (dims, strides): (Vec<u64>, Vec<u64>) = order.iter().map(|at| (dims[*at], stride(at))).unzip();
-                Places::new(&dims, &strides).unwrap()
+                StridedView::new(&dims, &strides).unwrap()
             })
         })
     }
 
     /// 24 elements that may be anywhere, several at one place.
-    fn anywhere() -> impl Strategy<Value = Places> {
+    fn anywhere() -> impl Strategy<Value = StridedView> {
         let dims = prop::sample::select(vec![vec![24u64], vec![4, 6], vec![2, 3, 4], vec![2, 12], vec![8, 3]]);
         dims.prop_flat_map(|dims| {
             let strides = prop::collection::vec(0u64..9, dims.len());
-            strides.prop_map(move |strides| Places::new(&dims, &strides).unwrap())
+            strides.prop_map(move |strides| StridedView::new(&dims, &strides).unwrap())
         })
     }
 
@@ -194,7 +194,7 @@ mod tests {
         fn a_permutation_takes_each_place_once(places in prop_oneof![permutation(), anywhere()]) {
             let mut seen: Vec<u64> = (0..24).map(|i| places.at(i)).collect();
             seen.sort_unstable();
-            prop_assert_eq!(places.are_a_permutation(24), seen.into_iter().eq(0..24));
+            prop_assert_eq!(places.is_permutation(24), seen.into_iter().eq(0..24));
         }
 
         #[test]
@@ -214,7 +214,7 @@ mod tests {
             strides in prop::collection::vec(0u64..13, 3),
             first in 0u64..24,
         ) {
-            let order = Places::new(&dims, &strides[..dims.len()]).unwrap();
+            let order = StridedView::new(&dims, &strides[..dims.len()]).unwrap();
             let elements = dims.iter().product();
             let all_there = (0..elements).all(|i| first + order.at(i) < 24);
             if let Some((places, distance)) = own.taken(&order, first).filter(|_| all_there) {
