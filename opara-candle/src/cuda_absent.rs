@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use candle::{Device, Tensor};
+use opara_plan::latency::Sample;
 
 use crate::backend::{Function, Fusing, Recording};
 use crate::examples::Examples;
-use crate::timing::Sample;
 use crate::{Error, Result};
 
 fn absent<T>() -> Result<T> {

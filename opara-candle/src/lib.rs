@@ -18,8 +18,10 @@ mod examples;
 mod executor;
 mod lending;
 mod measure;
+mod nested;
 pub mod nn;
 pub mod ops;
+mod options;
 mod plan;
 mod plans;
 mod recheck;
@@ -31,12 +33,13 @@ pub mod timing;
 pub mod trace;
 mod verify;
 
-pub use builder::{Builder, OnStateful, OnUncapturable};
+pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
 pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
+pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
 pub use trace::scope::{scope, SpanLabels};
 

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Replay, Spans};
+use crate::backend::{Planned, Replay, Spans};
 use crate::graph::hazards;
-use crate::plan::Planned;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timeline::{Span, Timeline};
 use crate::timing;

@@ -3,21 +3,8 @@
 use candle::Device;
 
 use crate::Result;
-pub use opara_plan::latency::Latency;
-#[cfg(feature = "cuda")]
-pub(crate) use opara_plan::stopwatch::micros_since;
+pub use opara_plan::latency::{Latency, Sample};
 pub(crate) use opara_plan::stopwatch::{wall_us, Stages};
-
-/// One call, in microseconds.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
-    /// Between two events around it on the device's stream; wall time on the CPU.
-    pub gpu_us: f64,
-    /// Until its work was done, on the host's clock.
-    pub wall_us: f64,
-    /// Until it returned.
-    pub host_us: f64,
-}
 
 /// One call of `f`, by the device's clock and by the host's.
 ///

@@ -24,6 +24,17 @@ impl Latency {
     }
 }
 
+/// One call, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Between two events around it on the device's stream; wall time on the CPU.
+    pub gpu_us: f64,
+    /// Until its work was done, on the host's clock.
+    pub wall_us: f64,
+    /// Until it returned.
+    pub host_us: f64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

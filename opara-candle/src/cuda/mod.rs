@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle::{Device, Tensor};
+use opara_plan::latency::Sample;
+use opara_plan::stopwatch::micros_since;
 use parking_lot::Mutex;
 
 pub(crate) use self::arena::Arena;
@@ -24,7 +26,6 @@ use self::driver::{Stream, WatchedMemory, WrittenMemory};
 use self::replay::CudaProgram;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::examples::{Examples, Other};
-use crate::timing::{micros_since, Sample};
 use crate::{capture_thread, verify, Error, Result};
 
 /// A CUDA device on which modules can be captured: candle's device with a stream of its own

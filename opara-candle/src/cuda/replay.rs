@@ -12,11 +12,10 @@ use super::driver::{
     address_of, aligned_input, Block, Event, Executable, GraphBuilder, Launch, Relocation, Stream, WatchedMemory,
     WrittenMemory,
 };
-use crate::backend::{Function, Program, Replay, Spans};
+use crate::backend::{Function, Planned, Program, Replay, Spans};
 use crate::graph::OpGraph;
 use crate::lending::Turn;
 use crate::memory::{self, constant_bytes, Layout};
-use crate::plan::Planned;
 use crate::prepared::Prepared;
 use crate::report::Mode;
 use crate::trace::{OpId, Role, Trace};

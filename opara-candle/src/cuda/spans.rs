@@ -6,8 +6,7 @@ use candle::Tensor;
 
 use super::driver::{Activity, Watch};
 use super::replay::{CudaProgram, GraphReplay};
-use crate::backend::{Replay, Spans};
-use crate::plan::Planned;
+use crate::backend::{Planned, Replay, Spans};
 use crate::trace::Work;
 use crate::{Error, Result};
 
