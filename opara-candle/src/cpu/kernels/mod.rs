@@ -4,6 +4,7 @@
 //! is one chain of operations, in an order that follows from the shapes.
 
 mod conv;
+mod conv2d;
 mod depthwise;
 mod element;
 mod pool;
@@ -11,7 +12,8 @@ mod product;
 mod softmax;
 mod taps;
 
-pub(crate) use conv::{conv2d, Conv};
+pub(crate) use conv::Conv;
+pub(crate) use conv2d::conv2d;
 pub(crate) use element::{elements, supports};
 pub(crate) use pool::pool2d;
 pub(crate) use softmax::softmax;
