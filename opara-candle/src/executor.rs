@@ -151,11 +151,11 @@ impl OparaExecutor {
     ///
     /// | change of the module | seen by the next call |
     /// |---|---|
-    /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`] |
+    /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`](crate::Builder::fold_constants) |
     /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one, which has the plan built anew; on the CPU no |
     /// | a setting: a mode, a scale, a position, a flag for training | no |
     ///
-    /// What is not seen is what [`Builder::recheck`] finds some calls later.
+    /// What is not seen is what [`Builder::recheck`](crate::Builder::recheck) finds some calls later.
     ///
     /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the next call;
     /// [`trace`](Self::trace), [`schedule`](Self::schedule) and [`picture`](Self::picture) are `None` until then. Device

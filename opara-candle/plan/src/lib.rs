@@ -5,7 +5,7 @@
 //! [`Trace`](trace::Trace), and it gives back a [`Schedule`](schedule::Schedule) and [`Layout`](memory::Layout)s. The
 //! crate `opara-candle` records and replays; `opara`'s commands on traces need this crate alone.
 //!
-//! The modules from bottom to top (`tests/rooms.rs` holds that none imports one above it):
+//! The modules from bottom to top (`tests/rooms` holds that none imports one above it):
 //!
 //! | module | holds |
 //! |---|---|
