@@ -339,7 +339,7 @@ impl Scheduler for Scattered {
         "scattered".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
         let ops = problem.graph.len();
         let mut schedule = Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())?;
         if self.reckless {

@@ -71,7 +71,7 @@ impl Scheduler for Hurried {
         "hurried".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
         let urgent = (0..problem.graph.len()).step_by(2).collect();
         Ok(Schedule { urgent, ..Policy::Opara.schedule(problem)? })
     }

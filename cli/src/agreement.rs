@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use opara_candle::simulate::{Agreement, Compared};
-use opara_candle::Scheduler;
+use opara_plan::simulate::{Agreement, Compared};
+use opara_plan::Scheduler;
 use serde::Serialize;
 
 use crate::input;

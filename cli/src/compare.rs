@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use opara_candle::simulate::simulate;
-use opara_candle::{Policy, Scheduler};
+use opara_plan::simulate::simulate;
+use opara_plan::{Policy, Scheduler};
 use serde::Serialize;
 
 use crate::device::ChosenDevice;

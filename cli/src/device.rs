@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
-use opara_candle::simulate::Device;
-use opara_candle::trace::DeviceSpec;
+use opara_plan::simulate::Device;
+use opara_plan::trace::DeviceSpec;
 
 /// The devices' names, for as long as clap wants them.
 static NAMES: LazyLock<Vec<String>> = LazyLock::new(Device::names);

@@ -5,8 +5,8 @@ use std::io::{sink, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use opara_candle::prepared::{Prepared, Settings};
-use opara_candle::trace::Trace;
+use opara_plan::prepared::{Prepared, Settings};
+use opara_plan::trace::Trace;
 
 /// The trace that a subcommand is about; flatten it into its arguments.
 #[derive(Debug, Clone, clap::Args)]

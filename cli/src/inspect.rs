@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::Result;
-use opara_candle::prepared::Prepared;
-use opara_candle::trace::{DeviceSpec, Role, Trace, Work};
+use opara_plan::prepared::Prepared;
+use opara_plan::trace::{DeviceSpec, Role, Trace, Work};
 use serde::Serialize;
 
 use self::kernels::Kernels;

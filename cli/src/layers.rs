@@ -1,9 +1,9 @@
 //! A graph as a picture: one layer a depth.
 
-use opara_candle::graph::OpGraph;
-use opara_candle::prepared::Prepared;
-use opara_candle::profile::Class;
-use opara_candle::trace::OpId;
+use opara_plan::graph::OpGraph;
+use opara_plan::prepared::Prepared;
+use opara_plan::profile::Class;
+use opara_plan::trace::OpId;
 use svg::node::element::{Circle, Group, Line, Rectangle, Title};
 use svg::Document;
 

@@ -14,12 +14,15 @@ mod layers;
 mod plan;
 mod plan_file;
 mod policy;
+#[cfg(feature = "record")]
 mod record;
+#[cfg(feature = "record")]
 mod recording;
 mod simulate;
 mod simulated;
 mod table;
 mod timeline;
+#[cfg(feature = "record")]
 mod tune;
 
 use std::io::{stderr, Write};
@@ -54,7 +57,9 @@ enum Command {
     Timeline(timeline::Args),
     Graph(graph::Args),
     Convert(convert::Args),
+    #[cfg(feature = "record")]
     Record(record::Args),
+    #[cfg(feature = "record")]
     Tune(tune::Args),
 }
 
@@ -89,7 +94,9 @@ impl Args {
             Command::Timeline(args) => answer::print(&args.run()?, self.json)?,
             Command::Graph(args) => answer::print(&args.run()?, self.json)?,
             Command::Convert(args) => answer::print(&args.run()?, self.json)?,
+            #[cfg(feature = "record")]
             Command::Record(args) => answer::print(&args.run()?, self.json)?,
+            #[cfg(feature = "record")]
             Command::Tune(args) => answer::print(&args.run()?, self.json)?,
         }
         Ok(ExitCode::SUCCESS)

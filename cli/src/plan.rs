@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
-use opara_candle::Scheduler;
+use opara_plan::Scheduler;
 use serde::Serialize;
 
 use crate::input::{self, Input};

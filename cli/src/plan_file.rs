@@ -5,9 +5,9 @@ use std::io::BufReader;
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
-use opara_candle::prepared::Prepared;
-use opara_candle::schedule::Schedule;
-use opara_candle::trace::{OpId, Trace};
+use opara_plan::prepared::Prepared;
+use opara_plan::schedule::Schedule;
+use opara_plan::trace::{OpId, Trace};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

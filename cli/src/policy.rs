@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use opara_candle::Policy;
+use opara_plan::Policy;
 
 /// The policies' names, for as long as clap wants them.
 static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| Policy::ALL.map(|policy| policy.to_string()).into());

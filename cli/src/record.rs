@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use opara_candle::OparaExecutor;
 use serde::Serialize;
 
+use crate::input;
 use crate::policy::ChosenPolicy;
 use crate::recording::Recording;
 use crate::table::Table;
@@ -74,7 +75,8 @@ impl Args {
             let timeline = executor.timeline(&example)?;
             let (ops, _) = executor.schedule().context("there is nothing recorded")?;
             let title = format!("{}, {}, measured on {}", self.recording.name(), self.chosen.policy, trace.device.name);
-            Format::of(path).write(&timeline, &ops, &title, path)?;
+            let format = if input::is_json(path) { Format::Chrome } else { Format::Svg };
+            input::write(path, format.draw(&timeline, &ops, &title).as_bytes())?;
         }
         let measured = trace.measured.iter().map(|measured| Row {
             policy: measured.schedule.clone(),

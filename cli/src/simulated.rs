@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use opara_candle::prepared::Prepared;
-use opara_candle::schedule::Schedule;
-use opara_candle::simulate::{simulate, Device};
-use opara_candle::timeline::Timeline;
-use opara_candle::Scheduler;
+use opara_plan::prepared::Prepared;
+use opara_plan::schedule::Schedule;
+use opara_plan::simulate::{simulate, Device};
+use opara_plan::timeline::Timeline;
+use opara_plan::Scheduler;
 
 use crate::device::ChosenDevice;
 use crate::input::{self, Input};

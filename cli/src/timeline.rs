@@ -1,14 +1,13 @@
 //! `opara timeline`: a simulated pass as a picture.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use opara_candle::timeline::Timeline;
-use opara_candle::trace::Trace;
+use opara_plan::timeline::Timeline;
+use opara_plan::trace::Trace;
 
 use crate::drawing::Drawing;
-use crate::input;
 use crate::simulated::Pass;
 
 /// Draws a simulated pass: one lane a stream.
@@ -49,26 +48,11 @@ impl Args {
 }
 
 impl Format {
-    /// JSON where a file's name says so, else a picture.
-    pub fn of(path: &Path) -> Self {
-        match path.extension().is_some_and(|extension| extension == "json") {
-            true => Format::Chrome,
-            false => Format::Svg,
-        }
-    }
-
-    fn draw(self, timeline: &Timeline, trace: &Trace, title: &str) -> String {
+    /// A timeline of the ops of this trace in this format.
+    pub fn draw(self, timeline: &Timeline, trace: &Trace, title: &str) -> String {
         match self {
             Format::Svg => timeline.to_svg(trace, title),
             Format::Chrome => timeline.to_chrome_json(trace),
         }
-    }
-
-    /// Writes a timeline of the ops of this trace.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
-    pub fn write(self, timeline: &Timeline, trace: &Trace, title: &str, path: &Path) -> Result<()> {
-        input::write(path, self.draw(timeline, trace, title).as_bytes())
     }
 }

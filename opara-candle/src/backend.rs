@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use crate::plan::Planned;
+use crate::prepared::Prepared;
 use crate::report::Mode;
+use crate::schedule::Schedule;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
@@ -46,6 +47,23 @@ pub(crate) struct Recording {
     pub notes: Vec<String>,
     pub examples: Vec<Example>,
     pub program: Arc<dyn Program>,
+}
+
+/// What is replayed, and in which order.
+#[derive(Clone)]
+pub(crate) struct Planned {
+    pub program: Arc<dyn Program>,
+    /// As it was recorded.
+    pub trace: Arc<Trace>,
+    pub prepared: Arc<Prepared>,
+    pub schedule: Schedule,
+}
+
+impl Planned {
+    /// The same with another schedule.
+    pub fn with(&self, schedule: Schedule) -> Arc<Self> {
+        Arc::new(Self { schedule, ..self.clone() })
+    }
 }
 
 /// For each op the nanoseconds at which it began and ended.

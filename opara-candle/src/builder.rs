@@ -5,92 +5,14 @@ use std::sync::Arc;
 
 use candle::{Module, Tensor};
 
-use crate::backend::{Function, Fusing};
+use crate::backend::Function;
 use crate::error::caught;
-use crate::examples::Examples;
 use crate::executor::OparaExecutor;
-use crate::prepared::Settings;
+use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::report::Report;
 use crate::schedule::{Policy, Scheduler};
 use crate::tune::Tuning;
-use crate::{kept, resident, Error, Result};
-
-/// What to do with a module that cannot be captured.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnUncapturable {
-    /// Run it as it is, with the reason in a `tracing` warning and in the report.
-    #[default]
-    Eager,
-    /// Return the reason as an error.
-    Error,
-}
-
-/// What to do with a module that keeps state on the host from one call to the next: a cache in a `RefCell` or a `Mutex`, a
-/// counter.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnStateful {
-    /// Return [`Error::Stateful`](crate::Error::Stateful) if building finds state. By then it has called the module.
-    #[default]
-    Error,
-    /// The module is known to keep state, or to draw random numbers: building does not call it at all, and every call of the
-    /// executor runs it as it is. So answers are those of the module alone, from the first call on.
-    Eager,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) struct Options {
-    pub scheduler: Arc<dyn Scheduler>,
-    /// Whether its schedules are proven before they are used.
-    pub check: bool,
-    /// How to search for the schedule, where one is searched for.
-    pub tuning: Option<Tuning>,
-    pub settings: Settings,
-    pub verify: bool,
-    /// Examples beside the one that an executor is built with.
-    pub further: Vec<Vec<Tensor>>,
-    pub stress: u64,
-    pub on_uncapturable: OnUncapturable,
-    pub on_stateful: OnStateful,
-    pub max_shapes: usize,
-    pub recheck: u64,
-    pub race: bool,
-    pub fuse: bool,
-    /// Folder that keeps compiled kernels.
-    pub kernels: Option<PathBuf>,
-}
-
-impl Options {
-    /// How to fuse launches, if that is asked for.
-    pub fn fusing(&self) -> Option<Fusing> {
-        self.fuse.then(|| Fusing { folder: self.kernels.clone() })
-    }
-
-    /// What building may call the module with.
-    pub fn examples(&self) -> Examples {
-        Examples { further: self.further.clone(), altered: self.verify }
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            scheduler: Arc::new(Policy::default()),
-            check: false,
-            tuning: None,
-            settings: Settings::default(),
-            verify: true,
-            further: Vec::new(),
-            stress: 0,
-            on_uncapturable: OnUncapturable::default(),
-            on_stateful: OnStateful::default(),
-            max_shapes: 8,
-            recheck: 0,
-            race: true,
-            fuse: true,
-            kernels: kept::folder(),
-        }
-    }
-}
+use crate::{resident, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
 #[derive(Debug, Clone)]
@@ -326,6 +248,76 @@ impl Builder {
             }
         }
         Ok(())
+    }
+}
+
+impl OparaExecutor {
+    /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
+    ///
+    /// # How often building calls the module
+    /// For each set of input shapes and dtypes:
+    ///
+    /// | calls | on the CPU | on a GPU |
+    /// |---|---|---|
+    /// | on the example | 1 | 1 |
+    /// | on each [further example](Builder::example), for its shapes | 1 | 1 |
+    /// | on copies of the example with other floats, if it holds floats and is [verified](Builder::verify) | 2 | 1 |
+    /// | on the example again, which must give the same bits | 1 | 1 |
+    /// | while it is captured | | 2 |
+    ///
+    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
+    /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
+    /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
+    /// on a GPU, to tell whether that is state. All is done twice if kernels that were fused prove wrong. A module of plain
+    /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
+    ///
+    /// # Errors
+    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
+    /// that it should not, [`Error::OutOfMemory`] if the device has no memory for a forward pass (without memory for a replay the
+    /// module runs eagerly), [`Error::DeviceLost`] if every call on the device fails. [`Error::Stateful`] if it keeps state on
+    /// the host, or draws random numbers in a way that cannot be told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
+    /// error: it runs eagerly.
+    pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
+        Self::builder().build(module, input)
+    }
+
+    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that holds a [`candle_nn::Sequential`]: `make`
+    /// makes it on a thread of this library, where it lives, and is dropped some time after the executor.
+    ///
+    /// The executor itself may go to any thread, and replays run on the caller's. Calls that run the module (of a new
+    /// shape, or in eager mode) take turns on that one thread with all other modules that live there, and with captures.
+    /// So `make` and the module must not wait for a thread that uses an executor; an executor that they call themselves
+    /// runs its own module as it is.
+    ///
+    /// ```
+    /// use candle::{DType, Device, Module, Tensor};
+    /// use candle_nn::VarBuilder;
+    /// use opara_candle::{nn, ops, OparaExecutor};
+    ///
+    /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    /// let make = move || {
+    ///     let up = nn::linear(4, 16, vb.pp("up"))?;
+    ///     let down = nn::linear(16, 4, vb.pp("down"))?;
+    ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
+    /// };
+    /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
+    /// let fast = OparaExecutor::load(make, &x)?;
+    /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
+    pub fn load<M: Module + 'static>(
+        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
+        input: &Tensor,
+    ) -> Result<Self> {
+        Self::builder().load(make, input)
+    }
+
+    /// Settings other than the defaults, and functions of several tensors.
+    pub fn builder() -> Builder {
+        Builder(Options::default())
     }
 }
 

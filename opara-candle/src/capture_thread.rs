@@ -12,7 +12,7 @@ use std::sync::mpsc::{channel, Sender};
 use parking_lot::Mutex;
 
 use crate::error::caught;
-use crate::executor::nested;
+use crate::nested::nested;
 use crate::{Error, Result};
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle::{Device, Tensor};
+use opara_plan::latency::Sample;
 
 use crate::backend::{Function, Fusing, Recording};
-use crate::clock::Sample;
 use crate::examples::Examples;
 use crate::{Error, Result};
+use opara_plan::latency::Sample;
 
 fn absent<T>() -> Result<T> {
     Err(Error::NoCuda)

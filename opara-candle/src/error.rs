@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
+use opara_plan::trace::{FileError, InvalidTrace, TraceFileError};
+
 use crate::fault::Fault;
-use crate::trace::FileError;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -330,6 +331,29 @@ fn is_own(error: &candle::Error) -> bool {
     }
 }
 
+impl From<opara_plan::Error> for Error {
+    fn from(error: opara_plan::Error) -> Self {
+        match error {
+            opara_plan::Error::InvalidTrace(error) => error.into(),
+            opara_plan::Error::TraceFile(error) => error.into(),
+            opara_plan::Error::InvalidSchedule(reason) => Error::InvalidSchedule(reason),
+            opara_plan::Error::InvalidLayout(reason) => Error::InvalidLayout(reason),
+        }
+    }
+}
+
+impl From<InvalidTrace> for Error {
+    fn from(InvalidTrace { op, name, reason }: InvalidTrace) -> Self {
+        Error::InvalidTrace { op, name, reason }
+    }
+}
+
+impl From<TraceFileError> for Error {
+    fn from(TraceFileError { path, source }: TraceFileError) -> Self {
+        Error::TraceFile { path, source }
+    }
+}
+
 impl From<Error> for candle::Error {
     fn from(error: Error) -> Self {
         match error {
@@ -359,4 +383,34 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
         .map(|s| s.to_string())
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_plans_keep_kind_and_message() {
+        let trace = InvalidTrace { op: 3, name: "badd_f32".into(), reason: "it ends early".into() };
+        let file = TraceFileError { path: "a.trace".into(), source: FileError::Foreign };
+        for error in [
+            opara_plan::Error::InvalidTrace(trace),
+            opara_plan::Error::TraceFile(file),
+            opara_plan::Error::InvalidSchedule("op 1 has no stream".into()),
+            opara_plan::Error::InvalidLayout("buffers 1 and 2 overlap".into()),
+        ] {
+            let message = error.to_string();
+            let kind = format!("{error:?}");
+            let error = Error::from(error);
+            assert_eq!(error.to_string(), message);
+            let same_kind = match error {
+                Error::InvalidTrace { .. } => kind.starts_with("InvalidTrace"),
+                Error::TraceFile { .. } => kind.starts_with("TraceFile"),
+                Error::InvalidSchedule(_) => kind.starts_with("InvalidSchedule"),
+                Error::InvalidLayout(_) => kind.starts_with("InvalidLayout"),
+                _ => false,
+            };
+            assert!(same_kind, "{kind} became {error:?}");
+        }
+    }
 }

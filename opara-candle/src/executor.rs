@@ -1,15 +1,15 @@
 //! `OparaExecutor`: wraps a module, keeps its type, answers faster.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
-use crate::backend::{Function, Replay};
-use crate::builder::{Builder, OnUncapturable, Options};
-use crate::plan::{Plan, Planned};
+use crate::backend::{Function, Planned, Replay};
+use crate::nested::is_nested;
+use crate::options::{OnUncapturable, Options};
+use crate::plan::Plan;
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
 use crate::report::Report;
@@ -67,74 +67,6 @@ pub struct OparaExecutor {
 }
 
 impl OparaExecutor {
-    /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
-    ///
-    /// # How often building calls the module
-    /// For each set of input shapes and dtypes:
-    ///
-    /// | calls | on the CPU | on a GPU |
-    /// |---|---|---|
-    /// | on the example | 1 | 1 |
-    /// | on each [further example](Builder::example), for its shapes | 1 | 1 |
-    /// | on copies of the example with other floats, if it holds floats and is [verified](Builder::verify) | 2 | 1 |
-    /// | on the example again, which must give the same bits | 1 | 1 |
-    /// | while it is captured: nothing is computed | | 2 |
-    ///
-    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
-    /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
-    /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
-    /// on a GPU, to tell whether that is state. All is done twice if kernels that were fused prove wrong. A module of plain
-    /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
-    ///
-    /// # Errors
-    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
-    /// that it should not, [`Error::OutOfMemory`] if the device has no memory for a forward pass (if it has none for a replay, the
-    /// module runs eagerly), [`Error::DeviceLost`] if no call on it goes well any more. [`Error::Stateful`] if it keeps state on the host, or draws random numbers in a way that cannot be
-    /// told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
-    /// error: it runs eagerly.
-    pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
-        Self::builder().build(module, input)
-    }
-
-    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that holds a [`candle_nn::Sequential`]: `make`
-    /// makes it on a thread of this library, where it lives, and is dropped some time after the executor.
-    ///
-    /// The executor itself may go to any thread, and replays run on the caller's. Calls that run the module (of a new
-    /// shape, or in eager mode) take turns on that one thread with all other modules that live there, and with captures.
-    /// So `make` and the module must not wait for a thread that uses an executor; an executor that they call themselves
-    /// runs its own module as it is.
-    ///
-    /// ```
-    /// use candle::{DType, Device, Module, Tensor};
-    /// use candle_nn::VarBuilder;
-    /// use opara_candle::{nn, ops, OparaExecutor};
-    ///
-    /// let vb = VarBuilder::zeros(DType::F32, &Device::Cpu);
-    /// let make = move || {
-    ///     let up = nn::linear(4, 16, vb.pp("up"))?;
-    ///     let down = nn::linear(16, 4, vb.pp("down"))?;
-    ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
-    /// };
-    /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
-    /// let fast = OparaExecutor::load(make, &x)?;
-    /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
-    pub fn load<M: Module + 'static>(
-        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
-        input: &Tensor,
-    ) -> Result<Self> {
-        Self::builder().load(make, input)
-    }
-
-    /// Settings other than the defaults, and functions of several tensors.
-    pub fn builder() -> Builder {
-        Builder(Options::default())
-    }
-
     /// Builds for inputs like these.
     pub(crate) fn wrap(options: Options, function: Function, inputs: &[Tensor]) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -219,11 +151,11 @@ impl OparaExecutor {
     ///
     /// | change of the module | seen by the next call |
     /// |---|---|
-    /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`] |
+    /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`](crate::Builder::fold_constants) |
     /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one, which has the plan built anew; on the CPU no |
     /// | a setting: a mode, a scale, a position, a flag for training | no |
     ///
-    /// What is not seen is what [`Builder::recheck`] finds some calls later.
+    /// What is not seen is what [`Builder::recheck`](crate::Builder::recheck) finds some calls later.
     ///
     /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the next call;
     /// [`trace`](Self::trace), [`schedule`](Self::schedule) and [`picture`](Self::picture) are `None` until then. Device
@@ -434,27 +366,4 @@ impl std::fmt::Debug for OparaExecutor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OparaExecutor").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-thread_local! {
-    static NESTED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this call is part of another executor's recording or replay, or runs on a capture thread. The wrapped module
-/// then runs as it is: in a recording the outer executor sees its operators, and in a replay nobody waits for workers
-/// that wait for him.
-fn is_nested() -> bool {
-    NESTED.get()
-}
-
-/// Runs `f` as part of a recording or a replay.
-pub(crate) fn nested<T>(f: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            NESTED.set(self.0);
-        }
-    }
-    let _restore = Restore(NESTED.replace(true));
-    f()
 }

@@ -13,58 +13,54 @@ extern crate self as opara_candle;
 mod backend;
 mod builder;
 mod capture_thread;
-pub mod check;
-mod clock;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
-mod device;
 pub mod device_memory;
-mod duration;
 mod error;
 mod examples;
 mod executor;
 mod fault;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
-mod fuse;
-pub mod graph;
-mod kept;
 mod lending;
 mod measure;
-pub mod memory;
+mod nested;
 pub mod nn;
 pub mod ops;
-pub mod optimize;
+mod options;
 mod plan;
 mod plans;
-pub mod prepared;
-pub mod profile;
 mod recheck;
 mod report;
 mod resident;
 mod rivals;
-pub mod schedule;
 mod shapes;
-pub mod simulate;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
-pub mod timeline;
 #[cfg(all(feature = "testing", feature = "cuda"))]
 #[doc(hidden)]
 pub use cuda::faults as testing;
 pub mod timing;
 pub mod trace;
-pub mod tune;
 mod verify;
 
-pub use builder::{Builder, OnStateful, OnUncapturable};
+pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use prepared::Prepared;
+pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
+pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
+pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
-pub use schedule::{Policy, Scheduler};
-pub use timeline::Timeline;
 pub use trace::scope::{scope, SpanLabels};
-pub use tune::Tuning;
+
+use opara_plan::disk_cache as kept;
+
+#[cfg(feature = "cuda")]
+mod fuse {
+    #[cfg(test)]
+    pub(crate) use opara_plan::fusion::Permutation as Turn;
+    pub(crate) use opara_plan::fusion::{
+        groups as chains, Fusible, FusionGroup as Chain, Operand, StridedView as Places,
+    };
+}

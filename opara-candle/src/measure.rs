@@ -4,15 +4,14 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Replay, Spans};
+use crate::backend::{Planned, Replay, Spans};
 use crate::graph::hazards;
-use crate::plan::Planned;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timeline::{Span, Timeline};
 use crate::timing;
 use crate::trace::{Measured, Trace};
 use crate::tune::{race, Contestant, Track};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Name of the DAG's schedule with all edges, those too that others imply.
 const EVERY_EDGE: &str = "dag, every edge";
@@ -92,6 +91,7 @@ pub(crate) struct Replays<'a> {
 
 impl Track for Replays<'_> {
     type Runner = Box<dyn Replay>;
+    type Error = Error;
 
     fn runner(&mut self, schedule: &Schedule) -> Result<Box<dyn Replay>> {
         self.base.rescheduled(self.plan.with(schedule.clone()))

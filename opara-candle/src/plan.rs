@@ -6,13 +6,13 @@ use std::sync::Arc;
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
-use crate::backend::{Example, Function, Fusing, Program, Recording, Replay};
-use crate::builder::{OnStateful, OnUncapturable, Options};
+use crate::backend::{Example, Function, Fusing, Planned, Program, Recording, Replay};
 use crate::examples::{same_in_all, Examples};
 use crate::measure::Replays;
+use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::prepared::Prepared;
 use crate::report::Report;
-use crate::schedule::{Policy, Schedule, Scheduler};
+use crate::schedule::{Policy, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
 use crate::tune::{self, Cache, Tuning};
@@ -24,23 +24,6 @@ pub(crate) struct Plan {
     pub replay: Option<Box<dyn Replay>>,
     pub report: Report,
     pub planned: Option<Arc<Planned>>,
-}
-
-/// What is replayed, and in which order.
-#[derive(Clone)]
-pub(crate) struct Planned {
-    pub program: Arc<dyn Program>,
-    /// As it was recorded.
-    pub trace: Arc<Trace>,
-    pub prepared: Arc<Prepared>,
-    pub schedule: Schedule,
-}
-
-impl Planned {
-    /// The same with another schedule.
-    pub fn with(&self, schedule: Schedule) -> Arc<Self> {
-        Arc::new(Self { schedule, ..self.clone() })
-    }
 }
 
 impl Plan {

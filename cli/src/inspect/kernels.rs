@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use opara_candle::prepared::Prepared;
-use opara_candle::profile::Class;
+use opara_plan::prepared::Prepared;
+use opara_plan::profile::Class;
 use serde::Serialize;
 
 use crate::table::Table;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use opara_candle::prepared::Prepared;
-use opara_candle::trace::{Launch, Work};
+use opara_plan::prepared::Prepared;
+use opara_plan::trace::{Launch, Work};
 use serde::Serialize;
 
 use crate::table::Table;

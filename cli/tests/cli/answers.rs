@@ -3,8 +3,8 @@
 use std::fs;
 
 use super::{json, opara, trace};
-use opara_candle::simulate::Device;
-use opara_candle::Policy;
+use opara_plan::simulate::Device;
+use opara_plan::Policy;
 use predicates::prelude::*;
 use predicates::str::{contains, is_empty, is_match, starts_with};
 use serde_json::Value;

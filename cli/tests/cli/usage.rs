@@ -18,8 +18,19 @@ fn wrong_usage_says_what_there_is() {
     let device = opara(&["simulate", &deepfm, "--device", "h20"]).code(2);
     device.stderr(contains("possible values: v100").and(contains("h200, a100]")));
     opara(&["compare"]).code(2).stderr(contains("<TRACES>"));
+}
+
+#[test]
+#[cfg(feature = "record")]
+fn wrong_usage_of_record_says_what_there_is() {
     opara(&["record", "berd"]).code(2).stderr(contains("similar value exists: 'bert'"));
     opara(&["record", "bert", "--batch", "0"]).code(2).stderr(contains("0 is not in 1.."));
+}
+
+#[test]
+#[cfg(not(feature = "record"))]
+fn without_models_there_is_no_record() {
+    opara(&["record", "bert"]).code(2).stderr(contains("unrecognized subcommand"));
 }
 
 #[test]
@@ -57,6 +68,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
+#[cfg(feature = "record")]
 fn models_are_recorded_on_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deepfm.trace");
@@ -69,7 +81,7 @@ fn models_are_recorded_on_the_cpu() {
 }
 
 #[test]
-#[cfg(not(feature = "cuda"))]
+#[cfg(all(feature = "record", not(feature = "cuda")))]
 fn without_a_gpu_record_asks_for_the_cpu() {
     opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu uses the CPU").and(contains("--features cuda")));
 }

@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::dispatch::{Dispatch, Steps};
 use super::record::{Program, Source};
 use crate::error::caught;
-use crate::executor::nested;
+use crate::nested::nested;
 use crate::optimize::Optimized;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};

@@ -9,12 +9,11 @@ mod state;
 use std::sync::Arc;
 
 use candle::Tensor;
+use opara_plan::stopwatch::wall_us;
 
 use self::state::Pass;
-use crate::backend::{Example, Function, Program, Recording, Replay};
-use crate::clock::wall_us;
+use crate::backend::{Example, Function, Planned, Program, Recording, Replay};
 use crate::examples::{Examples, Other};
-use crate::plan::Planned;
 use crate::report::Mode;
 use crate::{Error, Result};
 

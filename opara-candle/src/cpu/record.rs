@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle::{Storage, Tensor, TensorId};
 use hashbrown::HashMap;
 
-use crate::executor::nested;
+use crate::nested::nested;
 use crate::trace::{scope, Access, Buffer, BufferId, DeviceSpec, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 

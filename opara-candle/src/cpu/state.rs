@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::record::{HostOp, Program, Source};
 use crate::error::caught;
-use crate::executor::nested;
+use crate::nested::nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
 

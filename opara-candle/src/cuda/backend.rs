@@ -8,8 +8,7 @@ use super::driver::WrittenMemory;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
 use super::spans;
-use crate::backend::{Program, Replay, Spans};
-use crate::plan::Planned;
+use crate::backend::{Planned, Program, Replay, Spans};
 use crate::Result;
 
 impl Program for CudaProgram {

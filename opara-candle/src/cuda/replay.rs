@@ -9,9 +9,8 @@ use super::arena::State;
 use super::driver::{address_of, aligned_input, Block, Event, Executable, Relocation, Stream};
 use super::pass::OutputSpec;
 use super::program::CudaProgram;
-use crate::backend::Replay;
+use crate::backend::{Planned, Replay};
 use crate::lending::Turn;
-use crate::plan::Planned;
 use crate::report::Mode;
 use crate::{Error, Result};
 

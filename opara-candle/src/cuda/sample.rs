@@ -5,8 +5,9 @@ use std::time::Instant;
 use candle::Device;
 
 use super::driver::Stream;
-use crate::clock::{micros_since, Sample};
 use crate::Result;
+use opara_plan::latency::Sample;
+use opara_plan::stopwatch::micros_since;
 
 /// One call of `f`; on the device, from an event before to one after what it launches.
 pub(crate) fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {

@@ -7,8 +7,7 @@ use candle::Tensor;
 use super::driver::{Activity, Watch};
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use crate::backend::{Replay, Spans};
-use crate::plan::Planned;
+use crate::backend::{Planned, Replay, Spans};
 use crate::trace::Work;
 use crate::{Error, Result};
 

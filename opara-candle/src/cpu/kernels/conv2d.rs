@@ -1,4 +1,4 @@
-//! Convolution: which kernel.
+//! Convolution: which kernel computes it, and on how many threads.
 
 use super::conv::Conv;
 use super::depthwise::depthwise;

@@ -63,7 +63,7 @@ fn fastest<W: Copy, R>(
     for &(way, factor) in ways {
         let mut time = || -> Result<f64> {
             run(way)?;
-            let (launched, host_us) = crate::clock::wall_us(|| run(way));
+            let (launched, host_us) = opara_plan::stopwatch::wall_us(|| run(way));
             launched?;
             let mut least = f64::INFINITY;
             for _ in 0..SAMPLES {

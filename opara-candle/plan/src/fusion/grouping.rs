@@ -1,0 +1,294 @@
+//! Finds the fusion groups of a trace, launch by launch.
+
+use super::{Fusible, FusionGroup, Operand, Permutation, ReadPattern, StridedView};
+use crate::optimize::{read, stays, written};
+use crate::trace::{Op, OpId, Role, Trace};
+
+/// A group that launches may still join.
+struct OpenGroup {
+    members: Vec<OpId>,
+    /// The member that the group runs in place of.
+    at: OpId,
+    elements: u64,
+    columns: Option<u64>,
+    /// For each member: does it run on one scalar per row instead of on every element?
+    on_numbers: Vec<bool>,
+    turn: Option<Permutation>,
+    /// Whether an op outside has read a member's result.
+    is_read: bool,
+    /// Whether a member gains from being generated even alone.
+    gains: bool,
+    /// The group whose ops this group recomputes, before its permutation, for the slice that it reads.
+    recomputes: Option<usize>,
+    /// Groups that recompute this group's ops, and the number of elements that they recompute in total.
+    recomputed_by: Vec<usize>,
+    recomputed_elements: u64,
+}
+
+impl OpenGroup {
+    fn of(op: OpId, fusible: &Fusible) -> Self {
+        let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
+        Self {
+            members: vec![op],
+            at: op,
+            elements,
+            columns,
+            on_numbers: vec![false],
+            turn: None,
+            is_read: false,
+            gains,
+            recomputes: None,
+            recomputed_by: Vec::new(),
+            recomputed_elements: 0,
+        }
+    }
+
+    /// How many of its first members are recomputed from another group.
+    fn recomputed(&self) -> usize {
+        self.turn.filter(|_| self.recomputes.is_some()).map_or(0, |turn| turn.before)
+    }
+
+    /// The columns that its rows would have with another member, and whether that member would run on row scalars. `None`
+    /// if the member runs over another number of elements.
+    fn with(&self, fusible: &Fusible) -> Option<(Option<u64>, bool)> {
+        if self.elements == fusible.elements {
+            let agree = self.columns.is_none_or(|own| fusible.columns.is_none_or(|columns| columns == own));
+            return agree.then_some((self.columns.or(fusible.columns), false));
+        }
+        let rows = self.elements / self.columns?;
+        (fusible.elements == rows && fusible.columns.is_none()).then_some((self.columns, true))
+    }
+}
+
+/// How an op would join a group.
+struct Joined {
+    group: usize,
+    at: OpId,
+    columns: Option<u64>,
+    on_numbers: bool,
+    turn: Option<Permutation>,
+}
+
+pub(super) struct Grouping<'a> {
+    trace: &'a Trace,
+    fusible: &'a [Option<&'a Fusible>],
+    /// For each op: does some reader need its full result?
+    is_needed_whole: &'a [bool],
+    most: usize,
+    /// How often each buffer is read.
+    reads: Vec<usize>,
+    /// For each op: does it run at every call?
+    stays: Vec<bool>,
+    /// How often each buffer is written in all, and how often so far.
+    writes: Vec<usize>,
+    written: Vec<usize>,
+    /// For each buffer: was it read or written so far?
+    touched: Vec<bool>,
+    /// For each buffer the last op that wrote it.
+    writer: Vec<Option<OpId>>,
+    groups: Vec<OpenGroup>,
+    group_of: Vec<Option<usize>>,
+    /// For each op: does it, as a member of a group, give one scalar per row?
+    gives_row_scalars: Vec<bool>,
+}
+
+impl<'a> Grouping<'a> {
+    pub(super) fn new(
+        trace: &'a Trace,
+        fusible: &'a [Option<&'a Fusible>],
+        is_needed_whole: &'a [bool],
+        most: usize,
+    ) -> Self {
+        let buffers = trace.buffers.len();
+        let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
+        trace.ops.iter().flat_map(read).for_each(|buffer| reads[buffer] += 1);
+        trace.ops.iter().flat_map(written).for_each(|buffer| writes[buffer] += 1);
+        Self {
+            trace,
+            fusible,
+            is_needed_whole,
+            most,
+            reads,
+            stays: stays(trace),
+            writes,
+            written: vec![0; buffers],
+            touched: vec![false; buffers],
+            writer: vec![None; buffers],
+            groups: Vec::new(),
+            group_of: vec![None; trace.ops.len()],
+            gives_row_scalars: vec![false; trace.ops.len()],
+        }
+    }
+
+    /// Lets an op join a group, or begin one.
+    pub(super) fn add(&mut self, op: OpId, fusible: &Fusible) {
+        let operands = &fusible.operands;
+        // No later op writes to these, so they may be read at any later time.
+        let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
+        let is_new = self.writes[fusible.result] == 1 && !self.touched[fusible.result];
+        if !settled || !is_new {
+            return;
+        }
+        let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
+        let Some(Joined { group, at, columns, on_numbers, turn }) = joined else {
+            self.group_of[op] = Some(self.groups.len());
+            self.gives_row_scalars[op] = fusible.folds;
+            let recomputing = operands.iter().find_map(|operand| self.recomputing(op, fusible, *operand));
+            if let Some(source) = recomputing.as_ref().and_then(|group| group.recomputes) {
+                let group = self.groups.len();
+                self.groups[source].recomputed_by.push(group);
+                self.groups[source].recomputed_elements += fusible.elements;
+            }
+            self.groups.push(recomputing.unwrap_or_else(|| OpenGroup::of(op, fusible)));
+            return;
+        };
+        self.group_of[op] = Some(group);
+        self.gives_row_scalars[op] = on_numbers || fusible.folds;
+        let group = &mut self.groups[group];
+        group.at = at;
+        (group.columns, group.turn) = (columns, turn);
+        group.members.push(op);
+        group.on_numbers.push(on_numbers);
+    }
+
+    /// How `op` can join the group that made this operand, if it can.
+    fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
+        let maker = self.writer[operand.buffer]?;
+        let id = self.group_of[maker]?;
+        let group = &self.groups[id];
+        let (columns, on_numbers) = group.with(fusible)?;
+        let member = |o: &Operand| self.writer[o.buffer].filter(|&writer| self.group_of[writer] == Some(id));
+        let is_available = |o: &Operand| match (member(o), o.pattern()) {
+            (None, _) => true,
+            (Some(maker), ReadPattern::Element) => self.gives_row_scalars[maker] == on_numbers,
+            (Some(maker), ReadPattern::RowScalar(of)) => {
+                self.gives_row_scalars[maker] && !on_numbers && columns == Some(of)
+            }
+            (Some(_), ReadPattern::Other) => false,
+        };
+        let turn = if fusible.operands.iter().all(is_available) {
+            group.turn
+        } else {
+            let order = operand.order(group.elements)?;
+            let is_alike = |o: &Operand| member(o).is_none() || (o.first == Some(0) && o.places == order);
+            let permutes =
+                columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_permute(group, op, &order);
+            Some(permutes.then_some(Permutation { before: group.members.len(), order, first: 0 })?)
+        };
+        let fits = self.stays[maker] == self.stays[op] && group.members.len() < self.most;
+        let outer = fusible.operands.iter().filter(|o| member(o).is_none());
+        let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
+        let at =
+            if ready.is_none_or(|ready| ready < group.at) { Some(group.at) } else { (!group.is_read).then_some(op) };
+        at.filter(|_| fits).map(|at| Joined { group: id, at, columns, on_numbers, turn })
+    }
+
+    /// A group of `op` that recomputes the slice that it reads of another group's result: such as the part of a sum that a
+    /// copy takes. It pays if every reader of that group recomputes its own slice.
+    fn recomputing(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<OpenGroup> {
+        let maker = self.writer[operand.buffer]?;
+        let source = self.group_of[maker]?;
+        let group = &self.groups[source];
+        let is_of_group =
+            |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.group_of[writer] == Some(source));
+        let is_alike = |o: &Operand| !is_of_group(o) || *o == operand;
+        let (order, first) = (operand.places, operand.first?);
+        let fits = group.columns.is_none()
+            && fusible.columns.is_none()
+            && group.turn.is_none()
+            && !group.members.iter().any(|&member| self.is_needed_whole[member])
+            && group.recomputed_elements + fusible.elements <= group.elements
+            && group.members.len() < self.most
+            && self.stays[maker] == self.stays[op];
+        if !fits || !fusible.operands.iter().all(is_alike) || !self.stay_strided(group, &order, first) {
+            return None;
+        }
+        let turn = Some(Permutation { before: group.members.len(), order, first });
+        let on_numbers = vec![false; group.members.len() + 1];
+        let members = group.members.iter().copied().chain([op]).collect();
+        Some(OpenGroup { members, on_numbers, turn, recomputes: Some(source), ..OpenGroup::of(op, fusible) })
+    }
+
+    /// Whether a group can run over its elements in another order for an op: nothing else reads its results, and its
+    /// operands in that order are strided views.
+    fn can_permute(&self, group: &OpenGroup, op: OpId, order: &StridedView) -> bool {
+        let readers: Vec<OpId> = group.members.iter().copied().chain([op]).collect();
+        group.turn.is_none() && self.are_only_readers(group, &readers) && self.stay_strided(group, order, 0)
+    }
+
+    /// Whether a group's operands are strided views still if it runs over its elements in this order, from `first` on.
+    fn stay_strided(&self, group: &OpenGroup, order: &StridedView, first: u64) -> bool {
+        let all = || group.members.iter().filter_map(|&member| self.fusible[member]);
+        let is_inner = |buffer| all().any(|member| member.result == buffer);
+        let mut operands = all().flat_map(|member| &member.operands);
+        operands.all(|operand| is_inner(operand.buffer) || operand.places.taken(order, first).is_some())
+    }
+
+    /// Whether no op but these reads the results of a group's members, and none of them is an output.
+    fn are_only_readers(&self, group: &OpenGroup, readers: &[OpId]) -> bool {
+        group.members.iter().filter_map(|&member| self.fusible[member]).all(|Fusible { result, .. }| {
+            let is_output = matches!(self.trace.buffers[*result].role, Role::Output(_));
+            let reads = readers.iter().flat_map(|&op| read(&self.trace.ops[op])).filter(|buffer| buffer == result);
+            !is_output && reads.count() == self.reads[*result]
+        })
+    }
+
+    fn runs_at(&self, op: OpId) -> OpId {
+        self.group_of[op].map_or(op, |group| self.groups[group].at)
+    }
+
+    /// Notes what an op reads and writes.
+    pub(super) fn note_accesses(&mut self, op: OpId, launch: &Op) {
+        for access in &launch.accesses {
+            self.touched[access.buffer] = true;
+            let maker = self.writer[access.buffer].and_then(|writer| self.group_of[writer]);
+            if let Some(group) = maker.filter(|_| access.mode.reads() && maker != self.group_of[op]) {
+                self.groups[group].is_read = true;
+            }
+        }
+        for buffer in written(launch) {
+            self.written[buffer] += 1;
+            self.writer[buffer] = Some(op);
+        }
+    }
+
+    /// Whether a group need not run: every reader of its results recomputes its own slice.
+    fn is_recomputed_by_all_readers(&self, group: usize) -> bool {
+        let group = &self.groups[group];
+        let recomputing = || group.recomputed_by.iter().map(|&other| &self.groups[other]);
+        let readers = recomputing().map(|other| other.members[other.recomputed()]);
+        let readers: Vec<OpId> = group.members.iter().copied().chain(readers).collect();
+        recomputing().any(|other| other.recomputed() == group.members.len()) && self.are_only_readers(group, &readers)
+    }
+
+    /// All groups.
+    ///
+    /// # Errors
+    /// Launches that were recomputed in slices, though some reader needs their full result.
+    pub(super) fn finish(self) -> Result<Vec<FusionGroup>, Vec<OpId>> {
+        let is_gone: Vec<bool> = (0..self.groups.len()).map(|group| self.is_recomputed_by_all_readers(group)).collect();
+        let is_needed = |(group, is_gone): &(&OpenGroup, &bool)| !group.recomputed_by.is_empty() && !**is_gone;
+        let needed = self.groups.iter().zip(&is_gone).filter(is_needed);
+        let needed: Vec<OpId> = needed.flat_map(|(group, _)| group.members.iter().copied()).collect();
+        if !needed.is_empty() {
+            return Err(needed);
+        }
+        let mut is_stored: Vec<bool> = self.trace.buffers.iter().map(|b| matches!(b.role, Role::Output(_))).collect();
+        for (op, launch) in self.trace.ops.iter().enumerate() {
+            for buffer in read(launch) {
+                let maker = self.writer[buffer].and_then(|writer| self.group_of[writer]);
+                is_stored[buffer] |= maker.is_none() || maker != self.group_of[op];
+            }
+        }
+        let fusion_group = |group: OpenGroup| {
+            let results = group.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_stored[buffer]));
+            let kept = results.enumerate().map(|(at, is_stored)| is_stored && at >= group.recomputed()).collect();
+            let OpenGroup { members, at, elements, columns, on_numbers, turn, .. } = group;
+            FusionGroup { members, at, kept, on_numbers, elements, columns, turn }
+        };
+        // An op that runs once has nothing to gain alone.
+        let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.stays[group.at]);
+        let stay = self.groups.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(group, _)| group);
+        Ok(stay.filter(gains).map(fusion_group).collect())
+    }
+}

@@ -1,0 +1,161 @@
+//! Kernel fusion: finds groups of element-wise and row-wise ops that one generated kernel can replace.
+//!
+//! Input: a trace, and what the recorder knows of its fusible ops. Output: [`FusionGroup`]s, in recorded order. Results
+//! keep their bits: every op inside a group rounds exactly as its own kernel does.
+//!
+//! An op joins a group if it reads the group's results element by element, or one scalar per row: a norm reads all of a
+//! row for each element, a row reduction such as a sum gives one scalar per row. A group may hold one op that reads in
+//! another order, such as a contiguous copy of a transposed tensor; the ops before it then run in that order. And if all
+//! readers of a result read slices of it, such as queries, keys and values of one matmul and its bias, each of them
+//! recomputes its own slice, and the full result is never stored.
+
+mod grouping;
+mod strided_view;
+#[cfg(test)]
+mod tests;
+
+use self::grouping::Grouping;
+pub use self::strided_view::StridedView;
+use crate::trace::{BufferId, OpId, Trace};
+
+/// An op that a group can hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fusible {
+    /// How many elements it runs over.
+    pub elements: u64,
+    /// The length of a row, if it reads all of a row for what it makes.
+    pub columns: Option<u64>,
+    /// Whether it is a row reduction: one scalar per row instead of one per element.
+    pub folds: bool,
+    /// What it reads.
+    pub operands: Vec<Operand>,
+    /// The buffer that it writes, all of it.
+    pub result: BufferId,
+    /// Whether a generated kernel gains even for this op alone.
+    pub gains_alone: bool,
+}
+
+/// One tensor that a fusible op reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Operand {
+    /// The buffer that it reads.
+    pub buffer: BufferId,
+    /// The strided view of the buffer that it reads.
+    pub places: StridedView,
+    /// The element of the buffer at which the view begins, if it begins at one.
+    pub first: Option<u64>,
+}
+
+/// What an op reads of an operand for its element `i`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReadPattern {
+    /// Element `i` of the operand; all of that element's row, if the op reads rows.
+    Element,
+    /// Scalar `i / columns`: one per row.
+    RowScalar(u64),
+    /// Any other.
+    Other,
+}
+
+impl Operand {
+    fn pattern(&self) -> ReadPattern {
+        match self.places.row_scalar_columns() {
+            _ if self.first != Some(0) => ReadPattern::Other,
+            Some(columns) => ReadPattern::RowScalar(columns),
+            None if self.places.are_in_a_row() => ReadPattern::Element,
+            None => ReadPattern::Other,
+        }
+    }
+
+    /// The order in which all of so many elements are read, if it is not the order in memory.
+    fn order(&self, elements: u64) -> Option<StridedView> {
+        let permutes = self.first == Some(0) && !self.places.are_in_a_row() && self.places.is_permutation(elements);
+        permutes.then_some(self.places)
+    }
+}
+
+/// Ops that one generated kernel replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FusionGroup {
+    /// The ops, in recorded order.
+    pub members: Vec<OpId>,
+    /// The member in whose place the kernel runs.
+    pub at: OpId,
+    /// For each member: is its result stored, for other ops or as an output?
+    pub kept: Vec<bool>,
+    /// For each member: does it run on one scalar per row (after a row reduction) instead of on every element?
+    pub on_numbers: Vec<bool>,
+    /// How many elements all other members run over.
+    pub elements: u64,
+    /// The length of a row, if any member reads rows.
+    pub columns: Option<u64>,
+    /// The permutation or slice that ends the members before it, if there is one.
+    pub turn: Option<Permutation>,
+}
+
+impl FusionGroup {
+    /// The order in which a member runs over its elements, and the first of them.
+    pub fn order(&self, member: usize) -> (StridedView, u64) {
+        let turn = self.turn.filter(|turn| member < turn.before);
+        turn.map(|turn| (turn.order, turn.first)).unwrap_or_default()
+    }
+}
+
+/// The member of a group that reads the members before it in another order, or a slice of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Permutation {
+    /// How many members come before it.
+    pub before: usize,
+    /// The order in which it reads: element `i` is element `first + order(i)` of those before.
+    pub order: StridedView,
+    /// The element that the order counts from.
+    pub first: u64,
+}
+
+/// Finds groups of up to `most` ops, and what `write` makes of each. `fusible` tells which ops can be in one. Only ops that
+/// are recomputed, before a permutation, can be in several groups.
+///
+/// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands are
+/// available where the group runs; or else the group runs in the op's place, if nothing outside has read its results by
+/// then. Ops that depend on an input and ops that do not are never in one group: the latter run once.
+///
+/// Where a group runs depends on the other groups. So if `write` refuses a group, the group's last op is left out, and all
+/// groups are found anew; the same happens if an op turns out to need the full result of a group that others recompute in
+/// slices.
+///
+/// # Complexity
+/// Linear in accesses, each time.
+pub fn groups<T>(
+    trace: &Trace,
+    mut fusible: Vec<Option<&Fusible>>,
+    most: usize,
+    write: impl Fn(&FusionGroup) -> Option<T>,
+) -> Vec<(FusionGroup, T)> {
+    loop {
+        let found = find(trace, &fusible, most);
+        let written: Vec<Option<T>> = found.iter().map(&write).collect();
+        let refused = found.iter().zip(&written).filter(|(_, written)| written.is_none());
+        let last: Vec<OpId> = refused.filter_map(|(group, _)| group.members.last().copied()).collect();
+        if last.is_empty() {
+            return found.into_iter().zip(written).filter_map(|(group, written)| Some((group, written?))).collect();
+        }
+        last.into_iter().for_each(|op| fusible[op] = None);
+    }
+}
+
+fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<FusionGroup> {
+    let mut is_needed_whole = vec![false; trace.ops.len()];
+    loop {
+        let mut grouping = Grouping::new(trace, fusible, &is_needed_whole, most);
+        for (op, launch) in trace.ops.iter().enumerate() {
+            if let Some(fusible) = fusible[op] {
+                grouping.add(op, fusible);
+            }
+            grouping.note_accesses(op, launch);
+        }
+        match grouping.finish() {
+            Ok(found) => return found,
+            Err(ops) => ops.into_iter().for_each(|op| is_needed_whole[op] = true),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Which launches are found to be one.
+
+mod memory;
+
+use super::*;
+use crate::trace::{Access, Buffer, Mode, Op, Region, Role, Work};
+
+const MOST: usize = 4;
+const ROWS: usize = 2;
+const COLUMNS: usize = 3;
+
+/// What a launch goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It cannot be in a group.
+    Other,
+    Elements,
+    /// Elements, each made of all of its row.
+    Norm,
+    /// Rows, of each of which it makes a number.
+    Fold,
+    Numbers,
+}
+use Kind::{Elements, Fold, Norm, Numbers, Other};
+
+impl Kind {
+    /// How many results there are.
+    fn results(self) -> usize {
+        if matches!(self, Fold | Numbers) {
+            ROWS
+        } else {
+            ROWS * COLUMNS
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Launch {
+    kind: Kind,
+    reads: Vec<Operand>,
+    result: BufferId,
+}
+
+fn launch<const N: usize>(kind: Kind, reads: [Operand; N], result: BufferId) -> Launch {
+    Launch { kind, reads: reads.into(), result }
+}
+
+fn places(dims: &[u64], strides: &[u64]) -> StridedView {
+    StridedView::new(dims, strides).unwrap()
+}
+
+/// Buffer 0 is the input, 1 a weight, the last the output.
+fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
+    let role = |id| match id {
+        0 => Role::Input(0),
+        1 => Role::External,
+        _ if id + 1 == buffers => Role::Output(0),
+        _ => Role::Intermediate,
+    };
+    let buffers = (0..buffers).map(|id| Buffer { bytes: 8, role: role(id) }).collect();
+    let access = |buffer, mode| Access { buffer, region: Region::contiguous(0, 8), mode };
+    let op = |Launch { reads, result, .. }: &Launch| Op {
+        name: "op".into(),
+        label: String::new(),
+        work: Work::Memset(0),
+        accesses: reads
+            .iter()
+            .map(|read| access(read.buffer, Mode::Read))
+            .chain([access(*result, Mode::Write)])
+            .collect(),
+        nanos: None,
+    };
+    let fusible = |launch: &Launch| {
+        let Launch { kind, ref reads, result } = *launch;
+        let elements = if kind == Numbers { ROWS } else { ROWS * COLUMNS } as u64;
+        let columns = matches!(kind, Norm | Fold).then_some(COLUMNS as u64);
+        let (folds, gains_alone, operands) = (kind == Fold, kind == Norm, reads.clone());
+        (kind != Other).then_some(Fusible { elements, columns, folds, operands, result, gains_alone })
+    };
+    let ops = launches.iter().map(op).collect();
+    (Trace { ops, buffers, ..Default::default() }, launches.iter().map(fusible).collect())
+}
+
+fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
+    fusible.iter().map(Option::as_ref).collect()
+}
+
+fn found(buffers: usize, launches: &[Launch]) -> Vec<FusionGroup> {
+    let (trace, fusible) = trace(buffers, launches);
+    groups(&trace, of(&fusible), MOST, |_| Some(())).into_iter().map(|(group, ())| group).collect()
+}
+
+fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
+    found(buffers, launches).into_iter().map(|group| (group.members, group.at, group.kept)).collect()
+}
+
+fn placed(buffer: BufferId, places: StridedView) -> Operand {
+    Operand { buffer, places, first: Some(0) }
+}
+
+fn same(buffer: BufferId) -> Operand {
+    placed(buffer, StridedView::default())
+}
+
+fn elsewhere(buffer: BufferId) -> Operand {
+    Operand { first: None, ..same(buffer) }
+}
+
+fn of_row(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[1, 0]))
+}
+
+/// For each column.
+fn of_column(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
+}
+
+/// As many from `first` on as the places say.
+fn part(buffer: BufferId, first: u64, places: StridedView) -> Operand {
+    Operand { buffer, places, first: Some(first) }
+}
+
+fn transposed(buffer: BufferId) -> Operand {
+    placed(buffer, places(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
+}
+
+#[test]
+fn a_group_keeps_what_others_read() {
+    // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Elements, [same(2)], 3),
+        launch(Other, [elsewhere(3)], 4),
+        launch(Elements, [same(2), elsewhere(4)], 5),
+        launch(Elements, [same(5), elsewhere(1)], 6),
+    ];
+    assert_eq!(members(7, &launches), [(vec![0, 1], 0, vec![true, true]), (vec![3, 4], 3, vec![false, true])]);
+}
+
+#[test]
+fn a_norm_of_several_launches_is_one() {
+    // The sum of squares, its root, and the quotient.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Fold, [same(2)], 3),
+        launch(Numbers, [same(3)], 4),
+        launch(Elements, [same(0), of_row(4)], 5),
+    ];
+    let expected = FusionGroup {
+        members: vec![0, 1, 2, 3],
+        at: 0,
+        kept: vec![false, false, false, true],
+        on_numbers: vec![false, false, true, false],
+        elements: 6,
+        columns: Some(3),
+        turn: None,
+    };
+    assert_eq!(found(6, &launches), [expected]);
+}
+
+#[test]
+fn a_copy_of_a_transposed_result_permutes_the_group() {
+    // A product and its bias, transposed, and what is done with it then.
+    let sum = || launch(Elements, [same(0), of_column(1)], 2);
+    let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Norm, [same(3)], 4)];
+    let expected = FusionGroup {
+        members: vec![0, 1, 2],
+        at: 0,
+        kept: vec![false, false, true],
+        on_numbers: vec![false; 3],
+        elements: 6,
+        columns: Some(3),
+        turn: Some(Permutation { before: 1, order: transposed(2).places, first: 0 }),
+    };
+    assert_eq!(found(5, &launches), [expected]);
+    // Someone else reads the sum as it was, or is to have it.
+    let read = launch(Other, [elsewhere(2)], 4);
+    assert_eq!(members(5, &[sum(), read, launch(Elements, [transposed(2)], 3)]), []);
+    let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [transposed(3)], 2)];
+    assert_eq!(members(4, &launches), []);
+    // Nothing can be transposed twice, or where there are rows.
+    let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Elements, [transposed(3)], 4)];
+    assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
+    let launches = [launch(Norm, [same(0)], 2), launch(Elements, [transposed(2)], 3)];
+    assert_eq!(members(4, &launches), [(vec![0], 0, vec![true])]);
+}
+
+#[test]
+fn parts_of_a_result_are_made_where_they_are_taken() {
+    // A product and its bias, a column of which each of three takes.
+    let sum = || launch(Elements, [same(0), of_column(1)], 2);
+    let column = |column| part(2, column, places(&[ROWS as u64], &[COLUMNS as u64]));
+    let copy = |at: u64| launch(Numbers, [column(at)], 3 + at as usize);
+    let expected = |at: usize| FusionGroup {
+        members: vec![0, 1 + at],
+        at: 1 + at,
+        kept: vec![false, true],
+        on_numbers: vec![false; 2],
+        elements: 2,
+        columns: None,
+        turn: Some(Permutation { before: 1, order: column(0).places, first: at as u64 }),
+    };
+    let copies = [0, 1, 2].map(copy);
+    let taken = launch(Other, [elsewhere(3), elsewhere(4), elsewhere(5)], 6);
+    let all = |more: &[Launch]| [&[sum()], &copies[..], more, std::slice::from_ref(&taken)].concat();
+    assert_eq!(found(8, &all(&[])), [0, 1, 2].map(expected));
+    // What a group has made before goes along, and what is done with a part comes after it.
+    let squared = [launch(Elements, [same(0)], 3), launch(Elements, [same(3), of_column(1)], 2), copy(2), copy(1)];
+    let goes_on = [launch(Numbers, [same(5)], 6), launch(Other, [elsewhere(6), elsewhere(4)], 7)];
+    let two = [(vec![0, 1, 2, 4], 2, vec![false, false, false, true]), (vec![0, 1, 3], 3, vec![false, false, true])];
+    assert_eq!(members(9, &[&squared[..], &goes_on].concat()), two);
+    // The sum is needed as a whole: someone else reads it, or it is an output.
+    assert_eq!(members(9, &all(&[launch(Other, [elsewhere(2)], 7)])), []);
+    assert_eq!(members(3, &[sum(), launch(Numbers, [column(0)], 1)]), []);
+    let whole =
+        [launch(Other, [elsewhere(2)], 3), launch(Elements, [of_column(2)], 4), launch(Elements, [transposed(4)], 5)];
+    let turns = [(vec![2, 3], 2, vec![false, true])];
+    assert_eq!(members(7, &[&[sum()], &whole[..], &[launch(Other, [elsewhere(5)], 6)]].concat()), turns);
+    // Together they take more than there is, one takes two parts, or where its part of the bias is cannot be told.
+    assert_eq!(members(9, &all(&[launch(Numbers, [column(0)], 7)])), []);
+    assert_eq!(members(5, &[sum(), launch(Numbers, [column(0), column(1)], 3)]), []);
+    assert_eq!(members(5, &[sum(), launch(Numbers, [part(2, 2, places(&[2], &[1]))], 3)]), []);
+}
+
+#[test]
+fn rows_of_another_length_are_others() {
+    let of_three = placed(2, places(&[3, 2], &[1, 0]));
+    let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), of_three], 3)];
+    assert_eq!(members(4, &launches), []);
+    let launches = [launch(Fold, [same(0)], 2), launch(Numbers, [elsewhere(2)], 3)];
+    assert_eq!(members(4, &launches), []);
+}
+
+#[test]
+fn what_gains_alone_is_a_group() {
+    assert_eq!(members(3, &[launch(Norm, [same(0), elsewhere(1)], 2)]), [(vec![0], 0, vec![true])]);
+    assert_eq!(members(3, &[launch(Fold, [same(0)], 2)]), []);
+}
+
+#[test]
+fn a_group_waits_for_an_operand_unless_it_has_been_read() {
+    // The sum of a square and of something made after it.
+    let sum = |between| {
+        let square = launch(Elements, [same(0)], 2);
+        let other = launch(Other, [elsewhere(0)], 3);
+        [square, between, other, launch(Elements, [same(2), same(3)], 5)]
+    };
+    let unread = launch(Other, [elsewhere(0)], 4);
+    assert_eq!(members(6, &sum(unread)), [(vec![0, 3], 3, vec![false, true])]);
+    let read = launch(Other, [elsewhere(2)], 4);
+    assert_eq!(members(6, &sum(read)), []);
+}
+
+#[test]
+fn what_is_not_read_element_by_element_must_be_there() {
+    let first = || launch(Elements, [same(0)], 2);
+    assert_eq!(members(4, &[first(), launch(Elements, [elsewhere(2)], 3)]), []);
+    assert_eq!(members(4, &[first(), launch(Elements, [same(2), elsewhere(2)], 3)]), []);
+}
+
+#[test]
+fn what_runs_once_stays_apart() {
+    let launches = [launch(Elements, [same(1)], 2), launch(Elements, [same(2), same(0)], 3)];
+    assert_eq!(members(4, &launches), []);
+}
+
+#[test]
+fn what_is_written_again_is_left_alone() {
+    // The square is added to in place.
+    let launches = [
+        launch(Elements, [same(0)], 2),
+        launch(Other, [elsewhere(2)], 2),
+        launch(Elements, [same(2)], 3),
+        launch(Elements, [same(3)], 4),
+    ];
+    assert_eq!(members(5, &launches), [(vec![2, 3], 2, vec![false, true])]);
+    // The weight is changed after it was read.
+    let launches =
+        [launch(Elements, [same(1), same(0)], 2), launch(Other, [elsewhere(0)], 1), launch(Elements, [same(2)], 3)];
+    assert_eq!(members(4, &launches), []);
+}

@@ -1,0 +1,296 @@
+//! Where buffers live: offsets in one arena, and what has to wait so that they can share it.
+
+mod arena;
+mod packing;
+
+use serde::{Deserialize, Serialize};
+
+use self::arena::{Arena, State};
+use self::packing::pack;
+use crate::graph::{Ancestors, OpGraph};
+use crate::trace::{Buffer, BufferId, OpId, Role, Trace};
+
+/// Bytes to which every buffer is aligned, as the driver's own allocations are: kernels were chosen for that.
+pub const ALIGNMENT: u64 = 512;
+
+/// Bytes that a buffer takes of the arena.
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes that a constant takes. Those of shapes are many and short, and no thread reads more than 16 bytes at a time.
+pub fn constant_bytes(bytes: u64) -> u64 {
+    const SHORT: u64 = 16;
+    bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
+}
+
+/// Bytes of the tensors that are in use at a time, at most, if a trace is launched one op after the other.
+pub(crate) fn most_alive(trace: &Trace) -> u64 {
+    let mut change = vec![(0, 0); trace.ops.len() + 1];
+    for (buffer, users) in trace.buffers.iter().zip(trace.users()) {
+        if let (true, Some(&first), Some(&last)) = (is_planned(buffer, Role::Intermediate), users.first(), users.last())
+        {
+            change[first].0 += aligned(buffer.bytes);
+            change[last + 1].1 += aligned(buffer.bytes);
+        }
+    }
+    let mut alive = 0;
+    let alive = change.into_iter().map(|(more, less)| {
+        alive = alive + more - less;
+        alive
+    });
+    alive.max().unwrap_or(0)
+}
+
+/// Offsets of the buffers of one role in one arena.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Which buffers it places.
+    pub role: Role,
+    /// Size of the arena.
+    pub bytes: u64,
+    offsets: Vec<Option<u64>>,
+    waits: Vec<(OpId, OpId)>,
+}
+
+impl Layout {
+    /// A layout of intermediate buffers from offsets, one entry a buffer, for a schedule that needs no waits beside its
+    /// own.
+    pub fn new(bytes: u64, offsets: Vec<Option<u64>>) -> Self {
+        Self { role: Role::Intermediate, bytes, offsets, waits: Vec::new() }
+    }
+
+    /// Where a buffer begins, if the arena holds it.
+    pub fn offset(&self, buffer: BufferId) -> Option<u64> {
+        self.offsets.get(buffer).copied().flatten()
+    }
+
+    /// Pairs of ops of which the first has to finish before the second starts, because memory passes from one to the
+    /// other. Some of them depend on each other anyway.
+    pub fn waits(&self) -> &[(OpId, OpId)] {
+        &self.waits
+    }
+}
+
+/// Bytes of the arena for library workspaces, unless one launch needs more: what cuBLAS keeps for itself on a Hopper GPU
+/// outside a capture.
+pub const WORKSPACE_LIMIT: u64 = 32 << 20;
+
+/// Whether a layout for buffers of this role places this one.
+pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
+    buffer.role == role && buffer.bytes > 0
+}
+
+/// Places every buffer of a role in an arena of at most `limit` bytes, if it can.
+///
+/// Walks the ops in recorded order. A buffer gets its place at the first op that touches it and gives it back after the
+/// last one. Of the places that are free then, the planner takes
+/// 1. one whose last users the op depends on anyway,
+/// 2. else one that nobody had so far,
+/// 3. else one that costs the least delay: the op has to wait for the users of what lay there before
+///    ([`Layout::waits`]), and every op has some time until it is on the longest path.
+///
+/// So without a limit no parallelism is lost, and under a limit as little as it takes, where not too many ops would wait
+/// for too many. Where fragmentation leads that beyond the limit, the tightest packing of the recorded order is the base,
+/// and only what the limit leaves above it is given out as above. Where even that packing is larger than the limit, it is
+/// what the layout needs.
+///
+/// # Arguments
+/// `graph`, the dependencies of the trace's ops.
+///
+/// # Complexity
+/// For each buffer linear in the parts that the arena has then, which are about as many as buffers live at a time.
+pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> Layout {
+    /// More than any device has.
+    const ENDLESS: u64 = 1 << 60;
+    let bytes = limit.unwrap_or(ENDLESS) / ALIGNMENT * ALIGNMENT;
+    let users = trace.users();
+    let order = Order::new(graph);
+    let planner = |arena, packing| Planner::new(trace, role, &users, &order, arena, packing);
+    let free = planner(Arena::new(bytes), Packing::none()).run(trace, graph);
+    if free.bytes <= bytes {
+        return free;
+    }
+    let packing = Packing::of(trace, &users, role);
+    planner(Arena::new(bytes.saturating_sub(packing.bytes)), packing).run(trace, graph)
+}
+
+/// Users of a buffer that another one is compared with, to see whether it is first or last among them. One that is taken
+/// for first or last although another implies it costs nothing but time.
+const COMPARED: usize = 4;
+
+/// Waits for each op, at most, where memory passes from the last users of one buffer to the first ones of another. Where
+/// many end and many begin, only the first that begins waits for all that end, and the others wait for it.
+const PAIRS: usize = 16;
+
+/// A packing that always has the place of a buffer free when recorded order reaches it.
+struct Packing {
+    arena: Arena,
+    bytes: u64,
+    offsets: Vec<Option<u64>>,
+}
+
+impl Packing {
+    fn none() -> Self {
+        Self { arena: Arena::new(0), bytes: 0, offsets: Vec::new() }
+    }
+
+    fn of(trace: &Trace, users: &[Vec<OpId>], role: Role) -> Self {
+        let (offsets, bytes) = pack(trace, users, role);
+        Self { arena: Arena::new(bytes), bytes, offsets }
+    }
+}
+
+/// What the ops depend on without waits for memory.
+struct Order {
+    given: Ancestors,
+    /// Latest level at which the op lengthens nothing.
+    latest: Vec<u32>,
+}
+
+impl Order {
+    fn new(graph: &OpGraph) -> Self {
+        let mut height = vec![0u32; graph.len()];
+        for op in (0..graph.len()).rev() {
+            height[op] = graph.successors(op).map(|s| height[s] + 1).max().unwrap_or(0);
+        }
+        let depth = graph.depth() as u32;
+        let mut given = Ancestors::default();
+        (0..graph.len()).for_each(|op| given.push(&graph.predecessors(op).collect::<Vec<_>>()));
+        Self { given, latest: height.into_iter().map(|h| depth - h).collect() }
+    }
+}
+
+struct Planner<'a> {
+    role: Role,
+    users: &'a [Vec<OpId>],
+    order: &'a Order,
+    /// Where any place will do.
+    arena: Arena,
+    /// Below it in memory.
+    packing: Packing,
+    offsets: Vec<Option<u64>>,
+    ancestors: Ancestors,
+    /// Ops on the longest way to and including this op, with the waits.
+    level: Vec<u32>,
+    /// For each buffer in use what every user has to wait for.
+    inherited: Vec<Vec<OpId>>,
+    waits: Vec<(OpId, OpId)>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        trace: &Trace,
+        role: Role,
+        users: &'a [Vec<OpId>],
+        order: &'a Order,
+        arena: Arena,
+        packing: Packing,
+    ) -> Self {
+        Self {
+            role,
+            users,
+            order,
+            arena,
+            packing,
+            offsets: vec![None; trace.buffers.len()],
+            ancestors: Ancestors::default(),
+            level: Vec::with_capacity(trace.ops.len()),
+            inherited: vec![Vec::new(); trace.buffers.len()],
+            waits: Vec::new(),
+        }
+    }
+
+    fn run(mut self, trace: &Trace, graph: &OpGraph) -> Layout {
+        for op in 0..graph.len() {
+            let mut touched: Vec<BufferId> = trace.ops[op].accesses.iter().map(|a| a.buffer).collect();
+            touched.sort_unstable();
+            touched.dedup();
+            touched.retain(|&id| is_planned(&trace.buffers[id], self.role));
+
+            let own: Vec<OpId> = graph.predecessors(op).collect();
+            self.ancestors.push(&own);
+            let mut waits = Vec::new();
+            for &id in &touched {
+                if self.users[id][0] == op {
+                    waits.extend(self.place(id, aligned(trace.buffers[id].bytes), op));
+                } else if !self.ancestors.ordered(self.users[id][0], op) {
+                    waits.extend_from_slice(&self.inherited[id]);
+                }
+            }
+            waits.sort_unstable();
+            waits.dedup();
+            waits.retain(|&before| !self.ancestors.ordered(before, op));
+            if !waits.is_empty() {
+                self.waits.extend(waits.iter().map(|&before| (before, op)));
+                self.ancestors.replace_last(&[own.as_slice(), &waits].concat());
+            }
+            self.level.push(own.iter().chain(&waits).map(|&p| self.level[p]).max().unwrap_or(0) + 1);
+            for &id in &touched {
+                if self.users[id].last() == Some(&op) {
+                    self.release(id);
+                }
+            }
+        }
+        let bytes = self.packing.bytes + self.arena.used();
+        Layout { role: self.role, bytes, offsets: self.offsets, waits: self.waits }
+    }
+
+    /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.
+    fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
+        let others = self.other_openers(id);
+        let (ancestors, level, order) = (&self.ancestors, &self.level, self.order);
+        let ordered = |u: OpId| ancestors.ordered(u, op) && others.iter().all(|&o| order.given.ordered(u, o));
+        let cost = |state: &State| match state {
+            State::Dead(last) if last.iter().rev().all(|&u| ordered(u)) => 0,
+            State::Dead(last) => {
+                let finished = last.iter().map(|&u| level[u]).max().unwrap_or(0);
+                2 + (finished + 1).saturating_sub(order.latest[op])
+            }
+            State::Fresh | State::Live => 1,
+        };
+        let anywhere = self.arena.best(bytes, cost);
+        let packing = &mut self.packing;
+        let packed = packing.offsets.get(id).copied().flatten().and_then(|start| packing.arena.at(start, bytes, cost));
+        let packed = packed.filter(|packed| anywhere.is_none_or(|place| packed.cost <= place.cost));
+        let (offset, waits) = match packed {
+            Some(place) => (place.start, packing.arena.take(place.start, bytes)),
+            None => {
+                let start = anywhere.map_or(self.arena.end(), |place| place.start);
+                (packing.bytes + start, self.arena.take(start, bytes))
+            }
+        };
+        self.offsets[id] = Some(offset);
+        let many = waits.len() * others.len() > PAIRS * (waits.len() + others.len());
+        self.inherited[id] = if many { vec![op] } else { waits.clone() };
+        waits
+    }
+
+    /// Users of a buffer beside the first one that wait for no user of it: the parts of a concatenation.
+    fn other_openers(&self, id: BufferId) -> Vec<OpId> {
+        let mut openers: Vec<OpId> = Vec::new();
+        for &user in &self.users[id] {
+            if !openers.iter().take(COMPARED).any(|&opener| self.order.given.ordered(opener, user)) {
+                openers.push(user);
+            }
+        }
+        openers.split_off(1)
+    }
+
+    fn release(&mut self, id: BufferId) {
+        let mut last: Vec<OpId> = Vec::new();
+        for &user in self.users[id].iter().rev() {
+            if !last.iter().take(COMPARED).any(|&later| self.ancestors.ordered(user, later)) {
+                last.push(user);
+            }
+        }
+        last.reverse();
+        if let Some(offset) = self.offsets[id] {
+            match offset.checked_sub(self.packing.bytes) {
+                Some(offset) => self.arena.release(offset, last.into()),
+                None => self.packing.arena.release(offset, last.into()),
+            }
+        }
+        self.inherited[id] = Vec::new();
+    }
+}

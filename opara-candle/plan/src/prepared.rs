@@ -1,0 +1,80 @@
+//! All that there is before a schedule: what a trace runs, what depends on what, where buffers live, what ops cost.
+
+use crate::graph::OpGraph;
+use crate::memory::{self, Layout};
+use crate::optimize::Optimized;
+use crate::profile::{profile, OpProfile};
+use crate::schedule::{Problem, Schedule};
+use crate::stopwatch::Stages;
+use crate::trace::{Role, Trace};
+use crate::{check, Result};
+
+/// How a trace is prepared.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// Whether ops that depend on no input are taken out, to run once.
+    pub fold_constants: bool,
+    /// How much memory buffers may take, as a multiple of what the recorded pass held at its peak.
+    pub memory_factor: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { fold_constants: true, memory_factor: 1.15 }
+    }
+}
+
+/// A trace, ready to be scheduled.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// What of it every call runs.
+    pub ops: Optimized,
+    /// What depends on what, over the ids of `ops`: by the accesses, and where one buffer takes another's place.
+    pub graph: OpGraph,
+    /// Where tensors and library workspaces are.
+    pub layouts: [Layout; 2],
+    /// What each op costs.
+    pub profile: Vec<OpProfile>,
+}
+
+impl Prepared {
+    /// Prepares a trace, which has to be valid ([`Trace::validate`]).
+    pub fn new(trace: &Trace, settings: Settings) -> Self {
+        Self::timed(trace, settings, &mut Stages::default())
+    }
+
+    /// Prepares a trace as [`new`](Self::new) does, and times each stage.
+    pub fn timed(trace: &Trace, settings: Settings, stages: &mut Stages) -> Self {
+        let limit = trace.memory_limit(settings.memory_factor);
+        let ops = stages.time("optimize", || match settings.fold_constants {
+            true => Optimized::fold_within(trace, limit.unwrap_or(u64::MAX)),
+            false => Optimized::unchanged(trace),
+        });
+        let mut graph = stages.time("graph", || OpGraph::new(&ops.trace));
+        let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
+        let places = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
+        let layouts = places.map(|(role, limit)| {
+            let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
+            graph = stages.time("graph", || graph.ordered(layout.waits()));
+            layout
+        });
+        let profile = stages.time("profile", || profile(&ops.trace));
+        Self { ops, graph, layouts, profile }
+    }
+
+    /// What schedulers are given.
+    pub fn problem(&self) -> Problem<'_> {
+        Problem { trace: &self.ops.trace, graph: &self.graph, profile: &self.profile }
+    }
+
+    /// Proves a schedule and the layouts against the trace; see [`check`] for what that costs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`](crate::Error::InvalidSchedule) and
+    /// [`Error::InvalidLayout`](crate::Error::InvalidLayout), naming ops or buffers.
+    pub fn check(&self, schedule: &Schedule) -> Result<()> {
+        let trace = &self.ops.trace;
+        check::schedule(trace, schedule)?;
+        self.layouts.iter().try_for_each(|layout| check::layout(trace, schedule, layout))
+    }
+}

@@ -1,0 +1,107 @@
+//! The schedulers of this library by name.
+
+use serde::{Deserialize, Serialize};
+
+use super::{critical_path, dag, ios, nimble, rammer, sequential, Opara, Problem, Schedule, Scheduler};
+use crate::Result;
+
+/// Makes [`Policy`] from one table: a policy's name and its scheduler cannot be forgotten or differ from place to place.
+/// Those that search stand behind `searching`; they schedule by simulating schedules, so that `tune` implements
+/// [`Scheduler`] for all of them.
+macro_rules! policies {
+    (
+        fixed { $($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)* }
+        searching { $($(#[$its_doc:meta])* $searching:ident, $its_name:literal;)* }
+    ) => {
+        /// How ops are assigned to streams and ordered.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Policy {
+            $($(#[$doc])* #[serde(rename = $name)] $policy,)*
+            $($(#[$its_doc])* #[serde(rename = $its_name)] $searching,)*
+        }
+
+        impl Policy {
+            /// Every policy, in the order in which tables list them.
+            pub const ALL: [Policy; [$($name,)* $($its_name,)*].len()] =
+                [$(Policy::$policy,)* $(Policy::$searching,)*];
+
+            /// The policies that run nothing: all but the tuned one.
+            pub const FIXED: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
+
+            /// Its name: what `Display` writes and `FromStr` reads.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Policy::$policy => $name,)*
+                    $(Policy::$searching => $its_name,)*
+                }
+            }
+
+            /// What makes its schedule; `None` for one that searches.
+            pub(crate) fn fixed(self) -> Option<fn(&Problem) -> Result<Schedule>> {
+                match self {
+                    $(Policy::$policy => Some($schedule),)*
+                    $(Policy::$searching => None,)*
+                }
+            }
+        }
+    };
+}
+
+policies! {
+    fixed {
+        /// One stream, in recorded order: what a plain CUDA graph of the module does.
+        Sequential, "sequential", sequential::schedule;
+        /// Every op starts when all that it depends on has ended, in recorded order.
+        Dag, "dag", dag::schedule;
+        /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
+        Nimble, "nimble", nimble::schedule;
+        /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
+        Rammer, "rammer", rammer::schedule;
+        /// The best stages of parallel groups that dynamic programming finds (IOS).
+        Ios, "ios", ios::schedule;
+        /// Longest remaining path first, under the device's resources.
+        CriticalPath, "critical-path", critical_path::schedule;
+        /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
+        #[default]
+        Opara, "opara", |problem| Opara::default().schedule(problem);
+    }
+    searching {
+        /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On
+        /// its own, without a device, it searches by [simulation](crate::simulate).
+        Tuned, "tuned";
+    }
+}
+
+impl std::fmt::Display for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A policy's name that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(Policy::as_str).join(", "))]
+pub struct UnknownPolicy(String);
+
+impl std::str::FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownPolicy> {
+        Policy::ALL.into_iter().find(|p| p.as_str() == name).ok_or_else(|| UnknownPolicy(name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
+            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
+        }
+        let unknown = "fifo".parse::<Policy>().unwrap_err().to_string();
+        assert!(unknown.contains("`fifo`") && unknown.contains("sequential, dag, nimble"), "{unknown}");
+    }
+}

@@ -1,0 +1,96 @@
+//! An op as the simulated device sees it.
+
+use crate::device::{Device, RESOURCES};
+use crate::duration::{self, Demand};
+use crate::kernel_names::Precision;
+use crate::profile::OpProfile;
+use crate::trace::{Op, Trace, Work};
+
+/// What the device gives to all that runs at the same time: bandwidth and arithmetic.
+pub(super) type Shared = [f64; 2];
+
+/// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
+/// the device more than [`WAVES`] times.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Kernel {
+    /// How many; none for copies, which no multiprocessor runs.
+    pub parts: u64,
+    /// How many of them are placed at a time at least, unless fewer are left.
+    pub least: u64,
+    /// What a part takes of one multiprocessor.
+    pub needs: [u32; RESOURCES],
+    /// Microseconds of a part.
+    pub us: f64,
+    /// What a part draws of the device's bandwidth and arithmetic, as shares of the whole.
+    pub draws: Shared,
+    /// Share of the device's multiprocessors that it takes at a time.
+    pub share: f64,
+}
+
+/// How many multiprocessors are simulated at most; no GPU has as many.
+const PROCESSORS: u64 = 1024;
+/// How many times a kernel fills the device at most: more would tell no more.
+const WAVES: u64 = 8;
+/// Into how many portions the room of a full device may fall: fewer blocks would make an event each.
+const PORTIONS: u64 = 16;
+/// A time that no op takes, so that sums stay finite.
+pub(super) const LONGEST_US: f64 = 1e12;
+
+impl Kernel {
+    pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &Device, device: &Device) -> Self {
+        let us = limited(if recorded == device {
+            cost.us
+        } else {
+            let model = |device| duration::modelled(trace, op, cost.class, device);
+            cost.us * model(device) / model(recorded)
+        });
+        let demand = Demand::of(trace, op, cost.class);
+        let bandwidth = device.bandwidth_gbs * duration::BYTES_PER_US;
+        let arithmetic = device.tflops(Precision::of(&op.name)) * duration::FLOPS_PER_US * device.efficiency;
+        let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| within(alone / us, 1.));
+
+        let (processors, of_each) = processors(device);
+        let (blocks, needs) = match &op.work {
+            Work::Kernel(launch) => (launch.blocks().max(1).div_ceil(of_each), device.block(launch)),
+            Work::Host { .. } => (1, device.processor()),
+            Work::Memset(_) | Work::Memcpy(_) => {
+                return Self { parts: 0, least: 0, needs: [0; RESOURCES], us, draws, share: 0. }
+            }
+        };
+        let parts_of = needs.iter().zip(device.processor()).map(|(&needs, has)| has / needs.max(1));
+        let at_a_time = processors * u64::from(parts_of.min().unwrap_or(1));
+        let parts = blocks.div_ceil(blocks.div_ceil(WAVES * at_a_time));
+        let of_processor = needs.iter().zip(device.processor()).map(|(&needs, has)| f64::from(needs) / f64::from(has));
+        let together = parts.min(at_a_time) as f64;
+        Self {
+            parts,
+            least: at_a_time.div_ceil(PORTIONS),
+            needs,
+            us: us / parts.div_ceil(at_a_time) as f64,
+            draws: draws.map(|draw| draw / together),
+            share: (together * of_processor.fold(0., f64::max) / processors as f64).min(1.),
+        }
+    }
+}
+
+/// How many multiprocessors are simulated, and how many of the device each of them stands for: what is placed on it is
+/// placed on all of these.
+pub(super) fn processors(device: &Device) -> (u64, u64) {
+    let processors = u64::from(device.spec.processors.max(1));
+    let of_each = processors.div_ceil(PROCESSORS);
+    (processors.div_ceil(of_each), of_each)
+}
+
+/// A time as it may be added up; what is none takes no time.
+pub(super) fn limited(us: f64) -> f64 {
+    within(us, LONGEST_US)
+}
+
+/// A value from 0 to `most`; 0 for what is none.
+fn within(value: f64, most: f64) -> f64 {
+    if value > 0. {
+        value.min(most)
+    } else {
+        0.
+    }
+}

@@ -1,0 +1,74 @@
+//! The trace file: one versioned, compressed, checked file a trace (its layout: `docs/trace-format.md`).
+//!
+//! A file comes from outside, so nothing in it is believed: lengths are held against what is left, decompression stops
+//! at the declared length, everything that grows has a limit, and [`Trace::validate`] has the last word.
+
+mod decode;
+mod encode;
+mod error;
+mod limits;
+mod record;
+mod section;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+
+use super::Trace;
+
+pub use error::{FileError, TraceFileError};
+
+/// First bytes of a file. Like PNG's they are no text, and show a transfer that rewrote line ends or the eighth bit.
+const MAGIC: [u8; 8] = *b"\x89OPARA\r\n";
+
+/// Version that is written, and the newest that is read.
+const VERSION: u16 = 1;
+
+impl Trace {
+    /// Writes the trace to a file, replacing what was there.
+    ///
+    /// # Errors
+    /// [`TraceFileError`] with the path, if the file cannot be written or the trace is not one that
+    /// [`load`](Trace::load) would take back.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), TraceFileError> {
+        let path = path.as_ref();
+        // Encoded first: a trace that cannot be written leaves the old file as it was.
+        encode::encode(self)
+            .and_then(|bytes| std::fs::write(path, bytes).map_err(FileError::Write))
+            .map_err(|source| TraceFileError { path: path.into(), source })
+    }
+
+    /// Reads a trace from a file that [`save`](Trace::save) wrote.
+    ///
+    /// # Errors
+    /// [`TraceFileError`] with the path and the place in the file, if it cannot be read, is none of ours, is damaged,
+    /// was written by a newer version of this crate, or holds a trace that is not valid.
+    pub fn load(path: impl AsRef<Path>) -> Result<Trace, TraceFileError> {
+        let path = path.as_ref();
+        File::open(path)
+            .map_err(|source| FileError::Read { offset: 0, source })
+            .and_then(Trace::read_from)
+            .map_err(|source| TraceFileError { path: path.into(), source })
+    }
+
+    /// Writes the trace, in the file's format.
+    ///
+    /// # Errors
+    /// [`FileError`], if the writer fails or the trace is not one that [`read_from`](Trace::read_from) would take back.
+    pub fn write_to(&self, mut writer: impl Write) -> Result<(), FileError> {
+        let bytes = encode::encode(self)?;
+        writer.write_all(&bytes).and_then(|()| writer.flush()).map_err(FileError::Write)
+    }
+
+    /// Reads a trace that [`write_to`](Trace::write_to) wrote, up to the end of the reader; buffers by itself.
+    ///
+    /// It holds less than a gibibyte at any time, whatever the reader gives.
+    ///
+    /// # Errors
+    /// [`FileError`] with the place, as for [`load`](Trace::load).
+    pub fn read_from(reader: impl Read) -> Result<Trace, FileError> {
+        decode::decode(reader)
+    }
+}

@@ -1,0 +1,130 @@
+//! The format as it is meant to be used; what is broken or hostile is in [`hostile`].
+
+mod hostile;
+mod samples;
+
+use proptest::prelude::*;
+
+use super::section::{self, Tag};
+use super::*;
+use crate::trace::{Region, Role};
+use samples::{golden, nasnet_like, traces};
+
+/// Written by the first release of version 1: every later one must read it. Never write it anew.
+pub(super) const GOLDEN: &[u8] = include_bytes!("../../../../tests/data/version-1.trace");
+
+pub(super) fn bytes(trace: &Trace) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    trace.write_to(&mut bytes).unwrap();
+    bytes
+}
+
+pub(super) fn read(bytes: &[u8]) -> Result<Trace, FileError> {
+    Trace::read_from(bytes)
+}
+
+/// A file of these sections, with right lengths and checksums.
+pub(super) fn file(sections: &[(Tag, Vec<u8>)]) -> Vec<u8> {
+    let mut file = Vec::from(MAGIC);
+    file.extend(VERSION.to_le_bytes());
+    for (tag, content) in sections {
+        section::write(&mut file, *tag, content).unwrap();
+    }
+    file
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_trace_comes_back_as_it_was(trace in traces()) {
+        prop_assert_eq!(read(&bytes(&trace)).unwrap(), trace);
+    }
+}
+
+#[test]
+fn version_1_stays_readable() {
+    assert_eq!(read(GOLDEN).unwrap(), golden());
+}
+
+/// Compares what is compressed: how it is compressed is the compressor's business.
+#[test]
+fn version_1_is_still_what_is_written() {
+    let mut source = section::Source::new(GOLDEN);
+    assert_eq!(source.exactly(10).unwrap(), [&MAGIC[..], &[1, 0]].concat());
+    for (tag, content) in encode::contents(&golden()).unwrap() {
+        let section = source.section().unwrap();
+        assert_eq!((section.tag, section.content().unwrap()), (tag, content));
+    }
+    assert!(source.up_to(1).unwrap().is_empty());
+    assert_eq!(bytes(&golden()), bytes(&golden()));
+}
+
+#[test]
+fn files_are_saved_and_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.opara");
+    golden().save(&path).unwrap();
+    assert_eq!(Trace::load(&path).unwrap(), golden());
+
+    let missing = folder.path().join("none").join("b.opara");
+    for error in [golden().save(&missing).unwrap_err(), Trace::load(&missing).unwrap_err()] {
+        assert!(matches!(&error, TraceFileError { path, .. } if *path == missing), "{error}");
+    }
+}
+
+#[test]
+fn a_trace_that_could_not_be_loaded_is_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.opara");
+    golden().save(&path).unwrap();
+
+    let mut trace = golden();
+    trace.ops[2].accesses[2].region = Region::contiguous(0, 1025);
+    assert!(matches!(trace.save(&path), Err(TraceFileError { source: FileError::Invalid(_), .. })));
+    trace = golden();
+    trace.buffers[0].role = Role::Input(usize::MAX);
+    assert!(matches!(trace.save(&path), Err(TraceFileError { source: FileError::Limit { .. }, .. })));
+    assert_eq!(Trace::load(&path).unwrap(), golden(), "the old file is left");
+}
+
+#[test]
+fn a_large_trace_is_small() {
+    let trace = nasnet_like(5_000, 6_000);
+    let bytes = bytes(&trace);
+    assert!(bytes.len() < 200_000, "{} bytes", bytes.len());
+    assert_eq!(read(&bytes).unwrap(), trace);
+}
+
+#[test]
+fn optional_sections_are_skipped_and_others_refused() {
+    let mut sections = encode::contents(&golden()).unwrap().to_vec();
+    // As later builds may write it; anywhere, and more than once.
+    sections.insert(2, (Tag(*b"note"), vec![200, 1, 30]));
+    sections.insert(0, (Tag(*b"note"), vec![]));
+    assert_eq!(read(&file(&sections)).unwrap(), golden());
+
+    sections[3].0 = Tag(*b"Nano");
+    sections.swap(0, 3);
+    let error = read(&file(&sections)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "section `Nano` at byte 10 is needed to understand the trace and this build does not know it: update opara-candle"
+    );
+}
+
+#[test]
+fn sections_may_come_in_any_order_once() {
+    let mut sections = encode::contents(&golden()).unwrap().to_vec();
+    sections[..4].reverse();
+    assert_eq!(read(&file(&sections)).unwrap(), golden());
+
+    let mut twice = sections.clone();
+    twice.insert(1, sections[0].clone());
+    let error = read(&file(&twice)).unwrap_err();
+    assert!(error.to_string().contains("there is a second section `OPER`"), "{error}");
+
+    sections.remove(0);
+    let error = read(&file(&sections)).unwrap_err();
+    assert_eq!(error.to_string(), "it has no section `OPER`");
+}

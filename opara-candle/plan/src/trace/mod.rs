@@ -1,0 +1,244 @@
+//! What ran: the launches of one forward pass, the buffers that they touch, and where in the module they came from.
+//!
+//! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
+//! `opara_candle::ops`; every later stage works on it without knowing which.
+
+mod file;
+mod region;
+
+pub use file::{FileError, TraceFileError};
+pub use region::Region;
+
+use serde::{Deserialize, Serialize};
+
+/// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
+pub type OpId = usize;
+
+/// Index of a [`Buffer`] in [`Trace::buffers`].
+pub type BufferId = usize;
+
+/// One recorded forward pass.
+///
+/// Serde checks its fields one by one. Whether they fit each other is for [`write_to`](Trace::write_to) to say, which
+/// takes only what a file may hold.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// The device that it was recorded on.
+    pub device: DeviceSpec,
+    /// Launches in the order in which the module made them.
+    pub ops: Vec<Op>,
+    /// Every allocation that the launches touch. An address that comes back after a free is a new buffer.
+    pub buffers: Vec<Buffer>,
+    /// The most bytes of tensors that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
+    pub peak_bytes: u64,
+    /// Schedules of the pass that were replayed on the device and measured.
+    #[serde(default)]
+    pub measured: Vec<Measured>,
+}
+
+/// A schedule as it was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Name of the policy that made it, or what it is in words.
+    pub schedule: String,
+    /// Nanoseconds of a replay on the device, the median of many.
+    pub nanos: u64,
+    /// Parts per thousand of the multiprocessors' time in a replay that kernels had taken, by their resources; `None`
+    /// where single kernels were not measured.
+    pub busy: Option<u32>,
+}
+
+/// The limits that decide how many thread blocks a device holds at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSpec {
+    /// Name as the driver gives it, or `cpu`.
+    pub name: String,
+    /// Streaming multiprocessors, or cores of a CPU.
+    pub processors: u32,
+    /// Resident threads of one multiprocessor.
+    pub threads_per_processor: u32,
+    /// 32-bit registers of one multiprocessor.
+    pub registers_per_processor: u32,
+    /// Bytes of shared memory of one multiprocessor.
+    pub shared_memory_per_processor: u32,
+}
+
+/// One launch: a kernel, a memset, a copy, or an operator on the host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Op {
+    /// Kernel or operator name.
+    pub name: String,
+    /// Path of the spans or scopes that it was launched in, `/` between them; empty where none was entered.
+    pub label: String,
+    /// What was launched, with the resources that it needs.
+    pub work: Work,
+    /// Every part of memory that it reads or writes.
+    pub accesses: Vec<Access>,
+    /// Nanoseconds that it takes alone on the device, where that was measured.
+    pub nanos: Option<u64>,
+}
+
+/// What an [`Op`] launches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Work {
+    /// A CUDA kernel.
+    Kernel(Launch),
+    /// A device memset of so many bytes.
+    Memset(u64),
+    /// A device-to-device copy of so many bytes.
+    Memcpy(u64),
+    /// An operator that runs on host threads.
+    Host {
+        /// Bytes that it reads and writes.
+        bytes: u64,
+        /// Floating-point operations, a multiply-add counting as two.
+        flops: u64,
+    },
+}
+
+/// Geometry and resources of a kernel launch, from the driver's function attributes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Blocks of the grid, x y z.
+    pub grid: [u32; 3],
+    /// Threads of a block, x y z.
+    pub block: [u32; 3],
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of shared memory of a block, static.
+    pub static_shared: u32,
+    /// Bytes of shared memory of a block, dynamic.
+    pub dynamic_shared: u32,
+    /// Blocks that fit on one multiprocessor at a time, as the driver's occupancy calculator says.
+    pub resident_blocks: u32,
+}
+
+impl Launch {
+    /// Number of thread blocks.
+    pub fn blocks(&self) -> u64 {
+        self.grid.iter().map(|&n| n as u64).product()
+    }
+
+    /// Threads of one block.
+    pub fn threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+
+    /// Shared memory of one block in bytes.
+    pub fn shared(&self) -> u32 {
+        self.static_shared + self.dynamic_shared
+    }
+}
+
+/// One part of a buffer that an op touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Which bytes of it.
+    pub region: Region,
+    /// What is done to them.
+    pub mode: Mode,
+}
+
+/// What an op does to the bytes of an [`Access`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Reads them.
+    Read,
+    /// Overwrites all of them without reading.
+    Write,
+    /// May read and may write any of them.
+    ReadWrite,
+}
+
+impl Mode {
+    /// Whether bytes may be read.
+    pub fn reads(self) -> bool {
+        self != Mode::Write
+    }
+
+    /// Whether bytes may be written.
+    pub fn writes(self) -> bool {
+        self != Mode::Read
+    }
+}
+
+/// One allocation, or memory that outlives the forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Who owns it.
+    pub role: Role,
+}
+
+/// Who owns a [`Buffer`], and so whether the memory planner may move it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// Static copy of the n-th input.
+    Input(usize),
+    /// Holds the n-th output; it must survive the replay.
+    Output(usize),
+    /// Memory that was there before the forward pass: weights, tables, a library's own workspace.
+    External,
+    /// Made and freed inside the forward pass; the planner places it in the arena.
+    Intermediate,
+    /// Made and freed inside the forward pass by a library for itself, where eager execution takes memory that the
+    /// library keeps; the planner places it in an arena that all executors share.
+    Workspace,
+    /// Filled once, while the executor is built, by ops that were folded.
+    Constant,
+}
+
+/// A trace that contradicts itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
+pub struct InvalidTrace {
+    /// Which op.
+    pub op: OpId,
+    /// Its name.
+    pub name: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl Trace {
+    /// The bytes that stand for this multiple of the pass's own peak, if that was recorded.
+    pub fn memory_limit(&self, factor: f64) -> Option<u64> {
+        (self.peak_bytes > 0).then_some((self.peak_bytes as f64 * factor) as u64)
+    }
+
+    /// Checks that every access points at a buffer that exists and stays inside it.
+    ///
+    /// # Errors
+    /// [`InvalidTrace`] naming the first op that does not.
+    pub fn validate(&self) -> Result<(), InvalidTrace> {
+        for (id, op) in self.ops.iter().enumerate() {
+            for access in &op.accesses {
+                let inside = self.buffers.get(access.buffer).is_some_and(|b| access.region.end() <= b.bytes);
+                if !inside {
+                    return Err(InvalidTrace {
+                        op: id,
+                        name: op.name.clone(),
+                        reason: format!("access {access:?} lies outside every recorded buffer"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// For each buffer the ops that touch it, in recorded order.
+    pub fn users(&self) -> Vec<Vec<OpId>> {
+        let mut users = vec![Vec::new(); self.buffers.len()];
+        for (id, op) in self.ops.iter().enumerate() {
+            for access in &op.accesses {
+                if users[access.buffer].last() != Some(&id) {
+                    users[access.buffer].push(id);
+                }
+            }
+        }
+        users
+    }
+}

@@ -1,0 +1,93 @@
+//! Tuned plans on disk.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Findings;
+use crate::schedule::{Problem, Schedule};
+use crate::trace::{Trace, TraceFileError};
+use crate::{disk_cache, Result};
+
+/// Plans in a folder, one file each, named by what they are for: trace, device, driver, and version of this crate.
+pub struct Cache {
+    file: PathBuf,
+    key: String,
+}
+
+/// What a file holds. Waits are not kept: they are worked out anew, so that no file can leave one out.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    key: String,
+    stream: Vec<usize>,
+    order: Vec<usize>,
+    barriers: Vec<usize>,
+    urgent: Vec<usize>,
+    origin: String,
+    us: f64,
+}
+
+impl Cache {
+    /// Where the plan for this trace is, as prepared; `driver` is the version of the device's driver.
+    ///
+    /// # Errors
+    /// A trace beyond the limits of trace files.
+    pub fn new(folder: &Path, trace: &Trace, driver: &str) -> Result<Self> {
+        let mut trace = trace.clone();
+        let device = trace.device.name.clone();
+        trace.ops.iter_mut().for_each(|op| (op.nanos, op.label) = (None, String::new()));
+        let mut bytes = Vec::new();
+        trace.write_to(&mut bytes).map_err(|source| TraceFileError { path: folder.into(), source })?;
+        let key = format!("{:032x}, {device}, driver {driver}, {}", xxh3_128(&bytes), env!("CARGO_PKG_VERSION"));
+        let file = folder.join(format!("{:032x}.plan.json", xxh3_128(key.as_bytes())));
+        Ok(Self { file, key })
+    }
+
+    /// The plan that is kept, if there is one that can be used. What is stale or damaged is warned of.
+    pub fn load(&self, problem: &Problem) -> Option<(Schedule, Findings)> {
+        let text = disk_cache::read(&self.file)?;
+        match self.parse(&text, problem) {
+            Ok(found) => Some(found),
+            Err(reason) => {
+                let file = self.file.display();
+                tracing::warn!(%file, reason, "a tuned plan on disk cannot be used: it is searched for anew");
+                None
+            }
+        }
+    }
+
+    fn parse(&self, text: &[u8], problem: &Problem) -> std::result::Result<(Schedule, Findings), String> {
+        let entry: Entry = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if entry.key != self.key {
+            return Err(format!("it is for `{}`", entry.key));
+        }
+        let schedule = Schedule::in_stages(problem.graph, entry.stream, entry.order, entry.barriers);
+        let schedule = schedule.map_err(|error| error.to_string())?;
+        if !entry.urgent.is_sorted_by(|a, b| a < b) || entry.urgent.last().is_some_and(|&op| op >= problem.graph.len())
+        {
+            return Err("its urgent ops are none of the trace".into());
+        }
+        let findings = Findings {
+            origin: entry.origin,
+            us: entry.us,
+            ranking: Vec::new(),
+            tried: 0,
+            kept: 0,
+            drift: 0.,
+            cached: true,
+        };
+        Ok((Schedule { urgent: entry.urgent, ..schedule }, findings))
+    }
+
+    /// Keeps a plan. That it cannot be kept is only warned of.
+    pub fn store(&self, schedule: &Schedule, findings: &Findings) {
+        let Schedule { stream, order, barriers, urgent, .. } = schedule.clone();
+        let (origin, us) = (findings.origin.clone(), findings.us);
+        let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
+        match serde_json::to_vec(&entry) {
+            Ok(text) => disk_cache::keep(&self.file, &text),
+            Err(error) => tracing::warn!(%error, "a tuned plan cannot be written down"),
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Policies as schedulers: what is fixed makes its schedule at once, the tuned policy searches for it by simulation.
+
+use super::by_simulation;
+use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::Result;
+
+impl Scheduler for Policy {
+    fn name(&self) -> String {
+        self.as_str().into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> Result<Schedule> {
+        match self.fixed() {
+            Some(schedule) => schedule(problem),
+            None => by_simulation(problem),
+        }
+    }
+}

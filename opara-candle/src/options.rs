@@ -1,0 +1,90 @@
+//! The settings of an executor, as plain data.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use crate::backend::Fusing;
+use crate::examples::Examples;
+use crate::kept;
+use crate::prepared::Settings;
+use crate::schedule::{Policy, Scheduler};
+use crate::tune::Tuning;
+
+/// What to do with a module that cannot be captured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnUncapturable {
+    /// Run it as it is, with the reason in a `tracing` warning and in the report.
+    #[default]
+    Eager,
+    /// Return the reason as an error.
+    Error,
+}
+
+/// What to do with a module that keeps state on the host from one call to the next: a cache in a `RefCell` or a `Mutex`, a
+/// counter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnStateful {
+    /// Return [`Error::Stateful`](crate::Error::Stateful) if building finds state. By then it has called the module.
+    #[default]
+    Error,
+    /// The module is known to keep state, or to draw random numbers: building does not call it at all, and every call of the
+    /// executor runs it as it is. So answers are those of the module alone, from the first call on.
+    Eager,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub scheduler: Arc<dyn Scheduler>,
+    /// Whether its schedules are proven before they are used.
+    pub check: bool,
+    /// How to search for the schedule, where one is searched for.
+    pub tuning: Option<Tuning>,
+    pub settings: Settings,
+    pub verify: bool,
+    /// Examples beside the one that an executor is built with.
+    pub further: Vec<Vec<Tensor>>,
+    pub stress: u64,
+    pub on_uncapturable: OnUncapturable,
+    pub on_stateful: OnStateful,
+    pub max_shapes: usize,
+    pub recheck: u64,
+    pub race: bool,
+    pub fuse: bool,
+    /// Folder that keeps compiled kernels.
+    pub kernels: Option<PathBuf>,
+}
+
+impl Options {
+    /// How to fuse launches, if that is asked for.
+    pub fn fusing(&self) -> Option<Fusing> {
+        self.fuse.then(|| Fusing { folder: self.kernels.clone() })
+    }
+
+    /// What building may call the module with.
+    pub fn examples(&self) -> Examples {
+        Examples { further: self.further.clone(), altered: self.verify }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            scheduler: Arc::new(Policy::default()),
+            check: false,
+            tuning: None,
+            settings: Settings::default(),
+            verify: true,
+            further: Vec::new(),
+            stress: 0,
+            on_uncapturable: OnUncapturable::default(),
+            on_stateful: OnStateful::default(),
+            max_shapes: 8,
+            recheck: 0,
+            race: true,
+            fuse: true,
+            kernels: kept::folder(),
+        }
+    }
+}
