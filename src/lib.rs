@@ -3,17 +3,20 @@
 mod categories;
 mod classify;
 mod difference;
+mod ending;
 mod hash;
 mod latencies;
 mod model;
 mod native;
 mod options;
 mod picture;
+mod surplus;
 mod tokens;
 
 pub use categories::Categories;
 pub use classify::Classify;
 pub use difference::relative_error;
+pub use ending::{exit_code, reader_left};
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};
 pub use native::Native;

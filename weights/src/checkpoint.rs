@@ -65,17 +65,19 @@ impl Checkpoint {
     /// A weights file is `.safetensors` or what `torch.save` made of a dict of
     /// tensors: `.pth`, `.pt`, `.bin`. A folder or repository has `config.json`
     /// and, first found first taken, `model.safetensors` or
-    /// `pytorch_model.bin` or the index of either's shards.
+    /// `pytorch_model.bin` or the index of either's shards. `config.json` and
+    /// `tokenizer.json` beside a weights file are its own.
     ///
     /// `HF_HOME` and `HF_ENDPOINT` say where the cache and the hub are.
     pub fn find(model: &str) -> Result<Self, WeightsError> {
         let path = Path::new(model);
         if path.is_file() {
             let part = Part { path: path.to_path_buf(), names: None };
+            let beside = |name| Some(path.with_file_name(name)).filter(|path| path.is_file());
             return Ok(Self {
                 model: model.to_owned(),
-                config: None,
-                tokenizer: None,
+                config: beside(CONFIG),
+                tokenizer: beside(TOKENIZER),
                 listing: path.to_path_buf(),
                 parts: vec![part],
             });
@@ -117,13 +119,13 @@ impl Checkpoint {
     }
 
     /// Reads the model's configuration, `config.json`. A single weights file
-    /// has none.
+    /// has one if it lies beside it.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, WeightsError> {
         let missing = || WeightsError::MissingFile { model: self.model.clone(), file: CONFIG.to_owned() };
         read_json(self.config_path().ok_or_else(missing)?)
     }
 
-    /// The model's `config.json`, unless it is a single weights file.
+    /// The model's `config.json`; a single weights file may have none.
     pub fn config_path(&self) -> Option<&Path> {
         self.config.as_deref()
     }
