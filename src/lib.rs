@@ -12,6 +12,7 @@ mod options;
 mod picture;
 mod surplus;
 mod tokens;
+mod warnings;
 
 pub use categories::Categories;
 pub use classify::Classify;
@@ -23,3 +24,4 @@ pub use native::Native;
 pub use options::{types, Options};
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};
+pub use warnings::warnings;

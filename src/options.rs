@@ -9,10 +9,10 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser
 use opara_candle::{Builder, OparaExecutor, Policy, Report, SpanLabels};
 use opara_weights::Checkpoint;
 use serde::de::DeserializeOwned;
-use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 
 use crate::surplus::unused;
+use crate::warnings::warnings;
 use crate::Latencies;
 
 /// Parses one of these names of types on a command line.
@@ -74,8 +74,7 @@ impl Options {
     /// spans.
     pub fn start(&self) {
         opara_candle::ops::use_candle_only(self.candle);
-        let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(LevelFilter::WARN);
-        tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
+        tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
     }
 
     /// An executor as it is asked for.
