@@ -9,6 +9,7 @@ use candle_nn::VarBuilder;
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
 
+use crate::lfs;
 use crate::loaded::Loaded;
 use crate::source::Source;
 use crate::WeightsError;
@@ -74,7 +75,7 @@ impl Checkpoint {
         if path.is_file() {
             let part = Part { path: path.to_path_buf(), names: None };
             let beside = |name| Some(path.with_file_name(name)).filter(|path| path.is_file());
-            return Ok(Self {
+            return Self::whole(Self {
                 model: model.to_owned(),
                 config: beside(CONFIG),
                 tokenizer: beside(TOKENIZER),
@@ -92,6 +93,7 @@ impl Checkpoint {
         let listing = required(&WEIGHTS)?;
         let parts = if listing.extension().is_some_and(|extension| extension == "json") {
             let mut files = BTreeMap::<String, Vec<String>>::new();
+            lfs::check(&listing)?;
             for (name, file) in read_json::<Index>(&listing)?.weight_map {
                 files.entry(file).or_default().push(name);
             }
@@ -112,10 +114,17 @@ impl Checkpoint {
         let tokenizer = match source.first(&[TOKENIZER]) {
             // All that is required came from the cache, so this is not worth
             // failing for without a network.
-            Err(WeightsError::Hub { .. }) => None,
+            Err(WeightsError::Hub { .. } | WeightsError::HubSilent { .. }) => None,
             found => found?,
         };
-        Ok(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+        Self::whole(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+    }
+
+    /// Checks that the files are there themselves.
+    fn whole(self) -> Result<Self, WeightsError> {
+        let parts = self.parts.iter().map(|part| &part.path);
+        self.config.iter().chain(&self.tokenizer).chain(parts).try_for_each(|path| lfs::check(path))?;
+        Ok(self)
     }
 
     /// Reads the model's configuration, `config.json`. A single weights file
