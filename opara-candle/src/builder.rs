@@ -254,15 +254,21 @@ impl Builder {
         self
     }
 
-    /// Wraps a module of one tensor to one tensor.
+    /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`load`](Self::load).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
-    pub fn build(self, module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<OparaExecutor> {
+    // The compiler shows the line of the bound that a module does not meet, and with it the way out.
+    pub fn build(
+        self,
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::load(move || make(), &input)`.
+        input: &Tensor,
+    ) -> Result<OparaExecutor> {
         self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
     }
 
-    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device.
+    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device. A function that
+    /// is not [`Send`] goes to [`load_fn`](Self::load_fn).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].

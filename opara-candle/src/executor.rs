@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Function, Replay};
 use crate::builder::{Builder, OnUncapturable, Options};
+use crate::error::difference;
 use crate::plan::{Plan, Planned};
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
@@ -67,7 +68,18 @@ pub struct OparaExecutor {
 }
 
 impl OparaExecutor {
-    /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
+    /// Wraps `module` and builds for inputs like `input`.
+    ///
+    /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
+    /// Give a function that makes it to [`load`](Self::load): `OparaExecutor::load(move || make(vb), &input)`.
+    ///
+    /// ```compile_fail,E0277
+    /// # use candle::{Device, Tensor};
+    /// # use opara_candle::OparaExecutor;
+    /// let x = Tensor::new(&[1f32], &Device::Cpu)?;
+    /// OparaExecutor::new(candle_nn::seq(), &x)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # How often building calls the module
     /// For each set of input shapes and dtypes:
@@ -91,7 +103,11 @@ impl OparaExecutor {
     /// that it should not. [`Error::Stateful`] if it keeps state on the host, or draws random numbers in a way that cannot be
     /// told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
     /// error: it runs eagerly.
-    pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
+    // The compiler shows the line of the bound that a module does not meet, and with it the way out.
+    pub fn new(
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::load(move || make(), &input)`.
+        input: &Tensor,
+    ) -> Result<Self> {
         Self::builder().build(module, input)
     }
 
@@ -378,7 +394,7 @@ impl OparaExecutor {
     fn agree(&self, key: &Key, entry: &Arc<Entry>, expected: &[Tensor], outputs: &[Tensor]) -> bool {
         let compared = self.rechecks.compare(expected, outputs);
         if let Err(error @ Error::Mismatch { .. }) = &compared {
-            self.plans.distrust(key, entry, format!("a re-check failed: {error}"));
+            self.plans.distrust(key, entry, format!("a re-check failed: {}", difference(error)));
         }
         compared.is_ok()
     }

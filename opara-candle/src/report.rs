@@ -120,6 +120,33 @@ impl Report {
 }
 
 impl Report {
+    /// What there is to say where the module itself answers: nothing was built.
+    fn eager_rows(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
+        if !self.build_ms.is_empty() {
+            row("build, ms", self.stages())?;
+        }
+        if self.eager_us > 0. {
+            row("eager, us", format!("{:.0}", self.eager_us))?;
+        }
+        self.counts(row)
+    }
+
+    /// What became of the executor since it was built.
+    fn counts(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
+        if self.rebuilds > 0 {
+            row("rebuilds", self.rebuilds.to_string())?;
+        }
+        if self.rechecks > 0 {
+            row("re-checks", format!("{}, of which {} differed", self.rechecks, self.mismatches))?;
+        }
+        Ok(())
+    }
+
+    fn stages(&self) -> String {
+        let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
+        stages.join(", ")
+    }
+
     fn verification(&self) -> String {
         let inputs = match self.verified_inputs {
             _ if !self.verified => return "no".into(),
@@ -137,9 +164,15 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("device", self.device.clone())?;
-        row("mode", format!("{}{}", self.mode, self.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()))?;
+        row("mode", self.mode.to_string())?;
+        if let Some(reason) = &self.reason {
+            row("reason", reason.clone())?;
+        }
         for note in &self.notes {
             row("note", note.clone())?;
+        }
+        if self.mode == Mode::Eager {
+            return self.eager_rows(row);
         }
         row("policy", self.policy.clone())?;
         if let Some(tuning) = &self.tuning {
@@ -157,16 +190,27 @@ impl fmt::Display for Report {
         let memory = format!("{memory}, constants {:.1} MiB, workspaces {:.1} MiB", rest.0, rest.1);
         row("buffers", memory)?;
         row("verified", self.verification())?;
-        let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
-        row("build, ms", stages.join(", "))?;
+        row("build, ms", self.stages())?;
         row("eager, us", format!("{:.0}", self.eager_us))?;
         row("replay, us", format!("{:.0}", self.replay_us))?;
-        if self.rebuilds > 0 {
-            row("rebuilds", self.rebuilds.to_string())?;
+        self.counts(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eager_report_has_no_rows_of_zeros() {
+        let built = Report { device: "cpu".into(), policy: "opara".into(), eager_us: 7., ..Report::default() };
+        let eager = built.eagerly("it draws random numbers".into());
+        let text = eager.to_string();
+        let rows: Vec<&str> = text.lines().map(|line| line.split("  ").next().unwrap_or_default()).collect();
+        assert_eq!(rows, ["device", "mode", "reason", "eager, us"], "{eager}");
+        let replayed = Report { mode: Mode::Lanes, ..built }.to_string();
+        for row in ["ops", "edges", "streams, waits", "buffers", "verified", "replay, us"] {
+            assert!(replayed.lines().any(|line| line.starts_with(row)), "{row}: {replayed}");
         }
-        if self.rechecks > 0 {
-            row("re-checks", format!("{}, of which {} differed", self.rechecks, self.mismatches))?;
-        }
-        Ok(())
     }
 }
