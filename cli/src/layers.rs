@@ -86,8 +86,9 @@ fn text(x: f64, y: f64, content: &str) -> Text {
     Text::new(content).set("x", x).set("y", y)
 }
 
-/// A name as long as a box has room for.
+/// A name as long as a box has room for, without what C++ puts before it: `_Z`, and the name's length.
 fn shortened(name: &str) -> String {
+    let name = name.strip_prefix("_Z").map_or(name, |name| name.trim_start_matches(|c: char| c.is_ascii_digit()));
     match name.char_indices().nth(NAME) {
         None => name.to_owned(),
         Some(_) => name.chars().take(NAME - 1).chain(['…']).collect(),
@@ -239,6 +240,7 @@ mod tests {
     fn long_names_are_shortened() {
         assert_eq!(shortened("softmax"), "softmax");
         assert_eq!(shortened("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x…");
+        assert_eq!(shortened("_Z33convolve_common_engine_floatPf"), "convolve_common_e…");
         assert_eq!(shortened("ampere_sgemm_128x…").chars().count(), NAME);
     }
 }
