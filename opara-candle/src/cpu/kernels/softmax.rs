@@ -1,5 +1,7 @@
 //! Softmax of rows.
 
+use pulp::{Arch, Simd, WithSimd};
+
 use super::element::{joined, Element, Sum};
 use super::taps::larger;
 use super::{each, WORTH_A_THREAD};
@@ -26,7 +28,7 @@ pub(crate) fn softmax<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], R
                     T::widen(&bias[starts.of_row(task * rows + i)..][..columns], second);
                     values.iter_mut().zip(&*second).for_each(|(x, &bias)| *x += bias);
                 }
-                normalise(values);
+                Arch::new().dispatch(Normalise(values));
                 T::narrow(values, y);
             }
         });
@@ -38,12 +40,20 @@ fn is_worth_threads(elements: usize) -> bool {
     elements * ELEMENT > WORTH_A_THREAD
 }
 
-/// The softmax of a row, in its place.
-fn normalise<S: Sum>(row: &mut [S]) {
-    let largest = joined(row, S::NEG_INFINITY, larger);
-    row.iter_mut().for_each(|x| *x = (*x - largest).exp());
-    let sum = joined(row, S::default(), |a, b| a + b);
-    row.iter_mut().for_each(|x| *x /= sum);
+/// The softmax of a row, in its place. All but `exp` becomes vectors as wide as the machine's.
+struct Normalise<'a, A>(&'a mut [A]);
+
+impl<A: Sum> WithSimd for Normalise<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self(row) = self;
+        let largest = joined(row, A::NEG_INFINITY, larger);
+        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+        let sum = joined(row, A::default(), |a, b| a + b);
+        row.iter_mut().for_each(|x| *x /= sum);
+    }
 }
 
 #[cfg(test)]
