@@ -1,4 +1,4 @@
-//! Convolutions and pools of GoogLeNet, Inception-v3 and NASNet-A on the CPU: candle's operators against this library's.
+//! Convolutions and pools of GoogLeNet, Inception-v3 and NASNet-A, and BERT's softmax, on the CPU: candle's operators against this library's.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -43,6 +43,10 @@ const POOLS: [Pool; 5] = [
     ("nasnet-mean-3x3-s2",         true,   336,  42, 3, 2, 1),
     ("googlenet-mean-whole-plane", true,  1024,   7, 7, 1, 0),
 ];
+
+/// Name and shape of attention scores.
+const SCORES: [(&str, [usize; 4]); 2] =
+    [("bert-base-softmax", [1, 12, 128, 128]), ("bert-base-softmax-32-tokens", [1, 12, 32, 32])];
 
 fn compare(
     mut group: BenchmarkGroup<criterion::measurement::WallTime>,
@@ -89,6 +93,11 @@ fn main() -> Result<()> {
         };
         let ours = || if mean { ops::avg_pool2d(&x, &config) } else { ops::max_pool2d(&x, &config) };
         compare(criterion.benchmark_group(name), candle, ours)?;
+    }
+    for (name, shape) in SCORES {
+        let x = random(&shape)?;
+        let candle = || candle_nn::ops::softmax_last_dim(&x);
+        compare(criterion.benchmark_group(name), candle, || ops::softmax_last_dim(&x))?;
     }
     Ok(())
 }

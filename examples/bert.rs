@@ -5,13 +5,15 @@
 //! On a GPU the model is candle-transformers', unchanged; `--native` takes opara-models' instead. On the CPU, where the
 //! executor sees only operators that record themselves, it is always the latter.
 
+use std::process::ExitCode;
+
 use anyhow::{ensure, Result};
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as candle_bert;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_examples::{Model, Options, Show, Tokenizer};
+use opara_examples::{exit_code, Model, Options, Show, Tokenizer};
 use opara_models::bert::{BertModel, Config, HiddenAct};
 
 const SENTENCES: [&str; 6] = [
@@ -36,7 +38,7 @@ struct Args {
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_len: usize,
 
-    /// Size of the model, where no checkpoint says it.
+    /// Size of the model, where no config.json says it.
     #[arg(long, value_enum, default_value = "base")]
     size: Size,
 
@@ -67,7 +69,11 @@ impl Size {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
     options.start();
@@ -75,19 +81,13 @@ fn main() -> Result<()> {
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
-    let (config, tokenizer) = match &checkpoint {
-        Some(checkpoint) => (checkpoint.config()?, Tokenizer::of(checkpoint, args.seq_len)?),
-        None => {
-            let config = args.size.config();
-            let tokenizer = Tokenizer::hashing(config.vocab_size, args.seq_len);
-            (config, tokenizer)
-        }
-    };
+    let config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
+    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
     let positions = config.max_position_embeddings;
     ensure!(args.seq_len <= positions, "--seq-len {} is more than the model's {positions}", args.seq_len);
 
     let native = args.native || device.is_cpu();
-    let model = load(native, options.weights(checkpoint.as_ref(), &device)?, &config)?;
+    let model = options.load(checkpoint.as_ref(), &device, |vb| load(native, vb, &config))?;
 
     let sentences: Vec<&str> = match args.sentences.as_slice() {
         [] => SENTENCES.to_vec(),
@@ -109,7 +109,7 @@ fn main() -> Result<()> {
 }
 
 /// A function of token ids, token types and attention mask to the last hidden state.
-fn load(native: bool, vb: VarBuilder, config: &Config) -> Result<Model> {
+fn load(native: bool, vb: VarBuilder, config: &Config) -> candle::Result<Model> {
     Ok(if native {
         let model = BertModel::load(vb, config)?;
         Model::new(move |inputs| Ok(vec![model.forward(&inputs[0], &inputs[1], Some(&inputs[2]))?]))

@@ -7,12 +7,14 @@ use std::io::{stderr, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
+use std::process::ExitCode;
+
 use anyhow::{Context, Result};
 use candle::{DType, Module, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use opara_examples::{Categories, Model, Options, Show};
+use opara_examples::{exit_code, Categories, Model, Options, Show};
 use opara_models::deepfm::{Config, DeepFm};
 
 /// Click prediction by DeepFM.
@@ -41,7 +43,11 @@ struct Args {
     table: PathBuf,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
     options.start();
@@ -50,11 +56,9 @@ fn main() -> Result<()> {
     let table = File::open(&args.table).map_err(Into::into).and_then(Categories::read).with_context(named)?;
     let device = options.device();
     let checkpoint = options.checkpoint()?;
-    let config = match &checkpoint {
-        Some(checkpoint) if checkpoint.config_path().is_some() => checkpoint.config()?,
-        _ => Config { field_sizes: vec![args.ids; table.columns().len()], ..Config::criteo() },
-    };
-    let model = Model::of(DeepFm::load(options.weights(checkpoint.as_ref(), &device)?, &config)?);
+    let default = || Config { field_sizes: vec![args.ids; table.columns().len()], ..Config::criteo() };
+    let config = options.config(checkpoint.as_ref(), default)?;
+    let model = Model::of(options.load(checkpoint.as_ref(), &device, |vb| DeepFm::load(vb, &config))?);
 
     // All batches are filled up to one size, so that one schedule fits all.
     let batch = |start: usize| -> Result<Tensor> {

@@ -2,9 +2,11 @@
 //!
 //!     cargo run --release --features cudnn --example googlenet -- --model googlenet-1378be20.pth --image cat.jpg
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::Parser;
-use opara_examples::{Classify, Interpolation, Preprocess};
+use opara_examples::{exit_code, Classify, Interpolation, Preprocess};
 use opara_models::googlenet::{Config, GoogLeNet};
 
 /// Classifies a picture by GoogLeNet.
@@ -14,7 +16,11 @@ struct Args {
     classify: Classify,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     // torchvision normalises by ImageNet's mean and deviation and lets the model undo that (`transform_input`); this
     // comes to the same.
     let preprocess = Preprocess {

@@ -2,9 +2,11 @@
 //!
 //!     cargo run --release --features cudnn --example nasnet -- --model timm/nasnetalarge.tf_in1k --image cat.jpg
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use opara_examples::{Classify, Interpolation, Preprocess};
+use opara_examples::{exit_code, Classify, Interpolation, Preprocess};
 use opara_models::nasnet::{Config, NasNet};
 
 /// Classifies a picture by NASNet-A.
@@ -44,7 +46,11 @@ impl Size {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let Args { classify, size } = Args::parse();
     let preprocess = Preprocess {
         input_size: [3, size.side(), size.side()],

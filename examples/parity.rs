@@ -4,14 +4,16 @@
 //!     cargo run --release --features cudnn --example parity -- references
 
 use std::collections::HashMap;
+use std::io::{stdout, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use clap::builder::PossibleValuesParser;
 use clap::Parser;
-use opara_examples::{relative_error, types};
+use opara_examples::{exit_code, relative_error, types};
 use opara_models::{bert, deepfm, googlenet, inception, nasnet, t5};
 use opara_weights::seeded_with_gain;
 
@@ -114,10 +116,14 @@ fn reference(folder: &Path, model: &str, dtype: DType) -> Result<HashMap<String,
     tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?))).collect()
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let Args { folder, only, dtype: dtypes, cpu } = Args::parse();
     let device = if cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
-    println!("{:<14}{:<6}{:<14}{:>12}{:>16}", "model", "dtype", "output", "error", "torch's own");
+    writeln!(stdout(), "{:<14}{:<6}{:<14}{:>12}{:>16}", "model", "dtype", "output", "error", "torch's own")?;
     for model in MODELS.iter().filter(|model| only.is_empty() || only.iter().any(|name| name == model.name)) {
         let exact = reference(&folder, model.name, DType::F32)?;
         for &dtype in &dtypes {
@@ -128,7 +134,7 @@ fn main() -> Result<()> {
                 };
                 let error = relative_error(&got, expected)?;
                 let own = relative_error(expected, exact)?;
-                println!("{:<14}{:<6}{name:<14}{error:>12.1e}{own:>16.1e}", model.name, dtype.as_str());
+                writeln!(stdout(), "{:<14}{:<6}{name:<14}{error:>12.1e}{own:>16.1e}", model.name, dtype.as_str())?;
             }
         }
     }

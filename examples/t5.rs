@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use std::process::ExitCode;
+
+use anyhow::{ensure, Result};
 use candle::{Device, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_examples::{Latencies, Model, Options, Show, Tokenizer};
+use opara_examples::{exit_code, Latencies, Model, Options, Show, Tokenizer};
 use opara_models::t5::{Config, Generator, T5};
 
 const TEXTS: [&str; 2] = [
@@ -21,6 +23,11 @@ const TEXTS: [&str; 2] = [
 
 /// Generations of each kind to measure: each has as many passes as it has tokens.
 const GENERATIONS: usize = 5;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// What the attention scores of one layer may take. T5's positions are relative, so nothing but memory limits a text.
+const MAX_SCORES: f64 = 4. * GIB;
 
 /// Text to text by T5.
 #[derive(Parser)]
@@ -39,7 +46,7 @@ struct Args {
     #[arg(long, default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_tokens: usize,
 
-    /// Size of the model, where no checkpoint says it.
+    /// Size of the model, where no config.json says it.
     #[arg(long, value_enum, default_value = "small")]
     size: Size,
 
@@ -69,7 +76,11 @@ impl Size {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
     options.start();
@@ -77,17 +88,20 @@ fn main() -> Result<()> {
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
-    let (mut config, tokenizer): (Config, _) = match &checkpoint {
-        Some(checkpoint) => (checkpoint.config()?, Tokenizer::of(checkpoint, args.seq_len)?),
-        None => {
-            let config = args.size.config();
-            let tokenizer = Tokenizer::hashing(config.vocab_size, args.seq_len);
-            (config, tokenizer)
-        }
-    };
+    let mut config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
+    for (option, tokens) in [("--seq-len", args.seq_len), ("--max-tokens", args.max_tokens)] {
+        let bytes = score_bytes(options.batch, config.num_heads, tokens);
+        ensure!(
+            bytes <= MAX_SCORES,
+            "{option} {tokens} is too long: the attention scores of one layer take {:.1} GiB, and at most {} are allowed",
+            bytes / GIB,
+            MAX_SCORES / GIB,
+        );
+    }
+    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
     // A relative bias knows no longest text.
     config.n_positions = config.n_positions.max(args.seq_len).max(args.max_tokens);
-    let model = Arc::new(T5::load(options.weights(checkpoint.as_ref(), &device)?, &config)?);
+    let model = Arc::new(options.load(checkpoint.as_ref(), &device, |vb| T5::load(vb, &config))?);
 
     let texts: Vec<&str> = match args.texts.as_slice() {
         [] => TEXTS.to_vec(),
@@ -134,6 +148,12 @@ fn main() -> Result<()> {
         writeln!(out, "\nThe step that adds a token:\n{}", step.report())?;
     }
     Ok(())
+}
+
+/// Bytes of one layer's attention scores in f32.
+fn score_bytes(batch: usize, heads: usize, tokens: usize) -> f64 {
+    let scores = [batch, heads, tokens, tokens].map(|size| size as f64);
+    4. * scores.iter().product::<f64>()
 }
 
 /// Token ids and masks of all texts, `size` a batch: the last is filled up with the first texts again, so that one

@@ -70,17 +70,18 @@ impl Classify {
             None => image::load_from_memory(BOAT).context("the picture that comes with the example")?,
         };
         let checkpoint = options.checkpoint()?;
-        let vb = options.weights(checkpoint.as_ref(), &device)?;
-        let config = match config_of(checkpoint.as_ref())? {
-            Some(config) => config,
-            None => default(vb.get_unchecked(bias).and_then(|bias| bias.dim(0)).unwrap_or(labels().count())),
-        };
+        let config = config_of(checkpoint.as_ref())?;
+        let model = options.load(checkpoint.as_ref(), &device, |vb| {
+            let classes = || vb.get_unchecked(bias).and_then(|bias| bias.dim(0)).unwrap_or(labels().count());
+            let config = config.unwrap_or_else(|| default(classes()));
+            load(vb, config)
+        })?;
         let pretrained = config_of::<Pretrained>(checkpoint.as_ref())?.and_then(|config| config.pretrained_cfg);
         let preprocess = pretrained.unwrap_or(usual);
 
         let image = preprocess.apply(&picture, &device)?.to_dtype(options.dtype())?;
         let example = [image.repeat((options.batch, 1, 1, 1))?];
-        let model = Model::of(load(vb, config)?);
+        let model = Model::of(model);
         let fast = model.executor(options.builder(), &example)?;
         for (label, probability) in best(&fast.call(&example)?[0])? {
             writeln!(out, "{:>6.2} %  {label}", 100. * probability)?;

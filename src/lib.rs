@@ -3,20 +3,25 @@
 mod categories;
 mod classify;
 mod difference;
+mod ending;
 mod hash;
 mod latencies;
 mod model;
 mod native;
 mod options;
 mod picture;
+mod surplus;
 mod tokens;
+mod warnings;
 
 pub use categories::Categories;
 pub use classify::Classify;
 pub use difference::relative_error;
+pub use ending::{exit_code, reader_left};
 pub use latencies::{Latencies, Run};
 pub use model::{Model, Show};
 pub use native::Native;
 pub use options::{types, Options};
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};
+pub use warnings::warnings;

@@ -2,15 +2,17 @@
 
 use std::io::{stderr, stdout, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use opara_candle::{Builder, OparaExecutor, Policy, Report, SpanLabels};
 use opara_weights::Checkpoint;
-use tracing_subscriber::filter::LevelFilter;
+use serde::de::DeserializeOwned;
 use tracing_subscriber::prelude::*;
 
+use crate::surplus::unused;
+use crate::warnings::warnings;
 use crate::Latencies;
 
 /// Parses one of these names of types on a command line.
@@ -50,7 +52,8 @@ pub struct Options {
     #[arg(long)]
     pub json: bool,
 
-    /// A checkpoint: a folder, a weights file, or an id on the hub. Without one the weights are random.
+    /// A checkpoint: a folder, a weights file, or an id on the hub. Beside a weights file, `config.json` and
+    /// `tokenizer.json` are read if they are there. Without a checkpoint the weights are random.
     #[arg(long)]
     pub model: Option<String>,
 
@@ -71,8 +74,7 @@ impl Options {
     /// spans.
     pub fn start(&self) {
         opara_candle::ops::use_candle_only(self.candle);
-        let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(LevelFilter::WARN);
-        tracing_subscriber::registry().with(SpanLabels).with(warnings).init();
+        tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
     }
 
     /// An executor as it is asked for.
@@ -111,18 +113,53 @@ impl Options {
         Ok(self.model.as_deref().map(Checkpoint::find).transpose()?)
     }
 
-    /// The checkpoint's weights, or random ones from the seed; says so on stderr.
+    /// The checkpoint's `config.json`, or `default` without a checkpoint or for a weights file that has none beside it.
     ///
     /// # Errors
-    /// Files that are not sound.
-    pub fn weights(&self, checkpoint: Option<&Checkpoint>, device: &Device) -> Result<VarBuilder<'static>> {
+    /// A file that is not sound.
+    pub fn config<C: DeserializeOwned>(
+        &self,
+        checkpoint: Option<&Checkpoint>,
+        default: impl FnOnce() -> C,
+    ) -> Result<C> {
         match checkpoint {
-            Some(checkpoint) => Ok(checkpoint.weights(self.dtype, device)?),
-            None => {
-                eprintln!("weights are random (seed {}): results mean nothing without --model", self.seed);
-                Ok(opara_weights::seeded(self.seed, self.dtype, device))
+            Some(checkpoint) if checkpoint.config_path().is_some() => Ok(checkpoint.config()?),
+            Some(_) => {
+                eprintln!("there is no config.json beside the weights file: the options say which model it is");
+                Ok(default())
             }
+            None => Ok(default()),
         }
+    }
+
+    /// A model of the checkpoint's weights, or of random ones from the seed. Says on stderr which, and what the model leaves
+    /// unused of a checkpoint: a configuration with fewer layers than were trained shows there.
+    ///
+    /// # Errors
+    /// Files that are not sound, and a model that they do not fit.
+    pub fn load<M>(
+        &self,
+        checkpoint: Option<&Checkpoint>,
+        device: &Device,
+        load: impl FnOnce(VarBuilder<'static>) -> candle::Result<M>,
+    ) -> Result<M> {
+        let Some(checkpoint) = checkpoint else {
+            eprintln!("weights are random (seed {}): results mean nothing without --model", self.seed);
+            return Ok(load(opara_weights::seeded(self.seed, self.dtype, device))?);
+        };
+        let loaded = checkpoint.load(self.dtype, device)?;
+        let model = load(loaded.vb.clone()).with_context(|| match checkpoint.config_path() {
+            Some(path) => format!("the weights do not fit {}", path.display()),
+            None => {
+                "the weights do not fit this model: if it has another size, say so, or put its config.json beside the \
+                     weights file"
+                    .into()
+            }
+        })?;
+        if let Some(unused) = unused(&loaded.surplus()) {
+            eprintln!("{unused}");
+        }
+        Ok(model)
     }
 
     /// Where an example prints its results: stdout, unless that is for JSON.
@@ -147,7 +184,7 @@ impl Options {
         if self.json {
             let mut json = serde_json::to_value(&report)?;
             json["latencies"] = serde_json::to_value(latencies)?;
-            println!("{json:#}");
+            writeln!(stdout(), "{json:#}")?;
         }
         Ok(())
     }

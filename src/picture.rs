@@ -1,5 +1,6 @@
 //! Pictures as models of vision want them.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{ensure, Context, Result};
@@ -70,18 +71,63 @@ impl Preprocess {
     }
 }
 
-/// Reads a JPEG or PNG file.
+/// Reads a JPEG or PNG file. A JPEG that is cut short is read as far as it goes; that is said on stderr.
 ///
 /// # Errors
 /// A file that is not there or not one of these.
 pub fn open(path: &Path) -> Result<DynamicImage> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if bytes.starts_with(&[0xff, SOI]) && !has_end(&bytes) {
+        eprintln!("warning: {} is cut short: the rest of the picture is missing", path.display());
+    }
     image::load_from_memory(&bytes).with_context(|| format!("{} is no JPEG or PNG picture", path.display()))
+}
+
+/// Markers of a JPEG that stand alone: its start, its end, and those inside compressed data.
+const SOI: u8 = 0xd8;
+const EOI: u8 = 0xd9;
+const RESTARTS: RangeInclusive<u8> = 0xd0..=0xd7;
+
+/// Does this JPEG have its end marker? Those of a thumbnail, which lies inside a segment, do not count.
+fn has_end(jpeg: &[u8]) -> bool {
+    let mut rest = jpeg;
+    while let Some(at) = rest.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff)) {
+        let marker = rest[at + 1];
+        rest = &rest[at + 2..];
+        if marker == EOI {
+            return true;
+        }
+        if marker == SOI || RESTARTS.contains(&marker) {
+            continue;
+        }
+        let Some((&[high, low], _)) = rest.split_first_chunk() else { return false };
+        rest = rest.get(usize::from(u16::from_be_bytes([high, low]))..).unwrap_or_default();
+    }
+    false
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
     use super::*;
+
+    #[test]
+    fn a_jpeg_that_is_cut_short_is_noticed() -> Result<()> {
+        let mut jpeg = Cursor::new(Vec::new());
+        let picture = RgbImage::from_fn(64, 64, |x, y| image::Rgb([x as u8 * 4, y as u8 * 4, (x * y) as u8]));
+        picture.write_to(&mut jpeg, image::ImageFormat::Jpeg)?;
+        let jpeg = jpeg.into_inner();
+        assert!(has_end(&jpeg));
+        assert!(has_end(&[&jpeg[..], b"\0trailing"].concat()));
+        for length in [2, 5, 20, jpeg.len() / 2, jpeg.len() - 2, jpeg.len() - 1] {
+            assert!(!has_end(&jpeg[..length]), "{length} of {}", jpeg.len());
+        }
+        // A thumbnail in a segment of its own ends before the picture does.
+        let thumbnail = [&[0xff, 0xe1, 0, 6, 0xff, EOI, 0xff, EOI][..], &jpeg[2..jpeg.len() - 2]].concat();
+        assert!(!has_end(&[&jpeg[..2], &thumbnail].concat()));
+        Ok(())
+    }
 
     const PREPROCESS: Preprocess = Preprocess {
         input_size: [3, 4, 4],

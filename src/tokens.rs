@@ -1,6 +1,8 @@
 //! Sentences as token ids.
 
-use anyhow::{Context, Error, Result};
+use std::path::Path;
+
+use anyhow::{bail, Context, Error, Result};
 use candle::{Device, Tensor};
 use opara_weights::Checkpoint;
 use tokenizers::{PaddingStrategy, TruncationParams};
@@ -27,13 +29,24 @@ pub struct Tokens {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a checkpoint, padding or cutting to `seq_len`.
+    /// The tokenizer of a checkpoint, padding or cutting to `seq_len`; the stand-in ([`hashing`](Self::hashing)) without a
+    /// checkpoint, and for a weights file that has neither configuration nor tokenizer beside it.
     ///
     /// # Errors
     /// A checkpoint without a sound `tokenizer.json`.
-    pub fn of(checkpoint: &Checkpoint, seq_len: usize) -> Result<Self> {
-        let path = checkpoint.tokenizer_path().context("the checkpoint has no tokenizer.json")?;
-        let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(Error::from_boxed)?;
+    pub fn of(checkpoint: Option<&Checkpoint>, vocab_size: usize, seq_len: usize) -> Result<Self> {
+        let Some(checkpoint) = checkpoint else { return Ok(Self::hashing(vocab_size, seq_len)) };
+        match checkpoint.tokenizer_path() {
+            Some(path) => Self::trained(path, seq_len),
+            None if checkpoint.config_path().is_none() => Ok(Self::hashing(vocab_size, seq_len)),
+            None => bail!("the checkpoint has no tokenizer.json"),
+        }
+    }
+
+    fn trained(path: &Path, seq_len: usize) -> Result<Self> {
+        let mut tokenizer = tokenizers::Tokenizer::from_file(path)
+            .map_err(Error::from_boxed)
+            .with_context(|| format!("cannot understand {}", path.display()))?;
         let mut padding = tokenizer.get_padding().cloned().unwrap_or_default();
         padding.strategy = PaddingStrategy::Fixed(seq_len);
         let truncation = TruncationParams { max_length: seq_len, ..Default::default() };
@@ -102,6 +115,16 @@ mod tests {
         assert_eq!((ids[0][0], ids[0][3]), (1, 0));
         assert!(ids.iter().flatten().all(|&id| id < 10));
         assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_damaged_tokenizer_is_named() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, "{")?;
+        let error = format!("{:#}", Tokenizer::trained(&path, 4).err().context("it is damaged")?);
+        assert!(error.starts_with(&format!("cannot understand {}: ", path.display())), "{error}");
         Ok(())
     }
 

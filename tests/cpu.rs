@@ -167,7 +167,8 @@ fn a_module_of_plain_candle_operators_runs_eagerly() -> anyhow::Result<()> {
     let x = Tensor::rand(0f32, 1., (2, 3), CPU)?;
     let eager = OparaExecutor::new(|x: &Tensor| x.sqr()?.tanh(), &x)?;
     assert_eq!(eager.report().mode, Mode::Eager);
-    assert!(eager.report().reason.is_some_and(|reason| reason.contains("output 0")));
+    let reason = eager.report().reason.unwrap_or_default();
+    assert!(reason.contains("output 0") && reason.contains("CUDA device takes candle's own operators"), "{reason}");
     assert!(same_bits(&eager.forward(&x)?, &x.sqr()?.tanh()?)?);
     Ok(())
 }
@@ -359,6 +360,30 @@ fn users_schedulers_are_used_and_proven() -> anyhow::Result<()> {
     assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     let Err(error) = build(true) else { panic!("ops may overtake what they read") };
     assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
+    Ok(())
+}
+
+/// Panics.
+#[derive(Debug)]
+struct Faulty;
+
+impl Scheduler for Faulty {
+    fn name(&self) -> String {
+        "faulty".into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+        panic!("{} ops are too many", problem.graph.len())
+    }
+}
+
+#[test]
+fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
+    let x = waves(0, (2, 2))?;
+    let built = OparaExecutor::builder().scheduler(Faulty).build(|x: &Tensor| ops::relu(x), &x);
+    let Err(error) = built else { panic!("it has no schedule") };
+    let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
+    assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
     Ok(())
 }
 

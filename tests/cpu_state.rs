@@ -213,6 +213,7 @@ fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
         let fast = OparaExecutor::builder().example(&inputs(1)?).build_fn(function, &inputs(0)?)?;
         let reason = fast.report().reason.unwrap_or_default();
         assert!(fast.report().mode == Mode::Eager && reason.contains("differs"), "{}", fast.report());
+        assert!(reason.contains("the module is not a pure function of its inputs"), "{reason}");
         answers_like(&fast, function, inputs);
         // Without another example it cannot be found, and the report says so.
         let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;

@@ -41,7 +41,10 @@ impl Args {
         let prepared = input::prepare(&self.input.load()?);
         let content = match self.format {
             Format::Dot => prepared.graph.to_dot(|op| format!("{op}: {}", prepared.ops.trace.ops[op].name)),
-            Format::Svg => layers::svg(&prepared),
+            Format::Svg => {
+                let name = self.input.trace.file_stem().unwrap_or_default().to_string_lossy();
+                layers::svg(&prepared, &name)
+            }
         };
         Drawing::new(content, self.output.as_deref())
     }

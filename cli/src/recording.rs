@@ -4,7 +4,7 @@ use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Tensor};
 use clap::builder::RangedU64ValueParser;
 use opara_candle::{Builder, Mode, OparaExecutor, SpanLabels};
-use opara_examples::{types, Native};
+use opara_examples::{types, warnings, Native};
 use tracing_subscriber::prelude::*;
 
 /// Which model is recorded, and where; flatten it into a subcommand's arguments.
@@ -38,8 +38,8 @@ impl Recording {
     /// # Errors
     /// No GPU, or a model that cannot be captured.
     pub fn executor(&self, builder: Builder) -> Result<(OparaExecutor, [Tensor; 1])> {
-        // Layers enter spans; these become the ops' labels.
-        tracing_subscriber::registry().with(SpanLabels).init();
+        // Layers enter spans; these become the ops' labels. What the library warns of is printed.
+        tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
         let device = match self.cpu {
             true => Device::Cpu,
             false => opara_candle::cuda_device(0).context("there is no GPU; --cpu uses the CPU")?,

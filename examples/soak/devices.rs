@@ -1,6 +1,7 @@
 //! Forward passes of plain candle code beside threads that upload and read back, on devices made in three ways. No
 //! executor is in use.
 
+use std::io::{stdout, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,13 +39,14 @@ struct Row {
 /// Those of candle, and a machine without a GPU.
 pub fn compare(length: Duration, as_json: bool) -> Result<()> {
     let rows = DEVICES.iter().map(|(name, make)| measure(name, &make()?, length / 3)).collect::<Result<Vec<_>>>()?;
+    let mut out = stdout().lock();
     if as_json {
-        println!("{}", serde_json::to_string_pretty(&rows)?);
+        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
         return Ok(());
     }
-    println!("{:<36}{:>12}{:>16}{:>14}", "device", "passes/s", "worst pass, ms", "uploads/s");
+    writeln!(out, "{:<36}{:>12}{:>16}{:>14}", "device", "passes/s", "worst pass, ms", "uploads/s")?;
     for Row { device, passes_per_second, worst_pass_ms, uploads_per_second } in rows {
-        println!("{device:<36}{passes_per_second:>12.1}{worst_pass_ms:>16.2}{uploads_per_second:>14.0}");
+        writeln!(out, "{device:<36}{passes_per_second:>12.1}{worst_pass_ms:>16.2}{uploads_per_second:>14.0}")?;
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ use candle::Device;
 use clap::builder::RangedU64ValueParser;
 use clap::Parser;
 use opara_candle::SpanLabels;
+use opara_examples::exit_code;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 
@@ -79,7 +80,11 @@ struct Args {
     warnings: bool,
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| exit_code(Err(error)))
+}
+
+fn run() -> Result<ExitCode> {
     let args = Args::parse();
     let level = if args.warnings { LevelFilter::WARN } else { LevelFilter::OFF };
     let warnings = tracing_subscriber::fmt::layer().with_writer(stderr).with_filter(level);

@@ -1,6 +1,7 @@
 //! What a run has found, as text and as JSON.
 
 use std::collections::BTreeMap;
+use std::io::{self, stdout, Write};
 
 use anyhow::Result;
 use serde_json::{json, Value};
@@ -33,43 +34,44 @@ impl Report {
     /// Prints it on stdout.
     ///
     /// # Errors
-    /// None that is known of.
+    /// Those of writing.
     pub fn print(&self, as_json: bool) -> Result<()> {
+        let mut out = stdout().lock();
         match as_json {
-            true => println!("{}", serde_json::to_string_pretty(&self.json())?),
-            false => self.text(),
+            true => writeln!(out, "{}", serde_json::to_string_pretty(&self.json())?)?,
+            false => self.text(&mut out)?,
         }
         Ok(())
     }
 
-    fn text(&self) {
+    fn text(&self, out: &mut impl Write) -> io::Result<()> {
         let Self { device, seconds, threads, seed, tally, memory } = self;
-        println!("{device}, {threads} threads, {seconds} s, seed {seed}\n");
+        writeln!(out, "{device}, {threads} threads, {seconds} s, seed {seed}\n")?;
         let head = ["count", "wrong", "errors", "p50 us", "p99 us", "max us"].map(|name| format!("{name:>12}"));
-        println!("{:<32}{}", "operation", head.concat());
+        writeln!(out, "{:<32}{}", "operation", head.concat())?;
         for (kind, operations) in &tally.operations {
             let latencies = &operations.latencies;
             let times = [latencies.percentile_us(0.5), latencies.percentile_us(0.99), latencies.longest_us()];
             let counts = [operations.count, operations.wrong, operations.errors].map(|n| format!("{n:>12}"));
-            println!("{kind:<32}{}{}", counts.concat(), times.map(|us| format!("{us:>12.1}")).concat());
+            writeln!(out, "{kind:<32}{}{}", counts.concat(), times.map(|us| format!("{us:>12.1}")).concat())?;
         }
-        println!("\n{:<32}{:>12}{:>12}{:>12}", "plans, of modules", "", "mode", "count");
+        writeln!(out, "\n{:<32}{:>12}{:>12}{:>12}", "plans, of modules", "", "mode", "count")?;
         for ((seen, kind, mode), count) in &tally.plans {
-            println!("{kind:<32}{:>12}{mode:>12}{count:>12}", seen.name());
+            writeln!(out, "{kind:<32}{:>12}{mode:>12}{count:>12}", seen.name())?;
         }
-        println!("\n{:<32}{:>12}{:>12}{:>12}", "memory, MiB", "start", "middle", "end");
+        writeln!(out, "\n{:<32}{:>12}{:>12}{:>12}", "memory, MiB", "start", "middle", "end")?;
         for (i, (name, _)) in memory[0].counts().iter().enumerate() {
             let at = memory.map(|memory| memory.counts()[i].1.map_or("-".into(), |b| format!("{:.1}", mib(b))));
-            println!("{name:<32}{:>12}{:>12}{:>12}", at[0], at[1], at[2]);
+            writeln!(out, "{name:<32}{:>12}{:>12}{:>12}", at[0], at[1], at[2])?;
         }
-        println!();
-        tally.reasons.iter().for_each(|reason| println!("not captured: {reason}"));
-        tally.texts.iter().for_each(|text| println!("fault: {text}"));
+        writeln!(out)?;
+        tally.reasons.iter().try_for_each(|reason| writeln!(out, "not captured: {reason}"))?;
+        tally.texts.iter().try_for_each(|text| writeln!(out, "fault: {text}"))?;
         for (name, grown, bound) in self.grown() {
-            println!("{name} has grown by {:.1} MiB in the second half; the bound is {}", mib(grown), mib(bound));
+            writeln!(out, "{name} has grown by {:.1} MiB in the second half; the bound is {}", mib(grown), mib(bound))?;
         }
         let (wrong, errors) = tally.faults();
-        println!("{} operations, {wrong} wrong numbers, {errors} errors", tally.count());
+        writeln!(out, "{} operations, {wrong} wrong numbers, {errors} errors", tally.count())
     }
 
     fn json(&self) -> Value {

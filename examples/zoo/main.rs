@@ -18,17 +18,19 @@ mod text;
 mod vision;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{stdout, Write};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::time::Instant;
+
+use std::process::ExitCode;
 
 use anyhow::{anyhow, Context, Error, Result};
 use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::Parser;
 use opara_candle::Policy;
-use opara_examples::types;
+use opara_examples::{exit_code, types};
 
 use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
@@ -91,6 +93,12 @@ impl Args {
             &self.dtype
         }
     }
+
+    /// The file of `--json`, empty.
+    fn json_file(&self) -> Result<Option<File>> {
+        let create = |path: &PathBuf| File::create(path).with_context(|| format!("cannot write {}", path.display()));
+        self.json.as_ref().map(create).transpose()
+    }
 }
 
 /// All entries.
@@ -98,7 +106,11 @@ fn zoo() -> impl Iterator<Item = &'static Entry> {
     [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES].into_iter().flatten()
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
     let args = Args::parse();
     let chosen = || zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name));
     let device = if args.cpu { Err(anyhow!("--cpu")) } else { opara_candle::cuda_device(0).map_err(Into::into) };
@@ -106,8 +118,11 @@ fn main() -> Result<()> {
         Ok(device) => device,
         Err(reason) => {
             eprintln!("no GPU ({reason}): one eager pass a model");
+            let mut json = args.json_file()?;
             for entry in chosen() {
-                args.dtypes(&[DType::F32]).iter().for_each(|&dtype| prove(entry, dtype));
+                for &dtype in args.dtypes(&[DType::F32]) {
+                    print(&prove(entry, dtype), json.as_mut())?;
+                }
             }
             return Ok(());
         }
@@ -123,16 +138,16 @@ fn main() -> Result<()> {
     if let Some(calls) = args.memory_of {
         for (entry, &dtype) in chosen().flat_map(|entry| args.dtype.iter().map(move |dtype| (entry, dtype))) {
             let memory = caught(|| Memory::of_calls(calls, entry, &device, dtype, counts.builder()));
-            println!("{}", serde_json::to_string(&memory.map_err(|error| message(&error)))?);
+            writeln!(stdout(), "{}", serde_json::to_string(&memory.map_err(|error| message(&error)))?)?;
         }
         return Ok(());
     }
 
-    let mut json = args.json.as_ref().map(File::create).transpose().context("the file of --json")?;
+    let mut json = args.json_file()?;
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
-    println!("{Header}");
+    writeln!(stdout(), "{Header}")?;
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
             let trace = args.traces.as_ref().map(|to| to.join(format!("{}-{}.trace", entry.name, dtype.as_str())));
@@ -141,26 +156,33 @@ fn main() -> Result<()> {
                 Err(error) => Outcome::Failed { error: message(&error) },
             };
             let row = Row { model: entry.name, dtype: dtype.as_str(), outcome };
-            println!("{row}");
-            if let Some(json) = &mut json {
-                writeln!(json, "{}", serde_json::to_string(&row)?)?;
-            }
+            print(&row, json.as_mut())?;
         }
     }
     Ok(())
 }
 
+/// Prints a row on stdout, and as a line of JSON into the file.
+fn print(row: &Row, json: Option<&mut File>) -> Result<()> {
+    writeln!(stdout(), "{row}")?;
+    json.map_or(Ok(()), |json| Ok(writeln!(json, "{}", serde_json::to_string(row)?)?))
+}
+
 /// One eager pass on the CPU.
-fn prove(entry: &Entry, dtype: DType) {
+fn prove(entry: &Entry, dtype: DType) -> Row {
     let start = Instant::now();
     let outcome = caught(|| {
         let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
         let outputs = function(&inputs)?;
-        let finite = if bits::finite(&outputs)? { "finite" } else { "not finite" };
-        Ok(format!("{} to {}, {finite}", bits::shapes(&inputs), bits::shapes(&outputs)))
+        Ok(Outcome::Ran {
+            finite: bits::finite(&outputs)?,
+            inputs: bits::shapes(&inputs),
+            outputs: bits::shapes(&outputs),
+            seconds: start.elapsed().as_secs_f64(),
+        })
     });
-    let outcome = outcome.unwrap_or_else(|error| format!("failed: {}", message(&error)));
-    println!("{:<24}{:<5}{outcome} ({:.1} s)", entry.name, dtype.as_str(), start.elapsed().as_secs_f64());
+    let outcome = outcome.unwrap_or_else(|error| Outcome::Failed { error: message(&error) });
+    Row { model: entry.name, dtype: dtype.as_str(), outcome }
 }
 
 /// An error in one line: candle's own may carry a backtrace.

@@ -60,6 +60,16 @@ pub struct Row {
 #[serde(untagged)]
 pub enum Outcome {
     Measured(Box<Measured>),
+    /// One eager pass, without a GPU.
+    Ran {
+        /// Whether its outputs have no infinity and no NaN.
+        finite: bool,
+        /// Shapes of the inputs.
+        inputs: String,
+        /// Shapes of the outputs.
+        outputs: String,
+        seconds: f64,
+    },
     /// The model cannot be made or run, or an executor fails where it should fall back.
     Failed {
         error: String,
@@ -221,6 +231,10 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<24}{:<5}", self.model, self.dtype)?;
         match &self.outcome {
+            Outcome::Ran { finite, inputs, outputs, seconds } => {
+                let finite = if *finite { "finite" } else { "not finite" };
+                write!(f, "{inputs} to {outputs}, {finite} ({seconds:.1} s)")
+            }
             Outcome::Failed { error } => write!(f, "failed: {error}"),
             Outcome::Measured(measured) => measured.fmt(f),
         }

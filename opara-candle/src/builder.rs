@@ -176,15 +176,21 @@ impl Builder {
         self
     }
 
-    /// Wraps a module of one tensor to one tensor.
+    /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`load`](Self::load).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
-    pub fn build(self, module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<OparaExecutor> {
+    // The compiler shows the line of the bound that a module does not meet, and with it the way out.
+    pub fn build(
+        self,
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::load(move || make(), &input)`.
+        input: &Tensor,
+    ) -> Result<OparaExecutor> {
         self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
     }
 
-    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device.
+    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device. A function that
+    /// is not [`Send`] goes to [`load_fn`](Self::load_fn).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
@@ -252,7 +258,18 @@ impl Builder {
 }
 
 impl OparaExecutor {
-    /// Wraps `module` and builds for inputs like `input`. For modules that are not [`Send`], see [`load`](Self::load).
+    /// Wraps `module` and builds for inputs like `input`.
+    ///
+    /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
+    /// Give a function that makes it to [`load`](Self::load): `OparaExecutor::load(move || make(vb), &input)`.
+    ///
+    /// ```compile_fail,E0277
+    /// # use candle::{Device, Tensor};
+    /// # use opara_candle::OparaExecutor;
+    /// let x = Tensor::new(&[1f32], &Device::Cpu)?;
+    /// OparaExecutor::new(candle_nn::seq(), &x)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # How often building calls the module
     /// For each set of input shapes and dtypes:
@@ -277,7 +294,11 @@ impl OparaExecutor {
     /// module runs eagerly), [`Error::DeviceLost`] if every call on the device fails. [`Error::Stateful`] if it keeps state on
     /// the host, or draws random numbers in a way that cannot be told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
     /// error: it runs eagerly.
-    pub fn new(module: impl Module + Send + Sync + 'static, input: &Tensor) -> Result<Self> {
+    // The compiler shows the line of the bound that a module does not meet, and with it the way out.
+    pub fn new(
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::load(move || make(), &input)`.
+        input: &Tensor,
+    ) -> Result<Self> {
         Self::builder().build(module, input)
     }
 

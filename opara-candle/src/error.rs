@@ -80,7 +80,8 @@ pub enum Error {
     /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \
-         not recorded: make it with `opara_candle::ops` or `opara_candle::nn`"
+         not recorded: make it with `opara_candle::ops` or `opara_candle::nn`. On the CPU only these are recorded; a CUDA \
+         device takes candle's own operators as they are"
     )]
     UntracedTensor {
         /// The operator that uses the tensor.
@@ -94,7 +95,11 @@ pub enum Error {
     },
 
     /// The module recorded no operator that leads from its inputs to its outputs.
-    #[error("output {output} was not made by a recorded operator: use `opara_candle::ops` and `opara_candle::nn` in the module")]
+    #[error(
+        "output {output} was not made by a recorded operator. On the CPU only `opara_candle::ops` and `opara_candle::nn` are \
+         recorded: use them in the module to run it in parallel. A CUDA device takes candle's own operators as they are, \
+         without any change"
+    )]
     UntracedOutput {
         /// Which output.
         output: usize,
@@ -211,7 +216,7 @@ pub enum Error {
     },
 
     /// A replay's bits differ from the eager result's.
-    #[error("output {output} of the {mode} differs from the eager result in {differing} of {elements} elements")]
+    #[error("{}, so {}", difference(self), blame(mode))]
     Mismatch {
         /// Which replay.
         mode: &'static str,
@@ -241,6 +246,15 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it, and where.
         source: FileError,
+    },
+
+    /// A [`Scheduler`](crate::schedule::Scheduler) of the user's own panicked.
+    #[error("the scheduler `{scheduler}` panicked: {message}")]
+    SchedulerPanicked {
+        /// Its name.
+        scheduler: String,
+        /// The panic's message.
+        message: String,
     },
 
     /// A schedule that does not respect its graph.
@@ -370,10 +384,38 @@ impl From<Error> for candle::Error {
     }
 }
 
+/// What of a replay differs, without a reason.
+pub(crate) fn difference(mismatch: &Error) -> String {
+    match mismatch {
+        Error::Mismatch { mode, output, differing, elements } => format!(
+            "output {output} of the {mode} differs from the module's own result in {differing} of {elements} elements"
+        ),
+        other => other.to_string(),
+    }
+}
+
+/// What a replay that differs says about the module, once no other schedule helps.
+fn blame(mode: &str) -> &'static str {
+    match mode {
+        STRESSED => "the schedule misses a dependency: please report it",
+        _ => {
+            "the module is not a pure function of its inputs: its own code reads values of tensors, draws random numbers, \
+             or does something else at every call. Compute outputs from inputs and weights by operators alone"
+        }
+    }
+}
+
+/// What [`Error::Mismatch`] calls a replay that was held up on purpose.
+pub(crate) const STRESSED: &str = "replay under stress";
+
 /// The result of `f`, with a panic as an error.
 pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f))
-        .unwrap_or_else(|payload| Err(Error::Panicked { message: panic_message(&*payload) }))
+    caught_as(|message| Error::Panicked { message }, f)
+}
+
+/// The result of `f`, with a panic as the error that `error` makes of its message.
+pub(crate) fn caught_as<T>(error: impl FnOnce(String) -> Error, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(error(panic_message(&*payload))))
 }
 
 /// The message of a caught panic.

@@ -7,6 +7,7 @@ use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Function, Planned, Replay};
+use crate::error::difference;
 use crate::nested::is_nested;
 use crate::options::{OnUncapturable, Options};
 use crate::plan::Plan;
@@ -311,7 +312,7 @@ impl OparaExecutor {
     fn agree(&self, key: &Key, entry: &Arc<Entry>, expected: &[Tensor], outputs: &[Tensor]) -> bool {
         let compared = self.rechecks.compare(expected, outputs);
         if let Err(error @ Error::Mismatch { .. }) = &compared {
-            self.plans.distrust(key, entry, format!("a re-check failed: {error}"));
+            self.plans.distrust(key, entry, format!("a re-check failed: {}", difference(error)));
         }
         compared.is_ok()
     }

@@ -7,12 +7,13 @@ use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Example, Function, Fusing, Planned, Program, Recording, Replay};
+use crate::error::{caught_as, difference, STRESSED};
 use crate::examples::{same_in_all, Examples};
 use crate::measure::Replays;
 use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::prepared::Prepared;
 use crate::report::Report;
-use crate::schedule::{Policy, Scheduler};
+use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
 use crate::tune::{self, Cache, Tuning};
@@ -65,9 +66,10 @@ impl Plan {
         let is_of_fusing = |error: &Error| matches!(error, Error::Mismatch { .. }) && replaced.get() > 0;
         let built = match build(options.fusing()) {
             Err(error) if is_of_fusing(&error) => {
-                tracing::warn!(%error, "building without fused launches");
+                let difference = difference(&error);
+                tracing::warn!(%difference, "building without fused launches");
                 build(None).map(|(replay, mut report, planned)| {
-                    report.reason.get_or_insert_with(|| format!("{error}; launches are not fused"));
+                    report.reason.get_or_insert_with(|| format!("{difference}; launches are not fused"));
                     (replay, report, planned)
                 })
             }
@@ -170,7 +172,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         Some((schedule, _)) => schedule.clone(),
         // Of a tuned plan the base, which others share memory with.
         None if options.tuning.is_some() => Policy::Sequential.schedule(&problem)?,
-        None => stages.time("schedule", || options.scheduler.schedule(&problem))?,
+        None => stages.time("schedule", || scheduled(&*options.scheduler, &problem))?,
     };
     if options.check {
         stages.time("check", || prepared.check(&schedule))?;
@@ -209,8 +211,9 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
         match stages.time("verify", || try_out(&mut *replay, &*plan.program, &examples, options.verify, device)) {
             Ok(us) => break us,
             Err(error @ Error::Mismatch { .. }) if policy != sequential => {
-                tracing::warn!(%error, %policy, "falling back to the sequential schedule");
-                reason = Some(format!("{error}; fell back to the sequential schedule"));
+                let difference = difference(&error);
+                tracing::warn!(%difference, %policy, "falling back to the sequential schedule");
+                reason = Some(format!("{difference}; fell back to the sequential schedule"));
                 policy = sequential.clone();
                 tuned = None;
                 plan = plan.with(Policy::Sequential.schedule(&problem)?);
@@ -239,6 +242,12 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
     report.replay_us = replay_us;
     report.eager_us = examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min);
     Ok((replay, report, plan))
+}
+
+/// What the scheduler makes of the problem; it may be the user's own, and panic.
+fn scheduled(scheduler: &dyn Scheduler, problem: &Problem) -> Result<Schedule> {
+    let panicked = |message| Error::SchedulerPanicked { scheduler: scheduler.name(), message };
+    caught_as(panicked, || Ok(scheduler.schedule(problem)?))
 }
 
 /// The place of this trace's tuned plan, if plans are kept.
@@ -271,7 +280,7 @@ fn try_out(
         let (outputs, us) = timed(replay, program, example, device)?;
         samples[i % variants].push(us);
         if compare {
-            verify::same_bits(replay.mode().name(), &example.outputs, &outputs)?;
+            verify::same_bits("replay", &example.outputs, &outputs)?;
         }
     }
     let mut left = if variants > 1 { TRIAL_US } else { 0. };
@@ -293,7 +302,7 @@ fn try_out(
 fn compare(replay: &dyn Replay, program: &dyn Program, examples: &[Example], device: &Device) -> Result<()> {
     examples.iter().try_for_each(|example| {
         let (outputs, _) = timed(replay, program, example, device)?;
-        verify::same_bits("replay under stress", &example.outputs, &outputs)
+        verify::same_bits(STRESSED, &example.outputs, &outputs)
     })
 }
 

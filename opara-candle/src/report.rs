@@ -31,6 +31,17 @@ impl Mode {
     }
 }
 
+impl Mode {
+    /// What it means, in a few words.
+    fn told(self) -> &'static str {
+        match self {
+            Mode::Graph => "one launch of a CUDA graph",
+            Mode::Lanes => "on worker threads",
+            Mode::Eager => "the module itself runs",
+        }
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -120,11 +131,38 @@ impl Report {
 }
 
 impl Report {
+    /// What there is to say where the module itself answers: nothing was built.
+    fn eager_rows(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
+        if !self.build_ms.is_empty() {
+            row("build, ms", self.stages())?;
+        }
+        if self.eager_us > 0. {
+            row("eager, us", format!("{:.0}", self.eager_us))?;
+        }
+        self.counts(row)
+    }
+
+    /// What became of the executor since it was built.
+    fn counts(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
+        if self.rebuilds > 0 {
+            row("rebuilds", self.rebuilds.to_string())?;
+        }
+        if self.rechecks > 0 {
+            row("re-checks", format!("{}, of which {} differed", self.rechecks, self.mismatches))?;
+        }
+        Ok(())
+    }
+
+    fn stages(&self) -> String {
+        let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
+        stages.join(", ")
+    }
+
     fn verification(&self) -> String {
         let inputs = match self.verified_inputs {
-            _ if !self.verified => return "no".into(),
-            1 => "on one input".into(),
-            n => format!("on {n} inputs"),
+            _ if !self.verified => return "not verified".into(),
+            1 => "bit for bit, on one input".into(),
+            n => format!("bit for bit, on {n} inputs"),
         };
         match &self.same_in_all[..] {
             [] => inputs,
@@ -137,36 +175,59 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("device", self.device.clone())?;
-        row("mode", format!("{}{}", self.mode, self.reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default()))?;
+        row("mode", format!("{} ({})", self.mode, self.mode.told()))?;
+        if let Some(reason) = &self.reason {
+            row("reason", reason.clone())?;
+        }
         for note in &self.notes {
             row("note", note.clone())?;
+        }
+        if self.mode == Mode::Eager {
+            return self.eager_rows(row);
         }
         row("policy", self.policy.clone())?;
         if let Some(tuning) = &self.tuning {
             row("tuned", tuning.to_string())?;
         }
-        let fused = if self.fused > 0 { format!(", {} became part of others", self.fused) } else { String::new() };
-        row("ops", format!("{}, of which {} ran once{fused}", self.ops, self.folded))?;
-        row("edges", format!("{}, reduced to {}", self.edges, self.edges_reduced))?;
-        row("width, depth", format!("{}, {}", self.width, self.depth))?;
-        row("streams, waits", format!("{}, {}", self.streams, self.waits))?;
+        let parts = [(self.folded, "are constant and ran once"), (self.fused, "are fused into others")];
+        let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, told)| format!("; {count} {told}"));
+        row("ops", format!("{} in a forward pass{}", self.ops, parts.collect::<String>()))?;
+        row("dependencies", format!("{}, of which {} are not implied by others", self.edges, self.edges_reduced))?;
+        row("width, depth", format!("at most {} ops side by side, {} one after another", self.width, self.depth))?;
+        row("streams", format!("{}, with {} waits between them", self.streams, self.waits))?;
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        let memory =
-            format!("{} of {:.1} MiB in {:.1} MiB", self.buffers, mib(self.buffer_bytes), mib(self.arena_bytes));
+        let (all, arena) = (mib(self.buffer_bytes), mib(self.arena_bytes));
+        let memory = format!("{} of {all:.1} MiB share {arena:.1} MiB", self.buffers);
         let rest = (mib(self.constant_bytes), mib(self.workspace_bytes));
         let memory = format!("{memory}, constants {:.1} MiB, workspaces {:.1} MiB", rest.0, rest.1);
         row("buffers", memory)?;
-        row("verified", self.verification())?;
-        let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
-        row("build, ms", stages.join(", "))?;
+        row("same as eager", self.verification())?;
+        row("build, ms", self.stages())?;
         row("eager, us", format!("{:.0}", self.eager_us))?;
-        row("replay, us", format!("{:.0}", self.replay_us))?;
-        if self.rebuilds > 0 {
-            row("rebuilds", self.rebuilds.to_string())?;
+        let faster = if self.replay_us > 0. && self.eager_us > 0. {
+            format!(", {:.2} times as fast", self.eager_us / self.replay_us)
+        } else {
+            String::new()
+        };
+        row("replay, us", format!("{:.0}{faster}", self.replay_us))?;
+        self.counts(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eager_report_has_no_rows_of_zeros() {
+        let built = Report { device: "cpu".into(), policy: "opara".into(), eager_us: 7., ..Report::default() };
+        let eager = built.eagerly("it draws random numbers".into());
+        let text = eager.to_string();
+        let rows: Vec<&str> = text.lines().map(|line| line.split("  ").next().unwrap_or_default()).collect();
+        assert_eq!(rows, ["device", "mode", "reason", "eager, us"], "{eager}");
+        let replayed = Report { mode: Mode::Lanes, ..built }.to_string();
+        for row in ["ops", "dependencies", "streams", "buffers", "same as eager", "replay, us"] {
+            assert!(replayed.lines().any(|line| line.starts_with(row)), "{row}: {replayed}");
         }
-        if self.rechecks > 0 {
-            row("re-checks", format!("{}, of which {} differed", self.rechecks, self.mismatches))?;
-        }
-        Ok(())
     }
 }

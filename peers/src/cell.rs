@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Result};
 use candle::Tensor;
+use clap::builder::RangedU64ValueParser;
 use opara_examples::relative_error;
 use opara_peers::results::{Contestant, Measured, Outcome};
 
@@ -18,7 +19,7 @@ const BEFORE: Duration = Duration::from_millis(150);
 #[derive(Debug, Clone, clap::Args)]
 pub struct Turns {
     /// Calls of each contestant that are measured, with the L2 cache flushed before each and as often without.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub calls: usize,
 
     /// Calls that a contestant makes before the next one has its turn.

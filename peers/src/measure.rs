@@ -1,10 +1,12 @@
 //! `peers measure`: this library and its peers on one machine in one run.
 
-use std::path::PathBuf;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
 
 use anyhow::{bail, ensure, Context, Result};
 use candle::Device;
 use opara_candle::SpanLabels;
+use opara_examples::warnings;
 use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
@@ -56,7 +58,8 @@ impl Args {
     /// outcome.
     pub fn run(&self) -> Result<()> {
         ensure!(self.parts.batches.iter().all(|&batch| batch > 0), "a batch has at least one item");
-        tracing_subscriber::registry().with(SpanLabels).init();
+        check_writable(&self.output)?;
+        tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
         let device = match self.cpu {
             true => Device::Cpu,
             false => opara_candle::cuda_device(0).context("there is no GPU; --cpu measures on the CPU")?,
@@ -116,6 +119,17 @@ impl Args {
             None => Ok(()),
         }
     }
+}
+
+/// Checks that a file can be written, before hours go into what it is to hold. Leaves it as it is.
+fn check_writable(path: &Path) -> Result<()> {
+    let existed = path.exists();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.with_context(|| format!("cannot write {}", path.display()))?;
+    if !existed {
+        fs::remove_file(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Contestants whose kernels are timed: of all those that replay the same kernels in another order, one.

@@ -1,6 +1,6 @@
 //! Files of results: raw samples, and where they come from.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
@@ -187,6 +187,12 @@ impl Results {
             Ok(file.flush()?)
         };
         write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The names of all contestants.
+    pub fn contestants(&self) -> BTreeSet<&str> {
+        let cells = self.runs.iter().flat_map(|run| &run.cells);
+        cells.flat_map(|cell| &cell.contestants).map(|contestant| &*contestant.name).collect()
     }
 
     /// The cells of all runs, one for each key, by key.

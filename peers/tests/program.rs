@@ -59,6 +59,22 @@ fn what_is_measured_is_drawn_and_compared() -> Result<()> {
 }
 
 #[test]
+fn what_cannot_be_measured_is_said_before() -> Result<()> {
+    let folder = TempDir::new()?;
+    let nowhere = folder.path().join("nowhere").join("results.json");
+    // Before the first cell, which says that the baseline is not ready.
+    let unwritable = contains("cannot write").and(contains("ready in").not());
+    measure(&nowhere).args(["--only", "eager"]).assert().code(2).stderr(unwritable);
+    peers().args(["measure", "--cpu", "--calls", "0", "-o", "x"]).assert().code(2).stderr(contains("0 is not in 1.."));
+
+    let file = folder.path().join("results.json");
+    std::fs::write(&file, r#"{"format": 1, "runs": []}"#)?;
+    let draw = |baseline| peers().args(["draw", "--baseline", baseline, "-o"]).arg(folder.path()).arg(&file).assert();
+    draw("foo").code(2).stderr(contains("the results have no contestant \"foo\""));
+    Ok(())
+}
+
+#[test]
 fn what_is_not_sound_is_an_error() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("results.json");

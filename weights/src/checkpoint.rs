@@ -9,6 +9,7 @@ use candle_nn::VarBuilder;
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
 
+use crate::lfs;
 use crate::loaded::Loaded;
 use crate::source::Source;
 use crate::WeightsError;
@@ -65,17 +66,19 @@ impl Checkpoint {
     /// A weights file is `.safetensors` or what `torch.save` made of a dict of
     /// tensors: `.pth`, `.pt`, `.bin`. A folder or repository has `config.json`
     /// and, first found first taken, `model.safetensors` or
-    /// `pytorch_model.bin` or the index of either's shards.
+    /// `pytorch_model.bin` or the index of either's shards. `config.json` and
+    /// `tokenizer.json` beside a weights file are its own.
     ///
     /// `HF_HOME` and `HF_ENDPOINT` say where the cache and the hub are.
     pub fn find(model: &str) -> Result<Self, WeightsError> {
         let path = Path::new(model);
         if path.is_file() {
             let part = Part { path: path.to_path_buf(), names: None };
-            return Ok(Self {
+            let beside = |name| Some(path.with_file_name(name)).filter(|path| path.is_file());
+            return Self::whole(Self {
                 model: model.to_owned(),
-                config: None,
-                tokenizer: None,
+                config: beside(CONFIG),
+                tokenizer: beside(TOKENIZER),
                 listing: path.to_path_buf(),
                 parts: vec![part],
             });
@@ -90,6 +93,7 @@ impl Checkpoint {
         let listing = required(&WEIGHTS)?;
         let parts = if listing.extension().is_some_and(|extension| extension == "json") {
             let mut files = BTreeMap::<String, Vec<String>>::new();
+            lfs::check(&listing)?;
             for (name, file) in read_json::<Index>(&listing)?.weight_map {
                 files.entry(file).or_default().push(name);
             }
@@ -110,20 +114,27 @@ impl Checkpoint {
         let tokenizer = match source.first(&[TOKENIZER]) {
             // All that is required came from the cache, so this is not worth
             // failing for without a network.
-            Err(WeightsError::Hub { .. }) => None,
+            Err(WeightsError::Hub { .. } | WeightsError::HubSilent { .. }) => None,
             found => found?,
         };
-        Ok(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+        Self::whole(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+    }
+
+    /// Checks that the files are there themselves.
+    fn whole(self) -> Result<Self, WeightsError> {
+        let parts = self.parts.iter().map(|part| &part.path);
+        self.config.iter().chain(&self.tokenizer).chain(parts).try_for_each(|path| lfs::check(path))?;
+        Ok(self)
     }
 
     /// Reads the model's configuration, `config.json`. A single weights file
-    /// has none.
+    /// has one if it lies beside it.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, WeightsError> {
         let missing = || WeightsError::MissingFile { model: self.model.clone(), file: CONFIG.to_owned() };
         read_json(self.config_path().ok_or_else(missing)?)
     }
 
-    /// The model's `config.json`, unless it is a single weights file.
+    /// The model's `config.json`; a single weights file may have none.
     pub fn config_path(&self) -> Option<&Path> {
         self.config.as_deref()
     }

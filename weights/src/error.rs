@@ -30,6 +30,20 @@ pub enum WeightsError {
         source: ApiError,
     },
 
+    /// The hub accepted a request and then sent nothing.
+    #[error(
+        "the hub sent nothing for {seconds} s when asked for {what} of model `{model}`: check the network, the proxy and \
+         HF_ENDPOINT, wait longer with HF_HUB_DOWNLOAD_TIMEOUT (in seconds), or give a local folder instead"
+    )]
+    HubSilent {
+        /// The repository id.
+        model: String,
+        /// The file, or the list of files.
+        what: String,
+        /// How long it was silent.
+        seconds: u64,
+    },
+
     /// The hub lists the file, but it could not be downloaded.
     #[error("cannot download `{file}` of model `{model}`")]
     Download {
@@ -48,6 +62,16 @@ pub enum WeightsError {
         model: String,
         /// The file, or the alternatives.
         file: String,
+    },
+
+    /// A pointer of Git LFS lies where the file should be.
+    #[error(
+        "{} is a pointer of Git LFS and not the file itself: run `git lfs pull` in its folder, or download the file",
+        path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
     },
 
     /// The operating system refused to read a file.

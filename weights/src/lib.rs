@@ -14,7 +14,9 @@
 mod checkpoint;
 mod error;
 mod format;
+mod lfs;
 mod loaded;
+mod patience;
 mod seeded;
 mod shard;
 mod source;

@@ -2,10 +2,13 @@
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use hf_hub::api::sync::{ApiBuilder, ApiRepo};
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo};
+use indicatif::ProgressBar;
 
+use crate::patience::{self, Download, Life};
 use crate::WeightsError;
 
 /// A place that files are asked for by name.
@@ -43,7 +46,7 @@ impl Source {
 pub(crate) struct Hub {
     model: String,
     cached: CacheRepo,
-    remote: ApiRepo,
+    remote: Api,
     /// Asked for once, and only if the cache does not answer.
     listing: OnceCell<Vec<String>>,
 }
@@ -55,7 +58,7 @@ impl Hub {
         Ok(Self {
             model: model.to_owned(),
             cached: Cache::from_env().model(model.to_owned()),
-            remote: api.model(model.to_owned()),
+            remote: api,
             listing: OnceCell::new(),
         })
     }
@@ -65,24 +68,37 @@ impl Hub {
             return Ok(Some(path));
         }
         let listing = self.listing()?;
-        names
-            .iter()
-            .find(|name| listing.iter().any(|file| file == *name))
-            .map(|name| {
-                self.remote.download(name).map_err(|source| WeightsError::Download {
-                    model: self.model.clone(),
-                    file: (*name).to_owned(),
-                    source,
-                })
-            })
-            .transpose()
+        let name = names.iter().find(|name| listing.iter().any(|file| file == *name));
+        name.map(|name| self.download(name)).transpose()
+    }
+
+    fn download(&self, name: &str) -> Result<PathBuf, WeightsError> {
+        let (repo, file) = (self.remote.model(self.model.clone()), name.to_owned());
+        let found = self.patiently(name, move |life| repo.download_with_progress(&file, Download::new(life)))?;
+        found.map_err(|source| WeightsError::Download { model: self.model.clone(), file: name.to_owned(), source })
+    }
+
+    /// What the hub says, unless it is silent for too long.
+    fn patiently<T: Send + 'static>(
+        &self,
+        what: &str,
+        talk: impl FnOnce(Life<Result<T, ApiError>>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<Result<T, ApiError>, WeightsError> {
+        let seconds = patience::seconds();
+        let silent = || WeightsError::HubSilent { model: self.model.clone(), what: what.to_owned(), seconds };
+        patience::wait(seconds, talk).ok_or_else(silent)
     }
 
     fn listing(&self) -> Result<&[String], WeightsError> {
         if let Some(listing) = self.listing.get() {
             return Ok(listing);
         }
-        let info = self.remote.info().map_err(|source| WeightsError::Hub { model: self.model.clone(), source })?;
+        let waiting = ProgressBar::new_spinner().with_message(format!("asking the hub for {}", self.model));
+        waiting.enable_steady_tick(Duration::from_millis(100));
+        let repo = self.remote.model(self.model.clone());
+        let found = self.patiently("the list of files", move |_| repo.info());
+        waiting.finish_and_clear();
+        let info = found?.map_err(|source| WeightsError::Hub { model: self.model.clone(), source })?;
         let files = info.siblings.into_iter().map(|file| file.rfilename);
         Ok(self.listing.get_or_init(|| files.collect()))
     }

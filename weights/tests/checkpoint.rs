@@ -75,6 +75,27 @@ fn reads_back_what_was_written() -> Outcome {
 }
 
 #[test]
+fn pointers_of_git_lfs_are_told_from_damaged_files() -> Outcome {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 437951328\n";
+    let told = |found: Result<Checkpoint, WeightsError>, name: &str| {
+        let error = found.expect_err("a pointer");
+        assert!(matches!(&error, WeightsError::LfsPointer { path } if path.ends_with(name)), "{error}");
+        assert!(error.to_string().contains("git lfs pull"), "{error}");
+    };
+    for name in [WEIGHTS, "tokenizer.json"] {
+        let (dir, _) = small()?;
+        let path = dir.path().join(name);
+        fs::write(&path, pointer)?;
+        told(find(&dir), name);
+        told(Checkpoint::find(dir.path().join(WEIGHTS).to_str().expect("a UTF-8 path")), name);
+    }
+    let dir = folder()?;
+    fs::write(dir.path().join(INDEX), pointer)?;
+    told(find(&dir), INDEX);
+    Ok(())
+}
+
+#[test]
 fn finds_the_tokenizer() -> Outcome {
     let (dir, _) = small()?;
     let file = dir.path().join("tokenizer.json");

@@ -66,6 +66,15 @@ fn the_cache_goes_before_the_hub() -> Result<(), Box<dyn Error>> {
     let message = offline.to_string();
     assert!(message.contains("`org/small`") && message.contains("local folder"));
 
+    // It accepts connections, and never reads from them.
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    env::set_var("HF_ENDPOINT", format!("http://{}", silent.local_addr()?));
+    env::set_var("HF_HUB_DOWNLOAD_TIMEOUT", "1");
+    let unanswered = Checkpoint::find("org/small").expect_err("the hub is silent");
+    assert!(matches!(&unanswered, WeightsError::HubSilent { model, seconds: 1, .. } if model == "org/small"));
+    assert!(unanswered.to_string().contains("HF_HUB_DOWNLOAD_TIMEOUT"), "{unanswered}");
+    env::remove_var("HF_HUB_DOWNLOAD_TIMEOUT");
+
     let value = 2.5f32.to_le_bytes();
     let shard = serialize([("x", TensorView::new(Dtype::F32, vec![1], &value)?)], None)?;
     let index = br#"{"weight_map": {"x": "model-00001-of-00001.safetensors"}}"#;

@@ -74,13 +74,24 @@ fn weights_are_found_among_what_training_needs() -> Outcome {
 }
 
 #[test]
-fn a_file_has_no_configuration() -> Outcome {
+fn a_file_alone_has_no_configuration() -> Outcome {
     for file in ["same.safetensors", "zip.pth"] {
         let checkpoint = find(&data(file))?;
         assert_eq!((checkpoint.config_path(), checkpoint.tokenizer_path()), (None, None));
         let error = checkpoint.config::<serde_json::Value>().expect_err("no configuration").to_string();
         assert!(error.contains(file) && error.contains("config.json"), "{error}");
     }
+    Ok(())
+}
+
+#[test]
+fn what_lies_beside_a_file_is_its_own() -> Outcome {
+    let dir = folder(&[("zip.pth", "weights.pth")])?;
+    fs::write(dir.path().join("config.json"), r#"{"layers": 3}"#)?;
+    fs::write(dir.path().join("tokenizer.json"), "{}")?;
+    let checkpoint = find(&dir.path().join("weights.pth"))?;
+    assert_eq!(checkpoint.config::<serde_json::Value>()?["layers"], 3);
+    assert_eq!(checkpoint.tokenizer_path(), Some(&*dir.path().join("tokenizer.json")));
     Ok(())
 }
 

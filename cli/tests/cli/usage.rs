@@ -81,6 +81,26 @@ fn models_are_recorded_on_the_cpu() {
 }
 
 #[test]
+#[cfg(feature = "record")]
+fn a_cache_that_cannot_be_used_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let tune = |cache: &std::path::Path| {
+        let cache = cache.to_str().unwrap();
+        opara(&["tune", "deepfm", "--cpu", "--budget", "0.01", "--cache", cache]).success()
+    };
+    tune(&file.join("nowhere")).stderr(contains("cannot be kept for the next start").and(contains("nowhere")));
+
+    let cache = folder.path().join("cache");
+    tune(&cache).stderr(contains("kept").or(contains("plan on disk")).not());
+    let plans = || std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(plans().count(), 1);
+    plans().for_each(|plan| std::fs::write(plan, "{").unwrap());
+    tune(&cache).stderr(contains("a tuned plan on disk cannot be used").and(contains(".plan.json")));
+}
+
+#[test]
 #[cfg(all(feature = "record", not(feature = "cuda")))]
 fn without_a_gpu_record_asks_for_the_cpu() {
     opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu uses the CPU").and(contains("--features cuda")));

@@ -19,7 +19,8 @@ const WORTH_TRYING: f64 = 0.95;
 pub(super) struct Steps {
     /// Estimated work of each operator.
     pub work: Vec<u64>,
-    /// Whether it gains from more cores: matrix products, convolutions and pools do. candle's other operators run on one.
+    /// Whether it gains from more cores: matrix products, attention, softmax, convolutions and pools do. candle's other
+    /// operators run on one.
     pub scales: Vec<bool>,
     /// Positions that wait for each.
     pub successors: Vec<Vec<usize>>,

@@ -45,7 +45,7 @@ impl Lanes {
         };
         let scales = |step: &Step| {
             let name = step.op.map(|op| program.ops[ops.kept[op]].name);
-            matches!(name, Some("linear" | "matmul" | "conv2d" | "max_pool2d" | "avg_pool2d"))
+            matches!(name, Some("linear" | "matmul" | "attention" | "softmax" | "conv2d" | "max_pool2d" | "avg_pool2d"))
         };
         let mut steps = Steps {
             scales: scheduled.iter().map(scales).collect(),

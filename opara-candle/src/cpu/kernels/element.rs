@@ -124,10 +124,14 @@ sum! {
 pub(super) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     let (chunks, rest) = x.as_chunks::<WIDEST>();
     let mut of = [start; WIDEST];
-    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+    // By arrays: of slices, whose length is not known, the compiler makes no vectors.
+    for chunk in chunks {
         for (of, &x) in of.iter_mut().zip(chunk) {
             *of = join(*of, x);
         }
+    }
+    for (of, &x) in of.iter_mut().zip(rest) {
+        *of = join(*of, x);
     }
     of.into_iter().fold(start, join)
 }

@@ -1,0 +1,126 @@
+//! The examples as programs, on the CPU. `cargo test` builds them; a run of this file alone needs `cargo build --examples`
+//! of the same profile before.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{ensure, Context, Result};
+use assert_cmd::assert::Assert;
+use assert_cmd::Command;
+use candle::{DType, Device};
+use candle_nn::VarMap;
+
+/// The program of an example, which lies beside this test.
+fn program(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let folder = test.parent().and_then(Path::parent).context("no folder of the build")?.join("examples");
+    let path = folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    ensure!(path.is_file(), "{} is not built: run `cargo build --examples`", path.display());
+    Ok(path)
+}
+
+fn example(name: &str, args: &[&str]) -> Result<Assert> {
+    Ok(Command::new(program(name)?).args(args).assert())
+}
+
+fn stderr(assert: &Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+}
+
+/// A file of the weights that a model asks for.
+fn save<M>(path: &Path, load: impl FnOnce(candle_nn::VarBuilder) -> candle::Result<M>) -> Result<()> {
+    let weights = VarMap::new();
+    load(candle_nn::VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu))?;
+    Ok(weights.save(path)?)
+}
+
+const SHORT: [&str; 7] = ["--cpu", "--size", "tiny", "--seq-len", "8", "--iters", "1"];
+
+#[test]
+fn bert_and_t5_take_a_weights_file() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [bert, t5] = ["bert.safetensors", "t5.safetensors"].map(|name| folder.path().join(name));
+    save(&bert, |vb| opara_models::bert::BertModel::load(vb, &opara_models::bert::Config::tiny()))?;
+    save(&t5, |vb| opara_models::t5::T5::load(vb, &opara_models::t5::Config::tiny()))?;
+    for (name, file) in [("bert", &bert), ("t5", &t5)] {
+        let file = file.to_str().context("a path of UTF-8")?;
+        let told = stderr(&example(name, &[&SHORT[..], &["--model", file]].concat())?.success());
+        assert!(told.contains("no config.json beside the weights file"), "{told}");
+        assert!(!told.contains("does not use"), "{told}");
+        // Another size than the file's.
+        let misfit = example(name, &["--cpu", "--model", file])?.code(1);
+        assert!(stderr(&misfit).contains("the weights do not fit this model"), "{}", stderr(&misfit));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_lies_beside_a_weights_file_is_read() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [file, config, tokenizer] =
+        ["model.safetensors", "config.json", "tokenizer.json"].map(|name| folder.path().join(name));
+    let model = file.to_str().context("a path of UTF-8")?;
+    save(&file, |vb| opara_models::t5::T5::load(vb, &opara_models::t5::Config::tiny()))?;
+    std::fs::write(&config, "{")?;
+    std::fs::write(&tokenizer, "{")?;
+    let damaged = example("t5", &[&SHORT[..], &["--model", model]].concat())?.code(1);
+    assert!(stderr(&damaged).contains(config.to_str().context("a path of UTF-8")?), "{}", stderr(&damaged));
+    std::fs::remove_file(config)?;
+    let damaged = example("t5", &[&SHORT[..], &["--model", model]].concat())?.code(1);
+    assert!(stderr(&damaged).contains(tokenizer.to_str().context("a path of UTF-8")?), "{}", stderr(&damaged));
+    Ok(())
+}
+
+#[test]
+fn layers_that_are_left_out_are_said() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("bert.safetensors");
+    let tiny = opara_models::bert::Config::tiny();
+    let more = opara_models::bert::Config { num_hidden_layers: tiny.num_hidden_layers + 1, ..tiny.clone() };
+    save(&file, |vb| opara_models::bert::BertModel::load(vb, &more))?;
+    let file = file.to_str().context("a path of UTF-8")?;
+    let told = stderr(&example("bert", &[&SHORT[..], &["--model", file]].concat())?.success());
+    let layer = format!("encoder.layer.{} (16)", tiny.num_hidden_layers);
+    assert!(told.contains("the model does not use 16 tensors of the checkpoint") && told.contains(&layer), "{told}");
+    Ok(())
+}
+
+#[test]
+fn a_text_that_memory_cannot_hold_is_an_error() -> Result<()> {
+    let told = stderr(&example("t5", &["--cpu", "--seq-len", "100000"])?.code(1));
+    assert!(told.contains("--seq-len 100000 is too long"), "{told}");
+    let told = stderr(&example("t5", &["--cpu", "--max-tokens", "100000"])?.code(1));
+    assert!(told.contains("--max-tokens 100000 is too long"), "{told}");
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() -> Result<()> {
+    for (name, args) in [("bert", &SHORT[..]), ("deepfm", &["--cpu", "--iters", "1", "--repeat", "1000"])] {
+        let mut child = std::process::Command::new(program(name)?)
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        // Closed before the first line is written.
+        drop(child.stdout.take());
+        let mut told = String::new();
+        child.stderr.take().context("stderr is piped")?.read_to_string(&mut told)?;
+        assert!(child.wait()?.success(), "{name}: {told}");
+        assert!(!told.contains("roken pipe") && !told.contains("panicked"), "{name}: {told}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("zoo.jsonl");
+    let path = file.to_str().context("a path of UTF-8")?;
+    example("zoo", &["--cpu", "--only", "mobileone-s0", "--json", path])?.success();
+    let text = std::fs::read_to_string(&file)?;
+    let row: serde_json::Value = serde_json::from_str(&text)?;
+    assert_eq!((row["model"].as_str(), row["finite"].as_bool()), (Some("mobileone-s0"), Some(true)), "{text}");
+    Ok(())
+}

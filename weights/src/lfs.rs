@@ -1,0 +1,21 @@
+//! Pointers of Git LFS: small texts that stand for large files where these were not fetched.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::WeightsError;
+
+const START: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Checks that a file is no pointer. One that cannot be read is left to whoever reads it.
+///
+/// # Errors
+/// [`WeightsError::LfsPointer`].
+pub(crate) fn check(path: &Path) -> Result<(), WeightsError> {
+    let mut start = [0; START.len()];
+    match File::open(path).and_then(|mut file| file.read_exact(&mut start)) {
+        Ok(()) if start == *START => Err(WeightsError::LfsPointer { path: path.to_path_buf() }),
+        _ => Ok(()),
+    }
+}
