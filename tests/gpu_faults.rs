@@ -1,7 +1,7 @@
 //! Calls of the driver that fail while an executor is built and called: an error of its type or eager mode with its reason,
 //! nothing leaked, and later calls right.
 //!
-//! `cargo test --release --features cudnn,testing --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
+//! `cargo test --release --features cudnn,faults --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
 //! the whole process, so one test runs at a time.
 
 mod common;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{ensure, Context};
 use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, isolated, isolated_on_a_full_disk, one_on, waves};
-use opara_candle::testing::{with_fault, Failure, Fault};
+use opara_candle::faults::{with_fault, Failure, Fault};
 use opara_candle::{device_memory, Builder, Error, Mode, OparaExecutor, Tuning};
 
 /// Held by each test.

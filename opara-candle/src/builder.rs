@@ -93,7 +93,8 @@ impl Builder {
 
     /// How many times a GPU's schedule is put under stress while the executor is built: the arena is filled with NaN
     /// before each replay and random launches are held up, so that an edge that is missing shows as other bits than
-    /// eager's. For tests. Default: 0.
+    /// eager's. Default: 0. With the feature `testing` alone.
+    #[cfg(feature = "testing")]
     pub fn stress(mut self, rounds: u64) -> Self {
         self.0.stress = rounds;
         self

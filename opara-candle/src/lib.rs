@@ -16,7 +16,11 @@ mod capture_thread;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
+#[cfg(feature = "testing")]
 pub mod device_memory;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "it is public with the feature `testing`")]
+mod device_memory;
 mod error;
 mod examples;
 mod executor;
@@ -37,10 +41,14 @@ mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
-#[cfg(all(feature = "testing", feature = "cuda"))]
+#[cfg(all(feature = "faults", feature = "cuda"))]
 #[doc(hidden)]
-pub use cuda::faults as testing;
+pub use cuda::faults;
+#[cfg(feature = "testing")]
 pub mod timing;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "the rest is public with the feature `testing`")]
+mod timing;
 pub mod trace;
 mod verify;
 
