@@ -248,8 +248,8 @@ fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result
     let function = branches(&device)?;
     let inputs = one_on(0, &device)?;
     let expected = function(&inputs)?;
-    let tuning = Tuning { budget: std::time::Duration::ZERO, proposals: 4, cache: None, ..Tuning::default() };
-    let tuned = || builder().tuning(tuning.clone());
+    let tuning = Tuning::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
+    let tuned = || builder().policy(tuning.clone());
     let raced = || builder().race(true);
     settle(&device)?;
     let before = pool(&device)?;

@@ -33,10 +33,12 @@ pub mod ops;
 mod options;
 mod plan;
 mod plans;
+pub mod prelude;
 mod recheck;
 mod report;
 mod resident;
 mod rivals;
+mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
@@ -52,6 +54,11 @@ mod timing;
 pub mod trace;
 mod verify;
 
+/// The version of candle that this crate works with.
+pub use candle;
+/// The version of `candle-nn` whose `VarBuilder` and layers [`nn`] works with.
+pub use candle_nn;
+
 pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
@@ -60,6 +67,7 @@ pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
+pub use scheduling::Scheduling;
 pub use trace::scope::{scope, SpanLabels};
 
 use opara_plan::disk_cache as kept;
