@@ -4,8 +4,6 @@
 // Code for older architectures has no such kernels, rather than empty ones.
 #if __CUDA_ARCH__ >= 800
 
-#include <type_traits>
-
 #include "rows.cuh"
 #include "tensor.cuh"
 
@@ -109,16 +107,14 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
     }
 }
 
-// The columns of a lane in row R of its two, of one query, in the arithmetic of f32 and without tensor cores: for operands that
-// these cannot split, and where a sum of values overflows before it is divided by the sum of the weights.
-template <int R, int D, typename T>
-__device__ inline void without_tensor_cores(float (&out)[D][4], float scale, const T *q, Tokens<T> k, Tokens<T> v,
-                                            const T *bias, unsigned column) {
+// The lane's columns of one query, in the arithmetic of f32 and without tensor cores.
+template <int DIM, typename T>
+__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const T *bias) {
     auto score = [&](unsigned key) {
         const T *const of_key = k.at + (size_t)key * k.pitch;
         float sum = 0;
 #pragma unroll 1
-        for (unsigned d = 0; d < 8 * D; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
+        for (unsigned d = 0; d < DIM; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
         return bias ? sum + widen(bias[key]) : sum;
     };
     // NaN makes NaN of all that follows.
@@ -130,21 +126,28 @@ __device__ inline void without_tensor_cores(float (&out)[D][4], float scale, con
     }
 #pragma unroll 1
     for (unsigned key = 0; key < k.count && weights == weights; key++) weights += expf(score(key) - largest);
+    float out[DIM / 8][2];
 #pragma unroll
-    for (int d = 0; d < D; d++) out[d][2 * R] = out[d][2 * R + 1] = weights == weights ? 0 : weights;
+    for (int d = 0; d < DIM / 8; d++) out[d][0] = out[d][1] = weights == weights ? 0 : weights;
 #pragma unroll 1
     for (unsigned key = 0; key < k.count && weights == weights; key++) {
         const float weight = expf(score(key) - largest) / weights;
-        const T *const value = v.at + (size_t)key * v.pitch + column;
+        const T *const value = v.at + (size_t)key * v.pitch;
 #pragma unroll
-        for (int d = 0; d < D; d++)
+        for (int d = 0; d < DIM / 8; d++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) out[d][2 * R + e] = fmaf(weight, widen(value[d * 8 + e]), out[d][2 * R + e]);
+            for (int e = 0; e < 2; e++) out[d][e] = fmaf(weight, widen(value[d * 8 + e]), out[d][e]);
     }
+#pragma unroll
+    for (int d = 0; d < DIM / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) y[d * 8 + e] = narrow<T>(out[d][e]);
 }
 
+// Which of this lane's two queries, as bits, have to be computed once more without tensor cores: their operands cannot be split, or a
+// sum of values overflows before it is divided by the sum of the weights.
 template <int DIM, typename T>
-__device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
+__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {
     constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
     __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
@@ -230,26 +233,19 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
 
     // By shared memory, so that neighbours go to memory together.
     const Tile<DIM, T> results{room[0][0] + warp * ROWS * PITCH};
-    auto finish = [&](auto row) {
-        constexpr int R = decltype(row)::value;
-        const float weights = of_warp<Add>(sum[R], 4);
-        float factor = 1 / weights;
+    unsigned wrong = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float weights = of_warp<Add>(sum[r], 4), factor = 1 / weights;
         bool is_right = weights == weights;
 #pragma unroll
-        for (int d = 0; d < DIM / 8; d++)
-            is_right &= fabsf(out[d][2 * R]) < SPLIT_SUM && fabsf(out[d][2 * R + 1]) < SPLIT_SUM;
-        const unsigned query = first + 8 * R;
-        if (!is_right && query < q.count) {
-            without_tensor_cores<R>(out, scale, q.at + (size_t)query * q.pitch, k, v, bias ? added.row[R] : nullptr, column);
-            factor = 1;
+        for (int d = 0; d < DIM / 8; d++) {
+            is_right &= fabsf(out[d][2 * r]) < SPLIT_SUM && fabsf(out[d][2 * r + 1]) < SPLIT_SUM;
+            store<T, 2>(results.row(lane / 4 + 8 * r) + d * 8 + column,
+                        {narrow<T>(out[d][2 * r] * factor), narrow<T>(out[d][2 * r + 1] * factor)});
         }
-#pragma unroll
-        for (int d = 0; d < DIM / 8; d++)
-            store<T, 2>(results.row(lane / 4 + 8 * R) + d * 8 + column,
-                        {narrow<T>(out[d][2 * R] * factor), narrow<T>(out[d][2 * R + 1] * factor)});
-    };
-    finish(std::integral_constant<int, 0>());
-    finish(std::integral_constant<int, 1>());
+        wrong |= is_right ? 0 : 1u << r;
+    }
     __syncwarp();
     constexpr unsigned LOADS = Tile<DIM, T>::LOADS;
 #pragma unroll
@@ -257,18 +253,46 @@ __device__ inline void attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T
         const unsigned query = blockIdx.x * QUERIES + warp * ROWS + i / LOADS, at = i % LOADS * WIDE<T>;
         if (query < q.count) store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(results.row(i / LOADS) + at));
     }
+    return wrong;
 }
 
 // Of the head of this block. y is (batch, queries, heads, DIM); the bias, where it is not null, is added to the scores.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
+#define STRIDES_OF(X) X##_batch, X##_head, X##_token
 #define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
+#define OF_HEAD(DIM)                                                                                                      \
+    {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
+        y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
+
+// Not inlined, and with the arguments of the kernel, which are constants: so it takes no registers of the kernel's, which seldom
+// calls it.
+template <int DIM, typename T>
+__device__ __noinline__ void attention_again(unsigned wrong, unsigned queries, unsigned keys, unsigned heads, float scale,
+                                             STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v,
+                                             const T *b, T *y) {
+    auto again = [&](Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
+        const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
+        // The columns as before: of one result, written by this lane alone.
+        __syncwarp();
+#pragma unroll 1
+        for (unsigned r = 0; r < 2; r++) {
+            const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
+            if (!(wrong >> r & 1) || query >= q.count) continue;
+            without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
+                                      {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr);
+        }
+    };
+    again(OF_HEAD(DIM));
+}
+
 #define ATTENTION(DIM, T, NAME)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
         STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
-        attention<DIM, T>(scale, {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token},      \
-                          b ? HEAD(b) : nullptr, b_token,                                                              \
-                          y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM);                 \
+        const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
+        if (__any_sync(~0u, wrong))                                                                                    \
+            attention_again<DIM, T>(wrong, queries, keys, heads, scale, STRIDES_OF(q), STRIDES_OF(k), STRIDES_OF(v),   \
+                                    STRIDES_OF(b), q, k, v, b, y);                                                     \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(32, T, NAME)                                                                                             \
