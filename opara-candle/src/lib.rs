@@ -27,7 +27,7 @@ mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
-mod plan;
+mod pipeline;
 mod plans;
 mod recheck;
 mod report;
@@ -51,6 +51,7 @@ pub use executor::OparaExecutor;
 pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
+pub use pipeline::Stage;
 pub use report::{Mode, Report};
 pub use trace::scope::{scope, SpanLabels};
 

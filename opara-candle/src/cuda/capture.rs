@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 /// A captured forward pass.
 pub(super) struct Capture {
+    /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
     /// First byte of each allocation from before the pass that it uses.
