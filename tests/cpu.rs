@@ -372,7 +372,7 @@ impl Scheduler for Faulty {
         "faulty".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
         panic!("{} ops are too many", problem.graph.len())
     }
 }
