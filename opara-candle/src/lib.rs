@@ -48,7 +48,9 @@ pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
+pub use opara_plan::{
+    check, graph, kernel_catalog, memory, optimize, prepared, profile, schedule, simulate, timeline, tune,
+};
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
 pub use pipeline::Stage;
