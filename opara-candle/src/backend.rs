@@ -38,22 +38,30 @@ pub(crate) struct Fusing {
 
 /// A recorded forward pass.
 pub(crate) struct Recording {
-    pub trace: Trace,
-    /// Launches that others stand for, of the same results.
-    pub replaced: usize,
-    /// Those of them that are no launch any more.
-    pub fused: usize,
+    /// The launches as the module made them.
+    pub trace: Arc<Trace>,
     /// What could be faster and is not, and why.
     pub notes: Vec<String>,
     pub examples: Vec<Example>,
-    pub program: Arc<dyn Program>,
+    pub program: Box<dyn Program>,
+}
+
+/// A recorded forward pass some of whose launches are fused.
+pub(crate) struct FusedProgram {
+    /// With one op for each group of launches.
+    pub trace: Arc<Trace>,
+    /// Launches that others stand for, of the same results.
+    pub replaced: usize,
+    /// What could be faster and is not, and why.
+    pub notes: Vec<String>,
+    pub program: Box<dyn Program>,
 }
 
 /// What is replayed, and in which order.
 #[derive(Clone)]
 pub(crate) struct Planned {
     pub program: Arc<dyn Program>,
-    /// As it was recorded.
+    /// The recorded trace after fusion: what the program launches, one op a launch.
     pub trace: Arc<Trace>,
     pub prepared: Arc<Prepared>,
     pub schedule: Schedule,
@@ -71,6 +79,12 @@ pub(crate) type Spans = Vec<(u64, u64)>;
 
 /// What a device needs beside the trace to launch the ops again.
 pub(crate) trait Program: Send + Sync {
+    /// The same pass with groups of launches replaced by one launch each, where the device has a way to.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    fn fuse(self: Box<Self>, fusing: Fusing) -> Result<FusedProgram>;
+
     /// Something that runs the folded ops now and replays the others as planned.
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>>;
 

@@ -9,6 +9,7 @@ use crate::backend::Function;
 use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
 use crate::{resident, Error, Result};
@@ -161,6 +162,34 @@ impl Builder {
     /// recently used files go. Other files are never touched. Default: `opara-candle` in the user's folder for caches.
     pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
         self.0.kernels = folder;
+        self
+    }
+
+    /// Writes what each [`Stage`] of building gave to a folder inside this one, named by dtypes and shapes of the inputs
+    /// (`f32-1x3x224x224`): `1-record.trace`, `2-fuse.trace` and `3-fold.trace` for `opara`, `4-analyse.dot` for Graphviz,
+    /// `5-place.json`, `6-schedule.json`, `7-instantiate.json` (the schedule that was the fastest) and `8-verify.json` (the
+    /// report). What cannot be written is a warning. Default: nothing is written.
+    pub fn dump(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.0.dump = Some(folder.into());
+        self
+    }
+
+    /// Builds no further than this stage. Calls then run the module, as the report's reason says;
+    /// [`OparaExecutor::recorded_trace`] and [`OparaExecutor::trace`] give what the stages `record` and `fuse` made.
+    /// Default: all stages.
+    ///
+    /// ```
+    /// use candle::{Device, Tensor};
+    /// use opara_candle::{ops, OparaExecutor, Stage};
+    ///
+    /// let x = Tensor::ones(4, candle::DType::F32, &Device::Cpu)?;
+    /// let recorded = OparaExecutor::builder().stop_after(Stage::Record).build(ops::relu, &x)?;
+    /// assert_eq!(recorded.recorded_trace().map(|trace| trace.ops.len()), Some(1));
+    /// assert!(recorded.trace().is_none() && recorded.schedule().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn stop_after(mut self, stage: Stage) -> Self {
+        self.0.stop_after = Some(stage);
         self
     }
 

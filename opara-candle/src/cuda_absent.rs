@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle::{Device, Tensor};
 use opara_plan::latency::Sample;
 
-use crate::backend::{Function, Fusing, Recording};
+use crate::backend::{Function, Recording};
 use crate::examples::Examples;
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ pub fn cuda_device(_: usize) -> Result<Device> {
 #[derive(Default)]
 pub(crate) struct Arena;
 
-pub(crate) fn record(_: &Function, _: &[Tensor], _: &Examples, _: &Arc<Arena>, _: Option<Fusing>) -> Result<Recording> {
+pub(crate) fn record(_: &Function, _: &[Tensor], _: &Examples, _: &Arc<Arena>) -> Result<Recording> {
     absent()
 }
 

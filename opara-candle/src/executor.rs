@@ -10,7 +10,7 @@ use crate::backend::{Function, Planned, Replay};
 use crate::error::difference;
 use crate::nested::is_nested;
 use crate::options::{OnUncapturable, Options};
-use crate::plan::Plan;
+use crate::pipeline::{self, Plan};
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
 use crate::report::Report;
@@ -203,9 +203,16 @@ impl OparaExecutor {
         })
     }
 
-    /// What was recorded for the shapes used last. `None` in eager mode.
+    /// What is replayed for the shapes used last: the launches that were recorded, each group of
+    /// [fused](crate::Builder::fuse) ones as one op. [`measure`](Self::measure) measures
+    /// its ops. `None` in eager mode.
     pub fn trace(&self) -> Option<Trace> {
-        self.planned(|planned| (*planned.trace).clone())
+        self.plans.latest()?.plan.trace.as_deref().cloned()
+    }
+
+    /// The launches as the module made them, before any was fused, for the shapes used last. `None` in eager mode.
+    pub fn recorded_trace(&self) -> Option<Trace> {
+        self.plans.latest()?.plan.recorded.as_deref().cloned()
     }
 
     /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
@@ -333,13 +340,13 @@ impl OparaExecutor {
     fn build(&self, inputs: &[Tensor]) -> Result<Plan> {
         let arena = self.arena.lock().clone();
         for _ in 0..ATTEMPTS {
-            match Plan::build(&self.function, inputs, &self.options, &arena) {
+            match pipeline::build(&self.function, inputs, &self.options, &arena) {
                 Err(Error::Freed) => {}
                 built => return built,
             }
         }
         match self.options.on_uncapturable {
-            OnUncapturable::Eager => Ok(Plan::eager(&Error::Freed, inputs, &self.options)),
+            OnUncapturable::Eager => Ok(pipeline::eager(&Error::Freed, inputs, &self.options)),
             OnUncapturable::Error => Err(Error::Freed),
         }
     }

@@ -31,7 +31,7 @@ mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
-mod plan;
+mod pipeline;
 mod plans;
 pub mod prelude;
 mod recheck;
@@ -63,9 +63,12 @@ pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
+pub use opara_plan::{
+    check, graph, kernel_catalog, memory, optimize, prepared, profile, schedule, simulate, timeline, tune,
+};
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
+pub use pipeline::Stage;
 pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
 pub use trace::scope::{scope, SpanLabels};

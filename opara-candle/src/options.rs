@@ -8,6 +8,7 @@ use candle::Tensor;
 use crate::backend::Fusing;
 use crate::examples::Examples;
 use crate::kept;
+use crate::pipeline::stage::Stage;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
 use crate::scheduling::Scheduling;
@@ -57,6 +58,10 @@ pub(crate) struct Options {
     pub fuse: bool,
     /// Folder that keeps compiled kernels.
     pub kernels: Option<PathBuf>,
+    /// Folder for what each stage gave.
+    pub dump: Option<PathBuf>,
+    /// The last stage that is built.
+    pub stop_after: Option<Stage>,
 }
 
 impl Options {
@@ -98,6 +103,8 @@ impl Default for Options {
             race: true,
             fuse: true,
             kernels: kept::folder(),
+            dump: None,
+            stop_after: None,
         }
     }
 }

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::plan::Plan;
+use crate::pipeline::Plan;
 use crate::report::Report;
 use crate::shapes::Key;
 
@@ -159,7 +159,7 @@ impl Plans {
         self.with(|state| {
             // Forgotten or built anew since: then it answers no more calls.
             if state.kept.peek(key).is_some_and(|kept| Arc::ptr_eq(kept, entry)) {
-                let eager = Entry::new(Plan { replay: None, report, planned: None });
+                let eager = Entry::new(Plan::eager(report));
                 state.lose(key.clone(), Cause::Differed);
                 state.keep(key.clone(), eager.clone());
                 state.latest = Some(eager);
@@ -174,9 +174,7 @@ impl Plans {
             state.rebuilds = 0;
             state.lost.clear();
             let latest = state.latest.take();
-            let report = |entry: &Arc<Entry>| {
-                Entry::new(Plan { replay: None, report: entry.plan.report.clone(), planned: None })
-            };
+            let report = |entry: &Arc<Entry>| Entry::new(Plan::eager(entry.plan.report.clone()));
             state.latest = latest.as_ref().map(report);
             while let Some((_, entry)) = state.kept.pop_lru() {
                 state.out.push(entry);
@@ -221,7 +219,7 @@ impl State {
             if let Some(reason) = &report.reason {
                 tracing::warn!(%reason, rebuilds = self.rebuilds, "calls of some shapes run eagerly");
             }
-            self.eager.insert(cause, Entry::new(Plan { replay: None, report, planned: None }));
+            self.eager.insert(cause, Entry::new(Plan::eager(report)));
         }
         self.eager.get(&cause).cloned()
     }
@@ -266,7 +264,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        Plan { replay: None, report: Report::default(), planned: None }
+        Plan::default()
     }
 
     /// Calls with so many shapes in turns, and returns how many builds that took.

@@ -1,7 +1,7 @@
 //! How long an op takes alone: as measured, else by what it moves and computes.
 
 use crate::device::Device;
-use crate::kernel_names::{is_gather, is_split_reduction, Class, Precision};
+use crate::kernel_catalog::{Class, Traffic};
 use crate::trace::{Access, Launch, Op, Role, Trace, Work};
 
 /// Microseconds that an op takes with the device to itself: measured where the trace says so, else modelled.
@@ -20,15 +20,16 @@ pub fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
         Work::Memset(_) | Work::Memcpy(_) => (1., f64::INFINITY),
         Work::Host { .. } => (1. / f64::from(device.spec.processors.max(1)), f64::INFINITY),
     };
+    let kernel = op.name.kernel();
     // The kernels of libraries load ahead, and much at a time.
     let in_turn = match class {
-        Class::Memory if !is_split_reduction(&op.name) => {
-            device.access_us * bytes / Precision::of(&op.name).bytes() / threads
+        Class::Memory if kernel.traffic != Traffic::SplitReduction => {
+            device.access_us * bytes / kernel.precision.bytes() / threads
         }
         _ => 0.,
     };
     let memory = (bytes / (device.bandwidth_gbs * BYTES_PER_US)).max(in_turn);
-    let arithmetic = flops / (device.tflops(Precision::of(&op.name)) * FLOPS_PER_US * device.efficiency * share);
+    let arithmetic = flops / (device.tflops(kernel.precision) * FLOPS_PER_US * device.efficiency * share);
     device.kernel_us + memory.max(arithmetic)
 }
 
@@ -72,14 +73,14 @@ impl Demand {
                 let of = |written: bool| tensors.iter().filter(move |a| a.mode.writes() == written);
                 let sizes = |written| of(written).map(|a| a.region.bytes() as f64);
                 let (read, written): (f64, f64) = (sizes(false).sum(), sizes(true).sum());
-                if is_split_reduction(&op.name) {
-                    return Self { bytes: 2. * written, flops: 0. };
-                }
-                if is_gather(&op.name) {
-                    return Self { bytes: written + read.min(written), flops: 0. };
+                let kernel = op.name.kernel();
+                match kernel.traffic {
+                    Traffic::SplitReduction => return Self { bytes: 2. * written, flops: 0. },
+                    Traffic::Gather => return Self { bytes: written + read.min(written), flops: 0. },
+                    Traffic::Accesses => {}
                 }
                 let flops = match class {
-                    Class::Compute => product(sizes(false).collect(), sizes(true), Precision::of(&op.name).bytes()),
+                    Class::Compute => product(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
                     Class::Memory => 0.,
                 };
                 Self { bytes: read + written, flops }

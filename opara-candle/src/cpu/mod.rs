@@ -12,7 +12,7 @@ use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
 
 use self::state::Pass;
-use crate::backend::{Example, Function, Planned, Program, Recording, Replay};
+use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay};
 use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::{Error, Result};
@@ -69,11 +69,15 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first.us.min(passes[again].us))];
     examples
         .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
-    let program = Arc::new(passes.swap_remove(again).program);
-    Ok(Recording { trace: program.trace(), replaced: 0, fused: 0, notes: Vec::new(), examples, program })
+    let program = Box::new(passes.swap_remove(again).program);
+    Ok(Recording { trace: program.trace().into(), notes: Vec::new(), examples, program })
 }
 
 impl Program for record::Program {
+    fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {
+        Ok(FusedProgram { trace: self.trace().into(), replaced: 0, notes: Vec::new(), program: self })
+    }
+
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
         let lanes = Arc::new(lanes::Lanes::new(self, &plan.prepared.ops, &plan.schedule)?);
         let parallel = lanes.is_parallel();

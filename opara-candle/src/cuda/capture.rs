@@ -13,6 +13,7 @@ use crate::{Error, Result};
 
 /// A captured forward pass.
 pub(super) struct Capture {
+    /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
     /// First byte of each allocation from before the pass that it uses.
@@ -43,7 +44,7 @@ impl Capture {
         for at in 0..a.len().max(b.len()) {
             let same = matches!((a.get(at), b.get(at)), (Some(a), Some(b)) if a.name == b.name && a.work == b.work);
             if !same {
-                let name = |ops: &[Op]| ops.get(at).map_or("nothing".into(), |op| op.name.clone());
+                let name = |ops: &[Op]| ops.get(at).map_or("nothing".into(), |op| op.name.to_string());
                 return Err(Error::Unstable { at, first: name(a), second: name(b) });
             }
         }

@@ -8,6 +8,7 @@ use super::driver::{address_of, bytes_of, Call, KernelNode, Launch, Node, Pointe
 use super::kernels::known;
 use super::pass::Pass;
 use super::recorded::Recorded;
+use crate::kernel_catalog::KernelName;
 use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
@@ -106,7 +107,7 @@ fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str)
     let (name, work, accesses, pointers) = match &launch {
         Launch::Kernel(kernel) => {
             let (accesses, pointers) = kernel_accesses(memory, kernel, call);
-            (kernel.name.to_string(), Work::Kernel(kernel.launch), accesses, pointers)
+            (KernelName::from(&*kernel.name), Work::Kernel(kernel.launch), accesses, pointers)
         }
         Launch::Memset(memset) => {
             let target = memory.find(memset.address());

@@ -55,7 +55,7 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
     for (&op, activity) in plan.schedule.order.iter().zip(activities) {
         let is_kernel = matches!(ops[op].work, Work::Kernel(_));
         // Those that are compiled at run time have more behind their name.
-        let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&ops[op].name));
+        let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&*ops[op].name));
         if is_kernel && !is_it {
             return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));
         }

@@ -2,7 +2,6 @@
 
 use crate::device::{Device, RESOURCES};
 use crate::duration::{self, Demand};
-use crate::kernel_names::Precision;
 use crate::profile::OpProfile;
 use crate::trace::{Op, Trace, Work};
 
@@ -46,7 +45,7 @@ impl Kernel {
         });
         let demand = Demand::of(trace, op, cost.class);
         let bandwidth = device.bandwidth_gbs * duration::BYTES_PER_US;
-        let arithmetic = device.tflops(Precision::of(&op.name)) * duration::FLOPS_PER_US * device.efficiency;
+        let arithmetic = device.tflops(op.name.kernel().precision) * duration::FLOPS_PER_US * device.efficiency;
         let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| within(alone / us, 1.));
 
         let (processors, of_each) = processors(device);

@@ -11,7 +11,8 @@ use petgraph::graphmap::DiGraphMap;
 
 /// The top-level modules of this crate from the bottom to the top, those of one row beside each other.
 const ROOMS: &[&[&str]] = &[
-    &["trace", "kernel_names", "latency", "stopwatch", "disk_cache"],
+    &["kernel_catalog", "latency", "stopwatch", "disk_cache"],
+    &["trace"],
     &["error"],
     &["graph", "device"],
     &["memory", "duration"],

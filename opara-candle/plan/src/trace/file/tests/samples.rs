@@ -77,7 +77,7 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
 fn devices() -> impl Strategy<Value = DeviceSpec> {
     (".{0,12}", 0u32..65536, 0u32..1 << 28, 0u32..1 << 28, 0u32..1 << 28).prop_map(
         |(name, p, threads, registers, shared)| DeviceSpec {
-            name,
+            name: name.into(),
             processors: p,
             threads_per_processor: threads,
             registers_per_processor: registers,
@@ -104,7 +104,7 @@ fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
     let label = prop_oneof!["(layer/[0-4]/)?(add|conv)?", ".{0,20}"];
     let nanos = prop::option::of(1u64..1 << 40);
     (".{0,20}", label, works(), accesses, nanos).prop_map(|(name, label, work, accesses, nanos)| Op {
-        name,
+        name: name.into(),
         label,
         work,
         accesses,
@@ -200,7 +200,7 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
         };
         let (weight, output) = (access(spread(i, buffers), Mode::Read), access(near(0), Mode::Write));
         Op {
-            name: kernels[kernel].clone(),
+            name: kernels[kernel].clone().into(),
             label,
             work: Work::Kernel(launch),
             accesses: vec![access(near(1 + spread(i, 30)), Mode::Read), weight, channels, output],
