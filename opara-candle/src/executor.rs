@@ -356,10 +356,15 @@ impl OparaExecutor {
     }
 }
 
+/// For functions of one tensor to one tensor.
+///
+/// # Errors
+/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], which `opara_candle::Error::from` makes of candle's error.
 impl Module for OparaExecutor {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
-        let mut outputs = self.call(std::slice::from_ref(x))?;
-        outputs.pop().ok_or_else(|| candle::Error::msg("the wrapped function returned no tensor"))
+        let outputs = self.call(std::slice::from_ref(x))?;
+        let [output] = <[Tensor; 1]>::try_from(outputs).map_err(|all| Error::NotOneOutput { got: all.len() })?;
+        Ok(output)
     }
 }
 

@@ -16,7 +16,11 @@ mod capture_thread;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
+#[cfg(feature = "testing")]
 pub mod device_memory;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "it is public with the feature `testing`")]
+mod device_memory;
 mod error;
 mod examples;
 mod executor;
@@ -29,20 +33,31 @@ pub mod ops;
 mod options;
 mod plan;
 mod plans;
+pub mod prelude;
 mod recheck;
 mod report;
 mod resident;
 mod rivals;
+mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
-#[cfg(all(feature = "testing", feature = "cuda"))]
+#[cfg(all(feature = "faults", feature = "cuda"))]
 #[doc(hidden)]
-pub use cuda::faults as testing;
+pub use cuda::faults;
+#[cfg(feature = "testing")]
 pub mod timing;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "the rest is public with the feature `testing`")]
+mod timing;
 pub mod trace;
 mod verify;
+
+/// The version of candle that this crate works with.
+pub use candle;
+/// The version of `candle-nn` whose `VarBuilder` and layers [`nn`] works with.
+pub use candle_nn;
 
 pub use builder::Builder;
 pub use cuda::cuda_device;
@@ -52,6 +67,7 @@ pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule
 pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
+pub use scheduling::Scheduling;
 pub use trace::scope::{scope, SpanLabels};
 
 use opara_plan::disk_cache as kept;

@@ -21,7 +21,7 @@ mod sample;
 mod spans;
 mod target;
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "faults")]
 pub use self::driver::faults;
 
 pub(crate) use self::arena::Arena;

@@ -55,7 +55,9 @@ static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
 /// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
-/// normalisations, softmax, embeddings. For comparisons. Load models after it.
+/// normalisations, softmax, embeddings. For comparisons. Load models after it. With the feature
+/// `testing` alone.
+#[cfg(feature = "testing")]
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }

@@ -52,6 +52,7 @@ pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// How a tuned schedule is searched for.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Tuning {
     /// Time that trying schedules may take; the first races and the last one are run in any case. Default: 2 s.
     pub budget: Duration,
@@ -72,6 +73,33 @@ impl Default for Tuning {
     }
 }
 
+impl Tuning {
+    /// The same with this much time for trying schedules.
+    pub fn budget(self, budget: Duration) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// The same with this many changes at most.
+    pub fn proposals(self, proposals: usize) -> Self {
+        Self { proposals, ..self }
+    }
+
+    /// The same with this seed.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The same with this folder for plans, or with none.
+    pub fn cache(self, cache: Option<PathBuf>) -> Self {
+        Self { cache, ..self }
+    }
+
+    /// The same with somebody who is told how far the search is.
+    pub fn on_progress(self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        Self { progress: Some(Arc::new(progress)), ..self }
+    }
+}
+
 impl std::fmt::Debug for Tuning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { budget, proposals, seed, cache, progress: _ } = self;
@@ -86,6 +114,7 @@ impl std::fmt::Debug for Tuning {
 
 /// How far a search is.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Progress {
     /// Share of the budget that is used, from 0 to 1.
     pub share: f64,
@@ -97,6 +126,7 @@ pub struct Progress {
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Findings {
     /// What the schedule is, in words.
     pub origin: String,

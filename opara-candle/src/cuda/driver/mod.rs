@@ -11,7 +11,7 @@ pub(super) mod cublaslt;
 #[cfg(feature = "cudnn")]
 pub(super) mod cudnn;
 mod cupti;
-#[cfg(feature = "testing")]
+#[cfg(feature = "faults")]
 pub mod faults;
 mod graph;
 mod interpose;
