@@ -15,6 +15,16 @@ use crate::scheduling::Scheduling;
 use crate::{resident, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
+///
+/// ```
+/// use candle::{DType, Device, Tensor};
+/// use opara_candle::{ops, OparaExecutor, Policy};
+///
+/// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+/// let fast = OparaExecutor::builder().policy(Policy::Nimble).max_shapes(4).build(ops::relu, &x)?;
+/// assert_eq!(fast.report().policy, "nimble");
+/// # Ok::<(), opara_candle::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Builder(pub(crate) Options);
 

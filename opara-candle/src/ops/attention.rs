@@ -18,6 +18,17 @@ use crate::cuda;
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32 a product there is three of TF32, which keep 22 bits of the 24,
 /// and rows with operands beyond 4e34 are computed once more without them. Else it is two products and a softmax.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let q = Tensor::zeros((2, 4, 8, 16), DType::F32, &Cpu)?; // (batch, heads, queries, dim)
+/// let kv = Tensor::zeros((2, 4, 10, 16), DType::F32, &Cpu)?; // (batch, heads, keys, dim)
+/// let mask = Tensor::zeros((2, 1, 1, 10), DType::F32, &Cpu)?; // broadcasts over heads and queries
+/// let y = ops::attention(&q, &kv, &kv, Some(&mask), 0.25)?;
+/// assert_eq!(y.dims(), [2, 4, 8, 16]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Shapes or dtypes that do not agree.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {

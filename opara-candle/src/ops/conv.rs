@@ -13,6 +13,18 @@ use crate::cuda;
 /// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the
 /// process go by that one.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// use opara_candle::ops::{self, Activation, ConvConfig};
+///
+/// let x = Tensor::zeros((1, 3, 32, 32), DType::F32, &Cpu)?; // (batch, in, h, w)
+/// let weight = Tensor::zeros((8, 3, 3, 3), DType::F32, &Cpu)?; // (out, in / groups, kh, kw)
+/// let bias = Tensor::zeros(8, DType::F32, &Cpu)?;
+/// let config = ConvConfig { stride: 2, padding: 1.into(), activation: Activation::Relu, ..ConvConfig::default() };
+/// assert_eq!(ops::conv2d(&x, &weight, Some(&bias), &config)?.dims(), [1, 8, 16, 16]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Shapes that do not agree, a window that does not fit, or more results than can be counted.
 pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {

@@ -99,6 +99,14 @@ fn own_on(
 ///
 /// `f` must compute its result from the given tensors and from values that are the same at every call.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let softplus = |x: &Tensor| ops::custom("softplus", &[x], |t| (t[0].exp()? + 1.)?.log());
+/// assert_eq!(softplus(&Tensor::zeros((2, 3), DType::F32, &Cpu)?)?.dims(), [2, 3]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Whatever `f` returns.
 pub fn custom<F>(name: &'static str, inputs: &[&Tensor], f: F) -> Result<Tensor>
@@ -146,6 +154,14 @@ pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 /// `on_true` where `condition`, of integers, is not zero, else `on_false`; all three have one shape.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let (condition, x) = (Tensor::new(&[1u8, 0], &Cpu)?, Tensor::new(&[1f32, 2.], &Cpu)?);
+/// assert_eq!(ops::where_cond(&condition, &x, &x.zeros_like()?)?.to_vec1::<f32>()?, [1., 0.]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.

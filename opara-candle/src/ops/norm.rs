@@ -8,6 +8,15 @@ use crate::cuda;
 
 /// Layer normalisation over the last dimension, with a scale and a shift of that length.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::randn(0f32, 1., (2, 10, 64), &Cpu)?;
+/// let (scale, shift) = (Tensor::ones(64, DType::F32, &Cpu)?, Tensor::zeros(64, DType::F32, &Cpu)?);
+/// assert_eq!(ops::layer_norm(&x, &scale, &shift, 1e-5)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Shapes that do not agree.
 pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {

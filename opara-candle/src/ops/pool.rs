@@ -15,6 +15,16 @@ pub(crate) enum PoolKind {
 
 /// Maximum over windows of `(batch, channels, h, w)`. Padding never is the maximum; NaN always is.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// use opara_candle::ops::{self, PoolConfig};
+///
+/// let x = Tensor::zeros((1, 8, 32, 32), DType::F32, &Cpu)?; // (batch, channels, h, w)
+/// let config = PoolConfig::new(2, 2); // kernel, stride
+/// assert_eq!(ops::max_pool2d(&x, &config)?.dims(), [1, 8, 16, 16]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// A tensor of another rank, or a window that does not fit.
 pub fn max_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {

@@ -13,6 +13,15 @@ pub(super) fn product_flops(out: usize, k: usize) -> u64 {
 
 /// Matrix product of `(.., m, k)` and `(.., k, n)`.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let lhs = Tensor::zeros((4, 2, 3), DType::F32, &Cpu)?;
+/// let rhs = Tensor::zeros((4, 3, 5), DType::F32, &Cpu)?;
+/// assert_eq!(ops::matmul(&lhs, &rhs)?.dims(), [4, 2, 5]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Shapes that do not agree.
 pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
@@ -29,6 +38,16 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 /// Yokota, "Recovering single precision accuracy from tensor cores", 2022). On random operands they are as near as cuBLAS's;
 /// where large terms cancel each other, up to three times as far off; and operands below 2^-112 have fewer digits. Sums
 /// with operands beyond 4e34, and those beyond 1e38, are added up once more without tensor cores.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 10, 16), DType::F32, &Cpu)?; // (.., in)
+/// let weight = Tensor::zeros((32, 16), DType::F32, &Cpu)?; // (out, in)
+/// let bias = Tensor::zeros(32, DType::F32, &Cpu)?;
+/// assert_eq!(ops::linear(&x, &weight, Some(&bias))?.dims(), [2, 10, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -71,6 +90,16 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
 
 /// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`]
 /// wants it: what follows the product that makes the queries, keys or values of attention.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
+/// let heads = ops::split_heads(&x, None, 4, 1.)?;
+/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
+/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes that do not agree, or heads that do not divide the last dimension.

@@ -18,6 +18,16 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 /// Softmax of `x + bias` over the last dimension, in one kernel; the bias, say a mask of attention, broadcasts to `x`. The
 /// sum is not rounded.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let scores = Tensor::zeros((2, 4, 8, 8), DType::F32, &Cpu)?; // (batch, heads, queries, keys)
+/// let mask = Tensor::zeros((2, 1, 1, 8), DType::F32, &Cpu)?;
+/// let weights = ops::add_softmax(&scores, Some(&mask))?;
+/// assert_eq!(weights.dims(), [2, 4, 8, 8]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// Shapes that do not agree, or a dtype without a softmax.
 pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
