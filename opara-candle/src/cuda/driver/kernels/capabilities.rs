@@ -8,7 +8,7 @@ use super::ptx;
 
 /// The architecture that PTX was compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Target {
+pub(crate) struct Target {
     /// Compute capability: 90 stands for 9.0.
     number: u32,
     /// `a` for instructions of this architecture alone, `f` for those of its family.
@@ -43,7 +43,7 @@ impl std::fmt::Display for Target {
 
 /// What a module of kernels may use on a device.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cuda) struct Capabilities {
+pub(crate) struct Capabilities {
     target: Option<Target>,
     /// Compute capability of the device: 90 stands for 9.0.
     device: u32,
@@ -109,7 +109,7 @@ impl Capabilities {
 ///
 /// # Errors
 /// A call of the driver that failed.
-pub(in crate::cuda) fn lacks(device: &CudaDevice) -> Result<Vec<String>> {
+pub(crate) fn lacks(device: &CudaDevice) -> Result<Vec<String>> {
     Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?, &Capabilities::of(device, ptx::ATTENTION)?))
 }
 
@@ -127,7 +127,7 @@ fn lacking(product: &Capabilities, attention: &Capabilities) -> Vec<String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Shared memory of a block by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
@@ -139,7 +139,7 @@ pub(super) mod tests {
     }
 
     /// On a device with so much shared memory.
-    pub(in crate::cuda) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
+    pub(crate) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
         Capabilities { target: Target::of(&code(target)), device, shared_per_block }
     }
 
