@@ -7,14 +7,13 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::confirmed::{confirmed, Confirmed};
-use super::driver::kernels::lacks;
 use super::eager::{contiguous, Answers, Eager};
 use super::fuse::Replaced;
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Function, Fusing, Recording};
 use crate::examples::Examples;
-use crate::{capture_thread, Error, Result};
+use crate::{capture_thread, ops, Error, Result};
 
 /// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
 pub(crate) fn record(
@@ -130,7 +129,7 @@ fn fuse(mut confirmed: Confirmed, target: &Target, fusing: Option<Fusing>) -> Re
 
 /// What could be faster and is not, and why: what the device lacks, and kernels that were not compiled, the first reason of all.
 fn notes(target: &Target, refused: &[String]) -> Result<Vec<String>> {
-    let mut notes = lacks(target.device.as_cuda_device()?)?;
+    let mut notes = ops::lacks(target.device.as_cuda_device()?)?;
     if let Some(first) = refused.first() {
         let groups = if refused.len() == 1 { "group" } else { "groups" };
         let note = format!("{} {groups} of launches not fused: {first}", refused.len());

@@ -34,6 +34,16 @@ macro_rules! gpu {
     }};
 }
 
+// An operator with kernels of this library is a folder here, and a line below:
+//
+// - `mod.rs`: the function for users, which records the operator and says what candle's operators do where no kernel runs,
+// - `cpu.rs`: the kernel for the CPU,
+// - `cuda.rs`: which operands the kernel for GPUs takes, and in which layout,
+// - `launch.rs`: checks that the operands hold what the kernel touches, and launches it; the only file here with `unsafe`,
+// - a `.cu` file: the kernel, which the build finds there; its file's name is the module's. Headers are in `cuda/include`.
+//
+// What such a kernel reads and writes stands in the table in `cuda/kernels`. Operators that are candle's alone are in this
+// file.
 mod activation;
 mod attention;
 mod cat;
@@ -111,6 +121,16 @@ fn own_on(
         Device::Cuda(_) => gpu(),
         _ => Ok(None),
     }
+}
+
+/// What of the operators is left to libraries or to several launches on the device, and why.
+///
+/// # Errors
+/// A call of the driver that failed.
+#[cfg(feature = "cuda")]
+pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
+    let lacks = [product::launch::lacks(device)?, attention::launch::lacks(device)?];
+    Ok(lacks.into_iter().flatten().collect())
 }
 
 /// Records `f` over `inputs` as one operator called `name`.

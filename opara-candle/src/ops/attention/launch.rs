@@ -53,6 +53,19 @@ pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<b
     Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
 }
 
+/// Why attention is several launches, if the code or the device lacks what the kernel needs.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
+    Ok(lacking(&Capabilities::of(device, ptx::ATTENTION)?))
+}
+
+fn lacking(of: &Capabilities) -> Option<String> {
+    let said = format!("attention is several launches, without tensor cores of sm_80 ({})", of.described());
+    (!of.has_tensor_cores()).then_some(said)
+}
+
 /// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)` each, into `y` as `(batch, queries, heads, dim)`. What is added
 /// to the scores comes with its strides over batches, heads and queries.
 ///
@@ -106,4 +119,17 @@ pub(super) fn attention<T: DeviceRepr>(
     // above. Rows begin at multiples of 16 bytes, as `HeadRows::of` saw and slices of their own do.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
+        assert_eq!((said("sm_90a", 90), said("sm_80", 90), said("sm_86", 86)), (None, None, None));
+        assert!(said("sm_75", 75).is_some_and(|said| said.contains("compiled for sm_75")));
+    }
 }

@@ -63,6 +63,20 @@ fn blocks_for(of: &Product, capabilities: &Capabilities) -> Vec<Block> {
     Block::ALL.into_iter().filter(|block| capabilities.has_shared(block.shared())).collect()
 }
 
+/// What is left to libraries, because the code or the device lacks what the kernels need.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
+    Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?))
+}
+
+fn lacking(of: &Capabilities) -> Option<String> {
+    let how = if of.is_hopper() { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
+    let said = format!("products of f32 are left to cuBLAS, without warpgroups ({}){how}", of.described());
+    (!of.has_warpgroups()).then_some(said)
+}
+
 /// The product `of` the operands by such blocks, and what is done to it, into `y`.
 ///
 /// # Errors
@@ -139,6 +153,16 @@ mod tests {
         }
         let half = Product { dtype: DType::F16, ..of };
         assert!(blocks_for(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
+    }
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
+        assert_eq!(said("sm_90a", 90), None);
+        let on_hopper = said("sm_80", 90).expect("no code for warpgroups");
+        assert!(on_hopper.contains("compiled for sm_80") && on_hopper.contains("CUDA_COMPUTE_CAP=90"), "{on_hopper}");
+        let on_ampere = said("sm_86", 86).expect("no warpgroups");
+        assert!(!on_ampere.contains("CUDA_COMPUTE_CAP"), "{on_ampere}");
     }
 
     #[test]

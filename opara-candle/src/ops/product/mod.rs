@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{Module, Result, Tensor, D};
 
@@ -17,6 +17,15 @@ pub(super) fn product_flops(out: usize, k: usize) -> u64 {
 }
 
 /// Matrix product of `(.., m, k)` and `(.., k, n)`.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let lhs = Tensor::zeros((4, 2, 3), DType::F32, &Cpu)?;
+/// let rhs = Tensor::zeros((4, 3, 5), DType::F32, &Cpu)?;
+/// assert_eq!(ops::matmul(&lhs, &rhs)?.dims(), [4, 2, 5]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -34,6 +43,16 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
 /// Yokota, "Recovering single precision accuracy from tensor cores", 2022). On random operands they are as near as cuBLAS's;
 /// where large terms cancel each other, up to three times as far off; and operands below 2^-112 have fewer digits. Sums
 /// with operands beyond 4e34, and those beyond 1e38, are added up once more without tensor cores.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 10, 16), DType::F32, &Cpu)?; // (.., in)
+/// let weight = Tensor::zeros((32, 16), DType::F32, &Cpu)?; // (out, in)
+/// let bias = Tensor::zeros(32, DType::F32, &Cpu)?;
+/// assert_eq!(ops::linear(&x, &weight, Some(&bias))?.dims(), [2, 10, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes that do not agree.

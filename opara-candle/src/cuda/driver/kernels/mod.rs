@@ -13,7 +13,7 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-pub(crate) use self::capabilities::{lacks, Capabilities};
+pub(crate) use self::capabilities::Capabilities;
 pub(crate) use self::wait::wait;
 
 /// Memory for elements that the next launch writes.
