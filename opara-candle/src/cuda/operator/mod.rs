@@ -48,7 +48,7 @@ pub(crate) fn takes(first: &Tensor, rest: &[Option<&Tensor>]) -> bool {
 /// The rows of `x`, if the kernels take it and these vectors, and their sizes go with them.
 pub(crate) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
     let rows = Rows::of(x.dims())?;
-    let fit = vectors.iter().flatten().all(|vector| vector.dims() == [rows.columns]);
+    let fit = vectors.iter().flatten().all(|vector| vector.dims() == [rows.columns()]);
     (fit && takes(x, vectors)).then_some(rows)
 }
 

@@ -14,7 +14,7 @@ pub(crate) const MOST: usize = 1024;
 pub(crate) struct Rows {
     rows: usize,
     /// Elements of each.
-    pub columns: usize,
+    columns: usize,
 }
 
 impl Rows {
@@ -34,6 +34,11 @@ impl Rows {
     /// How many they are.
     pub fn rows(&self) -> usize {
         self.rows
+    }
+
+    /// Elements of each.
+    pub fn columns(&self) -> usize {
+        self.columns
     }
 
     /// Elements of all.

@@ -27,13 +27,13 @@ pub(super) fn bias_act<T: DeviceRepr>(
         bail!("{of:?} have more elements than the kernel counts")
     }
     expect("the operand", x.len(), of.elements())?;
-    expect("the bias", bias.map_or(of.columns, CudaView::len), of.columns)?;
+    expect("the bias", bias.map_or(of.columns(), CudaView::len), of.columns())?;
     expect("the result", y.len(), of.elements())?;
     if of.elements() == 0 {
         return Ok(());
     }
     let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "activation", ptx::ACTIVATION)?;
-    let (numel, columns) = (of.elements() as u32, of.columns as u32);
+    let (numel, columns) = (of.elements() as u32, of.columns() as u32);
     let activation = activation.code();
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

@@ -53,7 +53,8 @@ pub(super) fn depthwise<T: DeviceRepr>(
     launch.arg(x).arg(weight).arg(bias).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads within `elements()` of `x`, one weight for each
     // channel and place, one bias for each channel, and writes each of `results()` of `y`: all were held against the
-    // slices above.
+    // slices above. `Plane::new` saw that 31 bits count the elements, and `variant` takes no more neighbours at once than sizes
+    // and addresses allow.
     unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }

@@ -79,8 +79,8 @@ pub(super) fn split_heads<T: DeviceRepr>(
     arg_or_null(&mut launch, bias);
     launch.arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `x` up to the last place, and `heads * dim` of the
-    // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and 31
-    // bits count them.
+    // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and
+    // `Heads::new` saw that 31 bits count them.
     unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
     Ok(())
 }

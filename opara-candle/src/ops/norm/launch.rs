@@ -18,7 +18,7 @@ fn kernel<T: DeviceRepr>(
     operands: &[Option<&CudaView<T>>],
 ) -> Result<CudaFunction> {
     let wide = wide(dtype);
-    let is_short = of.columns.is_multiple_of(wide) && of.columns <= MOST * wide;
+    let is_short = of.columns().is_multiple_of(wide) && of.columns() <= MOST * wide;
     let are_aligned = operands.iter().flatten().all(|operand| address(operand, device).is_multiple_of(16));
     let short = if is_short && are_aligned { "short_" } else { "" };
     function(device, &format!("opara_{name}_{short}{}", dtype.as_str()), "norm", ptx::NORM)
@@ -42,16 +42,16 @@ pub(super) fn layer_norm<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     expect("the operand", x.len(), of.elements())?;
-    expect("the bias", bias.map_or(of.columns, CudaView::len), of.columns)?;
+    expect("the bias", bias.map_or(of.columns(), CudaView::len), of.columns())?;
     expect("the residual", residual.map_or(of.elements(), CudaView::len), of.elements())?;
-    expect("the scale", scale.len(), of.columns)?;
-    expect("the shift", shift.len(), of.columns)?;
+    expect("the scale", scale.len(), of.columns())?;
+    expect("the shift", shift.len(), of.columns())?;
     expect("the result", y.len(), of.elements())?;
     if of.elements() == 0 {
         return Ok(());
     }
     let function = kernel(of, device, "layer_norm", dtype, &[Some(x), bias, residual, Some(scale), Some(shift)])?;
-    let (rows, columns) = (of.rows(), of.columns as u32);
+    let (rows, columns) = (of.rows(), of.columns() as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(&eps).arg(x);
@@ -60,7 +60,8 @@ pub(super) fn layer_norm<T: DeviceRepr>(
     launch.arg(scale).arg(shift).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
-    // against the slices above, and `kernel` saw whether 16 bytes may be taken at once.
+    // against the slices above, and `kernel` saw whether 16 bytes may be taken at once,
+    // `Rows::of` that 31 bits count rows and columns.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
@@ -79,19 +80,19 @@ pub(super) fn rms_norm<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     expect("the operand", x.len(), of.elements())?;
-    expect("the scale", scale.len(), of.columns)?;
+    expect("the scale", scale.len(), of.columns())?;
     expect("the result", y.len(), of.elements())?;
     if of.elements() == 0 {
         return Ok(());
     }
     let function = kernel(of, device, "rms_norm", dtype, &[Some(x), Some(scale)])?;
-    let (rows, columns) = (of.rows(), of.columns as u32);
+    let (rows, columns) = (of.rows(), of.columns() as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
     // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above, and `kernel` saw
-    // whether 16 bytes may be taken at once.
+    // whether 16 bytes may be taken at once, `Rows::of` that 31 bits count rows and columns.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
@@ -113,19 +114,20 @@ pub(super) fn add_rms_norm<T: DeviceRepr>(
 ) -> Result<()> {
     expect("the operand", x.len(), of.elements())?;
     expect("the residual", residual.len(), of.elements())?;
-    expect("the scale", scale.len(), of.columns)?;
+    expect("the scale", scale.len(), of.columns())?;
     expect("the result", y.len(), 2 * of.elements())?;
     if of.elements() == 0 {
         return Ok(());
     }
     let function = kernel(of, device, "add_rms_norm", dtype, &[Some(x), Some(residual), Some(scale)])?;
-    let (rows, columns) = (of.rows(), of.columns as u32);
+    let (rows, columns) = (of.rows(), of.columns() as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(&eps).arg(x).arg(residual).arg(scale).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
     // residual and `columns` of the scale, and writes each of twice `rows * columns` of `y`: all were held against the
-    // slices above, and `kernel` saw whether 16 bytes may be taken at once.
+    // slices above, and `kernel` saw whether 16 bytes may be taken at once,
+    // `Rows::of` that 31 bits count rows and columns.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }

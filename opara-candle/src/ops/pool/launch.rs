@@ -85,8 +85,8 @@ pub(super) fn pool<T: DeviceRepr>(
     }
     launch.arg(x).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
-    // pitches place them and writes each of `results()` of `y`: both were held against the slices above, and 32 bits count
-    // them.
+    // pitches place them and writes each of `results()` of `y`: both were held against the slices above. `Plane::new` saw that
+    // 31 bits count the elements, and `variant` takes no more neighbours at once than sizes and addresses allow.
     unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }

@@ -72,8 +72,8 @@ pub(super) fn space_to_depth<T: DeviceRepr>(
     }
     launch.arg(x).arg(y);
     // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
-    // strides place them and writes each of `numel` of `y`: both were held against the slices above, and 32 bits count
-    // them.
+    // strides place them and writes each of `numel` of `y`: both were held against the slices above, and
+    // `Squares::elements` saw that 31 bits count them.
     unsafe { launch.launch(wide_blocks(numel, dtype)) }.w()?;
     Ok(())
 }
