@@ -1,10 +1,10 @@
 //! Compiles the CUDA kernels, where the feature asks for them, and gathers the text of those that are compiled at run time.
 
-/// What kernels include.
+/// Headers that kernels of several operators include.
 #[cfg(feature = "cuda")]
 const HEADERS: &str = "src/cuda/include";
 
-/// Each operator's folder holds its kernels.
+/// The operators, each with its kernels in its folder.
 #[cfg(feature = "cuda")]
 const OPERATORS: &str = "src/ops";
 
