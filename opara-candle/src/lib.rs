@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
 
 #[cfg(all(feature = "cuda", not(target_os = "linux")))]
 compile_error!(

@@ -1,6 +1,7 @@
 //! The order of the modules: none imports one above it, and no files import each other in a circle.
 
 mod imports;
+mod unsafe_code;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device.
-pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
+pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     use candle::cuda_backend::CudaStorageSlice as S;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cuda(CudaStorage { slice, device }) = &*storage else {
