@@ -55,12 +55,3 @@ pub use report::{Mode, Report};
 pub use trace::scope::{scope, SpanLabels};
 
 use opara_plan::disk_cache as kept;
-
-#[cfg(feature = "cuda")]
-mod fuse {
-    #[cfg(test)]
-    pub(crate) use opara_plan::fusion::Permutation as Turn;
-    pub(crate) use opara_plan::fusion::{
-        groups as chains, Fusible, FusionGroup as Chain, Operand, StridedView as Places,
-    };
-}

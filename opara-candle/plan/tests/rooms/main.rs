@@ -32,7 +32,7 @@ const CIRCLES: &[&[&str]] = &[
         "cuda::driver::interpose::thread_capture",
         "cuda::driver::interpose::written_memory",
     ],
-    &["cuda::fuse::part", "cuda::fuse::program"],
+    &["cuda::fuse::fused_kernel", "cuda::fuse::candle_kernel"],
     &["cuda::replay", "cuda::spans"],
 ];
 

@@ -3,10 +3,10 @@
 mod attention;
 mod capabilities;
 mod cat;
-pub(in crate::cuda) mod chain;
 pub(in crate::cuda) mod compile;
 mod element;
 mod embedding;
+pub(in crate::cuda) mod fused;
 pub(in crate::cuda) mod module;
 mod norm;
 mod product;
