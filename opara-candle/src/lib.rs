@@ -13,6 +13,7 @@ extern crate self as opara_candle;
 mod backend;
 mod builder;
 mod capture_thread;
+mod challengers;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
@@ -21,22 +22,21 @@ mod error;
 mod examples;
 mod executor;
 mod fault;
-mod lending;
 mod measure;
-mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
 mod plan;
 mod plans;
 mod recheck;
+mod reentrancy;
 mod report;
-mod resident;
-mod rivals;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
+mod thread_bound;
+mod zero_copy;
 #[cfg(all(feature = "testing", feature = "cuda"))]
 #[doc(hidden)]
 pub use cuda::faults as testing;
@@ -54,4 +54,4 @@ pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
 pub use trace::scope::{scope, SpanLabels};
 
-use opara_plan::disk_cache as kept;
+use opara_plan::disk_cache;

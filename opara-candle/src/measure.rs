@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Planned, Replay, Spans};
+use crate::backend::{OpTimes, Planned, Replay};
 use crate::graph::hazards;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timeline::{Span, Timeline};
@@ -48,9 +48,9 @@ impl Planned {
             trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
         }
         let sequential = self.with(Policy::Sequential.schedule(&problem)?);
-        let spans = self.program.clone().spans(sequential, inputs, ROUNDS)?;
+        let op_times = self.program.clone().op_times(sequential, inputs, ROUNDS)?;
         for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
-            let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
+            let mut nanos: Vec<u64> = op_times.iter().map(|times| times[at].1 - times[at].0).collect();
             nanos.sort_unstable();
             trace.ops[op].nanos = nanos.get(nanos.len() / 2).copied();
         }
@@ -60,16 +60,16 @@ impl Planned {
     /// The replay of median length of some.
     pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
         let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
-        let rounds = self.program.clone().spans(self.clone(), inputs, ROUNDS)?;
+        let rounds = self.program.clone().op_times(self.clone(), inputs, ROUNDS)?;
         let us = |nanos: u64| nanos as f64 / 1e3;
-        let timeline = |spans: Spans| {
+        let timeline = |times: OpTimes| {
             let span = |(op, (start, end)): (usize, (u64, u64))| Span {
                 op,
                 stream: self.schedule.stream[op],
                 start_us: us(start),
                 end_us: us(end),
             };
-            Timeline::new(spans.into_iter().enumerate().map(span).collect(), &shares)
+            Timeline::new(times.into_iter().enumerate().map(span).collect(), &shares)
         };
         let mut timelines: Vec<Timeline> = rounds.into_iter().map(timeline).collect();
         timelines.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));

@@ -17,7 +17,7 @@ use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::timing::{self, Latency, Stages};
 use crate::trace::Trace;
 use crate::tune::{self, Cache, Tuning};
-use crate::{cpu, cuda, rivals, verify, Error, Result};
+use crate::{challengers, cpu, cuda, verify, Error, Result};
 
 /// What answers calls of one set of input shapes.
 pub(crate) struct Plan {
@@ -200,7 +200,7 @@ fn schedule(recording: Recording, options: &Options, device: &Device, stages: &m
             Err(error) => return Err(error),
         }
     } else if options.race && device.is_cuda() && policy != sequential {
-        if let Some(winner) = stages.time("race", || rivals::faster(&mut track, &problem, &policy))? {
+        if let Some(winner) = stages.time("race", || challengers::faster(&mut track, &problem, &policy))? {
             (plan, replay, policy) = (plan.with(winner.schedule), winner.runner, winner.name);
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BinaryHeap;
 
 use crate::memory;
-use crate::trace::{BufferId, Mode, Op, OpId, Role, Trace};
+use crate::trace::{BufferId, AccessMode, Op, OpId, Role, Trace};
 
 /// A trace in two parts: what runs once, and what every call runs.
 ///
@@ -93,7 +93,7 @@ pub(crate) fn stays(trace: &Trace) -> Vec<bool> {
     let foldable = |op: &Op, variable: &[bool]| {
         op.accesses.iter().all(|a| {
             let own = matches!(trace.buffers[a.buffer].role, Role::Intermediate | Role::Workspace);
-            !variable[a.buffer] && (a.mode == Mode::Read || own)
+            !variable[a.buffer] && (a.mode == AccessMode::Read || own)
         })
     };
     let mut stays = vec![false; trace.ops.len()];
@@ -204,7 +204,7 @@ mod tests {
             name: "op".into(),
             label: String::new(),
             work: Work::Memset(0),
-            accesses: reads.iter().map(access(Mode::Read)).chain(writes.iter().map(access(Mode::Write))).collect(),
+            accesses: reads.iter().map(access(AccessMode::Read)).chain(writes.iter().map(access(AccessMode::Write))).collect(),
             nanos: None,
         };
         Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() }

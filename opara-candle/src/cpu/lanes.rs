@@ -13,8 +13,8 @@ use parking_lot::{Condvar, Mutex};
 use super::dispatch::{Dispatch, Steps};
 use super::record::{Program, Source};
 use crate::error::caught;
-use crate::nested::nested;
 use crate::optimize::Optimized;
+use crate::reentrancy::run_nested;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
@@ -118,7 +118,7 @@ fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
             Source::Input(_) => None,
         });
         let arguments = arguments.collect::<Vec<_>>();
-        let result = caught(|| Ok(nested(|| (op.kernel)(&arguments))?))?;
+        let result = caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?))?;
         results.insert(id, result);
     }
     Ok(results)
@@ -194,7 +194,7 @@ impl Run {
         let op = &self.lanes.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
-        let result = caught(|| Ok(nested(|| (op.kernel)(&references))?))?;
+        let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
         self.values[id].lock().0 = Some(result);
         Ok(())
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle::{Storage, Tensor, TensorId};
 use hashbrown::HashMap;
 
-use crate::nested::nested;
-use crate::trace::{scope, Access, Buffer, BufferId, DeviceSpec, Mode, Op, Region, Role, Trace, Work};
+use crate::reentrancy::run_nested;
+use crate::trace::{scope, Access, AccessMode, Buffer, BufferId, DeviceSpec, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
 /// An operator's function over its inputs.
@@ -168,7 +168,7 @@ pub(crate) fn record(
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
     RECORDER.set(Some(Recorder { sources, inputs: inputs.len(), ..Default::default() }));
-    let (outputs, _) = scope::record(None, || nested(|| forward(&inputs)));
+    let (outputs, _) = scope::record(None, || run_nested(|| forward(&inputs)));
     let outputs = outputs?;
     let recorder = RECORDER.take().unwrap_or_default();
     let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
@@ -269,7 +269,7 @@ impl Program {
                     Source::Op(i) => &values[*i],
                     Source::Constant(_) => &[],
                 };
-                accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, Mode::Read)));
+                accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, AccessMode::Read)));
             }
             let (storage, bytes) = op.storage;
             let role = match self.outputs.iter().position(|o| matches!(o, Source::Op(i) if *i == id)) {
@@ -284,7 +284,7 @@ impl Program {
                     vec![buffer]
                 }
             };
-            accesses.push(access(&trace, value[0], Mode::Write));
+            accesses.push(access(&trace, value[0], AccessMode::Write));
             values.push(value);
             trace.ops.push(Op {
                 name: op.name.into(),
@@ -298,7 +298,7 @@ impl Program {
     }
 }
 
-fn access(trace: &Trace, buffer: BufferId, mode: Mode) -> Access {
+fn access(trace: &Trace, buffer: BufferId, mode: AccessMode) -> Access {
     Access { buffer, region: Region::contiguous(0, trace.buffers[buffer].bytes), mode }
 }
 

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::record::{HostOp, Program, Source};
 use crate::error::caught;
-use crate::nested::nested;
+use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
 
@@ -128,7 +128,7 @@ fn changed_operator(first: &Program, again: &Program, inputs: &[Tensor]) -> Resu
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
         let arguments: Vec<&Tensor> = then.inputs.iter().map(|source| value(source, inputs, &values)).collect();
-        let run = |op: &HostOp| caught(|| Ok(nested(|| (op.kernel)(&arguments))?));
+        let run = |op: &HostOp| caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?));
         let (expected, got) = (run(op)?, run(then)?);
         if !same(&expected, &got)? {
             return Ok(match same(&got, &run(then)?)? {

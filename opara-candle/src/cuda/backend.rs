@@ -5,10 +5,10 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use super::driver::WrittenMemory;
+use super::op_times;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use super::spans;
-use crate::backend::{Planned, Program, Replay, Spans};
+use crate::backend::{OpTimes, Planned, Program, Replay};
 use crate::Result;
 
 impl Program for CudaProgram {
@@ -25,8 +25,8 @@ impl Program for CudaProgram {
         Ok(Box::new(GraphReplay::new(self, plan, None)?))
     }
 
-    fn spans(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<Spans>> {
-        spans::spans(&self, &plan, inputs, rounds)
+    fn op_times(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<OpTimes>> {
+        op_times::op_times(&self, &plan, inputs, rounds)
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {

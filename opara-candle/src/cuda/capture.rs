@@ -4,8 +4,8 @@ use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use super::driver::{CapturePool, Pointer, Stream};
+use super::graph_to_trace::read;
 use super::pass::{self, OutputSpec, Pass};
-use super::read::read;
 use super::recorded::Launches;
 use crate::backend::Function;
 use crate::trace::{Op, OpId, Trace};

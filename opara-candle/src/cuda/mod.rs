@@ -9,16 +9,16 @@ mod device;
 mod driver;
 mod eager;
 mod fuse;
+mod graph_to_trace;
 mod kernels;
+mod op_times;
 pub(crate) mod ops;
 mod pass;
 mod program;
-mod read;
 mod record;
 mod recorded;
 mod replay;
 mod sample;
-mod spans;
 mod target;
 
 #[cfg(feature = "testing")]

@@ -10,8 +10,8 @@ use super::driver::{address_of, aligned_input, Block, Event, Executable, Relocat
 use super::pass::OutputSpec;
 use super::program::CudaProgram;
 use crate::backend::{Planned, Replay};
-use crate::lending::Turn;
 use crate::report::Mode;
+use crate::zero_copy::OutputLock;
 use crate::{Error, Result};
 
 /// What outputs are lent to.
@@ -35,7 +35,7 @@ struct Fixed {
     /// Where outputs and constants are.
     relocation: Relocation,
     /// One call at a time uses the outputs. What calls enqueue is then in order on the one stream.
-    turn: Turn,
+    output_lock: OutputLock,
 }
 
 /// A graph for the arenas as they were.
@@ -50,7 +50,7 @@ impl GraphReplay {
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
         let relocation = program.relocation(&plan.prepared, &outputs)?;
         program.run_once(&plan.prepared, &relocation)?;
-        let fixed = Fixed { outputs, relocation, turn: Turn::default() };
+        let fixed = Fixed { outputs, relocation, output_lock: OutputLock::default() };
         Self::sharing(Arc::new(fixed), program, plan, stress)
     }
 
@@ -90,12 +90,12 @@ impl GraphReplay {
 
     /// Replays, and lets `copy` launch what it makes of the outputs; then lends them to `f`.
     fn run(&self, inputs: &[Tensor], copy: &mut dyn FnMut(&[Tensor]) -> Result<()>, f: Option<Closure>) -> Result<()> {
-        let Fixed { outputs, turn, .. } = &*self.fixed;
-        let turn = turn.take()?;
+        let Fixed { outputs, output_lock, .. } = &*self.fixed;
+        let held = output_lock.take()?;
         let done = Done(self);
         let result = self.launch(inputs, &mut self.built.lock()).and_then(|()| copy(outputs));
         if let (Ok(()), Some(f)) = (&result, f) {
-            turn.is_a_closures();
+            held.pass_to_closure();
             f(outputs);
         }
         done.record()?;
@@ -175,7 +175,7 @@ impl Replay for GraphReplay {
         Ok(Box::new(Self::sharing(fixed, program, plan, None)?))
     }
 
-    fn takes(&self, inputs: &[Tensor]) -> bool {
+    fn accepts(&self, inputs: &[Tensor]) -> bool {
         let written = &self.program.capture.written;
         written.is_empty() || !inputs.iter().any(|input| overlaps(input, written))
     }

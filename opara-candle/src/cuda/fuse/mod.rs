@@ -21,7 +21,7 @@ use super::driver::kernels::fused::{self, KernelSource, MOST_OPS};
 use super::driver::{KernelNode, Launch, Pointer, Stream};
 use super::recorded::Recorded;
 use crate::backend::Fusing;
-use crate::trace::{Access, BufferId, Mode, Op, OpId, Work};
+use crate::trace::{Access, AccessMode, BufferId, Op, OpId, Work};
 use crate::Result;
 
 /// A launch that can be a member of a fusion group.
@@ -131,9 +131,9 @@ fn fusible_launch(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8
     let reads = candle_kernel.operands.iter().map(|&(word, _)| at(word)).collect::<Option<Vec<_>>>()?;
     let result = at(candle_kernel.result)?;
     let delta = |word: usize| Some(recorded.pointers.iter().find(|p| p.word == word)?.delta);
-    if result.0.mode != Mode::Write
+    if result.0.mode != AccessMode::Write
         || delta(candle_kernel.result) != Some(0)
-        || reads.iter().any(|(read, _)| read.mode != Mode::Read)
+        || reads.iter().any(|(read, _)| read.mode != AccessMode::Read)
     {
         return None;
     }
@@ -258,7 +258,7 @@ mod tests {
             |&(buffer, start, view): &(BufferId, u64, StridedView)| Operand { buffer, view, first: Some(start / 2) };
         let words = operands.iter().enumerate().map(|(at, &(.., view))| (8 * at, view)).collect();
         let (from, to) = (Type::F16, Type::F16);
-        let reads = operands.iter().map(|&(buffer, start, _)| access(buffer, start, Mode::Read));
+        let reads = operands.iter().map(|&(buffer, start, _)| access(buffer, start, AccessMode::Read));
         FusibleLaunch {
             kernel: CandleKernel {
                 elements,
@@ -277,7 +277,7 @@ mod tests {
                 result,
                 gains_alone: false,
             },
-            accesses: reads.chain([access(result, 0, Mode::Write)]).collect(),
+            accesses: reads.chain([access(result, 0, AccessMode::Write)]).collect(),
         }
     }
 

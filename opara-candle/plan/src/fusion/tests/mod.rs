@@ -3,7 +3,7 @@
 mod memory;
 
 use super::*;
-use crate::trace::{Access, Buffer, Mode, Op, Region, Role, Work};
+use crate::trace::{Access, Buffer, AccessMode, Op, Region, Role, Work};
 
 const MOST: usize = 4;
 const ROWS: usize = 2;
@@ -65,8 +65,8 @@ fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
         work: Work::Memset(0),
         accesses: reads
             .iter()
-            .map(|read| access(read.buffer, Mode::Read))
-            .chain([access(*result, Mode::Write)])
+            .map(|read| access(read.buffer, AccessMode::Read))
+            .chain([access(*result, AccessMode::Write)])
             .collect(),
         nanos: None,
     };

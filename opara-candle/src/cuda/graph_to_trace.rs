@@ -8,7 +8,7 @@ use super::driver::{address_of, bytes_of, Call, KernelNode, Launch, Node, Pointe
 use super::kernels::known;
 use super::pass::Pass;
 use super::recorded::Recorded;
-use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, BufferId, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
 /// The trace, each op's launch, and memory from before the pass: its first bytes and buffers.
@@ -114,7 +114,7 @@ fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str)
                 target.map(|(buffer, delta)| Pointer { word: 0, buffer, delta }).into_iter().collect();
             let write = |p: &Pointer| {
                 let region = Region::contiguous(p.delta, memset.bytes());
-                Access { buffer: p.buffer, region, mode: Mode::Write }
+                Access { buffer: p.buffer, region, mode: AccessMode::Write }
             };
             memory.writes_input |= pointers.iter().any(|p| memory.is_input(p.buffer));
             ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
@@ -122,7 +122,9 @@ fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str)
         Launch::Memcpy(memcpy) => {
             let mut pointers = Vec::new();
             let mut accesses = Vec::new();
-            for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, Some(memcpy.target()), Mode::Write)] {
+            for (word, address, mode) in
+                [(0, memcpy.source(), AccessMode::Read), (1, Some(memcpy.target()), AccessMode::Write)]
+            {
                 if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
                     pointers.push(Pointer { word, buffer, delta });
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
@@ -157,7 +159,7 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
         let (region, mode) = match (&operands, &known) {
             (Some(operands), _) => (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer)),
             (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
-            (None, None) => (memory.whole(buffer, 0), Mode::ReadWrite),
+            (None, None) => (memory.whole(buffer, 0), AccessMode::ReadWrite),
         };
         accesses.push(Access { buffer, region, mode });
     }
@@ -168,14 +170,14 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
 }
 
 /// What a call of a library does to the buffers of its operands; `None` if its operands are not known.
-fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Mode>> {
-    let mut modes: HashMap<BufferId, Mode> = HashMap::new();
+fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, AccessMode>> {
+    let mut modes: HashMap<BufferId, AccessMode> = HashMap::new();
     for operand in call.operands.as_ref()? {
         if let Some((buffer, _)) = memory.find(operand.address) {
             // The call may have several kernels, of which one reads what another has written.
-            let mode = if operand.mode.writes() { Mode::ReadWrite } else { Mode::Read };
+            let mode = if operand.mode.writes() { AccessMode::ReadWrite } else { AccessMode::Read };
             let known = modes.entry(buffer).or_insert(mode);
-            if mode == Mode::ReadWrite {
+            if mode == AccessMode::ReadWrite {
                 *known = mode;
             }
         }
@@ -186,10 +188,10 @@ fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Mode>>
 /// What a library's kernel does to a buffer: what its call does to its operands; it reads and writes the library's own
 /// memory, such as workspaces, and everything if the call's operands are not known. What else looks like a pointer is a
 /// number, or padding; it counts as read.
-fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, Mode>>, buffer: BufferId) -> Mode {
+fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, AccessMode>>, buffer: BufferId) -> AccessMode {
     match operands.map(|operands| operands.get(&buffer)) {
         Some(Some(&mode)) => mode,
-        Some(None) if memory.owners[buffer] == Owner::Tensor => Mode::Read,
-        Some(None) | None => Mode::ReadWrite,
+        Some(None) if memory.owners[buffer] == Owner::Tensor => AccessMode::Read,
+        Some(None) | None => AccessMode::ReadWrite,
     }
 }

@@ -7,7 +7,7 @@ use candle::Tensor;
 use super::driver::{Activity, Watch};
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use crate::backend::{Planned, Replay, Spans};
+use crate::backend::{OpTimes, Planned, Replay};
 use crate::trace::Work;
 use crate::{Error, Result};
 
@@ -15,12 +15,12 @@ use crate::{Error, Result};
 const WARMUP: usize = 3;
 
 /// Replays a schedule of its own graph so many times, and returns when each op began and ended in each.
-pub(super) fn spans(
+pub(super) fn op_times(
     program: &Arc<CudaProgram>,
     plan: &Arc<Planned>,
     inputs: &[Tensor],
     rounds: usize,
-) -> Result<Vec<Spans>> {
+) -> Result<Vec<OpTimes>> {
     let watch = Watch::start()?;
     // Nodes are known by the order in which they were made, so the graph must be made under watch.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
@@ -43,7 +43,7 @@ pub(super) fn spans(
 }
 
 /// Nanoseconds from the first start, by op.
-fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
+fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
     let ops = &plan.prepared.ops.trace.ops;
     let refused = |message: String| Err(Error::Driver { call: "cuptiActivityGetNextRecord", message });
     if activities.len() != ops.len() {
@@ -51,7 +51,7 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
     }
     activities.sort_by_key(|activity| activity.node);
     let first = activities.iter().map(|activity| activity.start).min().unwrap_or(0);
-    let mut spans = vec![(0, 0); ops.len()];
+    let mut op_times = vec![(0, 0); ops.len()];
     for (&op, activity) in plan.schedule.order.iter().zip(activities) {
         let is_kernel = matches!(ops[op].work, Work::Kernel(_));
         // Those that are compiled at run time have more behind their name.
@@ -59,7 +59,7 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
         if is_kernel && !is_it {
             return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));
         }
-        spans[op] = (activity.start - first, activity.end - first);
+        op_times[op] = (activity.start - first, activity.end - first);
     }
-    Ok(spans)
+    Ok(op_times)
 }
