@@ -8,10 +8,10 @@ use crate::tune::challengers::challengers;
 use crate::tune::Contestant;
 use crate::{Error, Result};
 
-/// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the track replays the
+/// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
 /// plan's own schedule.
 pub(crate) fn faster(
-    track: &mut Replays,
+    bench: &mut Replays,
     problem: &Problem,
     policy: &str,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
@@ -19,9 +19,9 @@ pub(crate) fn faster(
     const REQUIRED_GAIN: f64 = 0.01;
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
     // One after the other: the driver builds the next graph in the memory of those that lost.
-    for (name, schedule) in challengers(&track.plan.schedule, problem, policy)? {
-        let fastest = best.as_ref().map_or(track.base, |best| &*best.runner);
-        match against(track, fastest, name.clone(), schedule) {
+    for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
+        let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
+        match against(bench, fastest, name.clone(), schedule) {
             Ok((challenger, best_us)) if challenger.median() < best_us * (1. - REQUIRED_GAIN) => {
                 best = Some(challenger)
             }
@@ -36,18 +36,18 @@ pub(crate) fn faster(
 
 /// Runs a schedule and the fastest one so far alternately; returns the contestant, and the median time of the fastest.
 fn against(
-    track: &mut Replays,
+    bench: &mut Replays,
     fastest: &dyn Replay,
     name: String,
     schedule: Schedule,
 ) -> Result<(Contestant<Box<dyn Replay>>, f64)> {
     /// Runs of each, of which the median counts.
     const ROUNDS: usize = 9;
-    let mut challenger = Contestant::new(name, schedule, track)?;
+    let mut challenger = Contestant::new(name, schedule, bench)?;
     let mut times = Vec::new();
-    for inputs in track.inputs.iter().cycle().take(ROUNDS) {
-        times.push(track.lap(fastest, inputs)?);
-        challenger.samples.push(track.lap(&*challenger.runner, inputs)?);
+    for inputs in bench.inputs.iter().cycle().take(ROUNDS) {
+        times.push(bench.lap(fastest, inputs)?);
+        challenger.samples.push(bench.lap(&*challenger.runner, inputs)?);
     }
     Ok((challenger, Latency::of(times).median_us))
 }

@@ -318,7 +318,7 @@ fn describe(plan: &Planned) -> Report {
     let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     Report {
         ops: trace.ops.len(),
-        folded: trace.ops.len() - ops.kept.len(),
+        folded: trace.ops.len() - ops.per_call.len(),
         edges: graph.hazards(),
         edges_reduced: graph.edges(),
         width: graph.width(),

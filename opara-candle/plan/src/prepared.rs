@@ -55,7 +55,7 @@ impl Prepared {
         let places = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
         let layouts = places.map(|(role, limit)| {
             let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
-            graph = stages.time("graph", || graph.ordered(layout.waits()));
+            graph = stages.time("graph", || graph.with_order(layout.waits()));
             layout
         });
         let profile = stages.time("profile", || profile(&ops.trace));

@@ -75,7 +75,7 @@ fn traces() -> impl Strategy<Value = Trace> {
 fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
     let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
-    let graph = graph.ordered(layout.waits());
+    let graph = graph.with_order(layout.waits());
     let problem = Problem { trace, graph: &graph, profile: &profile(trace) };
     (layout, policy.schedule(&problem).unwrap())
 }

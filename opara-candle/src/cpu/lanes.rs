@@ -44,7 +44,7 @@ impl Lanes {
             _ => 0,
         };
         let scales = |step: &Step| {
-            let name = step.op.map(|op| program.ops[ops.kept[op]].name);
+            let name = step.op.map(|op| program.ops[ops.per_call[op]].name);
             matches!(name, Some("linear" | "matmul" | "attention" | "softmax" | "conv2d" | "max_pool2d" | "avg_pool2d"))
         };
         let mut steps = Steps {
@@ -57,7 +57,7 @@ impl Lanes {
             step.after.iter().for_each(|&before| steps.successors[before].push(at));
         }
         let mut uses = vec![0; program.ops.len()];
-        let read = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
+        let read = ops.per_call.iter().flat_map(|&op| &program.ops[op].inputs);
         for source in read.chain(&program.outputs) {
             if let Source::Op(i) = source {
                 uses[*i] += 1;
@@ -70,7 +70,7 @@ impl Lanes {
         let views = |output: &Source| matches!(output, Source::Op(i) if folded.contains(&program.ops[*i].storage.0));
         Ok(Self {
             shared: program.outputs.iter().map(views).collect(),
-            order: scheduled.iter().map(|step| step.op.map(|op| ops.kept[op])).collect(),
+            order: scheduled.iter().map(|step| step.op.map(|op| ops.per_call[op])).collect(),
             parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
             steps,
             constants,

@@ -6,7 +6,7 @@ use candle::{DType, Device, Tensor};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::driver::{Block, Event, Stream, StreamId};
+use super::driver::{Event, MemoryBlock, Stream, StreamId};
 use crate::Result;
 
 /// Memory that graphs share: one call at a time uses it. It grows to what the largest of them needs; then graphs that
@@ -28,7 +28,7 @@ enum Kind {
 /// The arena, for one call.
 #[derive(Default)]
 pub(super) struct State {
-    memory: Option<Block>,
+    memory: Option<MemoryBlock>,
     /// How often it has grown.
     pub generation: u64,
     /// End of the last launch's work, where every thread has a stream of its own.
@@ -64,7 +64,7 @@ impl Arena {
     }
 
     /// Its memory, of so many bytes or more.
-    pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<Block> {
+    pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<MemoryBlock> {
         if let Some(memory) = state.memory.as_ref().filter(|memory| memory.bytes() >= bytes) {
             return Ok(memory.clone());
         }
@@ -77,11 +77,11 @@ impl Arena {
         // Nobody allocates nothing.
         let bytes = bytes.max(1);
         let memory = match self.kind {
-            Kind::Tensors => Block::of(&Tensor::zeros(bytes as usize, DType::U8, device)?)?,
+            Kind::Tensors => MemoryBlock::of(&Tensor::zeros(bytes as usize, DType::U8, device)?)?,
             // In few steps, by an eighth or more: whenever it grows, all graphs that use it are built again.
             Kind::Workspaces => {
                 let step = (bytes.next_power_of_two() / 8).max(1);
-                Block::outside_pool(&stream, bytes.next_multiple_of(step))?
+                MemoryBlock::outside_pool(&stream, bytes.next_multiple_of(step))?
             }
         };
         Ok(state.memory.insert(memory).clone())

@@ -1,4 +1,4 @@
-//! When each op of a schedule runs, as the device saw it.
+//! Start and end of each op of a schedule, measured on the device by CUPTI.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Replays before the first that counts.
 const WARMUP: usize = 3;
 
-/// Replays a schedule of its own graph so many times, and returns when each op began and ended in each.
+/// Replays a schedule `rounds` times, as a graph of its own, and returns start and end of each op in each replay.
 pub(super) fn op_times(
     program: &Arc<CudaProgram>,
     plan: &Arc<Planned>,
@@ -22,7 +22,7 @@ pub(super) fn op_times(
     rounds: usize,
 ) -> Result<Vec<OpTimes>> {
     let watch = Watch::start()?;
-    // Nodes are known by the order in which they were made, so the graph must be made under watch.
+    // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
     let run = || {
         replay.lend(inputs, &mut |_| ())?;
@@ -35,7 +35,7 @@ pub(super) fn op_times(
     (0..rounds)
         .map(|_| {
             let (mut activities, ids) = (run()?, replay.ids()?);
-            // Graphs of other threads run, too.
+            // Records may be of other threads' graphs.
             activities.retain(|activity| ids.contains(&activity.graph));
             assign(activities, plan)
         })
@@ -54,7 +54,7 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
     let mut op_times = vec![(0, 0); ops.len()];
     for (&op, activity) in plan.schedule.order.iter().zip(activities) {
         let is_kernel = matches!(ops[op].work, Work::Kernel(_));
-        // Those that are compiled at run time have more behind their name.
+        // Kernels compiled at run time have a hash behind their name.
         let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&ops[op].name));
         if is_kernel && !is_it {
             return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));

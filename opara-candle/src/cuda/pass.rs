@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use super::driver::{address_of, bytes_of, position, Broken, CapturePool, Captured, Stream};
+use super::driver::{address_of, bytes_of, position, Broken, CapturePool, CapturedGraph, Stream};
 use crate::backend::Function;
 use crate::trace::scope;
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) struct Pass {
     pub outputs: Vec<OutputSpec>,
     /// Its spans.
     pub marks: Marks,
-    pub graph: Captured,
+    pub graph: CapturedGraph,
 }
 
 /// One output of the captured pass.

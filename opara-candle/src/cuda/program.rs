@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::capture::Capture;
-use super::driver::{Block, Executable, GraphBuilder, Launch, Relocation, Stream, WatchedMemory, WrittenMemory};
-use super::recorded::Recorded;
+use super::driver::{
+    Executable, GraphBuilder, LaunchNode, MemoryBlock, Relocation, Stream, WatchedMemory, WrittenMemory,
+};
+use super::launches::CapturedLaunch;
 use crate::backend::{Function, Planned};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
@@ -41,8 +43,8 @@ fn is_held_up(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
-    fn block(&self, bytes: u64) -> Result<Block> {
-        Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
+    fn block(&self, bytes: u64) -> Result<MemoryBlock> {
+        MemoryBlock::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
     }
 
     /// Where outputs and constants are.
@@ -52,7 +54,7 @@ impl CudaProgram {
         let mut relocation = Relocation::default();
         for (id, buffer) in buffers.iter().enumerate() {
             if let Role::Output(i) = buffer.role {
-                relocation.place(id, buffer.bytes, &Block::of(&outputs[i])?, 0)?;
+                relocation.place(id, buffer.bytes, &MemoryBlock::of(&outputs[i])?, 0)?;
             }
         }
         // The largest first: what is aligned less comes last.
@@ -93,7 +95,7 @@ impl CudaProgram {
         &self,
         plan: &Planned,
         fixed: &Relocation,
-        memory: &[Block; 2],
+        memory: &[MemoryBlock; 2],
         stress: Option<u64>,
     ) -> Result<Executable> {
         let Prepared { ops, layouts, .. } = &*plan.prepared;
@@ -115,11 +117,11 @@ impl CudaProgram {
             }
         }
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
-        let mut urgent = vec![false; ops.kept.len()];
+        let mut urgent = vec![false; ops.per_call.len()];
         plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
-        let mut node: Vec<usize> = Vec::with_capacity(ops.kept.len());
+        let mut node: Vec<usize> = Vec::with_capacity(ops.per_call.len());
         let before = plan.schedule.stream_predecessors();
-        let mut node_of = vec![None; ops.kept.len()];
+        let mut node_of = vec![None; ops.per_call.len()];
         for step in plan.schedule.steps() {
             let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
             // What a stream ran last is implied by other edges now and then. Given all the same, it lets the driver go on
@@ -137,9 +139,9 @@ impl CudaProgram {
                 let held_up = graph.fill(delay, seed as u8, &after)?;
                 after = vec![held_up];
             }
-            let launch = &launches.of[ops.kept[op]];
+            let launch = &launches.of[ops.per_call[op]];
             let added = add(&mut graph, launch, &after)?;
-            if urgent[op] && matches!(launch.launch, Launch::Kernel(_)) {
+            if urgent[op] && matches!(launch.launch, LaunchNode::Kernel(_)) {
                 graph.hurry(added)?;
             }
             node_of[op] = Some(added);
@@ -150,7 +152,7 @@ impl CudaProgram {
 }
 
 /// Moves the buffers of a layout into its arena.
-fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Block) -> Result<()> {
+fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &MemoryBlock) -> Result<()> {
     for (id, buffer) in trace.buffers.iter().enumerate() {
         if let Some(offset) = layout.offset(id) {
             relocation.place_in_arena(id, buffer.bytes, arena, offset)?;
@@ -160,12 +162,12 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Bl
 }
 
 /// Adds a recorded launch behind the nodes `after`; returns its node.
-fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize> {
+fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize]) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
-        (Launch::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
-        (Launch::Memset(memset), [to]) => graph.memset(memset, *to, after),
-        (Launch::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
-        (Launch::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
+        (LaunchNode::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
+        (LaunchNode::Memset(memset), [to]) => graph.memset(memset, *to, after),
+        (LaunchNode::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
+        (LaunchNode::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
         _ => Err(Error::NotCapturable { reason: "a memset or a copy touches memory that is not known".into() }),
     }
 }

@@ -6,7 +6,7 @@ use candle::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::arena::State;
-use super::driver::{address_of, aligned_input, Block, Event, Executable, Relocation, Stream};
+use super::driver::{address_of, aligned_input, Event, Executable, MemoryBlock, Relocation, Stream};
 use super::pass::OutputSpec;
 use super::program::CudaProgram;
 use crate::backend::{Planned, Replay};
@@ -72,7 +72,7 @@ impl GraphReplay {
     }
 
     /// Builds the graph, unless there is one for the arenas as they are. Returns their memory.
-    fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[Block; 2]> {
+    fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[MemoryBlock; 2]> {
         let CudaProgram { arena, workspaces, device, .. } = &*self.program;
         let [tensors, scratch] = &self.plan.prepared.layouts;
         let memory = [

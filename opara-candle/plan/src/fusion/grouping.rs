@@ -1,7 +1,7 @@
 //! Finds the fusion groups of a trace: takes op after op in recorded order and lets it join a group that is open.
 
 use super::{Fusible, FusionGroup, Operand, Permutation, ReadPattern, StridedView};
-use crate::optimize::{read, stays, written};
+use crate::optimize::{read, runs_at_every_call, written};
 use crate::trace::{Op, OpId, Role, Trace};
 
 /// A group that ops may still join.
@@ -78,7 +78,7 @@ pub(super) struct Grouping<'a> {
     /// How often each buffer is read.
     reads: Vec<usize>,
     /// For each op: does it run at every call?
-    stays: Vec<bool>,
+    runs_at_every_call: Vec<bool>,
     /// How often each buffer is written in all, and how often so far.
     writes: Vec<usize>,
     written: Vec<usize>,
@@ -109,7 +109,7 @@ impl<'a> Grouping<'a> {
             is_needed_whole,
             max_members,
             reads,
-            stays: stays(trace),
+            runs_at_every_call: runs_at_every_call(trace),
             writes,
             written: vec![0; buffers],
             touched: vec![false; buffers],
@@ -175,7 +175,7 @@ impl<'a> Grouping<'a> {
                 columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_permute(group, op, &order);
             Some(permutes.then_some(Permutation { before: group.members.len(), order, first: 0 })?)
         };
-        let fits = self.stays[maker] == self.stays[op] && group.members.len() < self.max_members;
+        let fits = self.runs_at_every_call[maker] == self.runs_at_every_call[op] && group.members.len() < self.max_members;
         let outer = fusible.operands.iter().filter(|o| member(o).is_none());
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
@@ -199,7 +199,7 @@ impl<'a> Grouping<'a> {
             && !group.members.iter().any(|&member| self.is_needed_whole[member])
             && group.recomputed_elements + fusible.elements <= group.elements
             && group.members.len() < self.max_members
-            && self.stays[maker] == self.stays[op];
+            && self.runs_at_every_call[maker] == self.runs_at_every_call[op];
         if !fits || !fusible.operands.iter().all(is_alike) || !self.stay_strided(group, &order, first) {
             return None;
         }
@@ -287,7 +287,7 @@ impl<'a> Grouping<'a> {
             FusionGroup { members, at, is_stored, is_row_scalar, elements, columns, permutation }
         };
         // For an op that runs once, while building, speed does not matter.
-        let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.stays[group.at]);
+        let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.runs_at_every_call[group.at]);
         let stay = self.groups.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(group, _)| group);
         Ok(stay.filter(gains).map(fusion_group).collect())
     }

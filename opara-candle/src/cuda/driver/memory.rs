@@ -125,7 +125,7 @@ pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
 
 /// A stretch of device memory.
 #[derive(Clone)]
-pub(in crate::cuda) struct Block {
+pub(in crate::cuda) struct MemoryBlock {
     address: u64,
     bytes: u64,
     owner: Arc<Owner>,
@@ -148,7 +148,7 @@ impl Drop for Owner {
     }
 }
 
-impl Block {
+impl MemoryBlock {
     /// The elements of a contiguous tensor.
     ///
     /// # Errors
@@ -205,7 +205,7 @@ pub(in crate::cuda) struct Relocation {
     inputs: hashbrown::HashMap<usize, (usize, u64)>,
     /// Where arenas begin.
     arenas: hashbrown::HashSet<u64>,
-    owners: Vec<Block>,
+    owners: Vec<MemoryBlock>,
 }
 
 impl Relocation {
@@ -213,7 +213,7 @@ impl Relocation {
     ///
     /// # Errors
     /// A block that is too small.
-    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Block, offset: u64) -> Result<()> {
+    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &MemoryBlock, offset: u64) -> Result<()> {
         self.targets.insert(buffer, owner.part(buffer, offset, bytes)?);
         self.keep(owner);
         Ok(())
@@ -223,7 +223,7 @@ impl Relocation {
     ///
     /// # Errors
     /// An arena that is too small.
-    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &Block, offset: u64) -> Result<()> {
+    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &MemoryBlock, offset: u64) -> Result<()> {
         self.targets.insert(buffer, arena.part(buffer, offset, bytes)?);
         self.arenas.insert(arena.address);
         Ok(())
@@ -243,7 +243,7 @@ impl Relocation {
     ///
     /// # Errors
     /// Inputs that are not like the captured ones, or other arenas than those of this relocation.
-    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&Block]) -> Result<Vec<u64>> {
+    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
         let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = inputs.iter().all(Tensor::is_contiguous);
         let same_arenas = self.arenas.iter().all(|&start| arenas.iter().any(|arena| arena.address == start));
@@ -254,7 +254,7 @@ impl Relocation {
     }
 
     /// Keeps a block alive, too.
-    pub(super) fn keep(&mut self, owner: &Block) {
+    pub(super) fn keep(&mut self, owner: &MemoryBlock) {
         if !self.owners.iter().any(|block| Arc::ptr_eq(&block.owner, &owner.owner)) {
             self.owners.push(owner.clone());
         }

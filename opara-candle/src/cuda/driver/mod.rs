@@ -4,7 +4,7 @@
 //! types here own and drop. Nothing above this module sees a raw handle.
 
 mod arguments;
-mod capture;
+mod captured_graph;
 #[cfg(feature = "cudnn")]
 pub(super) mod convolution;
 pub(super) mod cublaslt;
@@ -24,13 +24,13 @@ mod stream;
 mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use capture::{Captured, Launch, MemcpyNode, MemsetNode, Node};
+pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
-pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
+pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

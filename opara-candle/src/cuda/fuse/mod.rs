@@ -18,8 +18,8 @@ use self::fused_kernel::{FusedKernel, FusedOp, Operation, Source};
 use self::thread_tile::{ThreadTile, MANY_ELEMENTS};
 use super::capture::Capture;
 use super::driver::kernels::fused::{self, KernelSource, MOST_OPS};
-use super::driver::{KernelNode, Launch, Pointer, Stream};
-use super::recorded::Recorded;
+use super::driver::{KernelNode, LaunchNode, Pointer, Stream};
+use super::launches::CapturedLaunch;
 use crate::backend::Fusing;
 use crate::trace::{Access, AccessMode, BufferId, Op, OpId, Work};
 use crate::Result;
@@ -78,7 +78,7 @@ impl Capture {
         for (id, (op, recorded)) in ops.into_iter().zip(recorded).enumerate() {
             let fused = replacements.remove(&id).map(|(fused, kernel)| {
                 let fused_op = fused.op(op.label.clone(), &kernel);
-                (fused_op, Recorded::new(Launch::Kernel(kernel), fused.pointers))
+                (fused_op, CapturedLaunch::new(LaunchNode::Kernel(kernel), fused.pointers))
             });
             // A launch that is still needed may stand where a group runs of which it is a member; both then run, in any order.
             let unfused = (!is_fused[id]).then_some((op, recorded));
@@ -101,7 +101,7 @@ impl Capture {
             for access in op.accesses.iter().filter(|access| access.mode.writes()) {
                 uploads.remove(&access.buffer);
             }
-            if let (Launch::Memcpy(upload), [pointer]) = (&recorded.launch, &recorded.pointers[..]) {
+            if let (LaunchNode::Memcpy(upload), [pointer]) = (&recorded.launch, &recorded.pointers[..]) {
                 let bytes = upload.bytes_on_host().filter(|_| pointer.delta == 0);
                 bytes.and_then(|bytes| uploads.insert(pointer.buffer, bytes));
             }
@@ -110,8 +110,8 @@ impl Capture {
     }
 }
 
-fn fusible_launch(op: &Op, recorded: &Recorded, uploads: &HashMap<BufferId, &[u8]>) -> Option<FusibleLaunch> {
-    let Launch::Kernel(kernel) = &recorded.launch else { return None };
+fn fusible_launch(op: &Op, recorded: &CapturedLaunch, uploads: &HashMap<BufferId, &[u8]>) -> Option<FusibleLaunch> {
+    let LaunchNode::Kernel(kernel) = &recorded.launch else { return None };
     let table = |word| {
         let pointer = recorded.pointers.iter().find(|p| p.word == word)?;
         let bytes = uploads.get(&pointer.buffer)?.get(pointer.delta as usize..)?;

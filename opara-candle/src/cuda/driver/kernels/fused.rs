@@ -9,7 +9,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::compile::compile;
 use super::module::Kernels;
-use crate::cuda::driver::{Captured, KernelNode, Launch, Node, Stream};
+use crate::cuda::driver::{CapturedGraph, KernelNode, LaunchNode, Node, Stream};
 use crate::{Error, Result};
 
 /// The most ops in a fused kernel.
@@ -66,7 +66,7 @@ pub(in crate::cuda) struct Launches {
     /// For each kernel its launch, or why there is none.
     pub of: Vec<std::result::Result<KernelNode, String>>,
     /// The captured graph whose nodes are the templates of these launches, and the loaded kernels, if there are any.
-    pub owners: Option<(Captured, Kernels)>,
+    pub owners: Option<(CapturedGraph, Kernels)>,
 }
 
 /// Compiles kernels, and reads their launches back from a capture; none of them runs. Compiled kernels are stored in the
@@ -106,7 +106,7 @@ pub(in crate::cuda) fn launches(
     let ((), graph) = stream.capture_only(record)?;
     let kernel = |node| match node {
         Node::Launch(launch) => match *launch {
-            Launch::Kernel(kernel) => Some(kernel),
+            LaunchNode::Kernel(kernel) => Some(kernel),
             _ => None,
         },
         _ => None,
