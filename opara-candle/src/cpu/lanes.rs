@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
-use super::record::{Program, Source};
+use super::record::{CpuProgram, Source};
 use crate::error::caught;
 use crate::optimize::Optimized;
 use crate::reentrancy::run_nested;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 /// A program with a schedule, ready to run.
 pub(crate) struct Lanes {
-    program: Arc<Program>,
+    program: Arc<CpuProgram>,
     /// For each step of the schedule the operator of the program; none for a barrier.
     order: Vec<Option<OpId>>,
     steps: Arc<Steps>,
@@ -37,7 +37,7 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// # Errors
     /// Those of folded operators, which run here.
-    pub fn new(program: Arc<Program>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
+    pub fn new(program: Arc<CpuProgram>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
         let scheduled = schedule.steps();
         let work = |step: &Step| match step.op.map(|op| &ops.trace.ops[op].work) {
             Some(Work::Host { bytes, flops }) => flops + 4 * bytes,
@@ -108,7 +108,7 @@ impl Lanes {
 }
 
 /// Runs the operators that depend on no input.
-fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
+fn fold(program: &CpuProgram, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
     let mut results: HashMap<OpId, Tensor> = HashMap::new();
     for &id in folded {
         let op = &program.ops[id];

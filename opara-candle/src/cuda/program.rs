@@ -1,4 +1,4 @@
-//! What a capture is replayed from, and the graphs that are built of it, with a schedule's edges.
+//! A recording on a GPU: builds CUDA graphs from the captured launches, with the edges of a schedule.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::prepared::Prepared;
 use crate::trace::{OpId, Role, Trace};
 use crate::{Error, Result};
 
-/// What is needed to build a graph from a capture.
+/// A recording on a GPU.
 pub(super) struct CudaProgram {
     pub capture: Capture,
     /// The module's memory that the capture uses.
@@ -29,15 +29,15 @@ pub(super) struct CudaProgram {
     pub function: Function,
     pub arena: Arc<Arena>,
     pub workspaces: Arc<Arena>,
-    /// The module's state on the device from before building, until that ends.
+    /// The module's state on the device from before building. `None` after building.
     pub state: Mutex<Option<WrittenMemory>>,
 }
 
-/// Bytes of a fill that holds a launch up: some 15 microseconds, longer than most kernels.
+/// Bytes of a fill that delays a launch: some 15 microseconds, longer than most kernels.
 const DELAY_BYTES: u64 = 64 << 20;
 
-/// Whether a launch is held up under this seed: one of eight.
-fn is_held_up(seed: u64, op: OpId) -> bool {
+/// Is a launch delayed in a stress test with this seed? One of eight is.
+fn is_delayed(seed: u64, op: OpId) -> bool {
     let mixed = (op as u64 ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed >> 61 == 0
 }
@@ -47,7 +47,7 @@ impl CudaProgram {
         MemoryBlock::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
     }
 
-    /// Where outputs and constants are.
+    /// Relocates outputs and constants.
     pub fn relocation(&self, plan: &Prepared, outputs: &[Tensor]) -> Result<Relocation> {
         let buffers = &plan.ops.trace.buffers;
         let constants = self.block(plan.ops.constant_bytes())?;
@@ -57,7 +57,7 @@ impl CudaProgram {
                 relocation.place(id, buffer.bytes, &MemoryBlock::of(&outputs[i])?, 0)?;
             }
         }
-        // The largest first: what is aligned less comes last.
+        // The largest first: short constants, with a smaller alignment, come last.
         let mut order: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].role == Role::Constant).collect();
         order.sort_by_key(|&id| Reverse(buffers[id].bytes));
         let mut offset = 0;
@@ -68,15 +68,15 @@ impl CudaProgram {
         Ok(relocation)
     }
 
-    /// Fills the constants: runs the folded launches, one after the other, in memory that is given back then.
+    /// Computes the constants: runs the folded launches one after the other, in temporary memory.
     pub fn run_once(&self, plan: &Prepared, relocation: &Relocation) -> Result<()> {
         let once = &plan.ops.once;
         if once.ops.is_empty() {
             return Ok(());
         }
-        let chain =
+        let in_sequence =
             OpGraph::from_predecessors((0..once.ops.len()).map(|op| op.checked_sub(1).into_iter().collect()).collect());
-        let layout = memory::plan(once, &chain, Role::Intermediate, None);
+        let layout = memory::plan(once, &in_sequence, Role::Intermediate, None);
         let scratch = self.block(layout.bytes)?;
         let mut relocation = relocation.clone();
         place(&mut relocation, once, &layout, &scratch)?;
@@ -90,7 +90,7 @@ impl CudaProgram {
         self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
     }
 
-    /// The schedule's graph for these arenas; with a seed, under stress.
+    /// Builds the schedule's graph for these arenas. With a `stress` seed, random launches are delayed and arenas are poisoned.
     pub fn build(
         &self,
         plan: &Planned,
@@ -124,8 +124,8 @@ impl CudaProgram {
         let mut node_of = vec![None; ops.per_call.len()];
         for step in plan.schedule.steps() {
             let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
-            // What a stream ran last is implied by other edges now and then. Given all the same, it lets the driver go on
-            // with a branch of its own instead of taking up another one, which it holds in some 100 KiB and never gives back.
+            // Other edges sometimes imply that on the stream's last launch. With it the driver continues that branch; without it,
+            // it may open another branch, which takes some 100 KiB that are never freed.
             let last = step.op.and_then(|op| node_of[before[op]?]);
             after.extend(last.filter(|last| !after.contains(last)));
             if after.is_empty() {
@@ -135,9 +135,9 @@ impl CudaProgram {
                 node.push(graph.join(&after)?);
                 continue;
             };
-            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
-                let held_up = graph.fill(delay, seed as u8, &after)?;
-                after = vec![held_up];
+            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_delayed(seed, op)), &delay) {
+                let delayed = graph.fill(delay, seed as u8, &after)?;
+                after = vec![delayed];
             }
             let launch = &launches.of[ops.per_call[op]];
             let added = add(&mut graph, launch, &after)?;
@@ -151,7 +151,7 @@ impl CudaProgram {
     }
 }
 
-/// Moves the buffers of a layout into its arena.
+/// Relocates the buffers of a layout to its arena.
 fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &MemoryBlock) -> Result<()> {
     for (id, buffer) in trace.buffers.iter().enumerate() {
         if let Some(offset) = layout.offset(id) {
@@ -161,7 +161,7 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Me
     Ok(())
 }
 
-/// Adds a recorded launch behind the nodes `after`; returns its node.
+/// Adds a captured launch after the nodes `after`; returns its node.
 fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize]) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
         (LaunchNode::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),

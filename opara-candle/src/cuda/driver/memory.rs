@@ -1,4 +1,4 @@
-//! Device addresses: where tensors lie, which allocation an address belongs to, and where captured buffers move.
+//! Device memory: addresses of tensors, the allocation around an address, and the relocation of captured buffers.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -12,7 +12,7 @@ use super::interpose::without_events;
 use super::{check, Stream};
 use crate::{Error, Result};
 
-/// First byte of a tensor's elements on the device.
+/// The device address of a tensor's first element.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device.
@@ -71,7 +71,7 @@ pub(in crate::cuda) struct Allocation {
     pub pooled: bool,
 }
 
-/// Asks the driver which allocation an address belongs to, and remembers.
+/// Looks up the allocation around an address with the driver, and caches the answer.
 #[derive(Default)]
 pub(in crate::cuda) struct AllocationTable {
     known: BTreeMap<u64, Allocation>,
@@ -123,7 +123,7 @@ pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
     found.then_some(Allocation { start, bytes: bytes as u64, pooled: !pool.is_null() })
 }
 
-/// A stretch of device memory.
+/// A block of device memory.
 #[derive(Clone)]
 pub(in crate::cuda) struct MemoryBlock {
     address: u64,
@@ -176,7 +176,7 @@ impl MemoryBlock {
         Ok(Self { address, bytes, owner: Arc::new(Owner::Allocation(address, stream.clone())) })
     }
 
-    /// First byte.
+    /// Its address.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -186,7 +186,7 @@ impl MemoryBlock {
         self.bytes
     }
 
-    /// Address of a part of it, for a buffer.
+    /// The address of a buffer inside the block.
     fn part(&self, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
         if offset + bytes > self.bytes {
             let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {}", self.bytes);
@@ -196,14 +196,14 @@ impl MemoryBlock {
     }
 }
 
-/// Where captured buffers move: into blocks that this relocation, and so the graph built with it, keeps alive; into
-/// arenas, which every launch brings along; or, as inputs do, elsewhere at every launch.
+/// The new address of each captured buffer: in a block that this relocation, and so the graph built with it, keeps alive; in
+/// an arena, which is an argument of every launch; or, for inputs, another address at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
     /// Number and size of each input's buffer.
     inputs: hashbrown::HashMap<usize, (usize, u64)>,
-    /// Where arenas begin.
+    /// The addresses of the arenas.
     arenas: hashbrown::HashSet<u64>,
     owners: Vec<MemoryBlock>,
 }
@@ -229,12 +229,12 @@ impl Relocation {
         Ok(())
     }
 
-    /// Every launch says where this buffer is: it is the input of this number.
+    /// Marks a buffer as an input, whose address is an argument of every launch.
     pub fn place_input(&mut self, buffer: usize, input: usize, bytes: u64) {
         self.inputs.insert(buffer, (input, bytes));
     }
 
-    /// Which input this buffer is.
+    /// The index of the input that this buffer is, if it is one.
     pub(super) fn input(&self, buffer: usize) -> Option<usize> {
         self.inputs.get(&buffer).map(|&(input, _)| input)
     }
