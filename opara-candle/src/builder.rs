@@ -12,7 +12,7 @@ use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
-use crate::{resident, Error, Result};
+use crate::{thread_bound, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
 ///
@@ -259,7 +259,7 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs).map(warned)
+        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(warned)
     }
 
     /// Checks that further examples have the shapes, dtypes and device of the first.

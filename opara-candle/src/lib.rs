@@ -14,6 +14,7 @@ extern crate self as opara_candle;
 mod backend;
 mod builder;
 mod capture_thread;
+mod challengers;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
@@ -26,9 +27,7 @@ mod error;
 mod examples;
 mod executor;
 mod fault;
-mod lending;
 mod measure;
-mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
@@ -36,14 +35,15 @@ mod pipeline;
 mod plans;
 pub mod prelude;
 mod recheck;
+mod reentrancy;
 mod report;
-mod resident;
-mod rivals;
 mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
+mod thread_bound;
+mod zero_copy;
 #[cfg(all(feature = "faults", feature = "cuda"))]
 #[doc(hidden)]
 pub use cuda::faults;
@@ -74,13 +74,4 @@ pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
 pub use trace::scope::{scope, SpanLabels};
 
-use opara_plan::disk_cache as kept;
-
-#[cfg(feature = "cuda")]
-mod fuse {
-    #[cfg(test)]
-    pub(crate) use opara_plan::fusion::Permutation as Turn;
-    pub(crate) use opara_plan::fusion::{
-        groups as chains, Fusible, FusionGroup as Chain, Operand, StridedView as Places,
-    };
-}
+use opara_plan::disk_cache;

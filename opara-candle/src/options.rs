@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Fusing;
+use crate::disk_cache;
 use crate::examples::Examples;
-use crate::kept;
 use crate::pipeline::stage::Stage;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
@@ -102,7 +102,7 @@ impl Default for Options {
             recheck: 0,
             race: true,
             fuse: true,
-            kernels: kept::folder(),
+            kernels: disk_cache::folder(),
             dump: None,
             stop_after: None,
         }

@@ -9,16 +9,16 @@ mod device;
 pub(crate) mod driver;
 mod eager;
 mod fuse;
+mod graph_to_trace;
 mod kernels;
+mod launches;
+mod op_times;
 pub(crate) mod operator;
 mod pass;
 mod program;
-mod read;
 mod record;
-mod recorded;
 mod replay;
 mod sample;
-mod spans;
 mod target;
 
 #[cfg(feature = "faults")]

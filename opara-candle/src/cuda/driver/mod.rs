@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 mod arguments;
-mod capture;
+mod captured_graph;
 #[cfg(feature = "cudnn")]
 pub(crate) mod convolution;
 pub(crate) mod cublaslt;
@@ -27,14 +27,14 @@ mod stream;
 mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use capture::{Captured, Launch, MemcpyNode, MemsetNode, Node};
+pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, AllocationTable, Block, Relocation};
+pub(super) use memory::{aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

@@ -1,5 +1,5 @@
 // What candle's kernels make of a row (candle-kernels' reduce.cu), to the last bit: they add up in the order in which each of
-// their threads does, which is not that of the threads here. R is a thread's Part of a row.
+// their threads does, which is not that of the threads here. R is the ThreadTile.
 #pragma once
 #include "candle.cuh"
 #include "rows.cuh"

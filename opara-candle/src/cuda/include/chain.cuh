@@ -1,19 +1,18 @@
-// What chains of candle's kernels are made of. The host writes the body of a chain's kernel (fuse/program.rs) behind this
-// text, and compiles both at run time: what one of candle's kernels would store, and the next one load, stays with the thread.
-// Every step does what the kernel that it stands for does, in that kernel's type, and adds up in its order, so the bits are
-// the same.
+// The functions of fused kernels. fuse/fused_kernel.rs generates the body of a kernel behind this text, and both are compiled
+// at run time: a result that one of candle's kernels would store, and the next one load, stays in registers. Each function
+// computes as candle's kernel does, in the same type, and adds up in the same order, so that results keep their bits.
 #pragma once
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 #include "candle_rows.cuh"
 
-// The argument of a chain's kernel: where results are stored, and operands are. driver/kernels/chain.rs has the same.
-struct Chain {
+// The argument of a fused kernel: pointers to results and operands in memory. driver/kernels/fused.rs declares the same.
+struct FusedArgument {
     void *to[12];
     const void *from[16];
 };
-static_assert(sizeof(Chain) == 224, "as there");
+static_assert(sizeof(FusedArgument) == 224, "as in driver/kernels/fused.rs");
 
 // To another type. All fit into f32.
 template <typename T, typename S, int N> __device__ inline Vec<T, N> cast(const Vec<S, N> &xs) {

@@ -1,61 +1,62 @@
-// What a thread makes of a chain's results, and where that is in memory.
+// The tile of one thread of a fused kernel: which elements it computes, and how it loads and stores them.
 #pragma once
 #include "numbers.cuh"
 
-// The place of an element: dimensions and strides follow each other from the innermost one on. Without any it is its number.
-template <unsigned... PLACES> struct Place {
+// The offset of an element in a strided view. The arguments are dimension, stride, dimension, stride, from the innermost one
+// on; without any the view is contiguous.
+template <unsigned... VIEW> struct StridedIndex {
     __device__ static unsigned of(unsigned element) { return element; }
 };
-template <unsigned DIM, unsigned STRIDE> struct Place<DIM, STRIDE> {
+template <unsigned DIM, unsigned STRIDE> struct StridedIndex<DIM, STRIDE> {
     __device__ static unsigned of(unsigned element) { return element * STRIDE; }
 };
-template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct Place<DIM, STRIDE, OUTER...> {
+template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct StridedIndex<DIM, STRIDE, OUTER...> {
     __device__ static unsigned of(unsigned element) {
         const unsigned outer = element / DIM;
-        return (element - outer * DIM) * STRIDE + Place<OUTER...>::of(outer);
+        return (element - outer * DIM) * STRIDE + StridedIndex<OUTER...>::of(outer);
     }
 };
 
-// N elements of a thread: neighbours if APART is 1, which then are all there or none of them, else those that its block's others are
-// between. They are some of all, or of a row if there are COLUMNS: a block has ROWS, along y, and a warp each if there are
-// several.
-template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS, unsigned ROWS> struct Part {
+// The tile of one thread: N elements. With APART == 1 they are contiguous (one vector load; N divides the row), otherwise
+// APART == the block's threads per row, so that loads of neighbouring threads coalesce. With COLUMNS > 0 the elements are of
+// one row, and a block computes ROWS rows along y, one warp each if there are several.
+template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS, unsigned ROWS> struct ThreadTile {
     static constexpr int elements = N;
     static constexpr unsigned columns = COLUMNS, rows = ROWS;
     unsigned row, begin, first, end;
 
-    __device__ Part() {
+    __device__ ThreadTile() {
         row = blockIdx.x * ROWS + threadIdx.y;
         begin = row * (COLUMNS ? COLUMNS : blockDim.x * N);
         first = begin + threadIdx.x * (APART == 1 ? N : 1);
         end = COLUMNS ? begin + COLUMNS : ELEMENTS;
     }
 
-    // Where element n is within the row. It may be beyond the last.
+    // The column of element n. It may be past the end of the row.
     __device__ unsigned column(unsigned n) const { return first - begin + n * APART; }
 
-    // What is not there is another.
-    __device__ unsigned there(unsigned n) const {
+    // The index of element n, clamped: past the end it is that of an element that exists.
+    __device__ unsigned clamped(unsigned n) const {
         return APART == 1 ? min(first, end - N) + n : min(first + n * APART, end - 1);
     }
 
-    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load(const void *from) const {
+    template <typename T, unsigned... VIEW> __device__ Vec<T, N> load(const void *from) const {
         Vec<T, N> to;
 #pragma unroll
-        for (int n = 0; n < N; n++) to.at[n] = ((const T *)from)[Place<PLACES...>::of(there(n))];
+        for (int n = 0; n < N; n++) to.at[n] = ((const T *)from)[StridedIndex<VIEW...>::of(clamped(n))];
         return to;
     }
-    // Neighbours that are neighbours in memory, too.
-    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_together(const void *from) const {
-        return ::load<T, N>((const T *)from + Place<PLACES...>::of(there(0)));
+    // One vector load: the tile is contiguous in memory, too.
+    template <typename T, unsigned... VIEW> __device__ Vec<T, N> load_vector(const void *from) const {
+        return ::load<T, N>((const T *)from + StridedIndex<VIEW...>::of(clamped(0)));
     }
-    // Neighbours that are one number in memory.
-    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_once(const void *from) const {
-        return all<T>(((const T *)from)[Place<PLACES...>::of(there(0))]);
+    // All elements of the tile are one element in memory.
+    template <typename T, unsigned... VIEW> __device__ Vec<T, N> load_broadcast(const void *from) const {
+        return all<T>(((const T *)from)[StridedIndex<VIEW...>::of(clamped(0))]);
     }
-    // The row's number.
-    template <typename T, unsigned... PLACES> __device__ Vec<T, N> load_number(const void *from) const {
-        return all<T>(((const T *)from)[Place<PLACES...>::of(row)]);
+    // The scalar of the row.
+    template <typename T, unsigned... VIEW> __device__ Vec<T, N> load_row_scalar(const void *from) const {
+        return all<T>(((const T *)from)[StridedIndex<VIEW...>::of(row)]);
     }
 
     template <typename T> __device__ void store(const Vec<T, N> &from, void *to) const {
@@ -63,10 +64,10 @@ template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS, unsigned R
         for (int n = 0; n < N; n++)
             if (first + n * APART < end) ((T *)to)[first + n * APART] = from.at[n];
     }
-    template <typename T> __device__ void store_together(const Vec<T, N> &from, void *to) const {
+    template <typename T> __device__ void store_vector(const Vec<T, N> &from, void *to) const {
         if (first < end) ::store((T *)to + first, from);
     }
-    template <typename T> __device__ void store_number(const Vec<T, N> &from, void *to) const {
+    template <typename T> __device__ void store_row_scalar(const Vec<T, N> &from, void *to) const {
         if (threadIdx.x == 0) ((T *)to)[row] = from.at[0];
     }
 

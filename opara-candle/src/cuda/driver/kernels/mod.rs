@@ -1,8 +1,8 @@
 //! What launches of kernels share: their code on a device, and their arguments.
 
 pub(crate) mod capabilities;
-pub(in crate::cuda) mod chain;
 pub(in crate::cuda) mod compile;
+pub(in crate::cuda) mod fused;
 pub(in crate::cuda) mod module;
 mod wait;
 

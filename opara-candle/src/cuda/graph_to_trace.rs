@@ -1,21 +1,22 @@
-//! Reads a captured graph back as a trace: its buffers, and what each launch does to them.
+//! Converts a captured graph to a trace: its buffers, its launches, and which bytes each launch reads and writes.
 
 use candle::Tensor;
 use hashbrown::HashMap;
 
 use super::buffers::{Latest, Memory, Owner};
-use super::driver::{address_of, bytes_of, Call, KernelNode, Launch, Node, Pointer, Stream};
+use super::driver::{address_of, bytes_of, Call, KernelNode, LaunchNode, Node, Pointer, Stream};
 use super::kernels::known;
+use super::launches::CapturedLaunch;
 use super::pass::Pass;
-use super::recorded::Recorded;
 use crate::kernel_catalog::KernelName;
-use crate::trace::{Access, Buffer, BufferId, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, BufferId, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
-/// The trace, each op's launch, and memory from before the pass: its first bytes and buffers.
-pub(super) type Read = (Trace, Vec<Recorded>, Vec<(u64, BufferId)>);
+/// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
+pub(super) type Read = (Trace, Vec<CapturedLaunch>, Vec<(u64, BufferId)>);
 
-/// Reads a captured graph. `Err` lists the outputs that must be copied in another capture.
+/// Converts a captured graph. The inner `Err` lists outputs that another capture must copy, since they have no allocation of
+/// their own.
 pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<std::result::Result<Read, Vec<usize>>> {
     let Pass { outputs, marks, graph } = pass;
     let mut memory = Memory::new(stream);
@@ -53,7 +54,7 @@ pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<st
             }
             Node::Empty => {}
             Node::Unsupported(reason) => return Err(refused(reason, label)),
-            // Of empty tensors.
+            // Launches on empty tensors do nothing.
             Node::Launch(launch) if launch.is_empty() => {}
             Node::Launch(launch) => {
                 let (op, recorded) = record(&mut memory, *launch, call, label);
@@ -74,7 +75,7 @@ pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<st
         return Err(Error::stateful(reason));
     }
     if graph.dropped() > 0 {
-        // It may be another thread that has put a tensor in the place of one that the module was using.
+        // Another thread may have replaced a tensor that the module was using.
         let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
         return Err(Error::NotCapturable { reason });
     }
@@ -102,28 +103,30 @@ fn refused(reason: &str, label: &str) -> Error {
     Error::NotCapturable { reason: format!("{reason}{place}") }
 }
 
-/// One launch as an op.
-fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str) -> (Op, Recorded) {
+/// Converts one launch to an op.
+fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &str) -> (Op, CapturedLaunch) {
     let (name, work, accesses, pointers) = match &launch {
-        Launch::Kernel(kernel) => {
+        LaunchNode::Kernel(kernel) => {
             let (accesses, pointers) = kernel_accesses(memory, kernel, call);
             (KernelName::from(&*kernel.name), Work::Kernel(kernel.launch), accesses, pointers)
         }
-        Launch::Memset(memset) => {
+        LaunchNode::Memset(memset) => {
             let target = memory.find(memset.address());
             let pointers: Vec<Pointer> =
                 target.map(|(buffer, delta)| Pointer { word: 0, buffer, delta }).into_iter().collect();
             let write = |p: &Pointer| {
                 let region = Region::contiguous(p.delta, memset.bytes());
-                Access { buffer: p.buffer, region, mode: Mode::Write }
+                Access { buffer: p.buffer, region, mode: AccessMode::Write }
             };
             memory.writes_input |= pointers.iter().any(|p| memory.is_input(p.buffer));
             ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
         }
-        Launch::Memcpy(memcpy) => {
+        LaunchNode::Memcpy(memcpy) => {
             let mut pointers = Vec::new();
             let mut accesses = Vec::new();
-            for (word, address, mode) in [(0, memcpy.source(), Mode::Read), (1, Some(memcpy.target()), Mode::Write)] {
+            for (word, address, mode) in
+                [(0, memcpy.source(), AccessMode::Read), (1, Some(memcpy.target()), AccessMode::Write)]
+            {
                 if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
                     pointers.push(Pointer { word, buffer, delta });
                     accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
@@ -136,16 +139,16 @@ fn record(memory: &mut Memory, launch: Launch, call: Option<&Call>, label: &str)
     };
     let external = |p: &Pointer| memory.buffers[p.buffer].role == Role::External;
     let fixed = pointers.iter().filter(|p| external(p)).map(|p| p.word).collect();
-    // Both ends of a copy are pointers; of a kernel's arguments only those that may move matter.
-    let kernel = matches!(launch, Launch::Kernel(_));
+    // A copy always has two pointers; of a kernel's pointers only those to buffers that may move matter.
+    let kernel = matches!(launch, LaunchNode::Kernel(_));
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
     let is_of_a_library = kernel && call.is_some();
     let op = Op { name, label: label.to_string(), work, accesses, nanos: None };
-    (op, Recorded { launch, pointers, fixed, is_of_a_library })
+    (op, CapturedLaunch { launch, pointers, fixed, is_of_a_library })
 }
 
-/// Every aligned word of the arguments that lies inside a buffer is a pointer to it; what the kernel does there depends
-/// on whose it is: the call that launched it, or the code that it was loaded from.
+/// The accesses and pointers of a kernel. Every aligned word of the arguments that is an address inside a buffer counts as a
+/// pointer. What the kernel does to that buffer is known from the library call that launched it, or from its code.
 fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>) -> (Vec<Access>, Vec<Pointer>) {
     let arguments = &kernel.arguments;
     let known = known(&kernel.name, arguments, &kernel.launch, kernel.code);
@@ -158,7 +161,7 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
         let (region, mode) = match (&operands, &known) {
             (Some(operands), _) => (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer)),
             (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
-            (None, None) => (memory.whole(buffer, 0), Mode::ReadWrite),
+            (None, None) => (memory.whole(buffer, 0), AccessMode::ReadWrite),
         };
         accesses.push(Access { buffer, region, mode });
     }
@@ -168,15 +171,15 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
     (accesses, pointers)
 }
 
-/// What a call of a library does to the buffers of its operands; `None` if its operands are not known.
-fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Mode>> {
-    let mut modes: HashMap<BufferId, Mode> = HashMap::new();
+/// How a library call accesses the buffers of its operands; `None` if its operands are not known.
+fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, AccessMode>> {
+    let mut modes: HashMap<BufferId, AccessMode> = HashMap::new();
     for operand in call.operands.as_ref()? {
         if let Some((buffer, _)) = memory.find(operand.address) {
-            // The call may have several kernels, of which one reads what another has written.
-            let mode = if operand.mode.writes() { Mode::ReadWrite } else { Mode::Read };
+            // A call may launch several kernels, one of which reads what another has written.
+            let mode = if operand.mode.writes() { AccessMode::ReadWrite } else { AccessMode::Read };
             let known = modes.entry(buffer).or_insert(mode);
-            if mode == Mode::ReadWrite {
+            if mode == AccessMode::ReadWrite {
                 *known = mode;
             }
         }
@@ -184,13 +187,13 @@ fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Mode>>
     Some(modes)
 }
 
-/// What a library's kernel does to a buffer: what its call does to its operands; it reads and writes the library's own
-/// memory, such as workspaces, and everything if the call's operands are not known. What else looks like a pointer is a
-/// number, or padding; it counts as read.
-fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, Mode>>, buffer: BufferId) -> Mode {
+/// How a library's kernel accesses a buffer. An operand: as the call does. The library's own memory, such as a workspace, or any
+/// buffer if the call's operands are not known: reads and writes. Any other buffer: its address is a number or padding by
+/// chance, and counts as read.
+fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, AccessMode>>, buffer: BufferId) -> AccessMode {
     match operands.map(|operands| operands.get(&buffer)) {
         Some(Some(&mode)) => mode,
-        Some(None) if memory.owners[buffer] == Owner::Tensor => Mode::Read,
-        Some(None) | None => Mode::ReadWrite,
+        Some(None) if memory.owners[buffer] == Owner::Tensor => AccessMode::Read,
+        Some(None) | None => AccessMode::ReadWrite,
     }
 }

@@ -1,8 +1,8 @@
-//! A timeline as a picture: one lane a stream, time to the right.
+//! A timeline as SVG: one lane per stream, time to the right.
 
-use svg::node::element::{Group, Line, Rectangle, Text, Title};
-use svg::node::Text as Content;
-use svg::Document;
+use ::svg::node::element::{Group, Line, Rectangle, Text, Title};
+use ::svg::node::Text as Content;
+use ::svg::Document;
 
 use super::Timeline;
 use crate::profile::{profile, Class};

@@ -1,4 +1,4 @@
-//! Executors inside of executors: whether a call comes from a recording, a replay or a capture thread.
+//! Reentrancy: is a call part of another executor's recording or replay?
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ thread_local! {
     static NESTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this call is part of another executor's recording or replay, or runs on a capture thread.
+/// Is this call part of another executor's recording or replay, or does it run on a capture thread?
 ///
 /// A nested executor runs its module directly. In a recording, the outer executor then sees the module's operators; in a
 /// replay, waiting for the worker pool from inside a worker would deadlock.
@@ -15,7 +15,7 @@ pub(crate) fn is_nested() -> bool {
 }
 
 /// Runs `f` as part of a recording or a replay.
-pub(crate) fn nested<T>(f: impl FnOnce() -> T) -> T {
+pub(crate) fn run_nested<T>(f: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -35,12 +35,12 @@ mod tests {
     #[test]
     fn a_call_is_nested_until_the_outermost_one_ends_also_by_a_panic() {
         assert!(!is_nested());
-        nested(|| {
-            nested(|| assert!(is_nested()));
+        run_nested(|| {
+            run_nested(|| assert!(is_nested()));
             assert!(is_nested());
         });
         assert!(!is_nested());
-        assert!(catch_unwind(|| nested(|| panic!("on purpose"))).is_err());
+        assert!(catch_unwind(|| run_nested(|| panic!("on purpose"))).is_err());
         assert!(!is_nested());
     }
 }

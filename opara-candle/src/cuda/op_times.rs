@@ -1,4 +1,4 @@
-//! When each op of a schedule runs, as the device saw it.
+//! Start and end of each op of a schedule, measured on the device by CUPTI.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use candle::Tensor;
 use super::driver::{Activity, Watch};
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use crate::backend::{Planned, Replay, Spans};
+use crate::backend::{OpTimes, Planned, Replay};
 use crate::trace::Work;
 use crate::{Error, Result};
 
 /// Replays before the first that counts.
 const WARMUP: usize = 3;
 
-/// Replays a schedule of its own graph so many times, and returns when each op began and ended in each.
-pub(super) fn spans(
+/// Replays a schedule `rounds` times, as a graph of its own, and returns start and end of each op in each replay.
+pub(super) fn op_times(
     program: &Arc<CudaProgram>,
     plan: &Arc<Planned>,
     inputs: &[Tensor],
     rounds: usize,
-) -> Result<Vec<Spans>> {
+) -> Result<Vec<OpTimes>> {
     let watch = Watch::start()?;
-    // Nodes are known by the order in which they were made, so the graph must be made under watch.
+    // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
     let run = || {
         replay.lend(inputs, &mut |_| ())?;
@@ -35,7 +35,7 @@ pub(super) fn spans(
     (0..rounds)
         .map(|_| {
             let (mut activities, ids) = (run()?, replay.ids()?);
-            // Graphs of other threads run, too.
+            // Records may be of other threads' graphs.
             activities.retain(|activity| ids.contains(&activity.graph));
             assign(activities, plan)
         })
@@ -43,7 +43,7 @@ pub(super) fn spans(
 }
 
 /// Nanoseconds from the first start, by op.
-fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
+fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
     let ops = &plan.prepared.ops.trace.ops;
     let refused = |message: String| Err(Error::Driver { call: "cuptiActivityGetNextRecord", message });
     if activities.len() != ops.len() {
@@ -51,15 +51,15 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<Spans> {
     }
     activities.sort_by_key(|activity| activity.node);
     let first = activities.iter().map(|activity| activity.start).min().unwrap_or(0);
-    let mut spans = vec![(0, 0); ops.len()];
+    let mut op_times = vec![(0, 0); ops.len()];
     for (&op, activity) in plan.schedule.order.iter().zip(activities) {
         let is_kernel = matches!(ops[op].work, Work::Kernel(_));
-        // Those that are compiled at run time have more behind their name.
+        // Kernels compiled at run time have a hash behind their name.
         let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&*ops[op].name));
         if is_kernel && !is_it {
             return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));
         }
-        spans[op] = (activity.start - first, activity.end - first);
+        op_times[op] = (activity.start - first, activity.end - first);
     }
-    Ok(spans)
+    Ok(op_times)
 }

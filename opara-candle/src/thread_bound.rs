@@ -1,4 +1,4 @@
-//! Modules that are not `Send`: each is made on a capture thread, where it lives and is called.
+//! Modules that are not `Send`: each is built, called and dropped on one capture thread.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -15,46 +15,46 @@ use crate::error::caught;
 use crate::trace::scope;
 use crate::{cuda, Result};
 
-/// A function that never leaves its thread; panics are errors.
+/// A function that never leaves its thread. It returns a panic as an error.
 type Local = Rc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>>>;
 
 thread_local! {
-    /// The function that lives on this thread.
-    static RESIDENT: RefCell<Option<Local>> = const { RefCell::new(None) };
-    /// Its number; 0 for none.
+    /// The function that is bound to this thread.
+    static FUNCTION: RefCell<Option<Local>> = const { RefCell::new(None) };
+    /// Its number; 0 if there is none.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Makes a function on a thread of its own, where it stays, and returns one that calls it from anywhere. `inputs` are what
-/// it will be called with.
+/// Builds a function on a capture thread of its own, and returns a function that any thread can call. `inputs` are those of
+/// the first call.
 ///
 /// # Errors
 /// Those of `make`, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
-pub(crate) fn load<F>(make: impl FnOnce() -> candle::Result<F> + Send + 'static, inputs: &[Tensor]) -> Result<Function>
+pub(crate) fn build<F>(make: impl FnOnce() -> candle::Result<F> + Send + 'static, inputs: &[Tensor]) -> Result<Function>
 where
     F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
 {
-    // Weights that it takes from may come from this thread's stream, too.
+    // Weights may be computed on this thread's stream, too.
     cuda::hand_over(inputs)?;
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let resident = Resident { thread: CaptureThread::take()?, number };
-    resident.thread.run(move || {
+    let bound = ThreadBound { thread: CaptureThread::take()?, number };
+    bound.thread.run(move || {
         let function = make()?;
-        RESIDENT.set(Some(Rc::new(move |inputs| Ok(caught(|| Ok(function(inputs)?))?))));
+        FUNCTION.set(Some(Rc::new(move |inputs| Ok(caught(|| Ok(function(inputs)?))?))));
         NUMBER.set(number);
         Ok(())
     })?;
-    Ok(Arc::new(move |inputs| resident.call(inputs)))
+    Ok(Arc::new(move |inputs| bound.call(inputs)))
 }
 
-/// What other threads know of a function.
-struct Resident {
+/// The handle by which other threads call a function.
+struct ThreadBound {
     thread: CaptureThread,
     number: u64,
 }
 
-impl Resident {
+impl ThreadBound {
     fn call(&self, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         if NUMBER.get() == self.number {
             return call(inputs);
@@ -65,34 +65,34 @@ impl Resident {
             let (outputs, recording) = recording.resume(|| call(&inputs));
             Ok((outputs, recording, cuda::hand_over(&inputs)))
         })?;
-        // Whatever has failed: the recording goes on without this call.
+        // Also after a failure: the recording continues without this call.
         recording.restore();
         handed_over?;
         outputs
     }
 }
 
-impl Drop for Resident {
+impl Drop for ThreadBound {
     fn drop(&mut self) {
-        // Not waited for, since whoever drops this may hold locks. The function is dropped outside of the borrow: it may
-        // call others as it goes.
+        // Without waiting, since the thread that drops this may hold locks. The function is dropped outside of the borrow:
+        // its drop may call other functions of this thread.
         let remove = || {
             NUMBER.set(0);
-            drop(RESIDENT.take());
+            drop(FUNCTION.take());
         };
         self.thread.post(move || drop(catch_unwind(AssertUnwindSafe(remove))));
     }
 }
 
-/// Calls the function that lives on this thread.
+/// Calls the function that is bound to this thread.
 fn call(inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
-    match RESIDENT.with_borrow(Clone::clone) {
+    match FUNCTION.with_borrow(Clone::clone) {
         Some(function) => function(inputs),
-        None => unreachable!("a function lives as long as its resident"),
+        None => unreachable!("the function lives as long as its handle"),
     }
 }
 
-/// All that a thread records, on its way to the thread on which the module lives.
+/// A thread's recordings, passed to the thread to which the module is bound.
 struct Recording {
     operators: cpu::Suspended,
     scopes: scope::Suspended,
@@ -100,19 +100,19 @@ struct Recording {
 }
 
 impl Recording {
-    /// Takes this thread's recording away, as far as there is one.
+    /// Takes this thread's recordings, if there are any.
     fn take() -> Self {
         Self { operators: cpu::Suspended::take(), scopes: scope::Suspended::take(), capture: cuda::Handover::take() }
     }
 
-    /// Goes on with it on this thread while `f` runs.
+    /// Continues them on this thread while `f` runs.
     fn resume<T>(self, f: impl FnOnce() -> T) -> (T, Self) {
         let Self { operators, scopes, capture } = self;
         let ((result, scopes), operators) = operators.resume(|| scopes.resume(|| capture.during(f)));
         (result, Self { operators, scopes, capture })
     }
 
-    /// Gives it back to the thread that it was taken from.
+    /// Gives them back to the thread from which they were taken.
     fn restore(self) {
         self.operators.restore();
         self.scopes.restore();

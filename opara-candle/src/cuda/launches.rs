@@ -1,58 +1,58 @@
-//! What ops launch, as it was captured.
+//! The captured launch of each op.
 
 use super::driver::kernels::module::Kernels;
-use super::driver::{Captured, Launch, MemcpyNode, MemsetNode, Pointer};
+use super::driver::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Pointer};
 
-/// What ops launch.
+/// The launches of a capture, and what owns their resources.
 pub(super) struct Launches {
-    /// One entry an op.
-    pub of: Vec<Recorded>,
-    /// Own the nodes that attributes are copied from.
-    pub graphs: Vec<Captured>,
-    /// What some of them launch.
+    /// For each op, its launch.
+    pub of: Vec<CapturedLaunch>,
+    /// The graphs whose nodes are the templates of these launches.
+    pub graphs: Vec<CapturedGraph>,
+    /// The loaded kernels of those that fusion generated.
     pub kernels: Vec<Kernels>,
 }
 
-/// What an op launches.
-pub(super) struct Recorded {
-    pub launch: Launch,
-    /// Pointers in it to buffers that may move.
+/// The launch of one op.
+pub(super) struct CapturedLaunch {
+    pub launch: LaunchNode,
+    /// Its pointers to buffers that a replay relocates.
     pub pointers: Vec<Pointer>,
-    /// Places of pointers to memory that stays where it is.
+    /// Offsets, in the arguments, of pointers to memory that stays where it is.
     pub fixed: Vec<usize>,
-    /// Whether a library launched it: its arguments may hold bytes that mean nothing.
+    /// Did a library launch it? Then its arguments may hold padding with arbitrary bytes.
     pub is_of_a_library: bool,
 }
 
-impl Recorded {
-    /// A launch of this library's own.
-    pub fn new(launch: Launch, pointers: Vec<Pointer>) -> Self {
+impl CapturedLaunch {
+    /// The launch of a fused kernel.
+    pub fn new(launch: LaunchNode, pointers: Vec<Pointer>) -> Self {
         Self { launch, pointers, fixed: Vec::new(), is_of_a_library: false }
     }
 
-    /// Places of all pointers, in order.
+    /// Offsets of all pointers, in order.
     pub fn words(&self) -> Vec<usize> {
         let mut words: Vec<usize> = self.pointers.iter().map(|p| p.word).chain(self.fixed.iter().copied()).collect();
         words.sort_unstable();
         words
     }
 
-    /// Whether this launch does the same as one of an earlier capture, with buffers elsewhere. `moved` are the places of
-    /// pointers to those.
-    pub fn repeats(&self, earlier: &Recorded, moved: &[usize]) -> bool {
+    /// Does this launch do the same as one of an earlier capture, apart from the addresses of its buffers? `moved` are the
+    /// offsets of the pointers to those.
+    pub fn repeats(&self, earlier: &CapturedLaunch, moved: &[usize]) -> bool {
         match (&self.launch, &earlier.launch) {
-            (Launch::Kernel(now), Launch::Kernel(before)) => {
+            (LaunchNode::Kernel(now), LaunchNode::Kernel(before)) => {
                 let compared =
                     |word: &usize| if self.is_of_a_library { self.fixed.contains(word) } else { !moved.contains(word) };
                 let words = now.arguments.words().zip(before.arguments.words());
                 self.fixed == earlier.fixed
                     && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
             }
-            (Launch::Memset(now), Launch::Memset(before)) => {
+            (LaunchNode::Memset(now), LaunchNode::Memset(before)) => {
                 let target = |m: &MemsetNode| self.fixed.contains(&0).then(|| m.address());
                 now.value() == before.value() && target(now) == target(before)
             }
-            (Launch::Memcpy(now), Launch::Memcpy(before)) => {
+            (LaunchNode::Memcpy(now), LaunchNode::Memcpy(before)) => {
                 let source = |m: &MemcpyNode| m.source().filter(|_| self.fixed.contains(&0));
                 let target = |m: &MemcpyNode| self.fixed.contains(&1).then(|| m.target());
                 now.bytes_on_host() == before.bytes_on_host()

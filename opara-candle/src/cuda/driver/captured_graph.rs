@@ -13,7 +13,7 @@ use super::{check, get, Stream};
 use crate::{Error, Result};
 
 /// The graph that a capture recorded. Its nodes are templates for the graph that is built from them.
-pub(in crate::cuda) struct Captured {
+pub(in crate::cuda) struct CapturedGraph {
     raw: sys::CUgraph,
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by their address.
@@ -26,14 +26,14 @@ pub(in crate::cuda) struct Captured {
     dropped: usize,
 }
 
-// SAFETY: the driver asks only that calls on one graph do not overlap. `Captured` is not `Sync`, and every use goes
+// SAFETY: the driver asks only that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use goes
 // through a reference.
-unsafe impl Send for Captured {}
+unsafe impl Send for CapturedGraph {}
 
 /// One node of a captured graph.
 pub(in crate::cuda) enum Node {
     /// Work.
-    Launch(Box<Launch>),
+    Launch(Box<LaunchNode>),
     /// An allocation of the stream-ordered allocator.
     Alloc {
         /// First byte.
@@ -55,7 +55,7 @@ pub(in crate::cuda) enum Node {
 }
 
 /// A node that does something on the device.
-pub(in crate::cuda) enum Launch {
+pub(in crate::cuda) enum LaunchNode {
     /// A kernel.
     Kernel(KernelNode),
     /// A memset.
@@ -64,13 +64,13 @@ pub(in crate::cuda) enum Launch {
     Memcpy(MemcpyNode),
 }
 
-impl Launch {
+impl LaunchNode {
     /// Whether it touches no byte.
     pub fn is_empty(&self) -> bool {
         match self {
-            Launch::Kernel(_) => false,
-            Launch::Memset(memset) => memset.bytes() == 0,
-            Launch::Memcpy(memcpy) => memcpy.bytes() == 0,
+            LaunchNode::Kernel(_) => false,
+            LaunchNode::Memset(memset) => memset.bytes() == 0,
+            LaunchNode::Memcpy(memcpy) => memcpy.bytes() == 0,
         }
     }
 }
@@ -127,7 +127,7 @@ impl MemcpyNode {
     }
 }
 
-impl Captured {
+impl CapturedGraph {
     /// Takes over a graph.
     ///
     /// # Safety
@@ -257,9 +257,9 @@ impl Captured {
             Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
                 CU_GRAPH_NODE_TYPE_KERNEL => {
                     let params = get("cuGraphKernelNodeGetParams", |p| sys::cuGraphKernelNodeGetParams_v2(node, p))?;
-                    Node::Launch(Box::new(Launch::Kernel(functions.kernel(node, params)?)))
+                    Node::Launch(Box::new(LaunchNode::Kernel(functions.kernel(node, params)?)))
                 }
-                CU_GRAPH_NODE_TYPE_MEMSET => Node::Launch(Box::new(Launch::Memset(MemsetNode {
+                CU_GRAPH_NODE_TYPE_MEMSET => Node::Launch(Box::new(LaunchNode::Memset(MemsetNode {
                     params: get("cuGraphMemsetNodeGetParams", |p| sys::cuGraphMemsetNodeGetParams(node, p))?,
                 }))),
                 CU_GRAPH_NODE_TYPE_MEMCPY => {
@@ -295,11 +295,11 @@ impl Captured {
         if !on_device(params.dstMemoryType) || !(on_device(params.srcMemoryType) || from_host && upload.is_some()) {
             return Node::Unsupported("it copies between host and device in a way that cannot be repeated");
         }
-        Node::Launch(Box::new(Launch::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })))
+        Node::Launch(Box::new(LaunchNode::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })))
     }
 }
 
-impl Drop for Captured {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if self.stream.make_current() {
             // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
@@ -309,7 +309,7 @@ impl Drop for Captured {
 }
 
 // SAFETY: a launch is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
-unsafe impl Send for Launch {}
+unsafe impl Send for LaunchNode {}
 
 /// Takes the events that come after this node, and before the next.
 fn events_after<'a>(node: usize, events: &mut Peekable<impl Iterator<Item = &'a MemoryEvent>>) -> Vec<Node> {

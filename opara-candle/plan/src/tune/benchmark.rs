@@ -1,11 +1,11 @@
-//! Schedules that run against each other.
+//! Benchmarks schedules against each other.
 
 use crate::latency::Latency;
 use crate::schedule::Schedule;
 use crate::Error;
 
-/// Where schedules run.
-pub trait Track {
+/// Runs schedules: on a device, or simulated.
+pub trait Bench {
     /// A schedule, ready to run.
     type Runner;
     /// Why a schedule cannot be made ready or run.
@@ -18,13 +18,13 @@ pub trait Track {
     fn run(&mut self, runner: &Self::Runner) -> Result<f64, Self::Error>;
 }
 
-/// A schedule in a race.
+/// A schedule in a benchmark.
 pub struct Contestant<R> {
-    /// What the schedule is, in words.
+    /// A description of the schedule.
     pub name: String,
     /// The schedule.
     pub schedule: Schedule,
-    /// What the track made of it.
+    /// The schedule, ready to run.
     pub runner: R,
     /// Microseconds of its runs.
     pub samples: Vec<f64>,
@@ -34,9 +34,9 @@ impl<R> Contestant<R> {
     /// A schedule that is ready to run.
     ///
     /// # Errors
-    /// Those of the track.
-    pub fn new<T: Track<Runner = R>>(name: String, schedule: Schedule, track: &mut T) -> Result<Self, T::Error> {
-        let runner = track.runner(&schedule)?;
+    /// Those of the bench.
+    pub fn new<T: Bench<Runner = R>>(name: String, schedule: Schedule, bench: &mut T) -> Result<Self, T::Error> {
+        let runner = bench.runner(&schedule)?;
         Ok(Self { name, schedule, runner, samples: Vec::new() })
     }
 
@@ -50,20 +50,24 @@ impl<R> Contestant<R> {
     }
 }
 
-/// Lets all run so many times more. They take turns, and every round begins with another one: what runs first in a round
-/// finds other caches than what runs after it.
+/// Runs each contestant `rounds` times more. Runs are interleaved, and every round begins with another contestant: the first of
+/// a round finds the caches in another state than the rest.
 ///
 /// # Errors
-/// Those of the track.
-pub fn race<T: Track>(track: &mut T, field: &mut [Contestant<T::Runner>], rounds: usize) -> Result<(), T::Error> {
-    for contestant in field.iter() {
-        track.run(&contestant.runner)?;
+/// Those of the bench.
+pub fn benchmark<T: Bench>(
+    bench: &mut T,
+    contestants: &mut [Contestant<T::Runner>],
+    rounds: usize,
+) -> Result<(), T::Error> {
+    for contestant in contestants.iter() {
+        bench.run(&contestant.runner)?;
     }
     for round in 0..rounds {
-        for turn in 0..field.len() {
-            let contestant = (round + turn) % field.len();
-            let us = track.run(&field[contestant].runner)?;
-            field[contestant].samples.push(us);
+        for turn in 0..contestants.len() {
+            let contestant = (round + turn) % contestants.len();
+            let us = bench.run(&contestants[contestant].runner)?;
+            contestants[contestant].samples.push(us);
         }
     }
     Ok(())
