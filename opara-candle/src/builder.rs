@@ -9,11 +9,22 @@ use crate::backend::Function;
 use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
-use crate::{resident, Error, Result};
+use crate::{thread_bound, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
+///
+/// ```
+/// use candle::{DType, Device, Tensor};
+/// use opara_candle::{ops, OparaExecutor, Policy};
+///
+/// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+/// let fast = OparaExecutor::builder().policy(Policy::Nimble).max_shapes(4).build(ops::relu, &x)?;
+/// assert_eq!(fast.report().policy, "nimble");
+/// # Ok::<(), opara_candle::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Builder(pub(crate) Options);
 
@@ -164,6 +175,34 @@ impl Builder {
         self
     }
 
+    /// Writes what each [`Stage`] of building gave to a folder inside this one, named by dtypes and shapes of the inputs
+    /// (`f32-1x3x224x224`): `1-record.trace`, `2-fuse.trace` and `3-fold.trace` for `opara`, `4-analyse.dot` for Graphviz,
+    /// `5-place.json`, `6-schedule.json`, `7-instantiate.json` (the schedule that was the fastest) and `8-verify.json` (the
+    /// report). What cannot be written is a warning. Default: nothing is written.
+    pub fn dump(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.0.dump = Some(folder.into());
+        self
+    }
+
+    /// Builds no further than this stage. Calls then run the module, as the report's reason says;
+    /// [`OparaExecutor::recorded_trace`] and [`OparaExecutor::trace`] give what the stages `record` and `fuse` made.
+    /// Default: all stages.
+    ///
+    /// ```
+    /// use candle::{Device, Tensor};
+    /// use opara_candle::{ops, OparaExecutor, Stage};
+    ///
+    /// let x = Tensor::ones(4, candle::DType::F32, &Device::Cpu)?;
+    /// let recorded = OparaExecutor::builder().stop_after(Stage::Record).build(ops::relu, &x)?;
+    /// assert_eq!(recorded.recorded_trace().map(|trace| trace.ops.len()), Some(1));
+    /// assert!(recorded.trace().is_none() && recorded.schedule().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn stop_after(mut self, stage: Stage) -> Self {
+        self.0.stop_after = Some(stage);
+        self
+    }
+
     /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`load`](Self::load).
     ///
     /// # Errors
@@ -220,7 +259,7 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs).map(warned)
+        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(warned)
     }
 
     /// Checks that further examples have the shapes, dtypes and device of the first.

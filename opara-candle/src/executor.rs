@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use crate::backend::{Function, Replay};
 use crate::environment::Environment;
 use crate::error::difference;
-use crate::nested::is_nested;
 use crate::options::{OnUncapturable, Options};
-use crate::plan::Plan;
+use crate::pipeline::{self, Plan};
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
+use crate::reentrancy::is_nested;
 use crate::shapes::{key, Key};
-use crate::{cuda, lending, Error, Result};
+use crate::{cuda, zero_copy, Error, Result};
 
 /// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
 const ATTEMPTS: usize = 4;
@@ -126,7 +126,7 @@ impl OparaExecutor {
             return Ok(f(&(self.function)(inputs)?));
         }
         let key = self.unlent(inputs)?;
-        let mut f = Some(|outputs: &[Tensor]| lending::lend(self.id, &key, || f(outputs)));
+        let mut f = Some(|outputs: &[Tensor]| zero_copy::with_borrowed(self.id, &key, || f(outputs)));
         let mut result = None;
         self.replayed(&key, inputs, |entry, replay, expected| {
             replay.lend(inputs, &mut |outputs| {
@@ -198,7 +198,7 @@ impl OparaExecutor {
     /// [`Error::Lent`] if this thread is in a closure that has the outputs of the same.
     pub(crate) fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
         let key = key(inputs);
-        match lending::is_lent(self.id, &key) {
+        match zero_copy::is_borrowed(self.id, &key) {
             true => Err(Error::Lent),
             false => Ok(key),
         }
@@ -214,7 +214,7 @@ impl OparaExecutor {
     ) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
             let entry = self.plan(key, inputs)?;
-            let replay = entry.plan.replay.as_ref().filter(|replay| replay.takes(inputs));
+            let replay = entry.plan.replay.as_ref().filter(|replay| replay.accepts(inputs));
             let Some(replay) = replay else { return Ok(None) };
             // Before the replay, which holds a lock while its outputs are lent. Like the replay on contiguous inputs, of
             // which products may round otherwise than of others, and on copies, should the module write to them.
@@ -260,17 +260,17 @@ impl OparaExecutor {
 
     fn build(&self, inputs: &[Tensor]) -> Result<Plan> {
         if Environment::get().is_off {
-            return Ok(Plan::eager(&Error::SwitchedOff, inputs, &self.options));
+            return Ok(pipeline::eager(&Error::SwitchedOff, inputs, &self.options));
         }
         let arena = self.arena.lock().clone();
         for _ in 0..ATTEMPTS {
-            match Plan::build(&self.function, inputs, &self.options, &arena) {
+            match pipeline::build(&self.function, inputs, &self.options, &arena) {
                 Err(Error::Freed) => {}
                 built => return built,
             }
         }
         match self.options.on_uncapturable {
-            OnUncapturable::Eager => Ok(Plan::eager(&Error::Freed, inputs, &self.options)),
+            OnUncapturable::Eager => Ok(pipeline::eager(&Error::Freed, inputs, &self.options)),
             OnUncapturable::Error => Err(Error::Freed),
         }
     }

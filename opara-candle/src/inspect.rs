@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Planned;
+use crate::pipeline::Plan;
 use crate::plans::Entry;
 use crate::report::Report;
 use crate::schedule::Schedule;
@@ -35,12 +36,21 @@ impl OparaExecutor {
         Ok(self.with_counts(self.entry(inputs)?.plan.report.clone()))
     }
 
-    /// What was recorded for inputs like these.
+    /// What is replayed for inputs like these: the launches that were recorded, each group of
+    /// [fused](crate::Builder::fuse) ones as one op. [`measure`](Self::measure) measures its ops.
     ///
     /// # Errors
     /// [`Error::NotRecorded`] in eager mode, and those of [`call`](Self::call).
     pub fn trace(&self, inputs: &[Tensor]) -> Result<Trace> {
-        Ok((*self.recorded(inputs)?.trace).clone())
+        self.built(inputs, |plan| plan.trace.as_deref().cloned())
+    }
+
+    /// The launches as the module made them for inputs like these, before any was fused.
+    ///
+    /// # Errors
+    /// As for [`trace`](Self::trace).
+    pub fn recorded_trace(&self, inputs: &[Tensor]) -> Result<Trace> {
+        self.built(inputs, |plan| plan.recorded.as_deref().cloned())
     }
 
     /// The ops that every call with inputs like these runs, which a timeline's spans refer to, and how they are scheduled.
@@ -48,7 +58,7 @@ impl OparaExecutor {
     /// # Errors
     /// As for [`trace`](Self::trace).
     pub fn schedule(&self, inputs: &[Tensor]) -> Result<(Trace, Schedule)> {
-        let planned = self.recorded(inputs)?;
+        let planned = self.built(inputs, |plan| plan.planned.clone())?;
         Ok((planned.prepared.ops.trace.clone(), planned.schedule.clone()))
     }
 
@@ -59,7 +69,7 @@ impl OparaExecutor {
     /// As for [`trace`](Self::trace).
     #[cfg(feature = "svg")]
     pub fn picture(&self, inputs: &[Tensor]) -> Result<String> {
-        let planned = self.recorded(inputs)?;
+        let planned = self.built(inputs, |plan| plan.planned.clone())?;
         let Planned { prepared, schedule, .. } = &*planned;
         let trace = &prepared.ops.trace;
         let device = opara_plan::simulate::Device::of(&trace.device);
@@ -104,10 +114,11 @@ impl OparaExecutor {
         }
     }
 
-    fn recorded(&self, inputs: &[Tensor]) -> Result<Arc<Planned>> {
+    /// A part of the plan for inputs like these, if building got so far.
+    fn built<T>(&self, inputs: &[Tensor], part: impl FnOnce(&Plan) -> Option<T>) -> Result<T> {
         let entry = self.entry(inputs)?;
         let not_recorded = || Error::NotRecorded { reason: entry.plan.report.reason.clone().unwrap_or_default() };
-        entry.plan.planned.clone().ok_or_else(not_recorded)
+        part(&entry.plan).ok_or_else(not_recorded)
     }
 
     fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {

@@ -10,6 +10,7 @@
 //! | `testing`, `faults` | for this repository's tests and benchmarks |
 //!
 //! None is on by default.
+#![deny(unsafe_code)]
 
 #[cfg(all(feature = "cuda", not(target_os = "linux")))]
 compile_error!(
@@ -24,6 +25,7 @@ extern crate self as opara_candle;
 mod backend;
 mod builder;
 mod capture_thread;
+mod challengers;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
@@ -38,24 +40,23 @@ mod examples;
 mod executor;
 mod fault;
 mod inspect;
-mod lending;
 mod measure;
-mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
-mod plan;
+mod pipeline;
 mod plans;
 pub mod prelude;
 mod recheck;
+mod reentrancy;
 mod report;
-mod resident;
-mod rivals;
 mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
+mod thread_bound;
+mod zero_copy;
 #[cfg(all(feature = "faults", feature = "cuda"))]
 #[doc(hidden)]
 pub use cuda::faults;
@@ -76,24 +77,14 @@ pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use opara_plan::{graph, profile, schedule, timeline, tune};
+pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
+pub use pipeline::Stage;
 pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;
 
-#[cfg(feature = "cuda")]
-use opara_plan::memory;
-use opara_plan::{disk_cache as kept, optimize, prepared};
-
-#[cfg(feature = "cuda")]
-mod fuse {
-    #[cfg(test)]
-    pub(crate) use opara_plan::fusion::Permutation as Turn;
-    pub(crate) use opara_plan::fusion::{
-        groups as chains, Fusible, FusionGroup as Chain, Operand, StridedView as Places,
-    };
-}
+use opara_plan::{disk_cache, memory, optimize, prepared};

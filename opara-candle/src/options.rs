@@ -6,9 +6,10 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Fusing;
+use crate::disk_cache;
 use crate::environment::Environment;
 use crate::examples::Examples;
-use crate::kept;
+use crate::pipeline::stage::Stage;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
 use crate::scheduling::Scheduling;
@@ -58,6 +59,10 @@ pub(crate) struct Options {
     pub fuse: bool,
     /// Folder that keeps compiled kernels.
     pub kernels: Option<PathBuf>,
+    /// Folder for what each stage gave.
+    pub dump: Option<PathBuf>,
+    /// The last stage that is built.
+    pub stop_after: Option<Stage>,
 }
 
 impl Options {
@@ -112,7 +117,9 @@ impl Default for Options {
             recheck: 0,
             race: true,
             fuse: true,
-            kernels: kept::folder(),
+            kernels: disk_cache::folder(),
+            dump: None,
+            stop_after: None,
         }
     }
 }

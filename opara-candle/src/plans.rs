@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::plan::Plan;
+use crate::pipeline::Plan;
 use crate::report::Report;
 use crate::shapes::Key;
 
@@ -175,7 +175,7 @@ impl Plans {
                     state.example_report = Some(report.clone());
                 }
                 state.lose(key.clone(), Cause::Differed);
-                state.keep(key.clone(), Entry::new(Plan { replay: None, report, planned: None }));
+                state.keep(key.clone(), Entry::new(Plan::eager(report)));
             }
         });
     }
@@ -227,7 +227,7 @@ impl State {
             if let Some(reason) = &report.reason {
                 tracing::warn!(%reason, rebuilds = self.rebuilds, "calls of some shapes run eagerly");
             }
-            self.eager.insert(cause, Entry::new(Plan { replay: None, report, planned: None }));
+            self.eager.insert(cause, Entry::new(Plan::eager(report)));
         }
         self.eager.get(&cause).cloned()
     }
@@ -280,7 +280,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        Plan { replay: None, report: Report::default(), planned: None }
+        Plan::default()
     }
 
     /// Calls with so many shapes in turns, and returns how many builds that took.

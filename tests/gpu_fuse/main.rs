@@ -12,7 +12,7 @@ use std::process::Command;
 
 use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, one_on, replayed, waves};
-use opara_candle::{Mode, OparaExecutor};
+use opara_candle::{Builder, Mode, OparaExecutor, Stage};
 
 /// The executor's report says that so many launches became part of others.
 #[track_caller]
@@ -37,6 +37,28 @@ fn a_result_in_the_middle_is_an_output_too() {
     };
     let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
     fused(&fast, 3);
+}
+
+#[test]
+fn the_recorded_trace_is_the_one_before_fusion() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.625)?.sqr()? * 0.375)?.exp()?]);
+    let built = |builder: Builder| builder.build_fn(function, &one_on(0, &device)?).map_err(anyhow::Error::from);
+    let x = one_on(0, &device)?;
+    let lengths =
+        |fast: &OparaExecutor| [fast.recorded_trace(&x), fast.trace(&x)].map(|trace| Some(trace.ok()?.ops.len()));
+    let fast = built(OparaExecutor::builder())?;
+    fused(&fast, 3);
+    let ops = fast.report().ops;
+    assert_eq!(lengths(&fast), [Some(ops), Some(ops - 3)]);
+    let unfused = built(OparaExecutor::builder().fuse(false))?;
+    assert_eq!(lengths(&unfused), [Some(ops), Some(ops)]);
+    assert_eq!(unfused.recorded_trace(&x)?, unfused.trace(&x)?);
+    let recorded = built(OparaExecutor::builder().stop_after(Stage::Record))?;
+    assert_eq!((recorded.report().mode, lengths(&recorded)), (Mode::Eager, [Some(ops), None]));
+    let inputs = one_on(1, &device)?;
+    assert_same(&recorded.call(&inputs)?, &function(&inputs)?, "a module that was recorded and no more");
+    Ok(())
 }
 
 #[test]

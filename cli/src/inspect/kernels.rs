@@ -39,8 +39,8 @@ impl Kernels {
         let ops = &prepared.ops.trace.ops;
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
         for (op, profile) in ops.iter().zip(&prepared.profile) {
-            let new = || Kernel { name: op.name.clone(), class: profile.class, count: 0, us: 0., share: 0. };
-            let kernel = kernels.entry(&op.name).or_insert_with(new);
+            let new = || Kernel { name: op.name.to_string(), class: profile.class, count: 0, us: 0., share: 0. };
+            let kernel = kernels.entry(&*op.name).or_insert_with(new);
             kernel.count += 1;
             kernel.us += profile.us;
         }

@@ -1,6 +1,6 @@
 //! What a device can do: the figures that durations are modelled and schedules simulated with.
 
-use crate::kernel_names::Precision;
+use crate::kernel_catalog::Precision;
 use crate::trace::{DeviceSpec, Launch};
 
 /// A device's published figures, and the few latencies that no data sheet tells.

@@ -1,7 +1,7 @@
 //! How long an op takes alone: as measured, else by what it moves and computes.
 
 use crate::device::Device;
-use crate::kernel_names::{is_gather, is_split_reduction, Class, Precision};
+use crate::kernel_catalog::{Class, Traffic};
 use crate::trace::{Access, Launch, Op, Role, Trace, Work};
 
 /// Microseconds that an op takes with the device to itself: measured where the trace says so, else modelled.
@@ -20,15 +20,16 @@ pub fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
         Work::Memset(_) | Work::Memcpy(_) => (1., f64::INFINITY),
         Work::Host { .. } => (1. / f64::from(device.spec.processors.max(1)), f64::INFINITY),
     };
+    let kernel = op.name.kernel();
     // The kernels of libraries load ahead, and much at a time.
     let in_turn = match class {
-        Class::Memory if !is_split_reduction(&op.name) => {
-            device.access_us * bytes / Precision::of(&op.name).bytes() / threads
+        Class::Memory if kernel.traffic != Traffic::SplitReduction => {
+            device.access_us * bytes / kernel.precision.bytes() / threads
         }
         _ => 0.,
     };
     let memory = (bytes / (device.bandwidth_gbs * BYTES_PER_US)).max(in_turn);
-    let arithmetic = flops / (device.tflops(Precision::of(&op.name)) * FLOPS_PER_US * device.efficiency * share);
+    let arithmetic = flops / (device.tflops(kernel.precision) * FLOPS_PER_US * device.efficiency * share);
     device.kernel_us + memory.max(arithmetic)
 }
 
@@ -72,14 +73,14 @@ impl Demand {
                 let of = |written: bool| tensors.iter().filter(move |a| a.mode.writes() == written);
                 let sizes = |written| of(written).map(|a| a.region.bytes() as f64);
                 let (read, written): (f64, f64) = (sizes(false).sum(), sizes(true).sum());
-                if is_split_reduction(&op.name) {
-                    return Self { bytes: 2. * written, flops: 0. };
-                }
-                if is_gather(&op.name) {
-                    return Self { bytes: written + read.min(written), flops: 0. };
+                let kernel = op.name.kernel();
+                match kernel.traffic {
+                    Traffic::SplitReduction => return Self { bytes: 2. * written, flops: 0. },
+                    Traffic::Gather => return Self { bytes: written + read.min(written), flops: 0. },
+                    Traffic::Accesses => {}
                 }
                 let flops = match class {
-                    Class::Compute => product(sizes(false).collect(), sizes(true), Precision::of(&op.name).bytes()),
+                    Class::Compute => product(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
                     Class::Memory => 0.,
                 };
                 Self { bytes: read + written, flops }
@@ -99,11 +100,11 @@ fn product(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Buffer, Mode, Region};
+    use crate::trace::{AccessMode, Buffer, Region};
 
-    fn trace(name: &str, accesses: &[(u64, Role, Mode)], nanos: Option<u64>) -> Trace {
+    fn trace(name: &str, accesses: &[(u64, Role, AccessMode)], nanos: Option<u64>) -> Trace {
         let launch = Launch { grid: [4096, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };
-        let access = |(buffer, &(bytes, _, mode)): (usize, &(u64, Role, Mode))| {
+        let access = |(buffer, &(bytes, _, mode)): (usize, &(u64, Role, AccessMode))| {
             let region = Region::contiguous(0, bytes);
             Access { buffer, region, mode }
         };
@@ -113,7 +114,7 @@ mod tests {
         Trace { ops: vec![op], buffers, ..Default::default() }
     }
 
-    fn demand(name: &str, class: Class, accesses: &[(u64, Role, Mode)]) -> Demand {
+    fn demand(name: &str, class: Class, accesses: &[(u64, Role, AccessMode)]) -> Demand {
         let trace = trace(name, accesses, None);
         Demand::of(&trace, &trace.ops[0], class)
     }
@@ -123,11 +124,11 @@ mod tests {
         // 128 x 768 by 768 x 3072, with a bias and a workspace.
         let sizes = |element: u64| {
             [
-                (128 * 768 * element, Role::Intermediate, Mode::Read),
-                (768 * 3072 * element, Role::External, Mode::Read),
-                (3072 * element, Role::External, Mode::Read),
-                (128 * 3072 * element, Role::Intermediate, Mode::ReadWrite),
-                (1 << 30, Role::Workspace, Mode::ReadWrite),
+                (128 * 768 * element, Role::Intermediate, AccessMode::Read),
+                (768 * 3072 * element, Role::External, AccessMode::Read),
+                (3072 * element, Role::External, AccessMode::Read),
+                (128 * 3072 * element, Role::Intermediate, AccessMode::ReadWrite),
+                (1 << 30, Role::Workspace, AccessMode::ReadWrite),
             ]
         };
         for (name, element) in [("ampere_sgemm", 4), ("nvjet_hsh", 2)] {
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_gather_reads_no_more_than_it_writes() {
-        let table = [(1 << 30, Role::External, Mode::Read), (1 << 10, Role::Intermediate, Mode::Write)];
+        let table = [(1 << 30, Role::External, AccessMode::Read), (1 << 10, Role::Intermediate, AccessMode::Write)];
         assert_eq!(demand("is_u32_f32", Class::Memory, &table), Demand { bytes: 2048., flops: 0. });
     }
 
@@ -148,7 +149,7 @@ mod tests {
         let device = Device::named("h200").unwrap();
         let bytes = 480_000_000;
         let of = |nanos| {
-            let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, Mode::ReadWrite)], nanos);
+            let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, AccessMode::ReadWrite)], nanos);
             duration(&trace, &trace.ops[0], Class::Memory, &device)
         };
         assert_eq!(of(Some(2500)), 2.5);

@@ -9,11 +9,12 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`kernel_catalog`] | what is known of a kernel by its name |
 //! | [`trace`] | launches, buffers, which bytes each launch reads and writes; the trace file |
 //! | [`graph`] | dependencies between launches, transitively reduced |
 //! | [`memory`], [`optimize`] | offsets of buffers in an arena; constant folding |
 //! | [`fusion`] | groups of launches that one generated kernel can replace |
-//! | [`device`], [`kernel_names`], [`duration`], [`profile`] | the cost model |
+//! | [`device`], [`duration`], [`profile`] | the cost model |
 //! | [`schedule`] | streams, launch order and waits: one file a published algorithm |
 //! | [`check`], [`prepared`] | proof of a schedule and its layouts; everything that is known before a schedule |
 //! | [`timeline`], [`simulate`] | when each launch runs, as a picture; a model of a device |
@@ -26,7 +27,7 @@ pub mod duration;
 mod error;
 pub mod fusion;
 pub mod graph;
-pub mod kernel_names;
+pub mod kernel_catalog;
 pub mod latency;
 pub mod memory;
 pub mod optimize;

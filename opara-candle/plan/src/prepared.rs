@@ -24,6 +24,47 @@ impl Default for Settings {
     }
 }
 
+/// A trace whose constants are folded, and what is known of it.
+#[derive(Debug, Clone)]
+pub struct Analysed {
+    /// What of it every call runs.
+    pub ops: Optimized,
+    /// What depends on what, by the accesses.
+    pub graph: OpGraph,
+    /// What each op costs.
+    pub profile: Vec<OpProfile>,
+}
+
+/// Takes out the ops that depend on no input, if the settings ask for that. The time counts as that of `optimize`.
+pub fn fold(trace: &Trace, settings: Settings, stages: &mut Stages) -> Optimized {
+    stages.time("optimize", || match settings.fold_constants {
+        true => Optimized::fold_within(trace, trace.memory_limit(settings.memory_factor).unwrap_or(u64::MAX)),
+        false => Optimized::unchanged(trace),
+    })
+}
+
+/// Finds what each op depends on, and what it costs. The times count as those of `graph` and `profile`.
+pub fn analyse(ops: Optimized, stages: &mut Stages) -> Analysed {
+    let graph = stages.time("graph", || OpGraph::new(&ops.trace));
+    let profile = stages.time("profile", || profile(&ops.trace));
+    Analysed { ops, graph, profile }
+}
+
+/// Places the buffers in two arenas, and adds to the graph what has to wait for memory. The times count as those of
+/// `memory` and `graph`.
+pub fn place(analysed: Analysed, settings: Settings, stages: &mut Stages) -> Prepared {
+    let Analysed { ops, mut graph, profile } = analysed;
+    let limit = ops.trace.memory_limit(settings.memory_factor);
+    let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
+    let arenas = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
+    let layouts = arenas.map(|(role, limit)| {
+        let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
+        graph = stages.time("graph", || graph.with_order(layout.waits()));
+        layout
+    });
+    Prepared { ops, graph, layouts, profile }
+}
+
 /// A trace, ready to be scheduled.
 #[derive(Debug, Clone)]
 pub struct Prepared {
@@ -38,28 +79,10 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Prepares a trace, which has to be valid ([`Trace::validate`]).
+    /// Prepares a trace, which has to be valid ([`Trace::validate`]): [`fold`], [`analyse`] and [`place`].
     pub fn new(trace: &Trace, settings: Settings) -> Self {
-        Self::timed(trace, settings, &mut Stages::default())
-    }
-
-    /// Prepares a trace as [`new`](Self::new) does, and times each stage.
-    pub fn timed(trace: &Trace, settings: Settings, stages: &mut Stages) -> Self {
-        let limit = trace.memory_limit(settings.memory_factor);
-        let ops = stages.time("optimize", || match settings.fold_constants {
-            true => Optimized::fold_within(trace, limit.unwrap_or(u64::MAX)),
-            false => Optimized::unchanged(trace),
-        });
-        let mut graph = stages.time("graph", || OpGraph::new(&ops.trace));
-        let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
-        let places = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
-        let layouts = places.map(|(role, limit)| {
-            let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
-            graph = stages.time("graph", || graph.ordered(layout.waits()));
-            layout
-        });
-        let profile = stages.time("profile", || profile(&ops.trace));
-        Self { ops, graph, layouts, profile }
+        let stages = &mut Stages::default();
+        place(analyse(fold(trace, settings, stages), stages), settings, stages)
     }
 
     /// What schedulers are given.

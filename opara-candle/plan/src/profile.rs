@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::duration::duration;
-pub use crate::kernel_names::Class;
+pub use crate::kernel_catalog::Class;
 use crate::trace::{DeviceSpec, Launch, Op, Trace, Work};
 
 /// What one block takes of a multiprocessor, as shares of it. None for what runs no blocks.
@@ -60,7 +60,7 @@ pub fn profile(trace: &Trace) -> Vec<OpProfile> {
     let device = &trace.device;
     let resources = |op: &Op| match &op.work {
         Work::Kernel(launch) => {
-            let class = Class::of(&op.name);
+            let class = op.name.kernel().class;
             let block = BlockDemand::new(launch, device);
             let demand = share(launch.blocks(), device.processors) * block.scarcest();
             let waves = share(launch.blocks(), device.processors * launch.resident_blocks.max(1));

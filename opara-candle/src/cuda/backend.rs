@@ -5,13 +5,24 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use super::driver::WrittenMemory;
+use super::fuse::Replaced;
+use super::op_times;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use super::spans;
-use crate::backend::{Planned, Program, Replay, Spans};
-use crate::Result;
+use crate::backend::{FusedProgram, Fusing, OpTimes, Planned, Program, Replay};
+use crate::{capture_thread, Result};
 
 impl Program for CudaProgram {
+    fn fuse(self: Box<Self>, fusing: Fusing) -> Result<FusedProgram> {
+        capture_thread::run(move || {
+            let mut program = self;
+            let CudaProgram { capture, stream, device, .. } = &mut *program;
+            let Replaced { launches: replaced, refused } = capture.fuse(stream, device, &fusing)?;
+            let trace = capture.trace.clone().into();
+            Ok(FusedProgram { trace, replaced, notes: refused_note(&refused).into_iter().collect(), program })
+        })
+    }
+
     fn restore_state(&self) -> Result<()> {
         self.state.lock().as_ref().map_or(Ok(()), WrittenMemory::restore)
     }
@@ -25,11 +36,20 @@ impl Program for CudaProgram {
         Ok(Box::new(GraphReplay::new(self, plan, None)?))
     }
 
-    fn spans(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<Spans>> {
-        spans::spans(&self, &plan, inputs, rounds)
+    fn op_times(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<OpTimes>> {
+        op_times::op_times(&self, &plan, inputs, rounds)
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {
         Ok(Box::new(GraphReplay::new(self, plan, Some(seed))?))
     }
+}
+
+/// What is said of groups whose kernels were not compiled: the first reason of all.
+fn refused_note(refused: &[String]) -> Option<String> {
+    let first = refused.first()?;
+    let groups = if refused.len() == 1 { "group" } else { "groups" };
+    let note = format!("{} {groups} of launches not fused: {first}", refused.len());
+    tracing::warn!("{note}");
+    Some(note)
 }

@@ -1,4 +1,4 @@
-//! Recording: eager passes, captures that agree, fusion.
+//! Recording: eager passes, and captures that agree.
 
 use std::sync::Arc;
 
@@ -7,22 +7,19 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::confirmed::{confirmed, Confirmed};
-use super::driver::kernels::lacks;
 use super::eager::{contiguous, Answers, Eager};
-use super::fuse::Replaced;
 use super::program::CudaProgram;
 use super::target::Target;
-use crate::backend::{Example, Function, Fusing, Recording};
+use crate::backend::{Example, Function, Recording};
 use crate::examples::Examples;
-use crate::{capture_thread, Error, Result};
+use crate::{capture_thread, ops, Error, Result};
 
-/// Captures `function` on copies of `inputs`, and fuses what it can if asked to; replays share `arena`.
+/// Captures `function` on copies of `inputs`; replays share `arena`.
 pub(crate) fn record(
     function: &Function,
     inputs: &[Tensor],
     examples: &Examples,
     arena: &Arc<Arena>,
-    fusing: Option<Fusing>,
 ) -> Result<Recording> {
     let (function, inputs, arena) = (function.clone(), inputs.to_vec(), arena.clone());
     let further = examples.clone();
@@ -34,13 +31,14 @@ pub(crate) fn record(
         let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
         let (confirmed, examples) = attempt.verdict()?;
         let state = Mutex::new(Some(eager.into_state()));
-        let Fused { confirmed, replaced, fused, notes } = fuse(confirmed, &target, fusing)?;
+        // What the device lacks.
+        let notes = ops::lacks(target.device.as_cuda_device()?)?;
         let Confirmed { capture, external } = confirmed;
-        let trace = capture.trace.clone();
+        let trace = capture.trace.clone().into();
         let Target { device, stream } = target;
         let workspaces = Arena::of_workspaces(&stream);
         let program = CudaProgram { capture, external, stream, device, function, arena, workspaces, state };
-        Ok(Recording { trace, replaced, fused, notes, examples, program: Arc::new(program) })
+        Ok(Recording { trace, notes, examples, program: Box::new(program) })
     })
 }
 
@@ -101,41 +99,4 @@ impl Attempt {
             (Err(error), _) => Err(error),
         }
     }
-}
-
-/// A capture whose launches are fused.
-struct Fused {
-    confirmed: Confirmed,
-    /// Launches that were replaced.
-    replaced: usize,
-    /// By how many there are fewer.
-    fused: usize,
-    notes: Vec<String>,
-}
-
-/// Fuses what can be fused, if asked to.
-///
-/// # Errors
-/// A call of the driver that failed.
-fn fuse(mut confirmed: Confirmed, target: &Target, fusing: Option<Fusing>) -> Result<Fused> {
-    let capture = &mut confirmed.capture;
-    let launches = capture.trace.ops.len();
-    let Replaced { launches: replaced, refused } = match fusing {
-        Some(fusing) => capture.fuse(&target.stream, &target.device, &fusing)?,
-        None => Replaced::default(),
-    };
-    let fused = launches - capture.trace.ops.len();
-    Ok(Fused { confirmed, replaced, fused, notes: notes(target, &refused)? })
-}
-
-/// What could be faster and is not, and why: what the device lacks, and kernels that were not compiled, the first reason of all.
-fn notes(target: &Target, refused: &[String]) -> Result<Vec<String>> {
-    let mut notes = lacks(target.device.as_cuda_device()?)?;
-    if let Some(first) = refused.first() {
-        let groups = if refused.len() == 1 { "group" } else { "groups" };
-        let note = format!("{} {groups} of launches not fused: {first}", refused.len());
-        tracing::warn!("{note}");
-        notes.push(note);
-    }
-    Ok(notes)
 }

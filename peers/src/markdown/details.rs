@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{number, short, Table, NOTHING};
-use crate::families::{Family, Share};
+use crate::families::{shares, Family, Share};
 use crate::results::{Cell, Contestant, Measured, Outcome};
 use crate::stats::{median, quantile};
 
@@ -78,7 +78,7 @@ fn failure(reason: &str) -> [String; COLUMNS.len()] {
 pub fn kernels(cell: &Cell) -> Option<String> {
     let timed = cell.contestants.iter().filter_map(|contestant| {
         let kernels = &contestant.measured()?.kernels;
-        (!kernels.is_empty()).then(|| (contestant.name.as_str(), Family::shares(kernels)))
+        (!kernels.is_empty()).then(|| (contestant.name.as_str(), shares(kernels)))
     });
     let timed: Vec<(&str, BTreeMap<Family, Share>)> = timed.collect();
     if timed.is_empty() {

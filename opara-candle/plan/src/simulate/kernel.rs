@@ -2,7 +2,6 @@
 
 use crate::device::{Device, RESOURCES};
 use crate::duration::{self, Demand};
-use crate::kernel_names::Precision;
 use crate::profile::OpProfile;
 use crate::trace::{Op, Trace, Work};
 
@@ -12,7 +11,7 @@ pub(super) type Shared = [f64; 2];
 /// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
 /// the device more than [`WAVES`] times.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Kernel {
+pub(super) struct SimulatedKernel {
     /// How many; none for copies, which no multiprocessor runs.
     pub parts: u64,
     /// How many of them are placed at a time at least, unless fewer are left.
@@ -36,7 +35,7 @@ const PORTIONS: u64 = 16;
 /// A time that no op takes, so that sums stay finite.
 pub(super) const LONGEST_US: f64 = 1e12;
 
-impl Kernel {
+impl SimulatedKernel {
     pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &Device, device: &Device) -> Self {
         let us = limited(if recorded == device {
             cost.us
@@ -46,7 +45,7 @@ impl Kernel {
         });
         let demand = Demand::of(trace, op, cost.class);
         let bandwidth = device.bandwidth_gbs * duration::BYTES_PER_US;
-        let arithmetic = device.tflops(Precision::of(&op.name)) * duration::FLOPS_PER_US * device.efficiency;
+        let arithmetic = device.tflops(op.name.kernel().precision) * duration::FLOPS_PER_US * device.efficiency;
         let draws = [demand.bytes / bandwidth, demand.flops / arithmetic].map(|alone| within(alone / us, 1.));
 
         let (processors, of_each) = processors(device);

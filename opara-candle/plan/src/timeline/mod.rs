@@ -1,8 +1,8 @@
-//! When each op ran: as numbers, as a picture, and as a file for trace viewers.
+//! When each op ran: as numbers, as an SVG, and as a file for trace viewers.
 
 mod chrome;
 #[cfg(feature = "svg")]
-mod picture;
+mod svg;
 
 use serde::{Deserialize, Serialize};
 

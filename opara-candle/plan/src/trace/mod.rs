@@ -11,6 +11,8 @@ pub use region::Region;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernel_catalog::KernelName;
+
 /// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
 pub type OpId = usize;
 
@@ -66,8 +68,8 @@ pub struct DeviceSpec {
 /// One launch: a kernel, a memset, a copy, or an operator on the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Op {
-    /// Kernel or operator name.
-    pub name: String,
+    /// Kernel or operator name, with what the catalogue knows of it.
+    pub name: KernelName,
     /// Path of the spans or scopes that it was launched in, `/` between them; empty where none was entered.
     pub label: String,
     /// What was launched, with the resources that it needs.
@@ -138,12 +140,12 @@ pub struct Access {
     /// Which bytes of it.
     pub region: Region,
     /// What is done to them.
-    pub mode: Mode,
+    pub mode: AccessMode,
 }
 
 /// What an op does to the bytes of an [`Access`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
+pub enum AccessMode {
     /// Reads them.
     Read,
     /// Overwrites all of them without reading.
@@ -152,15 +154,15 @@ pub enum Mode {
     ReadWrite,
 }
 
-impl Mode {
+impl AccessMode {
     /// Whether bytes may be read.
     pub fn reads(self) -> bool {
-        self != Mode::Write
+        self != AccessMode::Write
     }
 
     /// Whether bytes may be written.
     pub fn writes(self) -> bool {
-        self != Mode::Read
+        self != AccessMode::Read
     }
 }
 
@@ -220,7 +222,7 @@ impl Trace {
                 if !inside {
                     return Err(InvalidTrace {
                         op: id,
-                        name: op.name.clone(),
+                        name: op.name.to_string(),
                         reason: format!("access {access:?} lies outside every recorded buffer"),
                     });
                 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, Read};
 
+use hashbrown::HashMap;
 use serde::Deserialize;
 
 use super::super::{Access, Buffer, DeviceSpec, Measured, Op, Role, Trace};
@@ -9,6 +10,7 @@ use super::limits::{self, at_most};
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
 use super::{FileError, MAGIC, VERSION};
+use crate::kernel_catalog::KernelName;
 
 /// Reads a whole file.
 pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
@@ -170,6 +172,8 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
     let count = content.count(0, "ops", limits::OPS)?;
     let mut ops = Vec::with_capacity(count);
     let (mut text, mut accesses_before) = (0, 0);
+    // Many ops have one name.
+    let mut names: HashMap<u32, KernelName> = HashMap::new();
     let mut buffer = 0i64;
     for id in 0..count {
         let record: record::Op = content.read(id)?;
@@ -179,7 +183,7 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
         };
         text += (name.len() + label.len()) as u128;
         at_most(format_args!("bytes of the names and labels up to op {id}"), text, limits::TEXT)?;
-        let (name, label) = (name.to_string(), label.to_string());
+        let (name, label) = (names.entry(record.name).or_insert_with(|| name.into()).clone(), label.to_string());
 
         accesses_before += record.accesses as u128;
         at_most(format_args!("accesses up to op {id}"), accesses_before, limits::ACCESSES)?;

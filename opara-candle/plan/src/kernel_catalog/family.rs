@@ -1,0 +1,50 @@
+//! Families of kernels, as reports count them.
+
+use std::fmt;
+
+use self::Family::*;
+
+/// What a kernel computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// Matrix by matrix or vector, and the reductions that belong to them.
+    Products,
+    /// Convolutions in any form.
+    Convolutions,
+    /// Attention in one kernel.
+    Attention,
+    /// Softmax on its own.
+    Softmax,
+    /// Layer norm, RMS norm, batch norm.
+    Normalisation,
+    /// Sums, maxima and the like along a dimension.
+    Reductions,
+    /// One element of the result from one of each operand.
+    ElementWise,
+    /// Copies, fills, concatenations, transposes.
+    Layout,
+    /// Maxima and means over windows.
+    Pools,
+    /// Rows or elements by their indices.
+    Lookups,
+    /// What no rule knows.
+    Other,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Products => "matrix products",
+            Convolutions => "convolutions",
+            Attention => "attention, fused",
+            Softmax => "softmax",
+            Normalisation => "normalisation",
+            Reductions => "reductions",
+            ElementWise => "element-wise",
+            Layout => "copies and layout",
+            Pools => "pools",
+            Lookups => "lookups",
+            Other => "other",
+        })
+    }
+}

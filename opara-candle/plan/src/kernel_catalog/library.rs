@@ -1,0 +1,106 @@
+//! The kernels of libraries and of other frameworks, by parts of their names.
+
+use super::Family::{self, *};
+use super::{Class, Precision, Traffic};
+
+/// Parts of the names, demangled or not, of cuBLAS, cuDNN, PyTorch, ONNX Runtime, candle and this library, in lower case.
+/// The first that fits decides: fused attention is built from products, convolutions are written as products, and
+/// conversions are no convolutions.
+const FAMILIES: &[(Family, &[&str])] = &[
+    (Attention, &["fmha", "flash_", "sdpa", "efficient_attention", "flex_attention"]),
+    (Layout, &["memcpy", "memset", "upload", "nchwtonhwc", "nhwctonchw", "converttensor", "tensortransform"]),
+    (
+        Layout,
+        &["addpadding", "im2col", "col2im", "transpose", "catarray", "concat", "opara_cat", "_heads_", "direct_copy"],
+    ),
+    (Layout, &["slicekernel", "splitkernel", "padkernel", "expandkernel", "space_to_depth"]),
+    (ElementWise, &["convert", "op_generic_tensor", "broadcastbias", "bias_act", "opara_chain"]),
+    (Convolutions, &["conv", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "fft2d", "depthwise"]),
+    (Pools, &["pool"]),
+    (Normalisation, &["layernorm", "layer_norm", "rmsnorm", "rms_norm", "rowwisemoments"]),
+    (Normalisation, &["batch_norm", "batchnorm", "bn_fw", "group_norm", "groupnorm", "instancenorm"]),
+    (Softmax, &["softmax"]),
+    (Products, &["gemm", "gemv", "nvjet", "cutlass", "xmma", "cublas", "splitkreduce", "dot_kernel"]),
+    (Products, &["matmul", "mul_mat", "reduce_1block"]),
+    (Lookups, &["gather", "scatter", "indexselect", "index_select", "index_elementwise", "index_kernel", "indexfunc"]),
+    (Lookups, &["embedding", "get_rows"]),
+    (Reductions, &["reduce", "reduction", "argmax", "argmin", "cumsum", "scan_"]),
+    (ElementWise, &["elementwise", "element_wise", "pointwise", "gelu", "relu", "silu", "sigmoid", "tanh", "arange"]),
+];
+
+/// Parts of the names of kernels that do matrix products and convolutions.
+const COMPUTE: &[&str] = &[
+    "gemm",
+    "gemv",
+    "nvjet",
+    "cutlass",
+    "xmma",
+    "conv1d",
+    "conv2d",
+    "convolve",
+    "winograd",
+    "conv_transpose",
+    "mul_mat",
+];
+
+/// Parts that name a precision; the first that fits decides.
+const PRECISIONS: &[(Precision, &[&str])] = &[
+    (Precision::Tensor, &["tf32", "s1688gemm", "s1688fprop", "tensorop_s1688"]),
+    (Precision::Half, &["f16", "h16816", "s16816", "hsh", "hhh", "half", "hgemm", "h884", "h1688"]),
+];
+
+/// Parts of the names of kernels that add up the partial results of a split product.
+const SPLIT_REDUCTIONS: &[&str] = &["splitKreduce", "split_k"];
+
+/// What limits a kernel.
+pub(super) fn class(name: &str) -> Class {
+    // A copy for a product that names the product, too.
+    let is_copy = name.starts_with("im2col");
+    if has(name, COMPUTE) && !is_copy {
+        Class::Compute
+    } else {
+        Class::Memory
+    }
+}
+
+/// What a product is computed in. candle's kernels have their types in their names, too.
+pub(super) fn precision(name: &str) -> Precision {
+    PRECISIONS.iter().find(|(_, parts)| has(name, parts)).map_or(Precision::Single, |(precision, _)| *precision)
+}
+
+pub(super) fn traffic(name: &str) -> Traffic {
+    if has(name, SPLIT_REDUCTIONS) {
+        Traffic::SplitReduction
+    } else {
+        Traffic::Accesses
+    }
+}
+
+/// What a kernel computes, as far as its name tells.
+pub(super) fn family(name: &str) -> Family {
+    let by_part = || FAMILIES.iter().find(|(_, parts)| has(name, parts)).map(|(family, _)| *family);
+    of_triton(name).or_else(by_part).unwrap_or(Other)
+}
+
+/// Of a kernel that PyTorch's compiler wrote in Triton: its kind, then all operators that it fuses.
+fn of_triton(name: &str) -> Option<Family> {
+    let (kind, operators) = name.strip_prefix("triton_")?.split_once('_')?;
+    let fuses = |parts: &[&str]| parts.iter().any(|part| operators.contains(part));
+    Some(match kind {
+        "tem" if fuses(&["conv"]) => Convolutions,
+        "tem" if fuses(&["attention"]) => Attention,
+        "tem" => Products,
+        _ if fuses(&["_pool"]) => Pools,
+        // An RMS norm has no name of its own.
+        "per" | "red" if fuses(&["_norm", "rsqrt"]) => Normalisation,
+        "per" | "red" if fuses(&["softmax"]) => Softmax,
+        "per" | "red" => Reductions,
+        _ if fuses(&["embedding", "index", "gather"]) => Lookups,
+        _ => ElementWise,
+    })
+}
+
+/// Whether one of these is part of a name.
+fn has(name: &str, parts: &[&str]) -> bool {
+    parts.iter().any(|part| name.contains(part))
+}

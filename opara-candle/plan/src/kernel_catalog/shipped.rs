@@ -1,0 +1,208 @@
+//! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
+
+use super::Family::{self, *};
+use super::Step::{self, Affine, Binary, Cast, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
+use super::{Class, Traffic};
+
+/// Kernels whose names have one beginning.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    /// How their names begin. What follows are the types of their elements.
+    pub prefix: &'static str,
+    /// What they compute.
+    pub family: Family,
+    /// What limits them.
+    pub class: Class,
+    /// What memory they move.
+    pub traffic: Traffic,
+    /// What a fused kernel computes in their place; `None` if they are left alone.
+    pub step: Option<Step>,
+    /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
+    /// share one.
+    pub effects: &'static str,
+    /// Whether they are told by the beginning alone; the other names end in a type.
+    is_untyped: bool,
+}
+
+const fn row(prefix: &'static str, family: Family) -> Row {
+    let (class, traffic) = (Class::Memory, Traffic::Accesses);
+    Row { prefix, family, class, traffic, step: None, effects: prefix, is_untyped: false }
+}
+
+impl Row {
+    const fn computes(mut self) -> Self {
+        self.class = Class::Compute;
+        self
+    }
+
+    const fn gathers(mut self) -> Self {
+        self.traffic = Traffic::Gather;
+        self
+    }
+
+    const fn becomes(mut self, step: Step) -> Self {
+        self.step = Some(step);
+        self
+    }
+
+    const fn effects(mut self, of: &'static str) -> Self {
+        self.effects = of;
+        self
+    }
+
+    const fn untyped(mut self) -> Self {
+        self.is_untyped = true;
+        self
+    }
+
+    /// The row of a kernel that is surely candle's or ours.
+    pub fn of(name: &str) -> Option<&'static Self> {
+        ROWS.iter().find(|row| name.starts_with(row.prefix))
+    }
+
+    /// The row of any kernel, of a library too: short beginnings count only where a type ends the name.
+    pub fn of_any(name: &str) -> Option<&'static Self> {
+        Self::of(name).filter(|row| row.is_untyped || TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
+    }
+}
+
+/// The table. A beginning comes before those that it begins with.
+pub const ROWS: &[Row] = &[
+    // affine.cu, cast.cu, fill.cu, ternary.cu
+    row("affine_", ElementWise).becomes(Affine),
+    row("cast_", ElementWise).becomes(Cast),
+    row("fill_", ElementWise),
+    row("copy2d_", Layout),
+    row("const_set_", ElementWise),
+    row("where_", ElementWise),
+    // indexing.cu: index_select, gather, index_add, scatter_add, scatter
+    row("is_", Lookups).gathers(),
+    row("gather_", Lookups).gathers(),
+    row("ia_", Lookups),
+    row("sa_", Lookups),
+    row("s_", Lookups),
+    // reduce.cu
+    row("softmax_", Softmax).becomes(Step::Softmax),
+    row("rmsnorm_", Normalisation).becomes(RmsNorm),
+    row("layernorm_", Normalisation).becomes(LayerNorm),
+    row("rope_thd_", ElementWise),
+    row("rope_", ElementWise),
+    row("fast_sum_small_", Reductions),
+    row("fast_sum_", Reductions).becomes(RowSum).effects("fast_"),
+    row("fast_max_", Reductions).becomes(RowMax).effects("fast_"),
+    row("fast_min_", Reductions).becomes(RowMin).effects("fast_"),
+    row("fast_argmin_", Reductions),
+    row("fast_argmax_", Reductions),
+    row("fast_", Reductions),
+    row("sum_", Reductions),
+    // sort.cu
+    row("asort_", Other),
+    // conv.cu
+    row("conv_transpose1d_", Convolutions).computes(),
+    row("conv_transpose2d_", Convolutions).computes(),
+    row("conv1d_", Convolutions).computes(),
+    row("conv2d_", Convolutions).computes(),
+    row("avg_pool2d_", Pools),
+    row("max_pool2d_", Pools),
+    row("upsample_nearest2d_", Other),
+    row("upsample_bilinear2d_", Other),
+    row("im2col1d_", Layout),
+    row("im2col_", Layout),
+    row("col2im1d_", Layout),
+    // Ours
+    row("opara_cat_sums_", Layout),
+    row("opara_cat_v128", Layout).untyped(),
+    row("opara_cat_", Layout),
+    row("opara_pool_", Pools),
+    row("opara_depthwise_", Convolutions),
+    row("opara_space_to_depth_", Layout),
+    row("opara_bias_act_", ElementWise),
+    row("opara_split_heads_", Layout),
+    row("opara_attention_", Attention),
+    row("opara_product_", Products),
+    row("opara_embedding_", Lookups),
+    row("opara_layer_norm_", Normalisation),
+    row("opara_rms_norm_", Normalisation),
+    row("opara_add_rms_norm_", Normalisation),
+    row("opara_softmax_", Softmax),
+    // Ours, generated: a fusion group, whose effects are those of its members
+    row("opara_chain", ElementWise).untyped(),
+    // quantized.cu
+    row("dequantize_block_q4_0_", Other),
+    row("dequantize_block_q4_1_", Other),
+    row("dequantize_block_q8_0_", Other),
+    row("dequantize_block_q5_0_", Other),
+    row("dequantize_block_q5_1_", Other),
+    row("dequantize_block_", Other),
+    row("get_rows_", Lookups).untyped(),
+    row("dequantize_mul_mat_vec_", Products).computes().untyped(),
+    row("mul_mat_vec_", Products).computes().untyped(),
+    row("mul_mat_q", Products).computes().untyped(),
+    row("quantize_q8_1", Other).untyped(),
+    row("indexed_moe_forward_", Other).untyped(),
+    // binary.cu
+    row("badd_", ElementWise).becomes(Binary("add")),
+    row("bsub_", ElementWise).becomes(Binary("sub")),
+    row("bmul_", ElementWise).becomes(Binary("mul")),
+    row("bdiv_", ElementWise).becomes(Binary("div")),
+    row("bminimum_", ElementWise).becomes(Binary("min")),
+    row("bmaximum_", ElementWise).becomes(Binary("max")),
+    row("eq_", ElementWise),
+    row("ne_", ElementWise),
+    row("lt_", ElementWise),
+    row("le_", ElementWise),
+    row("gt_", ElementWise),
+    row("ge_", ElementWise),
+    // unary.cu: with a parameter, then without; others than these are left alone by fusion
+    row("uelu_", ElementWise),
+    row("upowf_", ElementWise),
+    row("ucopy_", Layout).becomes(Cast).effects("u"),
+    row("usqr_", ElementWise).becomes(Unary("sqr")).effects("u"),
+    row("usqrt_", ElementWise).becomes(Unary("sqrt")).effects("u"),
+    row("uneg_", ElementWise).becomes(Unary("neg")).effects("u"),
+    row("uabs_", ElementWise).becomes(Unary("abs")).effects("u"),
+    row("urecip_", ElementWise).becomes(Unary("recip")).effects("u"),
+    row("urelu_", ElementWise).becomes(Unary("relu")).effects("u"),
+    row("uexp_", ElementWise).becomes(Unary("exp")).effects("u"),
+    row("utanh_", ElementWise).becomes(Unary("tanh")).effects("u"),
+    row("usilu_", ElementWise).becomes(Unary("silu")).effects("u"),
+    row("ugelu_erf_", ElementWise).becomes(Unary("gelu_erf")).effects("u"),
+    row("ugelu_", ElementWise).becomes(Unary("gelu")).effects("u"),
+    row("usigmoid_", ElementWise).becomes(Unary("sigmoid")).effects("u"),
+    row("u", ElementWise),
+];
+
+/// Element types in names, with their sizes in bytes.
+pub const TYPES: &[(&str, u64)] = &[
+    ("_fp8_e4m3", 1),
+    ("_f8_e4m3", 1),
+    ("_bf16", 2),
+    ("_f16", 2),
+    ("_f32", 4),
+    ("_f64", 8),
+    ("_u8", 1),
+    ("_i16", 2),
+    ("_i32", 4),
+    ("_u32", 4),
+    ("_i64", 8),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_row_hides_a_later_one() {
+        for (at, row) in ROWS.iter().enumerate() {
+            let hidden_by = ROWS[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
+            assert_eq!(hidden_by, None, "`{}` is never reached", row.prefix);
+        }
+    }
+
+    #[test]
+    fn a_name_without_a_type_is_not_taken_for_one_of_candles() {
+        assert_eq!(Row::of_any("uexp_f16").map(|row| row.step), Some(Some(Unary("exp"))));
+        assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
+        assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
+    }
+}

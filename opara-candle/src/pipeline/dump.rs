@@ -1,0 +1,85 @@
+//! What each stage gave, as files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use super::stage::Stage;
+use crate::memory::Layout;
+use crate::optimize::Optimized;
+use crate::prepared::Analysed;
+use crate::report::Report;
+use crate::schedule::Schedule;
+use crate::trace::Trace;
+
+/// What a stage gave.
+#[derive(Clone, Copy)]
+pub(super) enum Value<'a> {
+    Trace(&'a Arc<Trace>),
+    Ops(&'a Optimized),
+    Graph(&'a Analysed),
+    Layouts(&'a [Layout; 2]),
+    Schedule(&'a Schedule),
+    Report(&'a Report),
+}
+
+/// A folder for the stages of one set of input shapes.
+pub(super) struct Dump(PathBuf);
+
+impl Dump {
+    /// The one for inputs like these, inside `folder`: `f32-1x3x224x224`, with `_` between inputs.
+    pub fn new(folder: &Path, inputs: &[Tensor]) -> Self {
+        /// Names of files are limited to 255 bytes.
+        const LONGEST: usize = 200;
+        let name = |t: &Tensor| {
+            let dims: Vec<String> = t.dims().iter().map(usize::to_string).collect();
+            format!("{}-{}", t.dtype().as_str(), dims.join("x"))
+        };
+        let mut names = inputs.iter().map(name).collect::<Vec<_>>().join("_");
+        names.truncate(LONGEST);
+        Self(folder.join(names))
+    }
+
+    /// Writes what a stage gave to a file of its own. What cannot be written is warned of: the plan is none the worse.
+    pub fn write(&self, stage: Stage, value: Value) {
+        let at = Stage::ALL.iter().position(|other| *other == stage).map_or(0, |at| at + 1);
+        let file = self.0.join(format!("{at}-{stage}.{}", value.extension()));
+        let written = value.bytes().and_then(|bytes| {
+            fs::create_dir_all(&self.0)?;
+            fs::write(&file, bytes)
+        });
+        if let Err(error) = written {
+            tracing::warn!(file = %file.display(), %error, "what a stage gave cannot be written down");
+        }
+    }
+}
+
+impl Value<'_> {
+    fn extension(self) -> &'static str {
+        match self {
+            Value::Trace(_) | Value::Ops(_) => "trace",
+            Value::Graph(_) => "dot",
+            Value::Layouts(_) | Value::Schedule(_) | Value::Report(_) => "json",
+        }
+    }
+
+    fn bytes(self) -> std::io::Result<Vec<u8>> {
+        let of = |trace: &Trace| -> std::io::Result<Vec<u8>> {
+            let mut bytes = Vec::new();
+            trace.write_to(&mut bytes).map_err(std::io::Error::other)?;
+            Ok(bytes)
+        };
+        Ok(match self {
+            Value::Trace(trace) => of(trace)?,
+            Value::Ops(ops) => of(&ops.trace)?,
+            Value::Graph(Analysed { ops, graph, .. }) => {
+                graph.to_dot(|op| format!("{op}: {}", ops.trace.ops[op].name)).into_bytes()
+            }
+            Value::Layouts(layouts) => serde_json::to_vec_pretty(layouts)?,
+            Value::Schedule(schedule) => serde_json::to_vec_pretty(schedule)?,
+            Value::Report(report) => serde_json::to_vec_pretty(report)?,
+        })
+    }
+}

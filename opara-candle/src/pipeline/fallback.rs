@@ -1,0 +1,82 @@
+//! What is built where a stage fails: the same without fused launches, or a plan that calls the module.
+
+use candle::{Device, Tensor};
+
+use super::build::{Build, Halt};
+use super::plan::Plan;
+use crate::backend::Fusing;
+use crate::error::difference;
+use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::report::Report;
+use crate::{cuda, Error, Result};
+
+/// Runs the pipeline, and once more without fusing if fused launches gave other bits.
+pub(super) fn build(
+    inputs: &[Tensor],
+    options: &Options,
+    mut stages: impl FnMut(Option<Fusing>, &mut Build) -> Result<Plan, Halt>,
+) -> Result<Plan> {
+    let mut build = Build::new(inputs, options);
+    let device = name(&build.device);
+    if options.on_stateful == OnStateful::Eager {
+        let reason = Some("it is declared to keep state from call to call".into());
+        return Ok(Plan::eager(Report { reason, device, ..blank(options) }));
+    }
+    let built = match stages(options.fusing(), &mut build) {
+        Err(Halt::Failed(error @ Error::Mismatch { .. })) if build.replaced > 0 => {
+            let difference = difference(&error);
+            tracing::warn!(%difference, "building without fused launches");
+            stages(None, &mut build).map(|mut plan| {
+                plan.report.reason.get_or_insert_with(|| format!("{difference}; launches are not fused"));
+                plan
+            })
+        }
+        built => built,
+    };
+    let mut plan = match built {
+        Ok(plan) => plan,
+        Err(Halt::Stopped(stage)) => {
+            let reason = format!("building ended after the stage `{stage}`, as `Builder::stop_after` asks");
+            let [recorded, trace] = build.traces;
+            let report = Report { reason: Some(reason), ..blank(options) };
+            Plan { recorded, trace, ..Plan::eager(report) }
+        }
+        // The executor builds once more.
+        Err(Halt::Failed(error @ Error::Freed)) => return Err(error),
+        Err(Halt::Failed(error)) if runs_eagerly(&error, build.has_answered, options) => {
+            tracing::warn!(reason = %error, "calls of these shapes run eagerly");
+            Plan::eager(Report { reason: Some(error.to_string()), ..blank(options) })
+        }
+        Err(Halt::Failed(error)) => return Err(error),
+    };
+    plan.report.device = device;
+    plan.report.build_ms = build.times.0;
+    Ok(plan)
+}
+
+/// A plan that calls the module for this reason.
+pub(super) fn eager(reason: &Error, inputs: &[Tensor], options: &Options) -> Plan {
+    tracing::warn!(%reason, "calls of these shapes run eagerly");
+    let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
+    Plan::eager(Report { device: name(&device), reason: Some(reason.to_string()), ..blank(options) })
+}
+
+/// What a report calls the device.
+fn name(device: &Device) -> String {
+    if device.is_cuda() {
+        cuda::device_name(device)
+    } else {
+        "cpu".into()
+    }
+}
+
+/// Whether the module runs eagerly where this error keeps it from being replayed. Without memory for a replay it does if
+/// the device had enough for a forward pass.
+fn runs_eagerly(error: &Error, has_answered: bool, options: &Options) -> bool {
+    let is_sound = error.is_uncapturable() || has_answered && matches!(error, Error::OutOfMemory { .. });
+    is_sound && options.on_uncapturable == OnUncapturable::Eager
+}
+
+fn blank(options: &Options) -> Report {
+    Report { policy: options.scheduler.name(), ..Report::default() }
+}

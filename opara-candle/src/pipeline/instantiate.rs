@@ -1,0 +1,88 @@
+//! The stage `instantiate`: something that replays the schedule, or a faster one that the device was asked for.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use super::build::Build;
+use super::fuse::Fused;
+use super::schedule::Scheduled;
+use crate::backend::{Planned, Replay};
+use crate::measure::Replays;
+use crate::schedule::{Policy, Schedule, Scheduler};
+use crate::tune::{self, Cache, Findings, Tuning};
+use crate::{challengers, Error, Result};
+
+/// A schedule, ready to be replayed.
+pub(super) struct Instance {
+    pub plan: Arc<Planned>,
+    pub replay: Box<dyn Replay>,
+    /// Name of the policy that made the schedule.
+    pub policy: String,
+    /// Why it is not what was asked for.
+    pub reason: Option<String>,
+    /// What the search for a tuned schedule found.
+    pub findings: Option<Findings>,
+}
+
+impl Instance {
+    /// Another schedule of the same trace takes the place of this one, as it is or with what replays it.
+    pub fn rescheduled(self, schedule: Schedule, replay: Box<dyn Replay>) -> Self {
+        Self { plan: self.plan.with(schedule), replay, ..self }
+    }
+}
+
+/// Makes what replays the schedule. Where it is to be tuned and was not, schedules are searched for on the device; else
+/// a GPU's has to be as fast as its challengers.
+pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build) -> Result<Instance> {
+    let Scheduled { prepared, schedule, policy, findings, cache } = scheduled;
+    let (program, trace) = (fused.program.clone(), fused.trace.clone());
+    let plan = Arc::new(Planned { program, trace, prepared, schedule });
+    let replay = build.times.time("capture", || plan.program.clone().replay(plan.clone()))?;
+    let instance = Instance { plan, replay, policy, reason: None, findings };
+    let inputs = fused.examples.iter().map(|example| &example.inputs[..]).collect();
+    match &build.options.tuning {
+        Some(tuning) if instance.findings.is_none() => tune(instance, inputs, tuning, cache, build),
+        _ if build.options.race && build.device.is_cuda() && instance.policy != Policy::Sequential.name() => {
+            race(instance, inputs, build)
+        }
+        _ => Ok(instance),
+    }
+}
+
+/// Searches for a faster schedule.
+fn tune(
+    instance: Instance,
+    inputs: Vec<&[Tensor]>,
+    tuning: &Tuning,
+    cache: Option<Cache>,
+    build: &mut Build,
+) -> Result<Instance> {
+    let Instance { plan, replay, .. } = &instance;
+    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
+    match build.times.time("tune", || tune::search(&plan.prepared.problem(), &mut track, tuning)) {
+        Ok(winner) => {
+            cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
+            let findings = Some(winner.findings);
+            Ok(Instance { findings, ..instance.rescheduled(winner.schedule, winner.runner) })
+        }
+        // There is memory for the base.
+        Err(error @ Error::OutOfMemory { .. }) => {
+            tracing::warn!(%error, "schedules are left untried: the sequential one runs");
+            let reason = Some(format!("{error}; fell back to the sequential schedule"));
+            Ok(Instance { reason, policy: Policy::Sequential.name(), ..instance })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Measures challengers, of which the fastest takes the schedule's place if it is faster.
+fn race(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
+    let Instance { plan, replay, policy, .. } = &instance;
+    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
+    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    Ok(match winner {
+        Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
+        None => instance,
+    })
+}

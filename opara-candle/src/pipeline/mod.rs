@@ -1,0 +1,104 @@
+//! The pipeline that turns a module's forward pass into something that is replayed, for one set of input shapes.
+//!
+//! [`stages`] is all of it, from top to bottom. Each stage is a function of a value to the next value:
+//!
+//! | stage | file | from | to | left out by |
+//! |---|---|---|---|---|
+//! | record | `record` | module, example | [`Recording`](crate::backend::Recording): trace, program, outputs of eager calls | |
+//! | fuse | `fuse` | recording | [`Fused`](fuse::Fused): trace and program with one launch a group | `Builder::fuse` |
+//! | fold | `prepare` | trace | [`Optimized`](crate::optimize::Optimized): what runs once, what every call runs | `Builder::fold_constants` |
+//! | analyse | `prepare` | ops | [`Analysed`](crate::prepared::Analysed): dependencies, cost of each op | |
+//! | place | `prepare` | graph | [`Prepared`](crate::prepared::Prepared): offsets in the arenas | |
+//! | schedule | `schedule` | problem | [`Scheduled`](schedule::Scheduled): streams, order, waits | `Policy::Sequential` |
+//! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::race` leaves challengers out |
+//! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
+//!
+//! `Builder::dump` writes down what each stage gave, and `Builder::stop_after` stops behind one. What happens when a stage
+//! fails is in `fallback`.
+
+mod build;
+mod dump;
+mod fallback;
+mod fuse;
+mod instantiate;
+mod plan;
+mod prepare;
+mod record;
+mod report;
+mod schedule;
+pub(crate) mod stage;
+mod verify;
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use self::build::{Build, Halt};
+use self::dump::Value;
+use self::fuse::fuse;
+use self::instantiate::instantiate;
+pub(crate) use self::plan::Plan;
+use self::prepare::{analyse, fold, place};
+use self::record::record;
+use self::report::report;
+use self::schedule::schedule;
+pub use self::stage::Stage;
+use self::verify::verify;
+use crate::backend::{Function, Fusing};
+use crate::options::Options;
+use crate::{cuda, Error, Result};
+
+/// Builds a plan for inputs like these.
+///
+/// # Errors
+/// The module's own, and what made a capture impossible if the options ask for that.
+pub(crate) fn build(
+    function: &Function,
+    inputs: &[Tensor],
+    options: &Options,
+    arena: &Arc<cuda::Arena>,
+) -> Result<Plan> {
+    // It may be built inside a pass of another module.
+    cuda::unwatched(|| fallback::build(inputs, options, |fusing, build| stages(function, inputs, arena, fusing, build)))
+}
+
+/// A plan that calls the module, since nothing else can be built.
+pub(crate) fn eager(reason: &Error, inputs: &[Tensor], options: &Options) -> Plan {
+    fallback::eager(reason, inputs, options)
+}
+
+/// The whole pipeline.
+fn stages(
+    function: &Function,
+    inputs: &[Tensor],
+    arena: &Arc<cuda::Arena>,
+    fusing: Option<Fusing>,
+    build: &mut Build,
+) -> Result<Plan, Halt> {
+    let recorded = record(function, inputs, arena, build)?;
+    build.after(Stage::Record, Value::Trace(&recorded.trace))?;
+
+    let fused = fuse(recorded, fusing, build)?;
+    build.after(Stage::Fuse, Value::Trace(&fused.trace))?;
+
+    let folded = fold(&fused, build);
+    build.after(Stage::Fold, Value::Ops(&folded))?;
+
+    let analysed = analyse(folded, build);
+    build.after(Stage::Analyse, Value::Graph(&analysed))?;
+
+    let prepared = place(analysed, build);
+    build.after(Stage::Place, Value::Layouts(&prepared.layouts))?;
+
+    let scheduled = schedule(prepared, &fused, build)?;
+    build.after(Stage::Schedule, Value::Schedule(&scheduled.schedule))?;
+
+    let instance = instantiate(scheduled, &fused, build)?;
+    build.after(Stage::Instantiate, Value::Schedule(&instance.plan.schedule))?;
+
+    let verified = verify(instance, &fused, build)?;
+    let report = report(&verified, &fused, build)?;
+    build.after(Stage::Verify, Value::Report(&report))?;
+
+    Ok(Plan::replayed(verified.instance, fused.recorded, report))
+}

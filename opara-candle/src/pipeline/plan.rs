@@ -1,0 +1,36 @@
+//! What the pipeline gives: what answers calls of one set of input shapes.
+
+use std::sync::Arc;
+
+use super::instantiate::Instance;
+use crate::backend::{Planned, Replay};
+use crate::report::Report;
+use crate::trace::Trace;
+
+/// What answers calls of one set of input shapes.
+#[derive(Default)]
+pub(crate) struct Plan {
+    /// `None` calls the module itself.
+    pub replay: Option<Box<dyn Replay>>,
+    pub report: Report,
+    /// The launches as the module made them, if they were recorded.
+    pub recorded: Option<Arc<Trace>>,
+    /// The recorded trace after fusion, if building came so far.
+    pub trace: Option<Arc<Trace>>,
+    /// What is replayed.
+    pub planned: Option<Arc<Planned>>,
+}
+
+impl Plan {
+    /// A plan that replays.
+    pub(super) fn replayed(instance: Instance, recorded: Arc<Trace>, report: Report) -> Self {
+        let Instance { plan, replay, .. } = instance;
+        let (recorded, trace) = (Some(recorded), Some(plan.trace.clone()));
+        Self { replay: Some(replay), report, recorded, trace, planned: Some(plan) }
+    }
+
+    /// A plan that calls the module.
+    pub fn eager(report: Report) -> Self {
+        Self { report, ..Self::default() }
+    }
+}

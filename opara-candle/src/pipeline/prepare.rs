@@ -1,0 +1,21 @@
+//! The stages `fold`, `analyse` and `place`, which need the trace alone.
+
+use super::build::Build;
+use super::fuse::Fused;
+use crate::optimize::Optimized;
+use crate::prepared::{self, Analysed, Prepared};
+
+/// Takes out the ops that depend on no input.
+pub(super) fn fold(fused: &Fused, build: &mut Build) -> Optimized {
+    prepared::fold(&fused.trace, build.options.settings, &mut build.times)
+}
+
+/// Finds what each op depends on, and what it costs.
+pub(super) fn analyse(folded: Optimized, build: &mut Build) -> Analysed {
+    prepared::analyse(folded, &mut build.times)
+}
+
+/// Places the buffers.
+pub(super) fn place(analysed: Analysed, build: &mut Build) -> Prepared {
+    prepared::place(analysed, build.options.settings, &mut build.times)
+}

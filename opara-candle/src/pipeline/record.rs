@@ -1,0 +1,58 @@
+//! The stage `record`: calls the module and records its launches.
+
+use std::sync::Arc;
+
+use candle::{Device, Tensor};
+use parking_lot::Mutex;
+
+use super::build::Build;
+use crate::backend::{Function, Recording};
+use crate::timing;
+use crate::{cpu, cuda, Error, Result};
+
+/// Records a pass. The time counts as that of `trace`, without the module's own calls, which are `forward`.
+pub(super) fn record(
+    function: &Function,
+    inputs: &[Tensor],
+    arena: &Arc<cuda::Arena>,
+    build: &mut Build,
+) -> Result<Recording> {
+    let (function, calls) = watched(function);
+    let examples = build.options.examples();
+    let recording = build.times.time("trace", || match build.device {
+        Device::Cpu => cpu::record(&function, inputs, &examples),
+        Device::Cuda(_) => cuda::record(&function, inputs, &examples, arena),
+        Device::Metal(_) => {
+            Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
+        }
+    });
+    let Calls { spent_ms, has_answered } = std::mem::take(&mut *calls.lock());
+    build.times.move_ms("trace", "forward", spent_ms);
+    build.has_answered |= has_answered;
+    let recording = recording?;
+    recording.trace.validate()?;
+    Ok(recording)
+}
+
+/// Calls of a function.
+#[derive(Default)]
+struct Calls {
+    /// Milliseconds of all of them.
+    spent_ms: f64,
+    /// Whether one of them went well.
+    has_answered: bool,
+}
+
+/// The function, and its calls from now on.
+fn watched(function: &Function) -> (Function, Arc<Mutex<Calls>>) {
+    let (function, calls) = (function.clone(), Arc::new(Mutex::new(Calls::default())));
+    let watch = calls.clone();
+    let watched = move |inputs: &[Tensor]| {
+        let (outputs, us) = timing::wall_us(|| function(inputs));
+        let mut calls = watch.lock();
+        calls.spent_ms += us / 1e3;
+        calls.has_answered |= outputs.is_ok();
+        outputs
+    };
+    (Arc::new(watched), calls)
+}

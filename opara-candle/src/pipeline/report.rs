@@ -1,0 +1,49 @@
+//! What a report says of a plan that replays.
+
+use super::build::Build;
+use super::fuse::Fused;
+use super::verify::Verified;
+use crate::examples::same_in_all;
+use crate::prepared::Prepared;
+use crate::report::Report;
+use crate::Result;
+
+/// The report of what was built.
+///
+/// # Errors
+/// Those of comparing the examples' inputs.
+pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Result<Report> {
+    let instance = &verified.instance;
+    let (recorded, examples) = (fused.recorded.ops.len(), &fused.examples);
+    let Prepared { ops, graph, layouts: [tensors, workspaces], .. } = &*instance.plan.prepared;
+    let schedule = &instance.plan.schedule;
+    let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
+    let is_verified = build.options.verify;
+    Ok(Report {
+        mode: instance.replay.mode(),
+        policy: instance.policy.clone(),
+        reason: instance.reason.clone(),
+        notes: fused.notes.clone(),
+        tuning: instance.findings.clone(),
+        ops: recorded,
+        fused: recorded - fused.trace.ops.len(),
+        folded: fused.trace.ops.len() - ops.per_call.len(),
+        edges: graph.hazards(),
+        edges_reduced: graph.edges(),
+        width: graph.width(),
+        depth: graph.depth(),
+        streams: schedule.streams(),
+        waits: schedule.wait_count(),
+        buffers: placed().count(),
+        buffer_bytes: placed().map(|(_, b)| b.bytes).sum(),
+        arena_bytes: tensors.bytes,
+        workspace_bytes: workspaces.bytes,
+        constant_bytes: ops.constant_bytes(),
+        verified: is_verified,
+        verified_inputs: if is_verified { examples.len() } else { 0 },
+        same_in_all: if is_verified { same_in_all(examples)? } else { Vec::new() },
+        replay_us: verified.replay_us,
+        eager_us: examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min),
+        ..Report::default()
+    })
+}

@@ -1,0 +1,60 @@
+//! The stages of the pipeline, by name.
+
+use std::fmt;
+
+/// A stage of building: each takes what the one before gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Calls the module and records its launches.
+    Record,
+    /// Replaces groups of launches by one launch each ([`Builder::fuse`](crate::Builder::fuse)).
+    Fuse,
+    /// Takes out launches that depend on no input ([`Builder::fold_constants`](crate::Builder::fold_constants)).
+    Fold,
+    /// Finds what each launch depends on, and what it costs.
+    Analyse,
+    /// Places the buffers in the arena.
+    Place,
+    /// Assigns launches to streams and orders them ([`Builder::policy`](crate::Builder::policy)).
+    Schedule,
+    /// Makes what replays the schedule, and measures it against other schedules where asked to
+    /// ([`Builder::race`](crate::Builder::race), [`Builder::tuning`](crate::Builder::tuning)).
+    Instantiate,
+    /// Compares replays with eager execution ([`Builder::verify`](crate::Builder::verify)).
+    Verify,
+}
+
+impl Stage {
+    /// All stages, in their order.
+    pub const ALL: [Stage; 8] = [
+        Stage::Record,
+        Stage::Fuse,
+        Stage::Fold,
+        Stage::Analyse,
+        Stage::Place,
+        Stage::Schedule,
+        Stage::Instantiate,
+        Stage::Verify,
+    ];
+
+    /// Its name in the files of [`Builder::dump`](crate::Builder::dump) and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Record => "record",
+            Stage::Fuse => "fuse",
+            Stage::Fold => "fold",
+            Stage::Analyse => "analyse",
+            Stage::Place => "place",
+            Stage::Schedule => "schedule",
+            Stage::Instantiate => "instantiate",
+            Stage::Verify => "verify",
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
