@@ -7,6 +7,8 @@ use super::part::COLUMNS;
 use super::program::Code;
 use crate::cuda::driver::Arguments;
 use crate::fuse::Places;
+use crate::kernel_catalog::Operation::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
+use crate::kernel_catalog::Row;
 use crate::trace::Launch;
 
 /// A launch of a kernel of candle's, as a step.
@@ -27,15 +29,6 @@ pub(super) struct Step {
     pub result: usize,
 }
 
-/// Kernels with one operand, without `u` and type. Others (of several types, or whose arithmetic is not that of their
-/// type) are left alone.
-pub(super) const UNARY: &[&str] =
-    &["sqr", "sqrt", "neg", "abs", "recip", "relu", "exp", "tanh", "silu", "gelu", "gelu_erf", "sigmoid"];
-
-/// Kernels with two, without `b` and type, and what `chain.cuh` calls them.
-pub(super) const BINARY: &[(&str, &str)] =
-    &[("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"), ("maximum", "max"), ("minimum", "min")];
-
 /// The most threads that candle gives a row.
 const THREADS: u64 = 1024;
 
@@ -54,18 +47,21 @@ impl Step {
         launch: &Launch,
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
-        if let Some((kernel, of)) = name.rsplit_once('_').and_then(|(name, of)| Some((name, find(TYPES, of)?))) {
-            match kernel {
-                "fast_sum" | "fast_max" | "fast_min" => return Self::fold(kernel, of, arguments, launch, table),
-                "softmax" | "rmsnorm" | "layernorm" => return Self::rows(kernel, of, arguments, launch),
-                _ => {}
-            }
+        let (operation, of, to) = known(name)?;
+        match operation {
+            RowSum | RowMax | RowMin => Self::fold(operation, of, arguments, launch, table),
+            Softmax | LayerNorm | RmsNorm => Self::rows(operation, of, arguments, launch),
+            _ => Self::elements(element_wise(operation, to)?, of, to, arguments, table),
         }
-        Self::elements(name, arguments, table)
     }
 
-    fn elements(name: &str, arguments: &Arguments, table: impl FnOnce(usize) -> Option<Vec<u64>>) -> Option<Self> {
-        let (code, from, to) = kernel(name)?;
+    fn elements(
+        code: Code,
+        from: Type,
+        to: Type,
+        arguments: &Arguments,
+        table: impl FnOnce(usize) -> Option<Vec<u64>>,
+    ) -> Option<Self> {
         let operands = if let Code::ElementWise(_, operands) = code { operands } else { 1 };
         let constants = if let Code::Affine(..) = code { 2 } else { 0 };
         // numel, num_dims, info, operands, result, constants
@@ -92,7 +88,7 @@ impl Step {
 
     /// Kernels that make one number of a row: numel, columns, num_dims, info, operand, result.
     fn fold(
-        kernel: &str,
+        operation: Operation,
         of: Type,
         arguments: &Arguments,
         launch: &Launch,
@@ -104,9 +100,9 @@ impl Step {
             return None;
         }
         let places = *places(arguments, 2, 1, table)?.first()?;
-        let code = match kernel {
-            "fast_max" => Code::RowMax,
-            "fast_min" => Code::RowMin,
+        let code = match operation {
+            RowMax => Code::RowMax,
+            RowMin => Code::RowMin,
             // A thread adds up what it takes of 16 bytes at once, where they lie so.
             _ => match of {
                 Type::F32 | Type::Bf16 if places.are_in_a_row() => {
@@ -129,10 +125,10 @@ impl Step {
 
     /// Kernels of rows: operand, result, what has a number for each column, columns; of a norm, too, the threads of a row
     /// and what is added to what it divides by.
-    fn rows(kernel: &str, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
-        let operands = match kernel {
-            "layernorm" => 3,
-            "rmsnorm" => 2,
+    fn rows(operation: Operation, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+        let operands = match operation {
+            LayerNorm => 3,
+            RmsNorm => 2,
             _ => 1,
         };
         let columns = arguments.integer(1 + operands)?;
@@ -146,9 +142,9 @@ impl Step {
             return None;
         }
         let epsilon = || number(Type::F32, arguments.argument(3 + operands)?.1);
-        let code = match kernel {
-            "layernorm" => Code::LayerNorm(epsilon()?),
-            "rmsnorm" => Code::RmsNorm(epsilon()?),
+        let code = match operation {
+            LayerNorm => Code::LayerNorm(epsilon()?),
+            RmsNorm => Code::RmsNorm(epsilon()?),
             _ => Code::Softmax,
         };
         let of_columns = Places::new(&[elements / columns, columns], &[0, 1])?;
@@ -197,22 +193,24 @@ fn launched(launch: &Launch, elements: u64, columns: u64, block: [u64; 3]) -> bo
 }
 
 /// What a kernel computes, and the types of its operands and of its result.
-fn kernel(name: &str) -> Option<(Code, Type, Type)> {
-    if let Some(types) = name.strip_prefix("cast_") {
-        let (from, to) = types.split_once('_')?;
-        return Some((Code::Cast, find(TYPES, from)?, find(TYPES, to)?));
-    }
-    let (name, of) = name.rsplit_once('_')?;
-    let of = find(TYPES, of)?;
-    let code = match name.strip_prefix('u') {
-        _ if name == "affine" => Code::Affine(1., 0.),
-        Some("copy") => Code::Cast,
-        Some(unary) => Code::ElementWise(UNARY.iter().find(|known| **known == unary)?, 1),
-        None => Code::ElementWise(find(BINARY, name.strip_prefix('b')?)?, 2),
-    };
-    // candle computes these in f32.
-    let is_widened = of == Type::Bf16 && matches!(name, "usilu" | "usigmoid");
-    (!is_widened).then_some((code, of, of))
+fn known(name: &str) -> Option<(Operation, Type, Type)> {
+    let row = Row::of(name)?;
+    let (operation, types) = (row.operation?, name.strip_prefix(row.prefix)?);
+    let (from, to) = if operation == Operation::Cast { types.split_once('_')? } else { (types, types) };
+    Some((operation, find(TYPES, from)?, find(TYPES, to)?))
+}
+
+/// What is computed of elements one by one, in arithmetic of this type. Constants are not known yet.
+fn element_wise(operation: Operation, of: Type) -> Option<Code> {
+    Some(match operation {
+        // candle computes these in f32.
+        Operation::Unary("silu" | "sigmoid") if of == Type::Bf16 => return None,
+        Operation::Cast | Operation::Copy => Code::Cast,
+        Operation::Unary(function) => Code::ElementWise(function, 1),
+        Operation::Binary(function) => Code::ElementWise(function, 2),
+        Operation::Affine => Code::Affine(1., 0.),
+        RowSum | RowMax | RowMin | Softmax | LayerNorm | RmsNorm => return None,
+    })
 }
 
 /// A constant argument.
@@ -248,6 +246,7 @@ mod tests {
 
     #[test]
     fn names_tell_what_is_computed_in_which_types() {
+        let kernel = |name| known(name).and_then(|(of, from, to)| Some((element_wise(of, to)?, from, to)));
         assert_eq!(kernel("badd_f16"), Some((Code::ElementWise("add", 2), Type::F16, Type::F16)));
         assert_eq!(kernel("ugelu_erf_f32"), Some((Code::ElementWise("gelu_erf", 1), Type::F32, Type::F32)));
         assert_eq!(kernel("cast_bf16_f32"), Some((Code::Cast, Type::Bf16, Type::F32)));
