@@ -197,7 +197,7 @@ impl Way for Own {
         let (Trace { ops, .. }, _) = executor.schedule().context("there is nothing recorded")?;
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
         for span in &timeline.spans {
-            let name = ops[span.op].name.as_str();
+            let name = &*ops[span.op].name;
             let kernel = kernels.entry(name).or_insert(Kernel { name: name.into(), calls: 0., us: 0. });
             kernel.calls += 1.;
             kernel.us += span.end_us - span.start_us;

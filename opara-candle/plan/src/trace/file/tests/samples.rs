@@ -77,7 +77,7 @@ pub(super) fn traces() -> impl Strategy<Value = Trace> {
 fn devices() -> impl Strategy<Value = DeviceSpec> {
     (".{0,12}", 0u32..65536, 0u32..1 << 28, 0u32..1 << 28, 0u32..1 << 28).prop_map(
         |(name, p, threads, registers, shared)| DeviceSpec {
-            name: name.into(),
+            name,
             processors: p,
             threads_per_processor: threads,
             registers_per_processor: registers,
