@@ -1,20 +1,49 @@
 //! Compiles the CUDA kernels, where the feature asks for them, and gathers the text of those that are compiled at run time.
 
+/// Headers that kernels of several operators include.
+#[cfg(feature = "cuda")]
+const HEADERS: &str = "src/cuda/include";
+
+/// The operators, each with its kernels in its folder.
+#[cfg(feature = "cuda")]
+const OPERATORS: &str = "src/ops";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/cuda/ops");
     #[cfg(feature = "cuda")]
     {
+        println!("cargo::rerun-if-changed={OPERATORS}");
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+        let kernels =
+            cudaforge::KernelBuilder::new().source_dir(OPERATORS).source_dir("src/cuda").include_path(HEADERS);
         // Headers, too: a kernel is compiled again only where something watched has changed.
-        let kernels = cudaforge::KernelBuilder::new().source_dir("src/cuda/ops").watch(["src/cuda/ops"]);
-        let kernels = kernels.arg("-std=c++17").arg("-O3");
-        kernels.build_ptx()?.write(out.join("ptx.rs"))?;
-        let headers = ["src/cuda/ops".into(), cudaforge::CudaToolkit::detect()?.include_dir];
+        let kernels = kernels.watch([HEADERS, OPERATORS]).arg("-std=c++17").arg("-O3");
+        let modules = out.join("ptx.rs");
+        kernels.build_ptx()?.write(&modules)?;
+        let names = kernels_in(OPERATORS.as_ref())?.join(", ");
+        let all = format!("/// Those of operators.\npub const OPERATORS: &[&str] = &[{names}];\n");
+        std::fs::write(&modules, std::fs::read_to_string(&modules)? + &all)?;
+        let headers = [HEADERS.into(), cudaforge::CudaToolkit::detect()?.include_dir];
         std::fs::write(out.join("chain.cuh"), with_headers("chain.cuh", &headers, &mut Vec::new())?)?;
         println!("cargo::rustc-env=OPARA_CUDA_MAJOR={}", major_version(&headers[1].join("cuda.h"))?);
     }
     Ok(())
+}
+
+/// The names of the constants that hold the compiled kernels below a folder: those of the files.
+#[cfg(feature = "cuda")]
+fn kernels_in(folder: &std::path::Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            names.extend(kernels_in(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "cu") {
+            names.extend(path.file_stem().map(|name| name.to_string_lossy().to_uppercase()));
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// The toolkit's: the libraries that a program is linked with carry it in their names.

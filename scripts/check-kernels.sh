@@ -9,7 +9,7 @@
 # The kernels that are compiled at run time (chain.cuh) are checked for the same architectures by
 # `cargo test --release --features cudnn --lib -- cuda::fuse`.
 set -euo pipefail
-cd "$(dirname "$0")/../opara-candle/src/cuda/ops"
+cd "$(dirname "$0")/../opara-candle/src"
 
 architectures=("$@")
 [ ${#architectures[@]} -gt 0 ] || architectures=(80 86 89 90a)
@@ -18,9 +18,9 @@ trap 'rm -rf "$out"' EXIT
 
 check() {
     local arch=$1 source=$2 out=$3 name kernels
-    name=$out/${source%.cu}.$arch
+    name=$out/$(basename "$source" .cu).$arch
     # As build.rs does it.
-    if ! { nvcc --ptx -std=c++17 -O3 "-arch=sm_$arch" -o "$name.ptx" "$source" &&
+    if ! { nvcc --ptx -std=c++17 -O3 -Icuda/include "-arch=sm_$arch" -o "$name.ptx" "$source" &&
         ptxas "-arch=sm_$arch" -o "$name.cubin" "$name.ptx"; } >"$name.log" 2>&1; then
         cat "$name.log" >&2
         return 1
@@ -37,5 +37,5 @@ check() {
 export -f check
 
 for arch in "${architectures[@]}"; do
-    for source in *.cu; do printf '%s\0%s\0' "$arch" "$source"; done
+    find . -name '*.cu' -printf '%P\0' | sort -z | while IFS= read -rd '' source; do printf '%s\0%s\0' "$arch" "$source"; done
 done | xargs -0 -n 2 -P "$(nproc)" bash -c 'set -euo pipefail; check "$1" "$2" "$0"' "$out"

@@ -1,5 +1,7 @@
 //! What the examples, the benches and the program `opara` share: options, tokens, pictures, tables, and one way to run, to measure and to print.
 
+#[cfg(doctest)]
+mod book;
 mod categories;
 mod classify;
 mod difference;

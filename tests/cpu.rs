@@ -10,7 +10,7 @@ use candle_nn::VarBuilder;
 use common::{same_bits, waves, CPU};
 use opara_candle::ops::ConvConfig;
 use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Tuning};
+use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
 use opara_models::bert::{BertModel, Config};
 
 /// Replays a module on several inputs under every policy and compares with eager.
@@ -354,7 +354,8 @@ impl Scheduler for Scattered {
 fn users_schedulers_are_used_and_proven() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
-    let build = |reckless| OparaExecutor::builder().scheduler(Scattered { reckless }).build(block.clone(), &x);
+    let build =
+        |reckless| OparaExecutor::builder().policy(Scheduling::by(Scattered { reckless })).build(block.clone(), &x);
     let fast = build(false)?;
     assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Lanes));
     assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
@@ -380,10 +381,40 @@ impl Scheduler for Faulty {
 #[test]
 fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
-    let built = OparaExecutor::builder().scheduler(Faulty).build(|x: &Tensor| ops::relu(x), &x);
+    let built = OparaExecutor::builder().policy(Scheduling::by(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
     let Err(error) = built else { panic!("it has no schedule") };
     let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
     assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn forward_is_for_functions_of_one_output() -> anyhow::Result<()> {
+    let x = waves(0, (2, 2))?;
+    for outputs in [0, 2] {
+        let function = move |t: &[Tensor]| (0..outputs).map(|_| ops::relu(&t[0])).collect();
+        let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
+        let error = Error::from(fast.forward(&x).expect_err("not one output"));
+        assert!(matches!(error, Error::NotOneOutput { got } if got == outputs), "{error:?}");
+        assert!(error.to_string().contains("OparaExecutor::call"), "{error}");
+        assert_eq!(fast.call(std::slice::from_ref(&x))?.len(), outputs);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_policy_set_last_counts_alone() -> anyhow::Result<()> {
+    let x = waves(0, (2, 2))?;
+    let search = || Tuning::default().proposals(1).cache(None);
+    let last = |builder: opara_candle::Builder| -> anyhow::Result<_> {
+        let report = builder.build(|x: &Tensor| ops::relu(x), &x)?.report();
+        Ok((report.policy, report.tuning.is_some()))
+    };
+    let builder = OparaExecutor::builder;
+    let own = || Scheduling::by(Scattered { reckless: false });
+    assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
+    assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
+    assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));
     Ok(())
 }
 
@@ -392,8 +423,8 @@ fn schedules_are_searched_for_on_the_cpu_too() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let folder = tempfile::tempdir()?;
-    let tuning = Tuning { proposals: 8, cache: Some(folder.path().into()), ..Tuning::default() };
-    let build = || OparaExecutor::builder().tuning(tuning.clone()).build(block.clone(), &x);
+    let tuning = Tuning::default().proposals(8).cache(Some(folder.path().into()));
+    let build = || OparaExecutor::builder().policy(tuning.clone()).build(block.clone(), &x);
     for cached in [false, true] {
         let fast = build()?;
         let findings = fast.report().tuning.expect("a search");

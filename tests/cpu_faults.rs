@@ -100,9 +100,9 @@ fn a_shape_that_fails_to_build_leaves_the_others_and_is_built_by_a_later_call() 
 
 /// Builds twice by tuning with plans kept in a folder: nothing is found there the second time, and answers are right.
 fn assert_built_without(folder: &Path) -> anyhow::Result<()> {
-    let tuning = Tuning { proposals: 4, cache: Some(folder.into()), ..Tuning::default() };
+    let tuning = Tuning::default().proposals(4).cache(Some(folder.into()));
     for _ in 0..2 {
-        let fast = OparaExecutor::builder().tuning(tuning.clone()).build_fn(plain, &one(0)?)?;
+        let fast = OparaExecutor::builder().policy(tuning.clone()).build_fn(plain, &one(0)?)?;
         let report = fast.report();
         assert!(report.mode == Mode::Lanes && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "a tuned executor");

@@ -1,7 +1,7 @@
 //! Calls of the driver that fail while an executor is built and called: an error of its type or eager mode with its reason,
 //! nothing leaked, and later calls right.
 //!
-//! `cargo test --release --features cudnn,testing --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
+//! `cargo test --release --features cudnn,faults --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
 //! the whole process, so one test runs at a time.
 
 mod common;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use anyhow::{ensure, Context};
 use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, isolated, isolated_on_a_full_disk, one_on, waves};
-use opara_candle::testing::{with_fault, Failure, Fault};
+use opara_candle::faults::{with_fault, Failure, Fault};
 use opara_candle::{device_memory, Builder, Error, Mode, OparaExecutor, Tuning};
 
 /// Held by each test.
@@ -25,8 +25,9 @@ fn alone() -> MutexGuard<'static, ()> {
 /// Calls of one function that are let fail, spread over all of them.
 const SAMPLES: usize = 12;
 
-/// What a sweep may leave outside the device's memory pool, in bytes.
-const SLACK: u64 = 64 << 20;
+/// What a sweep may leave outside the device's memory pool, in bytes: a tensor that cudarc gives up holds 32 MiB of each of the
+/// two pools of captures.
+const SLACK: u64 = 128 << 20;
 
 /// Without what takes other numbers of calls each time, and without files.
 fn builder() -> Builder {
@@ -248,8 +249,8 @@ fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result
     let function = branches(&device)?;
     let inputs = one_on(0, &device)?;
     let expected = function(&inputs)?;
-    let tuning = Tuning { budget: std::time::Duration::ZERO, proposals: 4, cache: None, ..Tuning::default() };
-    let tuned = || builder().tuning(tuning.clone());
+    let tuning = Tuning::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
+    let tuned = || builder().policy(tuning.clone());
     let raced = || builder().race(true);
     settle(&device)?;
     let before = pool(&device)?;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use candle::{DType, Device, Tensor};
 use common::gpu;
 use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{OparaExecutor, Policy, Scheduler, Tuning};
+use opara_candle::{OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
 use opara_examples::{Model, Native};
 
 /// GoogLeNet with an example of its inputs.
@@ -25,7 +25,7 @@ fn bits(tensors: &[Tensor]) -> Result<Vec<Vec<half::f16>>> {
 
 fn tuning(folder: &std::path::Path) -> Tuning {
     let budget = Duration::from_millis(500);
-    Tuning { budget, proposals: 16, cache: Some(folder.into()), ..Tuning::default() }
+    Tuning::default().budget(budget).proposals(16).cache(Some(folder.into()))
 }
 
 /// One after the other on one thread: candle keeps cuDNN's handle in a thread-local, and a thread that ends while another
@@ -44,7 +44,7 @@ fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let build = || {
         let model = model.clone();
-        OparaExecutor::builder().tuning(tuning(folder.path())).build_fn(move |inputs| model.call(inputs), &example)
+        OparaExecutor::builder().policy(tuning(folder.path())).build_fn(move |inputs| model.call(inputs), &example)
     };
     let expected = bits(&model.call(&example)?)?;
     let first = build()?;
@@ -81,7 +81,7 @@ fn priorities_and_users_own_schedulers_keep_the_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
-    let builder = OparaExecutor::builder().scheduler(Hurried).race(false).stress(4);
+    let builder = OparaExecutor::builder().policy(Scheduling::by(Hurried)).race(false).stress(4);
     let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
     assert_eq!(executor.report().policy, "hurried");
     assert_eq!(bits(&executor.call(&example)?)?, expected);

@@ -86,7 +86,7 @@ impl Args {
         for row in policies.iter_mut().filter(|row| row.simulated_us > 0.) {
             row.speedup = sequential_us / row.simulated_us;
         }
-        Ok(Compared { trace: path.into(), device: device.name, ops: prepared.ops.kept.len(), policies })
+        Ok(Compared { trace: path.into(), device: device.name, ops: prepared.ops.per_call.len(), policies })
     }
 }
 

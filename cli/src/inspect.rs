@@ -124,7 +124,7 @@ impl Ops {
         }
         // One that runs once may run again at every call, where its result is too large to keep.
         let mut runs = vec![false; trace.ops.len()];
-        prepared.ops.kept.iter().chain(&prepared.ops.folded).for_each(|&op| runs[op] = true);
+        prepared.ops.per_call.iter().chain(&prepared.ops.folded).for_each(|&op| runs[op] = true);
         Self {
             recorded: trace.ops.len(),
             every_call: kept.len(),

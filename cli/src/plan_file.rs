@@ -31,7 +31,7 @@ impl PlanFile {
     /// # Errors
     /// Those of writing the trace as JSON.
     pub fn new(trace: &Trace, prepared: &Prepared, policy: String, schedule: Schedule) -> Result<Self> {
-        let ops = Some(prepared.ops.kept.clone());
+        let ops = Some(prepared.ops.per_call.clone());
         Ok(Self { trace: Some(fingerprint(trace)?), policy: Some(policy), ops, schedule })
     }
 
@@ -54,7 +54,7 @@ impl PlanFile {
             let expected = fingerprint(trace)?;
             ensure!(*found == expected, "the plan is one of trace `{found}`, and this is trace `{expected}`");
         }
-        let ops = &prepared.ops.kept;
+        let ops = &prepared.ops.per_call;
         ensure!(self.ops.as_ref().is_none_or(|found| found == ops), "the plan has other ops than every call runs");
         Ok(prepared.check(&self.schedule)?)
     }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -67,14 +66,8 @@ impl Args {
             shown.set_position((at.share * 1e3) as u64);
             shown.set_message(format!("{} tried, best {:.1} us", at.tried, at.best_us));
         };
-        let tuning = Tuning {
-            budget,
-            seed: self.seed,
-            cache: self.cache.clone(),
-            progress: Some(Arc::new(progress)),
-            ..Tuning::default()
-        };
-        let (executor, _) = self.recording.executor(OparaExecutor::builder().tuning(tuning))?;
+        let tuning = Tuning::default().budget(budget).seed(self.seed).cache(self.cache.clone()).on_progress(progress);
+        let (executor, _) = self.recording.executor(OparaExecutor::builder().policy(tuning))?;
         bar.finish_and_clear();
         let report = executor.report();
         let findings = report.tuning.with_context(|| report.reason.unwrap_or_default())?;

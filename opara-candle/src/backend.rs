@@ -1,4 +1,4 @@
-//! What the pipeline asks of a device: record a forward pass, and turn a schedule into something that replays it.
+//! The interface of a device: record a forward pass, and replay it by a schedule.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ impl Example {
     }
 }
 
-/// How chains of launches become one launch each.
+/// Settings of kernel fusion.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
 #[derive(Debug)]
 pub(crate) struct Fusing {
-    /// Keeps the kernels that are compiled for that.
+    /// The disk cache of fused kernels; `None` keeps none.
     pub folder: Option<PathBuf>,
 }
 
@@ -74,10 +74,10 @@ impl Planned {
     }
 }
 
-/// For each op the nanoseconds at which it began and ended.
-pub(crate) type Spans = Vec<(u64, u64)>;
+/// For each op: the nanoseconds at which it began and ended.
+pub(crate) type OpTimes = Vec<(u64, u64)>;
 
-/// What a device needs beside the trace to launch the ops again.
+/// A recording on its device: what it takes beside the trace to launch the ops again.
 pub(crate) trait Program: Send + Sync {
     /// The same pass with groups of launches replaced by one launch each, where the device has a way to.
     ///
@@ -85,26 +85,26 @@ pub(crate) trait Program: Send + Sync {
     /// A call of the driver that failed.
     fn fuse(self: Box<Self>, fusing: Fusing) -> Result<FusedProgram>;
 
-    /// Something that runs the folded ops now and replays the others as planned.
+    /// Runs the folded ops now, and returns a replay of the others as planned.
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>>;
 
-    /// Puts the module's state on the device back to what it was before building.
+    /// Restores the module's state on the device to that before building.
     fn restore_state(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Building has ended: does the same for the last time.
+    /// Restores it for the last time, at the end of building.
     fn end_of_building(&self) -> Result<()> {
         Ok(())
     }
 
-    /// When each op runs, in each of so many replays of a plan.
-    fn spans(self: Arc<Self>, _plan: Arc<Planned>, _inputs: &[Tensor], _rounds: usize) -> Result<Vec<Spans>> {
+    /// Measures when each op runs, in each of `rounds` replays of a plan.
+    fn op_times(self: Arc<Self>, _plan: Arc<Planned>, _inputs: &[Tensor], _rounds: usize) -> Result<Vec<OpTimes>> {
         Err(Error::NotMeasurable)
     }
 
-    /// As [`replay`](Self::replay), with random launches held up and the arena poisoned before each call, where the
-    /// device has a way to.
+    /// As [`replay`](Self::replay), but with random launches delayed and the arena poisoned before each call, if the device
+    /// supports it.
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, _seed: u64) -> Result<Box<dyn Replay>> {
         self.replay(plan)
     }
@@ -115,37 +115,37 @@ pub(crate) trait Replay: Send + Sync {
     /// How it replays.
     fn mode(&self) -> Mode;
 
-    /// Outputs of their own for these inputs, which have the shapes and dtypes of the recording.
+    /// Replays with these inputs, which have the shapes and dtypes of the recording. Returns copies of the outputs.
     ///
     /// # Errors
-    /// [`Error::Freed`] once it [is stale](Self::is_stale); [`Error::Lent`] if another thread's closure has the outputs and
-    /// this thread is in such a closure, too, and so must not wait for it.
+    /// [`Error::Freed`] once it [is stale](Self::is_stale); [`Error::Lent`] if another thread's closure borrows the outputs
+    /// and this thread is inside such a closure, too: two threads could then wait for each other forever.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Lends the outputs to `f`; the next call overwrites them. The errors are those of [`call`](Self::call).
+    /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. The errors are those of [`call`](Self::call).
     fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())
     }
 
-    /// Whether a replay computes with these inputs what the module does: not if the module writes to memory that they share
-    /// with one of its weights, since a replay reads its inputs in another order.
-    fn takes(&self, _inputs: &[Tensor]) -> bool {
+    /// Does a replay compute with these inputs what the module does? Not if the module writes to a weight with which an input
+    /// shares memory, since a replay reads its inputs in another order.
+    fn accepts(&self, _inputs: &[Tensor]) -> bool {
         true
     }
 
-    /// Another schedule of the same prepared trace. It shares memory with this one where that saves some, so the two
-    /// take turns.
+    /// Another schedule of the same prepared trace. It may share memory with this one, so only one of the two may run at a
+    /// time.
     fn rescheduled(&self, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
         plan.program.clone().replay(plan)
     }
 
-    /// Whether memory that it reads, and does not own, has been freed: then it may not be called any more.
+    /// Has memory been freed that it reads but does not own? Then it must not be called any more.
     fn is_stale(&self) -> bool {
         false
     }
 
-    /// Ways of replaying among which measurement decides.
+    /// The number of variants of replaying, of which the fastest is chosen by measurement.
     fn variants(&self) -> usize {
         1
     }

@@ -11,32 +11,29 @@ use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
-use crate::schedule::{Policy, Scheduler};
-use crate::tune::Tuning;
-use crate::{resident, Error, Result};
+use crate::scheduling::Scheduling;
+use crate::{thread_bound, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].
+///
+/// ```
+/// use candle::{DType, Device, Tensor};
+/// use opara_candle::{ops, OparaExecutor, Policy};
+///
+/// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+/// let fast = OparaExecutor::builder().policy(Policy::Nimble).max_shapes(4).build(ops::relu, &x)?;
+/// assert_eq!(fast.report().policy, "nimble");
+/// # Ok::<(), opara_candle::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Builder(pub(crate) Options);
 
 impl Builder {
-    /// How launches are assigned to streams and ordered. Default: [`Policy::Opara`].
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.0.tuning = (policy == Policy::Tuned).then(|| self.0.tuning.unwrap_or_default());
-        (self.0.scheduler, self.0.check) = (Arc::new(policy), false);
-        self
-    }
-
-    /// Searches for the schedule ([`Policy::Tuned`]) in this way.
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.0.tuning = Some(tuning);
-        self.policy(Policy::Tuned)
-    }
-
-    /// Assigns and orders launches in a way of the user's own. Each schedule is proven against the trace: one that lets
-    /// an op overtake another that it depends on is [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
-    pub fn scheduler(mut self, scheduler: impl Scheduler + 'static) -> Self {
-        (self.0.scheduler, self.0.check, self.0.tuning) = (Arc::new(scheduler), true, None);
+    /// How launches are assigned to streams and ordered: a [`Policy`](crate::Policy), [`Tuning`](crate::Tuning) for a search with
+    /// settings of its own, or [`Scheduling::by`] for a scheduler of the user's own. Default:
+    /// [`Policy::Opara`](crate::Policy::Opara).
+    pub fn policy(mut self, scheduling: impl Into<Scheduling>) -> Self {
+        self.0.set_scheduling(scheduling.into());
         self
     }
 
@@ -94,7 +91,8 @@ impl Builder {
 
     /// How many times a GPU's schedule is put under stress while the executor is built: the arena is filled with NaN
     /// before each replay and random launches are held up, so that an edge that is missing shows as other bits than
-    /// eager's. For tests. Default: 0.
+    /// eager's. Default: 0. With the feature `testing` alone.
+    #[cfg(feature = "testing")]
     pub fn stress(mut self, rounds: u64) -> Self {
         self.0.stress = rounds;
         self
@@ -261,7 +259,7 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, resident::load(make, inputs)?, inputs).map(warned)
+        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(warned)
     }
 
     /// Checks that further examples have the shapes, dtypes and device of the first.

@@ -12,7 +12,7 @@ use std::sync::mpsc::{channel, Sender};
 use parking_lot::Mutex;
 
 use crate::error::caught;
-use crate::nested::nested;
+use crate::reentrancy::run_nested;
 use crate::{Error, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -54,7 +54,7 @@ impl CaptureThread {
             // Threads of its own for candle's loops: those of the global pool may all wait for this one. Without them,
             // it uses the global pool.
             let _pool = rayon::ThreadPoolBuilder::new().use_current_thread().build();
-            nested(|| jobs.into_iter().for_each(|job| job()));
+            run_nested(|| jobs.into_iter().for_each(|job| job()));
         };
         let started = std::thread::Builder::new().name("opara-capture".into()).spawn(work);
         started.map_err(|error| Error::NotCapturable { reason: format!("no thread for captures: {error}") })?;

@@ -48,6 +48,16 @@ pub enum Error {
         got: usize,
     },
 
+    /// [`Module::forward`](candle::Module::forward) of an executor was called, and the wrapped function has not one output.
+    #[error(
+        "`forward` answers with one tensor, and the wrapped function returns {got}: use `OparaExecutor::call`, which \
+         returns all of them"
+    )]
+    NotOneOutput {
+        /// Tensors that the function returns.
+        got: usize,
+    },
+
     /// An input lies on another device than the example did.
     #[error(
         "input {index} is on {got:?} but the executor was built on {expected:?}: move it with `Tensor::to_device`"
@@ -352,6 +362,7 @@ impl From<opara_plan::Error> for Error {
             opara_plan::Error::TraceFile(error) => error.into(),
             opara_plan::Error::InvalidSchedule(reason) => Error::InvalidSchedule(reason),
             opara_plan::Error::InvalidLayout(reason) => Error::InvalidLayout(reason),
+            other => Error::Internal { message: other.to_string() },
         }
     }
 }
@@ -376,9 +387,10 @@ impl From<Error> for candle::Error {
                 (*source).into()
             }
             // Known again by `Error::from`: candle's one variant that can be looked into.
-            own @ (Error::OutOfMemory { .. } | Error::DeviceLost { .. } | Error::Panicked { .. }) => {
-                candle::Error::Cuda(Box::new(own))
-            }
+            own @ (Error::OutOfMemory { .. }
+            | Error::DeviceLost { .. }
+            | Error::Panicked { .. }
+            | Error::NotOneOutput { .. }) => candle::Error::Cuda(Box::new(own)),
             other => candle::Error::wrap(other),
         }
     }

@@ -8,18 +8,18 @@ use parking_lot::Mutex;
 
 use crate::backend::{Function, Planned, Replay};
 use crate::error::difference;
-use crate::nested::is_nested;
 use crate::options::{OnUncapturable, Options};
 use crate::pipeline::{self, Plan};
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
+use crate::reentrancy::is_nested;
 use crate::report::Report;
 use crate::schedule::Schedule;
 use crate::shapes::{key, Key};
 use crate::simulate::{simulate, Device as Described};
 use crate::timeline::Timeline;
 use crate::trace::Trace;
-use crate::{cuda, lending, Error, Result};
+use crate::{cuda, zero_copy, Error, Result};
 
 /// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
 const ATTEMPTS: usize = 4;
@@ -129,7 +129,7 @@ impl OparaExecutor {
             return Ok(f(&(self.function)(inputs)?));
         }
         let key = self.unlent(inputs)?;
-        let mut f = Some(|outputs: &[Tensor]| lending::lend(self.id, &key, || f(outputs)));
+        let mut f = Some(|outputs: &[Tensor]| zero_copy::with_borrowed(self.id, &key, || f(outputs)));
         let mut result = None;
         self.replayed(&key, inputs, |entry, replay, expected| {
             replay.lend(inputs, &mut |outputs| {
@@ -277,7 +277,7 @@ impl OparaExecutor {
     /// [`Error::Lent`] if this thread is in a closure that has the outputs of the same.
     fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
         let key = key(inputs);
-        match lending::is_lent(self.id, &key) {
+        match zero_copy::is_borrowed(self.id, &key) {
             true => Err(Error::Lent),
             false => Ok(key),
         }
@@ -293,7 +293,7 @@ impl OparaExecutor {
     ) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
             let entry = self.plan(key, inputs)?;
-            let replay = entry.plan.replay.as_ref().filter(|replay| replay.takes(inputs));
+            let replay = entry.plan.replay.as_ref().filter(|replay| replay.accepts(inputs));
             let Some(replay) = replay else { return Ok(None) };
             // Before the replay, which holds a lock while its outputs are lent. Like the replay on contiguous inputs, of
             // which products may round otherwise than of others, and on copies, should the module write to them.
@@ -363,10 +363,15 @@ impl OparaExecutor {
     }
 }
 
+/// For functions of one tensor to one tensor.
+///
+/// # Errors
+/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], which `opara_candle::Error::from` makes of candle's error.
 impl Module for OparaExecutor {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
-        let mut outputs = self.call(std::slice::from_ref(x))?;
-        outputs.pop().ok_or_else(|| candle::Error::msg("the wrapped function returned no tensor"))
+        let outputs = self.call(std::slice::from_ref(x))?;
+        let [output] = <[Tensor; 1]>::try_from(outputs).map_err(|all| Error::NotOneOutput { got: all.len() })?;
+        Ok(output)
     }
 }
 

@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
 
 #[cfg(all(feature = "cuda", not(target_os = "linux")))]
 compile_error!(
@@ -13,36 +14,51 @@ extern crate self as opara_candle;
 mod backend;
 mod builder;
 mod capture_thread;
+mod challengers;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
+#[cfg(feature = "testing")]
 pub mod device_memory;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "it is public with the feature `testing`")]
+mod device_memory;
 mod error;
 mod examples;
 mod executor;
 mod fault;
-mod lending;
 mod measure;
-mod nested;
 pub mod nn;
 pub mod ops;
 mod options;
 mod pipeline;
 mod plans;
+pub mod prelude;
 mod recheck;
+mod reentrancy;
 mod report;
-mod resident;
-mod rivals;
+mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
-#[cfg(all(feature = "testing", feature = "cuda"))]
+mod thread_bound;
+mod zero_copy;
+#[cfg(all(feature = "faults", feature = "cuda"))]
 #[doc(hidden)]
-pub use cuda::faults as testing;
+pub use cuda::faults;
+#[cfg(feature = "testing")]
 pub mod timing;
+#[cfg(not(feature = "testing"))]
+#[allow(dead_code, reason = "the rest is public with the feature `testing`")]
+mod timing;
 pub mod trace;
 mod verify;
+
+/// The version of candle that this crate works with.
+pub use candle;
+/// The version of `candle-nn` whose `VarBuilder` and layers [`nn`] works with.
+pub use candle_nn;
 
 pub use builder::Builder;
 pub use cuda::cuda_device;
@@ -55,15 +71,7 @@ pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, 
 pub use options::{OnStateful, OnUncapturable};
 pub use pipeline::Stage;
 pub use report::{Mode, Report};
+pub use scheduling::Scheduling;
 pub use trace::scope::{scope, SpanLabels};
 
-use opara_plan::disk_cache as kept;
-
-#[cfg(feature = "cuda")]
-mod fuse {
-    #[cfg(test)]
-    pub(crate) use opara_plan::fusion::Permutation as Turn;
-    pub(crate) use opara_plan::fusion::{
-        groups as chains, Fusible, FusionGroup as Chain, Operand, StridedView as Places,
-    };
-}
+use opara_plan::disk_cache;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
-use crate::backend::{Planned, Replay, Spans};
+use crate::backend::{OpTimes, Planned, Replay};
 use crate::graph::hazards;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::timeline::{Span, Timeline};
 use crate::timing;
 use crate::trace::{Measured, Trace};
-use crate::tune::{race, Contestant, Track};
+use crate::tune::{benchmark, Bench, Contestant};
 use crate::{Error, Result};
 
 /// Name of the DAG's schedule with all edges, those too that others imply.
@@ -27,10 +27,10 @@ impl Planned {
         let problem = self.prepared.problem();
         let mut trace = (*self.trace).clone();
         // Before the first use of CUPTI, whatever that leaves behind.
-        let mut track = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
+        let mut bench = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
         let mut field = Vec::new();
         for policy in Policy::FIXED {
-            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut track)?);
+            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut bench)?);
         }
         // What leaving implied edges out is worth.
         let mut every = Policy::Dag.schedule(&problem)?;
@@ -39,8 +39,8 @@ impl Planned {
             edges.sort_unstable();
             edges.dedup();
         });
-        field.push(Contestant::new(EVERY_EDGE.into(), every, &mut track)?);
-        race(&mut track, &mut field, REPLAYS)?;
+        field.push(Contestant::new(EVERY_EDGE.into(), every, &mut bench)?);
+        benchmark(&mut bench, &mut field, REPLAYS)?;
         for contestant in field {
             let nanos = (contestant.median() * 1e3) as u64;
             let timeline = self.with(contestant.schedule).timeline(inputs)?;
@@ -48,9 +48,9 @@ impl Planned {
             trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
         }
         let sequential = self.with(Policy::Sequential.schedule(&problem)?);
-        let spans = self.program.clone().spans(sequential, inputs, ROUNDS)?;
-        for (at, &op) in self.prepared.ops.kept.iter().enumerate() {
-            let mut nanos: Vec<u64> = spans.iter().map(|spans| spans[at].1 - spans[at].0).collect();
+        let op_times = self.program.clone().op_times(sequential, inputs, ROUNDS)?;
+        for (at, &op) in self.prepared.ops.per_call.iter().enumerate() {
+            let mut nanos: Vec<u64> = op_times.iter().map(|times| times[at].1 - times[at].0).collect();
             nanos.sort_unstable();
             trace.ops[op].nanos = nanos.get(nanos.len() / 2).copied();
         }
@@ -60,16 +60,16 @@ impl Planned {
     /// The replay of median length of some.
     pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
         let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
-        let rounds = self.program.clone().spans(self.clone(), inputs, ROUNDS)?;
+        let rounds = self.program.clone().op_times(self.clone(), inputs, ROUNDS)?;
         let us = |nanos: u64| nanos as f64 / 1e3;
-        let timeline = |spans: Spans| {
+        let timeline = |times: OpTimes| {
             let span = |(op, (start, end)): (usize, (u64, u64))| Span {
                 op,
                 stream: self.schedule.stream[op],
                 start_us: us(start),
                 end_us: us(end),
             };
-            Timeline::new(spans.into_iter().enumerate().map(span).collect(), &shares)
+            Timeline::new(times.into_iter().enumerate().map(span).collect(), &shares)
         };
         let mut timelines: Vec<Timeline> = rounds.into_iter().map(timeline).collect();
         timelines.sort_by(|a, b| a.total_us.total_cmp(&b.total_us));
@@ -78,7 +78,7 @@ impl Planned {
     }
 }
 
-/// Where schedules of one trace race on its device.
+/// Benchmarks schedules of one trace on its device.
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
@@ -89,7 +89,7 @@ pub(crate) struct Replays<'a> {
     pub next: usize,
 }
 
-impl Track for Replays<'_> {
+impl Bench for Replays<'_> {
     type Runner = Box<dyn Replay>;
     type Error = Error;
 

@@ -21,6 +21,17 @@ pub struct Linear {
 
 /// Loads `weight` of shape `(out_dim, in_dim)` and `bias` of shape `(out_dim)`.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Module, Tensor};
+/// # use candle_nn::VarBuilder;
+/// # use opara_candle::{nn, ops};
+/// let layer = nn::linear(16, 32, VarBuilder::zeros(DType::F32, &Cpu))?;
+/// let x = Tensor::zeros((2, 10, 16), DType::F32, &Cpu)?; // (.., in_dim)
+/// assert_eq!(layer.forward(&x)?.dims(), [2, 10, 32]);
+/// assert_eq!(layer.forward_act(&x, ops::Activation::Gelu)?.dims(), [2, 10, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// A tensor that is missing or has another shape.
 pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
@@ -98,6 +109,15 @@ pub struct Embedding {
 
 /// Loads `weight` of shape `(rows, hidden)`.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Module, Tensor};
+/// # use candle_nn::VarBuilder;
+/// # use opara_candle::{nn, ops};
+/// let table = nn::embedding(100, 8, VarBuilder::zeros(DType::F32, &Cpu))?;
+/// assert_eq!(table.forward(&Tensor::new(&[[1u32, 2, 3]], &Cpu)?)?.dims(), [1, 3, 8]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// A tensor that is missing or has another shape.
 pub fn embedding(rows: usize, hidden: usize, vb: VarBuilder) -> Result<Embedding> {
@@ -122,6 +142,17 @@ pub struct LayerNorm {
 }
 
 /// Loads `weight` and `bias` of shape `(size)`.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Module, Tensor};
+/// # use candle_nn::VarBuilder;
+/// # use opara_candle::{nn, ops};
+/// let norm = nn::layer_norm(64, 1e-12, VarBuilder::zeros(DType::F32, &Cpu))?;
+/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?;
+/// assert_eq!(norm.forward(&x)?.dims(), [2, 10, 64]);
+/// assert_eq!(norm.forward_add(&x, None, &x)?.dims(), [2, 10, 64]); // of x + x
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
@@ -158,6 +189,15 @@ pub struct RmsNorm {
 }
 
 /// Loads `weight` of shape `(size)`.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Module, Tensor};
+/// # use candle_nn::VarBuilder;
+/// # use opara_candle::{nn, ops};
+/// let norm = nn::rms_norm(64, 1e-6, VarBuilder::zeros(DType::F32, &Cpu))?;
+/// assert_eq!(norm.forward(&Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// A tensor that is missing or has another shape.
@@ -227,6 +267,19 @@ pub fn conv2d_no_bias(
 
 /// A convolution without bias whose result a batch normalisation follows, as one convolution with bias: `weight` of shape
 /// `(out, in / groups, kernel.0, kernel.1)` and `norm` are folded into each other here, in f32.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Module, Tensor};
+/// # use candle_nn::VarBuilder;
+/// # use opara_candle::{nn, ops};
+/// let vb = VarBuilder::zeros(DType::F32, &Cpu);
+/// let norm = nn::batch_norm(8, 1e-5, vb.pp("bn"))?;
+/// let config = ops::ConvConfig { padding: 1.into(), ..ops::ConvConfig::default() };
+/// let conv = nn::conv2d_norm(3, 8, (3, 3), config, &norm, vb.pp("conv"))?; // folded: one convolution with bias
+/// let x = Tensor::zeros((1, 3, 32, 32), DType::F32, &Cpu)?; // (batch, channels, h, w)
+/// assert_eq!(conv.forward(&x)?.dims(), [1, 8, 32, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// A tensor that is missing or has another shape, or a normalisation of other than `out` channels.

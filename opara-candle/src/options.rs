@@ -6,15 +6,17 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Fusing;
+use crate::disk_cache;
 use crate::examples::Examples;
-use crate::kept;
 use crate::pipeline::stage::Stage;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
+use crate::scheduling::Scheduling;
 use crate::tune::Tuning;
 
 /// What to do with a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnUncapturable {
     /// Run it as it is, with the reason in a `tracing` warning and in the report.
     #[default]
@@ -26,6 +28,7 @@ pub enum OnUncapturable {
 /// What to do with a module that keeps state on the host from one call to the next: a cache in a `RefCell` or a `Mutex`, a
 /// counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnStateful {
     /// Return [`Error::Stateful`](crate::Error::Stateful) if building finds state. By then it has called the module.
     #[default]
@@ -62,6 +65,16 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Chooses the scheduler, whether it searches, and whether its schedules are proven.
+    pub fn set_scheduling(&mut self, scheduling: Scheduling) {
+        (self.scheduler, self.tuning, self.check) = match scheduling {
+            Scheduling::Policy(Policy::Tuned) => (Arc::new(Policy::Tuned) as _, Some(Tuning::default()), false),
+            Scheduling::Policy(policy) => (Arc::new(policy) as _, None, false),
+            Scheduling::Tuned(tuning) => (Arc::new(Policy::Tuned) as _, Some(tuning), false),
+            Scheduling::Own(scheduler) => (scheduler, None, true),
+        };
+    }
+
     /// How to fuse launches, if that is asked for.
     pub fn fusing(&self) -> Option<Fusing> {
         self.fuse.then(|| Fusing { folder: self.kernels.clone() })
@@ -89,7 +102,7 @@ impl Default for Options {
             recheck: 0,
             race: true,
             fuse: true,
-            kernels: kept::folder(),
+            kernels: disk_cache::folder(),
             dump: None,
             stop_after: None,
         }

@@ -10,6 +10,7 @@ use crate::tune::Findings;
 /// How calls are answered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Mode {
     /// One launch of a CUDA graph.
     Graph,

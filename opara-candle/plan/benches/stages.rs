@@ -13,7 +13,7 @@ use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::Scheduler;
 use opara_plan::simulate::{simulate, Device};
-use opara_plan::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 use opara_plan::{check, memory, Policy};
 
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
@@ -64,12 +64,12 @@ fn blocks(ops: usize) -> Trace {
         let sources: Vec<usize> = before(op).into_iter().map(|before| before + 2).collect();
         let sources = if sources.is_empty() { vec![0] } else { sources };
         let weights = (op % 11 == 1).then_some(1);
-        let reads = sources.into_iter().chain(weights).map(|buffer| whole(buffer, Mode::Read));
+        let reads = sources.into_iter().chain(weights).map(|buffer| whole(buffer, AccessMode::Read));
         Op {
             name: if op.is_multiple_of(3) { "sm90_xmma_fprop_implicit_gemm".into() } else { "urelu_f32".into() },
             label: format!("block{}/branch", op / 11),
             work: Work::Kernel(launch(op)),
-            accesses: reads.chain([whole(op + 2, Mode::Write)]).collect(),
+            accesses: reads.chain([whole(op + 2, AccessMode::Write)]).collect(),
             nanos: Some(2_000 + (op * 37 % 5_000) as u64),
         }
     };

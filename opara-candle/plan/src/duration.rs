@@ -100,11 +100,11 @@ fn product(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Buffer, Mode, Region};
+    use crate::trace::{AccessMode, Buffer, Region};
 
-    fn trace(name: &str, accesses: &[(u64, Role, Mode)], nanos: Option<u64>) -> Trace {
+    fn trace(name: &str, accesses: &[(u64, Role, AccessMode)], nanos: Option<u64>) -> Trace {
         let launch = Launch { grid: [4096, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };
-        let access = |(buffer, &(bytes, _, mode)): (usize, &(u64, Role, Mode))| {
+        let access = |(buffer, &(bytes, _, mode)): (usize, &(u64, Role, AccessMode))| {
             let region = Region::contiguous(0, bytes);
             Access { buffer, region, mode }
         };
@@ -114,7 +114,7 @@ mod tests {
         Trace { ops: vec![op], buffers, ..Default::default() }
     }
 
-    fn demand(name: &str, class: Class, accesses: &[(u64, Role, Mode)]) -> Demand {
+    fn demand(name: &str, class: Class, accesses: &[(u64, Role, AccessMode)]) -> Demand {
         let trace = trace(name, accesses, None);
         Demand::of(&trace, &trace.ops[0], class)
     }
@@ -124,11 +124,11 @@ mod tests {
         // 128 x 768 by 768 x 3072, with a bias and a workspace.
         let sizes = |element: u64| {
             [
-                (128 * 768 * element, Role::Intermediate, Mode::Read),
-                (768 * 3072 * element, Role::External, Mode::Read),
-                (3072 * element, Role::External, Mode::Read),
-                (128 * 3072 * element, Role::Intermediate, Mode::ReadWrite),
-                (1 << 30, Role::Workspace, Mode::ReadWrite),
+                (128 * 768 * element, Role::Intermediate, AccessMode::Read),
+                (768 * 3072 * element, Role::External, AccessMode::Read),
+                (3072 * element, Role::External, AccessMode::Read),
+                (128 * 3072 * element, Role::Intermediate, AccessMode::ReadWrite),
+                (1 << 30, Role::Workspace, AccessMode::ReadWrite),
             ]
         };
         for (name, element) in [("ampere_sgemm", 4), ("nvjet_hsh", 2)] {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_gather_reads_no_more_than_it_writes() {
-        let table = [(1 << 30, Role::External, Mode::Read), (1 << 10, Role::Intermediate, Mode::Write)];
+        let table = [(1 << 30, Role::External, AccessMode::Read), (1 << 10, Role::Intermediate, AccessMode::Write)];
         assert_eq!(demand("is_u32_f32", Class::Memory, &table), Demand { bytes: 2048., flops: 0. });
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let device = Device::named("h200").unwrap();
         let bytes = 480_000_000;
         let of = |nanos| {
-            let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, Mode::ReadWrite)], nanos);
+            let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, AccessMode::ReadWrite)], nanos);
             duration(&trace, &trace.ops[0], Class::Memory, &device)
         };
         assert_eq!(of(Some(2500)), 2.5);

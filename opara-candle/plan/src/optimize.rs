@@ -3,7 +3,7 @@
 use std::collections::BinaryHeap;
 
 use crate::memory;
-use crate::trace::{BufferId, Mode, Op, OpId, Role, Trace};
+use crate::trace::{AccessMode, BufferId, Op, OpId, Role, Trace};
 
 /// A trace in two parts: what runs once, and what every call runs.
 ///
@@ -13,7 +13,7 @@ pub struct Optimized {
     /// What every call runs.
     pub trace: Trace,
     /// For each op of `trace` its id in the original trace.
-    pub kept: Vec<OpId>,
+    pub per_call: Vec<OpId>,
     /// What runs once, in recorded order.
     pub once: Trace,
     /// For each op of `once` its id in the original trace.
@@ -24,7 +24,7 @@ impl Optimized {
     /// The trace as it is, nothing folded.
     pub fn unchanged(trace: &Trace) -> Self {
         let once = Trace { ops: Vec::new(), ..trace.clone() };
-        Self { trace: trace.clone(), kept: (0..trace.ops.len()).collect(), once, folded: Vec::new() }
+        Self { trace: trace.clone(), per_call: (0..trace.ops.len()).collect(), once, folded: Vec::new() }
     }
 
     /// Folds constants: positions, masks of ones, casts and transpositions of weights.
@@ -36,7 +36,7 @@ impl Optimized {
     /// # Complexity
     /// Linear in accesses for each round; a round follows only where a buffer turned out to be shared.
     pub fn fold_constants(trace: &Trace, room: u64) -> Self {
-        let mut runs = stays(trace);
+        let mut runs = runs_at_every_call(trace);
         let foldable: Vec<bool> = runs.iter().map(|&stays| !stays).collect();
         let constants = Constants::new(trace, &foldable).choose(&mut runs, room);
 
@@ -47,10 +47,10 @@ impl Optimized {
         // What runs once has all its memory to itself.
         let workspaces = optimized.once.buffers.iter_mut().filter(|b| b.role == Role::Workspace);
         workspaces.for_each(|b| b.role = Role::Intermediate);
-        optimized.kept = (0..trace.ops.len()).filter(|&op| runs[op]).collect();
+        optimized.per_call = (0..trace.ops.len()).filter(|&op| runs[op]).collect();
         optimized.folded = needed(trace, &foldable, constants);
         let ops = |ids: &[OpId]| ids.iter().map(|&op| trace.ops[op].clone()).collect();
-        optimized.trace.ops = ops(&optimized.kept);
+        optimized.trace.ops = ops(&optimized.per_call);
         optimized.once.ops = ops(&optimized.folded);
         optimized
     }
@@ -88,12 +88,12 @@ pub(crate) fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
 }
 
 /// Which ops every call has to run.
-pub(crate) fn stays(trace: &Trace) -> Vec<bool> {
+pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
     let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
     let foldable = |op: &Op, variable: &[bool]| {
         op.accesses.iter().all(|a| {
             let own = matches!(trace.buffers[a.buffer].role, Role::Intermediate | Role::Workspace);
-            !variable[a.buffer] && (a.mode == Mode::Read || own)
+            !variable[a.buffer] && (a.mode == AccessMode::Read || own)
         })
     };
     let mut stays = vec![false; trace.ops.len()];
@@ -204,7 +204,11 @@ mod tests {
             name: "op".into(),
             label: String::new(),
             work: Work::Memset(0),
-            accesses: reads.iter().map(access(Mode::Read)).chain(writes.iter().map(access(Mode::Write))).collect(),
+            accesses: reads
+                .iter()
+                .map(access(AccessMode::Read))
+                .chain(writes.iter().map(access(AccessMode::Write)))
+                .collect(),
             nanos: None,
         };
         Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() }
@@ -212,7 +216,7 @@ mod tests {
 
     fn folded(ops: &[(&[usize], &[usize])]) -> Vec<OpId> {
         let optimized = Optimized::fold_constants(&trace(ops), u64::MAX);
-        let mut all: Vec<OpId> = optimized.kept.iter().chain(&optimized.folded).copied().collect();
+        let mut all: Vec<OpId> = optimized.per_call.iter().chain(&optimized.folded).copied().collect();
         all.sort();
         assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op that is needed stays or is folded");
         optimized.folded
@@ -247,13 +251,13 @@ mod tests {
     #[test]
     fn only_what_calls_read_is_kept() {
         let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[2], &[3]), (&[0, 3], &[6])]), u64::MAX);
-        assert_eq!((constants(&optimized), optimized.folded, optimized.kept), (vec![3], vec![0, 1], vec![2]));
+        assert_eq!((constants(&optimized), optimized.folded, optimized.per_call), (vec![3], vec![0, 1], vec![2]));
     }
 
     #[test]
     fn what_nobody_reads_is_not_made() {
         let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[0], &[6])]), u64::MAX);
-        assert_eq!((optimized.folded, optimized.kept), (vec![], vec![1]));
+        assert_eq!((optimized.folded, optimized.per_call), (vec![], vec![1]));
     }
 
     #[test]
@@ -261,10 +265,10 @@ mod tests {
         let mut trace = trace(&[(&[1], &[2]), (&[2], &[3]), (&[1], &[4]), (&[0, 3, 4], &[6])]);
         trace.buffers[3].bytes = 4096;
         let optimized = Optimized::fold_constants(&trace, 64);
-        assert_eq!((constants(&optimized), &optimized.kept), (vec![2, 4], &vec![1, 3]));
+        assert_eq!((constants(&optimized), &optimized.per_call), (vec![2, 4], &vec![1, 3]));
         assert_eq!(optimized.folded, [0, 2]);
         let nothing = Optimized::fold_constants(&trace, 0);
-        assert_eq!((constants(&nothing), &nothing.kept), (vec![], &vec![0, 1, 2, 3]));
+        assert_eq!((constants(&nothing), &nothing.per_call), (vec![], &vec![0, 1, 2, 3]));
         assert_eq!(nothing.folded, NONE);
     }
 
@@ -274,6 +278,6 @@ mod tests {
         let mut trace = trace(&[(&[1], &[2, 3]), (&[3], &[3]), (&[0, 2], &[6]), (&[0, 3], &[6])]);
         trace.buffers[2].bytes = 4096;
         let optimized = Optimized::fold_constants(&trace, 64);
-        assert_eq!((constants(&optimized), optimized.kept), (vec![], vec![0, 1, 2, 3]));
+        assert_eq!((constants(&optimized), optimized.per_call), (vec![], vec![0, 1, 2, 3]));
     }
 }

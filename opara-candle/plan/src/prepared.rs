@@ -59,7 +59,7 @@ pub fn place(analysed: Analysed, settings: Settings, stages: &mut Stages) -> Pre
     let arenas = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
     let layouts = arenas.map(|(role, limit)| {
         let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));
-        graph = stages.time("graph", || graph.ordered(layout.waits()));
+        graph = stages.time("graph", || graph.with_order(layout.waits()));
         layout
     });
     Prepared { ops, graph, layouts, profile }

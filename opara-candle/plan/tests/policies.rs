@@ -6,14 +6,14 @@ use opara_plan::memory::{self, Layout};
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::{Problem, Schedule, Scheduler};
-use opara_plan::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 use opara_plan::Policy;
 use proptest::prelude::*;
 
 const BYTES: u64 = 1024;
 
 fn access(buffers: usize) -> impl Strategy<Value = Access> {
-    let mode = prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::ReadWrite)];
+    let mode = prop_oneof![Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::ReadWrite)];
     let region = prop_oneof![
         Just(Region::contiguous(0, BYTES)),
         (0..BYTES, 0..BYTES / 2).prop_map(|(start, len)| Region::contiguous(start, len.min(BYTES - start))),
@@ -75,7 +75,7 @@ fn traces() -> impl Strategy<Value = Trace> {
 fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
     let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
-    let graph = graph.ordered(layout.waits());
+    let graph = graph.with_order(layout.waits());
     let problem = Problem { trace, graph: &graph, profile: &profile(trace) };
     (layout, policy.schedule(&problem).unwrap())
 }
@@ -156,8 +156,8 @@ fn small() -> Trace {
         work: Work::Memset(0),
         accesses: reads
             .iter()
-            .map(|&buffer| Access { buffer, region: Region::contiguous(0, BYTES), mode: Mode::Read })
-            .chain([Access { buffer: writes, region: Region::contiguous(0, BYTES), mode: Mode::Write }])
+            .map(|&buffer| Access { buffer, region: Region::contiguous(0, BYTES), mode: AccessMode::Read })
+            .chain([Access { buffer: writes, region: Region::contiguous(0, BYTES), mode: AccessMode::Write }])
             .collect(),
         nanos: None,
     };
@@ -199,15 +199,15 @@ fn grouped(layers: usize, groups: usize) -> Trace {
     };
     let whole = |layer: usize| layer * (groups + 1);
     let own = |layer: usize, group: usize| whole(layer) + 1 + group;
-    let mut ops = vec![op("memset", vec![access(whole(0), 0, all, Mode::Write)])];
+    let mut ops = vec![op("memset", vec![access(whole(0), 0, all, AccessMode::Write)])];
     for layer in 0..layers {
         ops.extend((0..groups).map(|group| {
-            let reads = access(whole(layer), 0, all, Mode::Read);
-            op("implicit_convolve_sgemm", vec![reads, access(own(layer, group), 0, part, Mode::Write)])
+            let reads = access(whole(layer), 0, all, AccessMode::Read);
+            op("implicit_convolve_sgemm", vec![reads, access(own(layer, group), 0, part, AccessMode::Write)])
         }));
         ops.extend((0..groups).map(|group| {
-            let reads = access(own(layer, group), 0, part, Mode::Read);
-            op("copy2d_f32", vec![reads, access(whole(layer + 1), group as u64 * part, part, Mode::Write)])
+            let reads = access(own(layer, group), 0, part, AccessMode::Read);
+            op("copy2d_f32", vec![reads, access(whole(layer + 1), group as u64 * part, part, AccessMode::Write)])
         }));
     }
     let buffers = (0..=whole(layers))

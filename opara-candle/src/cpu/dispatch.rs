@@ -1,41 +1,40 @@
-//! Which operator runs next, and whether beside others on one core or alone on all of them.
+//! Decides which operator runs next, and whether it runs on one core beside others or alone on all cores.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Operations, or quarters of a byte moved, below which handing an operator to another thread costs more than it
-/// saves: some 50 microseconds of one core.
+/// The work below which handing an operator to another thread costs more than it saves, in operations or quarters of a byte
+/// moved: some 50 microseconds of one core.
 const LARGE: u64 = 1_000_000;
 
-/// How much of the cores' speed an operator reaches that has them all and scales. (Of some milliseconds, on 2 cores.)
+/// The share of all cores' speed that a scalable operator reaches on them. (Measured with operators of milliseconds on 2 cores.)
 const EFFICIENCY: f64 = 0.85;
 
-/// Share of the time without workers that they must be estimated to need, at most, to be tried.
+/// Workers are tried if the estimated time with them is at most this share of the time without.
 const WORTH_TRYING: f64 = 0.95;
 
-/// What dispatching needs to know of a program, by position in launch order.
+/// The operators to dispatch, by position in launch order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Steps {
     /// Estimated work of each operator.
     pub work: Vec<u64>,
-    /// Whether it gains from more cores: matrix products, attention, softmax, convolutions and pools do. candle's other
-    /// operators run on one.
+    /// Does it gain from more cores? Matmul, attention, softmax, convolutions and pools do. candle's other operators run on one.
     pub scales: Vec<bool>,
-    /// Positions that wait for each.
+    /// The operators that wait for each.
     pub successors: Vec<Vec<usize>>,
-    /// How many each waits for.
+    /// The number of operators for which each waits.
     pub waits: Vec<usize>,
 }
 
 impl Steps {
-    /// Estimated time of an operator that has all cores.
+    /// Estimated time of an operator on all cores.
     fn on_all_cores(&self, at: usize, cores: usize) -> f64 {
         let speedup = if self.scales[at] { cores as f64 * EFFICIENCY } else { 1. };
         self.work[at] as f64 / speedup
     }
 
-    /// Estimated time of a call on so many workers; what they do not take has all cores.
+    /// Estimated time of a call with that many workers. Operators that run on no worker have all cores.
     fn makespan(self: &Arc<Self>, workers: usize, cores: usize) -> f64 {
         let mut dispatch = Dispatch::new(self.clone(), workers);
         let mut running: Vec<(f64, usize)> = Vec::new();
@@ -57,14 +56,13 @@ impl Steps {
         now
     }
 
-    /// Whether workers should end a call clearly sooner than one operator after the other on all cores, so that trying
-    /// them is worth its time.
+    /// Are workers likely to be clearly faster than one operator after the other on all cores? Only then are they tried.
     pub fn parallelism_pays(self: &Arc<Self>, cores: usize) -> bool {
         self.makespan(cores, cores) < WORTH_TRYING * self.makespan(1, cores)
     }
 }
 
-/// State of one call: pure bookkeeping, under a lock of whoever drives it.
+/// The state of one call. Pure bookkeeping: the caller locks it and runs the operators.
 #[derive(Debug)]
 pub(super) struct Dispatch {
     steps: Arc<Steps>,
@@ -79,7 +77,7 @@ pub(super) struct Dispatch {
 }
 
 impl Dispatch {
-    /// The start of a call; with one core, all is the caller's.
+    /// The start of a call. With one core, all operators run on the caller's thread.
     pub fn new(steps: Arc<Steps>, cores: usize) -> Self {
         let n = steps.waits.len();
         let ready = (0..n).filter(|&at| steps.waits[at] == 0).map(Reverse).collect();
@@ -87,19 +85,19 @@ impl Dispatch {
         Self { steps, cores, ready, waits, left: n, running: Vec::new(), now: 0, leading: false }
     }
 
-    /// Whether nothing is left to start or to wait for.
+    /// Is nothing left to start or to wait for?
     pub fn is_finished(&self) -> bool {
         self.left == 0
     }
 
-    /// Whether an operator is on a worker.
+    /// Is an operator running on a worker?
     pub fn is_running(&self) -> bool {
         !self.running.is_empty()
     }
 
-    /// The next operator for the caller's thread, which has all cores, if that is the better way now.
+    /// The next operator for the caller's thread, with all cores, if that is faster now.
     pub fn lead(&mut self) -> Option<usize> {
-        if self.leading || self.is_running() || self.spread() {
+        if self.leading || self.is_running() || self.is_faster_in_parallel() {
             return None;
         }
         let Reverse(at) = self.ready.pop()?;
@@ -107,11 +105,11 @@ impl Dispatch {
         Some(at)
     }
 
-    /// The next operator for a worker, if one should start beside what runs.
+    /// The next operator for a worker, if one should start beside those that run.
     pub fn follow(&mut self) -> Option<usize> {
         let Reverse(at) = *self.ready.peek()?;
         let small_beside = self.is_running() && self.steps.work[at] <= LARGE;
-        if self.leading || self.running.len() >= self.cores || !(small_beside || self.spread()) {
+        if self.leading || self.running.len() >= self.cores || !(small_beside || self.is_faster_in_parallel()) {
             return None;
         }
         self.ready.pop();
@@ -119,9 +117,9 @@ impl Dispatch {
         Some(at)
     }
 
-    /// Whether starting the large operators that are ready, one a core, ends sooner than running each on all cores
-    /// behind what runs now.
-    fn spread(&self) -> bool {
+    /// Is it faster to start the large operators that are ready, one per core, than to run each on all cores after those that run
+    /// now?
+    fn is_faster_in_parallel(&self) -> bool {
         let idle = self.cores.saturating_sub(self.running.len());
         let ready = self.ready.iter().map(|Reverse(at)| *at);
         let large: Vec<usize> = ready.filter(|&at| self.steps.work[at] > LARGE).collect();
@@ -134,7 +132,7 @@ impl Dispatch {
         !large.is_empty() && longest.max(until) < until + alone
     }
 
-    /// Notes that an operator is done, and what that makes ready.
+    /// Marks an operator as done, and makes its successors ready.
     pub fn finish(&mut self, at: usize) {
         match self.running.iter().position(|&(running, _)| running == at) {
             Some(i) => self.now = self.now.max(self.running.swap_remove(i).1),

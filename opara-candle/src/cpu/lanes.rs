@@ -11,17 +11,17 @@ use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
-use super::record::{Program, Source};
+use super::record::{CpuProgram, Source};
 use crate::error::caught;
-use crate::nested::nested;
 use crate::optimize::Optimized;
+use crate::reentrancy::run_nested;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
 /// A program with a schedule, ready to run.
 pub(crate) struct Lanes {
-    program: Arc<Program>,
+    program: Arc<CpuProgram>,
     /// For each step of the schedule the operator of the program; none for a barrier.
     order: Vec<Option<OpId>>,
     steps: Arc<Steps>,
@@ -37,14 +37,14 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// # Errors
     /// Those of folded operators, which run here.
-    pub fn new(program: Arc<Program>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
+    pub fn new(program: Arc<CpuProgram>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
         let scheduled = schedule.steps();
         let work = |step: &Step| match step.op.map(|op| &ops.trace.ops[op].work) {
             Some(Work::Host { bytes, flops }) => flops + 4 * bytes,
             _ => 0,
         };
         let scales = |step: &Step| {
-            let name = step.op.map(|op| program.ops[ops.kept[op]].name);
+            let name = step.op.map(|op| program.ops[ops.per_call[op]].name);
             matches!(name, Some("linear" | "matmul" | "attention" | "softmax" | "conv2d" | "max_pool2d" | "avg_pool2d"))
         };
         let mut steps = Steps {
@@ -57,7 +57,7 @@ impl Lanes {
             step.after.iter().for_each(|&before| steps.successors[before].push(at));
         }
         let mut uses = vec![0; program.ops.len()];
-        let read = ops.kept.iter().flat_map(|&op| &program.ops[op].inputs);
+        let read = ops.per_call.iter().flat_map(|&op| &program.ops[op].inputs);
         for source in read.chain(&program.outputs) {
             if let Source::Op(i) = source {
                 uses[*i] += 1;
@@ -70,7 +70,7 @@ impl Lanes {
         let views = |output: &Source| matches!(output, Source::Op(i) if folded.contains(&program.ops[*i].storage.0));
         Ok(Self {
             shared: program.outputs.iter().map(views).collect(),
-            order: scheduled.iter().map(|step| step.op.map(|op| ops.kept[op])).collect(),
+            order: scheduled.iter().map(|step| step.op.map(|op| ops.per_call[op])).collect(),
             parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
             steps,
             constants,
@@ -108,7 +108,7 @@ impl Lanes {
 }
 
 /// Runs the operators that depend on no input.
-fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
+fn fold(program: &CpuProgram, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
     let mut results: HashMap<OpId, Tensor> = HashMap::new();
     for &id in folded {
         let op = &program.ops[id];
@@ -118,7 +118,7 @@ fn fold(program: &Program, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> {
             Source::Input(_) => None,
         });
         let arguments = arguments.collect::<Vec<_>>();
-        let result = caught(|| Ok(nested(|| (op.kernel)(&arguments))?))?;
+        let result = caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?))?;
         results.insert(id, result);
     }
     Ok(results)
@@ -194,7 +194,7 @@ impl Run {
         let op = &self.lanes.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
-        let result = caught(|| Ok(nested(|| (op.kernel)(&references))?))?;
+        let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
         self.values[id].lock().0 = Some(result);
         Ok(())
     }

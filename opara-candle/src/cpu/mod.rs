@@ -1,4 +1,4 @@
-//! Without a GPU: operators are recorded as the module calls them and replayed on worker threads.
+//! The CPU backend: records operators as the module calls them, and replays them on worker threads.
 
 mod dispatch;
 pub(crate) mod kernels;
@@ -17,13 +17,13 @@ use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::{Error, Result};
 
-/// Threads that operators may use, in this process and by its environment.
+/// The number of threads that operators may use.
 pub(crate) fn cores() -> usize {
     candle::utils::get_num_threads().max(1)
 }
 
-/// Records `function` on the example, on other inputs, and on the example again, and makes sure that it does the same each
-/// time.
+/// Records `function` on the example, on other inputs, and on the example again, and checks that it calls the same operators
+/// each time.
 pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples) -> Result<Recording> {
     let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     let pass = |inputs: &[Tensor]| -> Result<Pass> {
@@ -33,7 +33,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     };
     let first = pass(inputs)?;
     let traced = first.program.check_outputs();
-    // Of a module that runs eagerly anyway the only question is whether it keeps state.
+    // If the module will run eagerly anyway, it only remains to check whether it keeps state.
     let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
     let (mut passes, mut recorded, mut refused) = (vec![first], Vec::new(), None);
     for Other { inputs, given } in others {
@@ -48,17 +48,17 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
             Err(error) => return Err(error),
         }
     }
-    // After all others, so that what they left behind shows.
+    // Last, so that state that the other passes left behind shows.
     passes.push(pass(inputs)?);
     state::check(&passes, &contiguous)?;
     traced?;
     refused.map_or(Ok(()), Err)?;
-    // The first call may have made tables that all others find.
+    // The first call may have built tables that all later calls reuse.
     let compared = if recorded.is_empty() { 0..1 } else { 1..passes.len() - 1 };
     let again = passes.len() - 1;
     let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
     if let Err(difference) = agree {
-        // Values may be the reason, or state, or a table that the first call made: one more call on the example tells.
+        // The reason may be the values, state, or a table that the first call built: one more call on the example tells.
         passes.push(pass(inputs)?);
         let agrees = state::check_calls(&passes, again, &contiguous)?;
         if !(agrees && recorded.is_empty()) {
@@ -73,7 +73,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     Ok(Recording { trace: program.trace().into(), notes: Vec::new(), examples, program })
 }
 
-impl Program for record::Program {
+impl Program for record::CpuProgram {
     fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {
         Ok(FusedProgram { trace: self.trace().into(), replaced: 0, notes: Vec::new(), program: self })
     }
@@ -85,7 +85,7 @@ impl Program for record::Program {
     }
 }
 
-/// Replay on worker threads, or on the caller's alone where that measured faster.
+/// Replay on worker threads, or on the caller's thread alone if that measured faster.
 struct CpuReplay {
     lanes: Arc<lanes::Lanes>,
     parallel: bool,
@@ -97,12 +97,12 @@ impl Replay for CpuReplay {
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        // As they were recorded: a module that makes them contiguous itself left no operator that would.
+        // The recording was on contiguous inputs, so it holds no operator that would make them contiguous.
         let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
         self.lanes.run(&inputs, self.parallel)
     }
 
-    /// Branches on cores of their own, or one operator after the other with all cores in each.
+    /// Parallel branches on worker threads, or one operator after the other, each with all cores.
     fn variants(&self) -> usize {
         if self.lanes.is_parallel() {
             2

@@ -1,4 +1,4 @@
-//! The CPU's tracer: records operators as the module calls them.
+//! Records operators on the CPU as the module calls them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use candle::{Storage, Tensor, TensorId};
 use hashbrown::HashMap;
 
-use crate::nested::nested;
-use crate::trace::{scope, Access, Buffer, BufferId, DeviceSpec, Mode, Op, Region, Role, Trace, Work};
+use crate::reentrancy::run_nested;
+use crate::trace::{scope, Access, AccessMode, Buffer, BufferId, DeviceSpec, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
-/// An operator's function over its inputs.
-pub(crate) type Kernel = Arc<dyn Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync>;
+/// The function that computes an operator from its inputs.
+pub(crate) type HostKernel = Arc<dyn Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync>;
 
-/// Where an operator's argument comes from.
+/// The source of an operator's argument.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
     /// The n-th input of the module.
     Input(usize),
     /// The result of the n-th operator.
     Op(usize),
-    /// A tensor that no recorded operator of this pass made: a weight, or an untraced one.
+    /// A tensor that no recorded operator of this pass made: a weight, or the result of an operator that is not recorded.
     Constant(Tensor),
 }
 
@@ -28,34 +28,34 @@ pub(crate) enum Source {
 pub(crate) struct HostOp {
     pub name: &'static str,
     pub label: String,
-    pub kernel: Kernel,
+    pub kernel: HostKernel,
     pub inputs: Vec<Source>,
     /// The tensor that it returned.
     pub result: TensorId,
     flops: u64,
     bytes: u64,
-    /// Which storage the result lies in, a view in its argument's, and its bytes.
+    /// The storage of the result, which a view shares with its argument, and its bytes.
     pub storage: (usize, u64),
 }
 
 /// A forward pass as a list of operators.
-pub(crate) struct Program {
+pub(crate) struct CpuProgram {
     pub ops: Vec<HostOp>,
     pub outputs: Vec<Source>,
-    /// Bytes of each one's storage.
+    /// The size of each input's storage in bytes.
     inputs: Vec<u64>,
 }
 
 #[derive(Default)]
 struct Recorder {
     ops: Vec<HostOp>,
-    /// By ids, which never come back. Addresses do, so that they are compared only while both tensors are alive.
+    /// By tensor id, since ids are never reused. Addresses are, so they are compared only while both tensors are alive.
     sources: HashMap<TensorId, Source>,
     inputs: usize,
 }
 
 impl Recorder {
-    /// That of a result, among the inputs' storages and one for each operator.
+    /// The storage of a result: that of an argument, or a new one. Inputs come first, then one per operator.
     fn storage_of(&self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
         let (address, bytes) = storage(result);
         let bases = arguments.iter().zip(sources).filter(|(argument, _)| storage(argument).0 == address);
@@ -72,13 +72,13 @@ thread_local! {
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
-/// Runs an operator and, where this thread records, notes it.
+/// Runs an operator, and records it if this thread records.
 pub(crate) fn apply<F>(name: &'static str, inputs: &[&Tensor], flops: u64, f: F) -> candle::Result<Tensor>
 where
     F: Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
 {
     let _scope = scope::scope(name);
-    // An operator made of others counts as one: take the recorder away while it runs.
+    // An operator built from other operators is recorded as one, so the recorder is taken while it runs.
     let Some(mut recorder) = RECORDER.take() else { return f(inputs) };
     let label = scope::path();
     let result = f(inputs);
@@ -105,23 +105,23 @@ where
     result
 }
 
-/// A thread's recording on its way to another thread: the operators that run there are part of it, too.
+/// A thread's recording, passed to another thread, which continues it.
 pub(crate) struct Suspended(Option<Recorder>);
 
 impl Suspended {
-    /// Takes this thread's recording away, if there is one.
+    /// Takes this thread's recording, if there is one.
     pub fn take() -> Self {
         Self(RECORDER.take())
     }
 
-    /// Goes on with it on this thread while `f` runs.
+    /// Continues it on this thread while `f` runs.
     pub fn resume<T>(self, f: impl FnOnce() -> T) -> (T, Self) {
         let own = RECORDER.replace(self.0);
         let result = f();
         (result, Self(RECORDER.replace(own)))
     }
 
-    /// Gives it back to the thread that it was taken from.
+    /// Gives it back to the thread from which it was taken.
     pub fn restore(self) {
         RECORDER.set(self.0);
     }
@@ -155,8 +155,8 @@ fn storage(t: &Tensor) -> (usize, u64) {
 pub(crate) fn record(
     forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
     inputs: &[Tensor],
-) -> Result<(Program, Vec<Tensor>)> {
-    /// Gives an outer recording back: an executor may be built inside a module that is being recorded.
+) -> Result<(CpuProgram, Vec<Tensor>)> {
+    /// Restores an outer recording: an executor may be built inside a module that is being recorded.
     struct Restore(Option<Recorder>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -164,24 +164,24 @@ pub(crate) fn record(
         }
     }
     let _restore = Restore(RECORDER.take());
-    // Tensors of its own: the caller's may also be one of the module's weights.
+    // Copies, since the caller's tensor may also be one of the module's weights.
     let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
     let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
     RECORDER.set(Some(Recorder { sources, inputs: inputs.len(), ..Default::default() }));
-    let (outputs, _) = scope::record(None, || nested(|| forward(&inputs)));
+    let (outputs, _) = scope::record(None, || run_nested(|| forward(&inputs)));
     let outputs = outputs?;
     let recorder = RECORDER.take().unwrap_or_default();
     let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
     let sources = outputs.iter().map(source).collect();
     let inputs = inputs.iter().map(|input| storage(input).1).collect();
-    Ok((Program { ops: recorder.ops, outputs: sources, inputs }, outputs))
+    Ok((CpuProgram { ops: recorder.ops, outputs: sources, inputs }, outputs))
 }
 
-impl Program {
+impl CpuProgram {
     /// Checks that a recorded operator made every output.
     ///
     /// # Errors
-    /// [`Error::UntracedOutput`] for the first that none made.
+    /// [`Error::UntracedOutput`] for the first output that none made.
     pub fn check_outputs(&self) -> Result<()> {
         match self.outputs.iter().position(|output| matches!(output, Source::Constant(_))) {
             Some(output) => Err(Error::UntracedOutput { output }),
@@ -191,19 +191,19 @@ impl Program {
 
     /// Compares with a second recording on other input values.
     ///
-    /// A weight is the same tensor in both. A constant that is not was made inside `forward` and may depend on the
-    /// input, so it must not be baked in.
+    /// A weight is the same tensor in both. Any other constant was made inside `forward` and may depend on the
+    /// input, so a replay must not reuse it.
     ///
     /// # Errors
     /// [`Error::Unstable`] where the operators differ, [`Error::UntracedTensor`] for a tensor made by an operator that
     /// is not recorded.
-    pub fn agrees_with(&self, other: &Program) -> Result<()> {
+    pub fn agrees_with(&self, other: &CpuProgram) -> Result<()> {
         let same = |pair: &(&Source, &Source)| match pair {
             (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
             (Source::Constant(a), Source::Constant(b)) => a.id() == b.id(),
             _ => false,
         };
-        let names = |p: &Program, i: usize| p.ops.get(i).map_or("nothing", |op| op.name);
+        let names = |p: &CpuProgram, i: usize| p.ops.get(i).map_or("nothing", |op| op.name);
         for at in 0..self.ops.len().max(other.ops.len()) {
             if names(self, at) != names(other, at) {
                 let (first, second) = (names(self, at).into(), names(other, at).into());
@@ -227,7 +227,7 @@ impl Program {
         }
         let outputs = || self.outputs.iter().zip(&other.outputs);
         if self.outputs.len() != other.outputs.len() || !outputs().all(|pair| same(&pair)) {
-            let list = |p: &Program| {
+            let list = |p: &CpuProgram| {
                 let names: Vec<&str> = p.outputs.iter().map(|output| p.name(output)).collect();
                 format!("outputs of {names:?}")
             };
@@ -244,8 +244,8 @@ impl Program {
         }
     }
 
-    /// The recording as a [`Trace`]: one buffer for each storage. A view writes only its handle, and whoever reads the
-    /// view reads the handle and the storage.
+    /// The recording as a [`Trace`]: one buffer per storage, and one for the handle of each view. A view writes only its handle;
+    /// an operator that reads the view reads handle and storage.
     pub fn trace(&self) -> Trace {
         let mut trace = Trace { device: device_spec(), ..Default::default() };
         let mut by_storage: HashMap<usize, BufferId> = HashMap::new();
@@ -253,7 +253,7 @@ impl Program {
             trace.buffers.push(Buffer { bytes, role });
             trace.buffers.len() - 1
         };
-        // What stands for a value: its handle, and the storage where that is another buffer.
+        // The buffers of a value: its handle, and its storage if that is another buffer.
         let mut inputs: Vec<Vec<BufferId>> = Vec::new();
         for (i, &bytes) in self.inputs.iter().enumerate() {
             let buffer = new_buffer(&mut trace, bytes, Role::Input(i));
@@ -269,7 +269,7 @@ impl Program {
                     Source::Op(i) => &values[*i],
                     Source::Constant(_) => &[],
                 };
-                accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, Mode::Read)));
+                accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, AccessMode::Read)));
             }
             let (storage, bytes) = op.storage;
             let role = match self.outputs.iter().position(|o| matches!(o, Source::Op(i) if *i == id)) {
@@ -284,7 +284,7 @@ impl Program {
                     vec![buffer]
                 }
             };
-            accesses.push(access(&trace, value[0], Mode::Write));
+            accesses.push(access(&trace, value[0], AccessMode::Write));
             values.push(value);
             trace.ops.push(Op {
                 name: op.name.into(),
@@ -298,7 +298,7 @@ impl Program {
     }
 }
 
-fn access(trace: &Trace, buffer: BufferId, mode: Mode) -> Access {
+fn access(trace: &Trace, buffer: BufferId, mode: AccessMode) -> Access {
     Access { buffer, region: Region::contiguous(0, trace.buffers[buffer].bytes), mode }
 }
 

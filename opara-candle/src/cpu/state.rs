@@ -4,15 +4,15 @@
 use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
-use super::record::{HostOp, Program, Source};
+use super::record::{CpuProgram, HostOp, Source};
 use crate::error::caught;
-use crate::nested::nested;
+use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
 
 /// One call of the module, recorded.
 pub(super) struct Pass {
-    pub program: Program,
+    pub program: CpuProgram,
     pub outputs: Vec<Tensor>,
     /// Microseconds that it took.
     pub us: f64,
@@ -78,7 +78,7 @@ fn check_tensors(passes: &[Pass]) -> Result<()> {
 }
 
 /// For each operator whether its result depends on an input.
-fn depends_on_inputs(program: &Program) -> Vec<bool> {
+fn depends_on_inputs(program: &CpuProgram) -> Vec<bool> {
     let mut depends: Vec<bool> = Vec::with_capacity(program.ops.len());
     for op in &program.ops {
         let depends_on = |source: &Source| match source {
@@ -124,11 +124,11 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
 }
 
 /// Why two calls of the same operators give other outputs: runs both, operator by operator, on the same tensors.
-fn changed_operator(first: &Program, again: &Program, inputs: &[Tensor]) -> Result<Error> {
+fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -> Result<Error> {
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
         let arguments: Vec<&Tensor> = then.inputs.iter().map(|source| value(source, inputs, &values)).collect();
-        let run = |op: &HostOp| caught(|| Ok(nested(|| (op.kernel)(&arguments))?));
+        let run = |op: &HostOp| caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?));
         let (expected, got) = (run(op)?, run(then)?);
         if !same(&expected, &got)? {
             return Ok(match same(&got, &run(then)?)? {

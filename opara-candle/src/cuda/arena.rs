@@ -1,4 +1,4 @@
-//! Memory that graphs share.
+//! The arena: device memory that graphs share.
 
 use std::sync::{Arc, Weak};
 
@@ -6,11 +6,11 @@ use candle::{DType, Device, Tensor};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::driver::{Block, Event, Stream, StreamId};
+use super::driver::{Event, MemoryBlock, Stream, StreamId};
 use crate::Result;
 
-/// Memory that graphs share: one call at a time uses it. It grows to what the largest of them needs; then graphs that
-/// were built for the old one are built again.
+/// Device memory that graphs share; one call at a time uses it. It grows to what the largest graph needs. Graphs that were built
+/// for the smaller one are then built again.
 pub(crate) struct Arena {
     state: Mutex<State>,
     kind: Kind,
@@ -21,19 +21,19 @@ pub(crate) struct Arena {
 enum Kind {
     /// Tensors of all shapes of one executor.
     Tensors,
-    /// Workspaces of libraries, for all executors of one stream: what cuBLAS has for itself outside a capture.
+    /// Workspaces of libraries such as cuBLAS, for all executors of one stream.
     Workspaces,
 }
 
-/// The arena, for one call.
+/// The arena, locked for one call.
 #[derive(Default)]
 pub(super) struct State {
-    memory: Option<Block>,
+    memory: Option<MemoryBlock>,
     /// How often it has grown.
     pub generation: u64,
-    /// End of the last launch's work, where every thread has a stream of its own.
+    /// The end of the last launch's work, if every thread has a stream of its own.
     free: Option<Event>,
-    /// The stream of the last launch, where it is everybody's: inputs may lie on several devices of one GPU.
+    /// The stream of the last launch, if threads share streams: inputs may be on several candle devices of one GPU.
     last: Option<Stream>,
 }
 
@@ -63,8 +63,8 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Its memory, of so many bytes or more.
-    pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<Block> {
+    /// Its memory, of at least that many bytes.
+    pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<MemoryBlock> {
         if let Some(memory) = state.memory.as_ref().filter(|memory| memory.bytes() >= bytes) {
             return Ok(memory.clone());
         }
@@ -74,14 +74,14 @@ impl Arena {
             stream.wait_for_all()?;
         }
         state.generation += 1;
-        // Nobody allocates nothing.
+        // An allocation of zero bytes is an error.
         let bytes = bytes.max(1);
         let memory = match self.kind {
-            Kind::Tensors => Block::of(&Tensor::zeros(bytes as usize, DType::U8, device)?)?,
-            // In few steps, by an eighth or more: whenever it grows, all graphs that use it are built again.
+            Kind::Tensors => MemoryBlock::of(&Tensor::zeros(bytes as usize, DType::U8, device)?)?,
+            // Grows by at least an eighth, since each growth rebuilds all graphs that use it.
             Kind::Workspaces => {
                 let step = (bytes.next_power_of_two() / 8).max(1);
-                Block::outside_pool(&stream, bytes.next_multiple_of(step))?
+                MemoryBlock::outside_pool(&stream, bytes.next_multiple_of(step))?
             }
         };
         Ok(state.memory.insert(memory).clone())
@@ -89,7 +89,7 @@ impl Arena {
 }
 
 impl State {
-    /// Lets the next launch on this stream wait for the last one on another.
+    /// Makes the next launch on this stream wait for the last one on another.
     pub fn acquire(&self, stream: &Stream) -> Result<()> {
         self.free.as_ref().map_or(Ok(()), |free| stream.wait(free))?;
         match &self.last {
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// The last launch on this stream used the arena.
+    /// Notes that the last launch on this stream used the arena.
     pub fn release(&mut self, stream: &Stream) -> Result<()> {
         if stream.is_per_thread() {
             stream.note(&mut self.free)?;

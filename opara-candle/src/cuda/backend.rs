@@ -6,10 +6,10 @@ use candle::Tensor;
 
 use super::driver::WrittenMemory;
 use super::fuse::Replaced;
+use super::op_times;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use super::spans;
-use crate::backend::{FusedProgram, Fusing, Planned, Program, Replay, Spans};
+use crate::backend::{FusedProgram, Fusing, OpTimes, Planned, Program, Replay};
 use crate::{capture_thread, Result};
 
 impl Program for CudaProgram {
@@ -36,8 +36,8 @@ impl Program for CudaProgram {
         Ok(Box::new(GraphReplay::new(self, plan, None)?))
     }
 
-    fn spans(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<Spans>> {
-        spans::spans(&self, &plan, inputs, rounds)
+    fn op_times(self: Arc<Self>, plan: Arc<Planned>, inputs: &[Tensor], rounds: usize) -> Result<Vec<OpTimes>> {
+        op_times::op_times(&self, &plan, inputs, rounds)
     }
 
     fn stressed(self: Arc<Self>, plan: Arc<Planned>, seed: u64) -> Result<Box<dyn Replay>> {

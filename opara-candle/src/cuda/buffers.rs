@@ -57,6 +57,8 @@ impl<'a> Memory<'a> {
     pub fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
         let (role, owner) =
             if library { (Role::Workspace, Owner::Library) } else { (Role::Intermediate, Owner::Tensor) };
+        // What had this address was freed by another thread.
+        self.free(address);
         let id = self.add(bytes, role, owner);
         self.live.insert(address, id);
         self.bytes += if library { 0 } else { aligned(bytes) };

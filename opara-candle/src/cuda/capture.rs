@@ -1,12 +1,12 @@
-//! The CUDA tracer: captures one forward pass, which is then read back as a trace.
+//! Captures one forward pass, and converts the captured graph to a trace.
 
 use candle::{Device, Tensor};
 use parking_lot::Mutex;
 
 use super::driver::{CapturePool, Pointer, Stream};
+use super::graph_to_trace::read;
+use super::launches::Launches;
 use super::pass::{self, OutputSpec, Pass};
-use super::read::read;
-use super::recorded::Launches;
 use crate::backend::Function;
 use crate::trace::{Op, OpId, Trace};
 use crate::{Error, Result};
@@ -16,24 +16,24 @@ pub(super) struct Capture {
     /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
-    /// First byte of each allocation from before the pass that it uses.
+    /// The address of each allocation from before the pass that it uses.
     pub external: Vec<u64>,
-    /// First byte and size of those that it writes to.
+    /// Address and size of those to which it writes.
     pub written: Vec<(u64, u64)>,
     /// Shapes and dtypes of the outputs.
     pub outputs: Vec<OutputSpec>,
 }
 
 impl Capture {
-    /// Holds this capture against an earlier one of the same module, which is still there: so every buffer is elsewhere
-    /// now. What only looked like a pointer is none from now on, if they agree.
+    /// Compares this capture with an earlier one of the same module that still holds its memory, so that every buffer has
+    /// another address now. If they agree, words that only looked like pointers are dropped.
     ///
     /// # Returns
-    /// The first launch, if there is one, that differs in nothing but what a library's kernel is given. Bytes there may mean
-    /// nothing and look like a pointer to a weight now and then: a further capture tells.
+    /// The first launch, if any, that differs only in the arguments of a library's kernel. These may hold arbitrary bytes that
+    /// look like a pointer to a weight by chance; only a further capture can tell.
     ///
     /// # Errors
-    /// [`Error::Unstable`] if they do not launch the same, [`Error::Stateful`] if they return other numbers of tensors.
+    /// [`Error::Unstable`] if their launches differ, [`Error::Stateful`] if they return different numbers of tensors.
     pub fn confirm(&mut self, earlier: &Capture) -> Result<Option<OpId>> {
         if earlier.outputs.len() != self.outputs.len() {
             let (a, b) = (earlier.outputs.len(), self.outputs.len());
@@ -56,17 +56,17 @@ impl Capture {
             let same = |p: &Pointer, q: &Pointer| {
                 (p.word, p.delta, buffers.0[p.buffer]) == (q.word, q.delta, buffers.1[q.buffer])
             };
-            // A number that looked like a pointer once does not look like one into the same buffer again.
-            let kept = now.pointers.iter().filter(|p| before.pointers.iter().any(|q| same(p, q)));
-            let kept: Vec<Pointer> = kept.copied().collect();
-            let moved: Vec<usize> = kept.iter().map(|p| p.word).collect();
+            // A number that looks like a pointer by chance does not point into the same buffer of both captures.
+            let confirmed = now.pointers.iter().filter(|p| before.pointers.iter().any(|q| same(p, q)));
+            let confirmed: Vec<Pointer> = confirmed.copied().collect();
+            let moved: Vec<usize> = confirmed.iter().map(|p| p.word).collect();
             if !now.repeats(before, &moved) {
                 if !now.is_of_a_library {
                     return Err(self.unstable(at));
                 }
                 suspect = suspect.or(Some(at));
             }
-            pointers.push(kept);
+            pointers.push(confirmed);
         }
         if suspect.is_none() {
             launches.of.iter_mut().zip(pointers).for_each(|(launch, pointers)| launch.pointers = pointers);
@@ -74,7 +74,7 @@ impl Capture {
         Ok(suspect)
     }
 
-    /// The error that a launch is given other values at each call.
+    /// The error of a launch that is given other values at each call.
     pub fn unstable(&self, at: OpId) -> Error {
         let name = |what: &str| format!("{} {what}", self.trace.ops[at].name);
         Error::Unstable { at, first: name("as before"), second: name("on other values") }
@@ -84,7 +84,7 @@ impl Capture {
 /// Captures `function` on the static `inputs`, which runs it, too, in memory of `pool`.
 ///
 /// # Errors
-/// [`Error::NotCapturable`] with what stood in the way.
+/// [`Error::NotCapturable`] with the reason.
 pub(super) fn capture(
     stream: &Stream,
     device: &Device,
@@ -92,7 +92,7 @@ pub(super) fn capture(
     function: &Function,
     inputs: &[Tensor],
 ) -> Result<Capture> {
-    // An output that is no whole allocation of its own (an input, a weight, a view) is copied inside the pass.
+    // An output without an allocation of its own (an input, a weight, a view) is copied inside the pass.
     let mut copied = Vec::new();
     loop {
         let pass = pass::run(stream, pool, function, inputs, &copied)?;

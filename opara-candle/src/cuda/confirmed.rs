@@ -1,4 +1,4 @@
-//! Two captures of one module, compared: what they differ in shows state on the host.
+//! Captures a module until two captures agree; a difference shows state on the host.
 
 use candle::Tensor;
 
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// A capture that another one agrees with.
 pub(super) struct Confirmed {
     pub capture: Capture,
-    /// The module's memory that it uses, watched since it began.
+    /// The module's memory that it uses, watched since the capture began.
     pub external: WatchedMemory,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn confirmed(
     let Target { device, stream } = target;
     let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
     stream.wait_for_all()?;
-    // Elsewhere in memory each time: what is a pointer differs, and what only looks like one does not.
+    // At other addresses each time: pointers then differ, and words that only look like pointers do not.
     let pools = [CapturePool::take(stream)?, CapturePool::take(stream)?];
     let mut moved = Vec::new();
     let mut pass = |number: usize, inputs: &[Tensor]| {
@@ -53,8 +53,8 @@ pub(super) fn confirmed(
     }
 }
 
-/// What a difference between two captures means: values are not known to the host while it is captured, so that only state
-/// of its own can make it launch something else.
+/// The error for two captures that differ. The host cannot read values during a capture, so only state on the host can make the
+/// module launch something else.
 fn stateful(difference: Error, capture: &Capture, earlier: &Capture) -> Error {
     let (reason, at) = match difference {
         Error::Unstable { at, first, second } => {

@@ -6,22 +6,22 @@ mod buffers;
 mod capture;
 mod confirmed;
 mod device;
-mod driver;
+pub(crate) mod driver;
 mod eager;
 mod fuse;
+mod graph_to_trace;
 mod kernels;
-pub(crate) mod ops;
+mod launches;
+mod op_times;
+pub(crate) mod operator;
 mod pass;
 mod program;
-mod read;
 mod record;
-mod recorded;
 mod replay;
 mod sample;
-mod spans;
 mod target;
 
-#[cfg(feature = "testing")]
+#[cfg(feature = "faults")]
 pub use self::driver::faults;
 
 pub(crate) use self::arena::Arena;

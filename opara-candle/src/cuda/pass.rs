@@ -1,20 +1,20 @@
-//! A forward pass that the driver captures.
+//! Captures one forward pass with the CUDA driver.
 
 use std::sync::Arc;
 
 use candle::Tensor;
 
-use super::driver::{address_of, bytes_of, position, Broken, CapturePool, Captured, Stream};
+use super::driver::{address_of, bytes_of, position, Broken, CapturePool, CapturedGraph, Stream};
 use crate::backend::Function;
 use crate::trace::scope;
 use crate::{Error, Result};
 
-/// A captured pass, as the driver has it.
+/// A captured pass.
 pub(super) struct Pass {
     pub outputs: Vec<OutputSpec>,
-    /// Its spans.
+    /// Its scopes.
     pub marks: Marks,
-    pub graph: Captured,
+    pub graph: CapturedGraph,
 }
 
 /// One output of the captured pass.
@@ -23,14 +23,14 @@ pub(super) struct OutputSpec {
     pub dtype: candle::DType,
     pub address: u64,
     pub bytes: u64,
-    /// Whether it is an allocation of its own, from first byte to last.
+    /// Does it fill an allocation of its own, from the first byte to the last?
     pub whole: bool,
 }
 
-/// How many nodes come before each change of the labels, and the label from there on.
+/// For each change of the label: the number of nodes before it, and the new label.
 pub(super) type Marks = Vec<(usize, String)>;
 
-/// Captures a pass; where the driver breaks off, a few times.
+/// Captures a pass. If the driver breaks the capture off, it is tried again, a few times.
 pub(super) fn run(
     stream: &Stream,
     pool: &CapturePool,
@@ -65,7 +65,7 @@ fn run_once(
             let output = outputs.get_mut(i).ok_or_else(|| Error::stateful(fewer()))?;
             *output = output.force_contiguous()?;
         }
-        // All are alive until here: none has the address of another.
+        // All outputs are still alive here, so no two have the same address.
         let mut specs = Vec::new();
         for output in &outputs {
             specs.push(OutputSpec {

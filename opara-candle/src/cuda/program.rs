@@ -1,4 +1,4 @@
-//! What a capture is replayed from, and the graphs that are built of it, with a schedule's edges.
+//! A recording on a GPU: builds CUDA graphs from the captured launches, with the edges of a schedule.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::capture::Capture;
-use super::driver::{Block, Executable, GraphBuilder, Launch, Relocation, Stream, WatchedMemory, WrittenMemory};
-use super::recorded::Recorded;
+use super::driver::{
+    Executable, GraphBuilder, LaunchNode, MemoryBlock, Relocation, Stream, WatchedMemory, WrittenMemory,
+};
+use super::launches::CapturedLaunch;
 use crate::backend::{Function, Planned};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
@@ -17,7 +19,7 @@ use crate::prepared::Prepared;
 use crate::trace::{OpId, Role, Trace};
 use crate::{Error, Result};
 
-/// What is needed to build a graph from a capture.
+/// A recording on a GPU.
 pub(super) struct CudaProgram {
     pub capture: Capture,
     /// The module's memory that the capture uses.
@@ -27,35 +29,35 @@ pub(super) struct CudaProgram {
     pub function: Function,
     pub arena: Arc<Arena>,
     pub workspaces: Arc<Arena>,
-    /// The module's state on the device from before building, until that ends.
+    /// The module's state on the device from before building. `None` after building.
     pub state: Mutex<Option<WrittenMemory>>,
 }
 
-/// Bytes of a fill that holds a launch up: some 15 microseconds, longer than most kernels.
+/// Bytes of a fill that delays a launch: some 15 microseconds, longer than most kernels.
 const DELAY_BYTES: u64 = 64 << 20;
 
-/// Whether a launch is held up under this seed: one of eight.
-fn is_held_up(seed: u64, op: OpId) -> bool {
+/// Is a launch delayed in a stress test with this seed? One of eight is.
+fn is_delayed(seed: u64, op: OpId) -> bool {
     let mixed = (op as u64 ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed >> 61 == 0
 }
 
 impl CudaProgram {
-    fn block(&self, bytes: u64) -> Result<Block> {
-        Block::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
+    fn block(&self, bytes: u64) -> Result<MemoryBlock> {
+        MemoryBlock::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
     }
 
-    /// Where outputs and constants are.
+    /// Relocates outputs and constants.
     pub fn relocation(&self, plan: &Prepared, outputs: &[Tensor]) -> Result<Relocation> {
         let buffers = &plan.ops.trace.buffers;
         let constants = self.block(plan.ops.constant_bytes())?;
         let mut relocation = Relocation::default();
         for (id, buffer) in buffers.iter().enumerate() {
             if let Role::Output(i) = buffer.role {
-                relocation.place(id, buffer.bytes, &Block::of(&outputs[i])?, 0)?;
+                relocation.place(id, buffer.bytes, &MemoryBlock::of(&outputs[i])?, 0)?;
             }
         }
-        // The largest first: what is aligned less comes last.
+        // The largest first: short constants, with a smaller alignment, come last.
         let mut order: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].role == Role::Constant).collect();
         order.sort_by_key(|&id| Reverse(buffers[id].bytes));
         let mut offset = 0;
@@ -66,15 +68,15 @@ impl CudaProgram {
         Ok(relocation)
     }
 
-    /// Fills the constants: runs the folded launches, one after the other, in memory that is given back then.
+    /// Computes the constants: runs the folded launches one after the other, in temporary memory.
     pub fn run_once(&self, plan: &Prepared, relocation: &Relocation) -> Result<()> {
         let once = &plan.ops.once;
         if once.ops.is_empty() {
             return Ok(());
         }
-        let chain =
+        let in_sequence =
             OpGraph::from_predecessors((0..once.ops.len()).map(|op| op.checked_sub(1).into_iter().collect()).collect());
-        let layout = memory::plan(once, &chain, Role::Intermediate, None);
+        let layout = memory::plan(once, &in_sequence, Role::Intermediate, None);
         let scratch = self.block(layout.bytes)?;
         let mut relocation = relocation.clone();
         place(&mut relocation, once, &layout, &scratch)?;
@@ -88,12 +90,12 @@ impl CudaProgram {
         self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
     }
 
-    /// The schedule's graph for these arenas; with a seed, under stress.
+    /// Builds the schedule's graph for these arenas. With a `stress` seed, random launches are delayed and arenas are poisoned.
     pub fn build(
         &self,
         plan: &Planned,
         fixed: &Relocation,
-        memory: &[Block; 2],
+        memory: &[MemoryBlock; 2],
         stress: Option<u64>,
     ) -> Result<Executable> {
         let Prepared { ops, layouts, .. } = &*plan.prepared;
@@ -115,15 +117,15 @@ impl CudaProgram {
             }
         }
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
-        let mut urgent = vec![false; ops.kept.len()];
+        let mut urgent = vec![false; ops.per_call.len()];
         plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
-        let mut node: Vec<usize> = Vec::with_capacity(ops.kept.len());
+        let mut node: Vec<usize> = Vec::with_capacity(ops.per_call.len());
         let before = plan.schedule.stream_predecessors();
-        let mut node_of = vec![None; ops.kept.len()];
+        let mut node_of = vec![None; ops.per_call.len()];
         for step in plan.schedule.steps() {
             let mut after: Vec<usize> = step.after.iter().map(|&p| node[p]).collect();
-            // What a stream ran last is implied by other edges now and then. Given all the same, it lets the driver go on
-            // with a branch of its own instead of taking up another one, which it holds in some 100 KiB and never gives back.
+            // Other edges sometimes imply that on the stream's last launch. With it the driver continues that branch; without it,
+            // it may open another branch, which takes some 100 KiB that are never freed.
             let last = step.op.and_then(|op| node_of[before[op]?]);
             after.extend(last.filter(|last| !after.contains(last)));
             if after.is_empty() {
@@ -133,13 +135,13 @@ impl CudaProgram {
                 node.push(graph.join(&after)?);
                 continue;
             };
-            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_held_up(seed, op)), &delay) {
-                let held_up = graph.fill(delay, seed as u8, &after)?;
-                after = vec![held_up];
+            if let (Some(seed), Some(delay)) = (stress.filter(|&seed| is_delayed(seed, op)), &delay) {
+                let delayed = graph.fill(delay, seed as u8, &after)?;
+                after = vec![delayed];
             }
-            let launch = &launches.of[ops.kept[op]];
+            let launch = &launches.of[ops.per_call[op]];
             let added = add(&mut graph, launch, &after)?;
-            if urgent[op] && matches!(launch.launch, Launch::Kernel(_)) {
+            if urgent[op] && matches!(launch.launch, LaunchNode::Kernel(_)) {
                 graph.hurry(added)?;
             }
             node_of[op] = Some(added);
@@ -149,8 +151,8 @@ impl CudaProgram {
     }
 }
 
-/// Moves the buffers of a layout into its arena.
-fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Block) -> Result<()> {
+/// Relocates the buffers of a layout to its arena.
+fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &MemoryBlock) -> Result<()> {
     for (id, buffer) in trace.buffers.iter().enumerate() {
         if let Some(offset) = layout.offset(id) {
             relocation.place_in_arena(id, buffer.bytes, arena, offset)?;
@@ -159,13 +161,13 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Bl
     Ok(())
 }
 
-/// Adds a recorded launch behind the nodes `after`; returns its node.
-fn add(graph: &mut GraphBuilder, op: &Recorded, after: &[usize]) -> Result<usize> {
+/// Adds a captured launch after the nodes `after`; returns its node.
+fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize]) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
-        (Launch::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
-        (Launch::Memset(memset), [to]) => graph.memset(memset, *to, after),
-        (Launch::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
-        (Launch::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
+        (LaunchNode::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
+        (LaunchNode::Memset(memset), [to]) => graph.memset(memset, *to, after),
+        (LaunchNode::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
+        (LaunchNode::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),
         _ => Err(Error::NotCapturable { reason: "a memset or a copy touches memory that is not known".into() }),
     }
 }

@@ -7,13 +7,12 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::confirmed::{confirmed, Confirmed};
-use super::driver::kernels::lacks;
 use super::eager::{contiguous, Answers, Eager};
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Function, Recording};
 use crate::examples::Examples;
-use crate::{capture_thread, Error, Result};
+use crate::{capture_thread, ops, Error, Result};
 
 /// Captures `function` on copies of `inputs`; replays share `arena`.
 pub(crate) fn record(
@@ -33,7 +32,7 @@ pub(crate) fn record(
         let (confirmed, examples) = attempt.verdict()?;
         let state = Mutex::new(Some(eager.into_state()));
         // What the device lacks.
-        let notes = lacks(target.device.as_cuda_device()?)?;
+        let notes = ops::lacks(target.device.as_cuda_device()?)?;
         let Confirmed { capture, external } = confirmed;
         let trace = capture.trace.clone().into();
         let Target { device, stream } = target;

@@ -1,4 +1,4 @@
-//! Replay: a graph of its own, launched once a call.
+//! Replay: one launch of a CUDA graph per call.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use candle::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::arena::State;
-use super::driver::{address_of, aligned_input, Block, Event, Executable, Relocation, Stream};
+use super::driver::{address_of, aligned_input, Event, Executable, MemoryBlock, Relocation, Stream};
 use super::pass::OutputSpec;
 use super::program::CudaProgram;
 use crate::backend::{Planned, Replay};
-use crate::lending::Turn;
 use crate::report::Mode;
+use crate::zero_copy::OutputLock;
 use crate::{Error, Result};
 
-/// What outputs are lent to.
+/// A closure that borrows the outputs.
 type Closure<'a> = &'a mut dyn FnMut(&[Tensor]);
 
-/// A graph with its static outputs.
+/// A graph with its output buffers.
 pub(super) struct GraphReplay {
     /// Dropped before the program, whose kernels it launches.
     built: Mutex<Option<Built>>,
@@ -25,20 +25,20 @@ pub(super) struct GraphReplay {
     plan: Arc<Planned>,
     fixed: Arc<Fixed>,
     stress: Option<u64>,
-    /// End of the last call's work, where every thread has a stream of its own.
+    /// The end of the last call's work, if every thread has a stream of its own.
     done: Option<Event>,
 }
 
-/// Memory that does not move: what all schedules of one prepared trace share.
+/// Memory that all schedules of one prepared trace share.
 struct Fixed {
     outputs: Vec<Tensor>,
-    /// Where outputs and constants are.
+    /// The addresses of outputs and constants.
     relocation: Relocation,
-    /// One call at a time uses the outputs. What calls enqueue is then in order on the one stream.
-    turn: Turn,
+    /// One call at a time uses the outputs, so that the work of calls is ordered on the stream.
+    output_lock: OutputLock,
 }
 
-/// A graph for the arenas as they were.
+/// The executable graph, and the arenas' generations for which it was built.
 struct Built {
     generations: [u64; 2],
     executable: Executable,
@@ -50,7 +50,7 @@ impl GraphReplay {
         let outputs = program.capture.outputs.iter().map(zeros).collect::<candle::Result<Vec<_>>>()?;
         let relocation = program.relocation(&plan.prepared, &outputs)?;
         program.run_once(&plan.prepared, &relocation)?;
-        let fixed = Fixed { outputs, relocation, turn: Turn::default() };
+        let fixed = Fixed { outputs, relocation, output_lock: OutputLock::default() };
         Self::sharing(Arc::new(fixed), program, plan, stress)
     }
 
@@ -71,8 +71,8 @@ impl GraphReplay {
         [self.program.arena.lock(), self.program.workspaces.lock()]
     }
 
-    /// Builds the graph, unless there is one for the arenas as they are. Returns their memory.
-    fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[Block; 2]> {
+    /// Builds the graph, unless it exists for the current arenas. Returns the arenas' memory.
+    fn prepare(&self, arenas: &mut [MutexGuard<'_, State>; 2], built: &mut Option<Built>) -> Result<[MemoryBlock; 2]> {
         let CudaProgram { arena, workspaces, device, .. } = &*self.program;
         let [tensors, scratch] = &self.plan.prepared.layouts;
         let memory = [
@@ -88,27 +88,27 @@ impl GraphReplay {
         Ok(memory)
     }
 
-    /// Replays, and lets `copy` launch what it makes of the outputs; then lends them to `f`.
+    /// Replays, calls `copy` to enqueue copies of the outputs, then lets `f` borrow the outputs.
     fn run(&self, inputs: &[Tensor], copy: &mut dyn FnMut(&[Tensor]) -> Result<()>, f: Option<Closure>) -> Result<()> {
-        let Fixed { outputs, turn, .. } = &*self.fixed;
-        let turn = turn.take()?;
+        let Fixed { outputs, output_lock, .. } = &*self.fixed;
+        let held = output_lock.take()?;
         let done = Done(self);
         let result = self.launch(inputs, &mut self.built.lock()).and_then(|()| copy(outputs));
         if let (Ok(()), Some(f)) = (&result, f) {
-            turn.is_a_closures();
+            held.pass_to_closure();
             f(outputs);
         }
         done.record()?;
         match result {
             lost @ Err(Error::DeviceLost { .. }) => lost,
-            // A graph cannot even be built for memory that is gone.
+            // Building a graph fails, too, if its memory was freed.
             Err(_) if self.is_stale() => Err(Error::Freed),
             result => result,
         }
     }
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
-        // Others had their turn since the executor asked.
+        // Other calls may have run since the executor checked.
         if self.is_stale() {
             return Err(Error::Freed);
         }
@@ -117,8 +117,8 @@ impl GraphReplay {
         let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
         let inputs =
             inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs)).collect::<Result<Vec<_>>>()?;
-        // Work on inputs that other streams have still to do, copies for alignment included, and later work there keep
-        // their order with this launch.
+        // Orders this launch after the work of other streams on the inputs, alignment copies included, and their later work
+        // after this launch.
         others.iter().try_for_each(|other| other.then(stream))?;
         if let Some(done) = &self.done {
             stream.wait(done)?;
@@ -133,8 +133,8 @@ impl GraphReplay {
     }
 }
 
-/// Notes the end of a call's work on the calling thread's stream when dropped, whatever comes of the call, a closure's
-/// panic too: the next thread's stream must not overwrite what is still being read.
+/// Records the end of a call's work on the calling thread's stream when dropped, also after an error or a panic of the closure:
+/// the next thread's stream must not overwrite outputs that are still read.
 struct Done<'a>(&'a GraphReplay);
 
 impl Done<'_> {
@@ -158,7 +158,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Whether a tensor shares memory with one of these allocations. One that cannot be looked at does.
+/// Does a tensor share memory with one of these allocations? If its address cannot be read, the answer is yes.
 fn overlaps(tensor: &Tensor, allocations: &[(u64, u64)]) -> bool {
     let Ok(start) = address_of(tensor) else { return true };
     // A view of an allocation begins in it.
@@ -175,7 +175,7 @@ impl Replay for GraphReplay {
         Ok(Box::new(Self::sharing(fixed, program, plan, None)?))
     }
 
-    fn takes(&self, inputs: &[Tensor]) -> bool {
+    fn accepts(&self, inputs: &[Tensor]) -> bool {
         let written = &self.program.capture.written;
         written.is_empty() || !inputs.iter().any(|input| overlaps(input, written))
     }

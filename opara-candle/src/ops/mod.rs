@@ -19,43 +19,75 @@ macro_rules! of_floats {
     };
 }
 
+/// The call of a function that gives what a kernel for GPUs makes of its arguments: `None` in builds without such kernels.
+#[cfg(feature = "cuda")]
+macro_rules! gpu {
+    ($call:expr) => {
+        $call
+    };
+}
+#[cfg(not(feature = "cuda"))]
+macro_rules! gpu {
+    ($($name:ident)::+($($argument:expr),* $(,)?)) => {{
+        $(let _ = &$argument;)*
+        candle::Result::<Option<candle::Tensor>>::Ok(None)
+    }};
+}
+
+// An operator with kernels of this library is a folder here, and a line below:
+//
+// - `mod.rs`: the function for users, which records the operator and says what candle's operators do where no kernel runs,
+// - `cpu.rs`: the kernel for the CPU,
+// - `cuda.rs`: which operands the kernel for GPUs takes, and in which layout,
+// - `launch.rs`: checks that the operands hold what the kernel touches, and launches it; the only file here with `unsafe`,
+// - a `.cu` file: the kernel, which the build finds there; its file's name is the module's. Headers are in `cuda/include`.
+//
+// What such a kernel reads and writes stands in the table in `cuda/kernels`. Operators that are candle's alone are in this
+// file.
 mod activation;
 mod attention;
+mod cat;
 mod conv;
-pub(crate) mod format;
+mod embedding;
+mod format;
+mod heads;
 mod norm;
 mod pool;
 mod product;
 mod softmax;
+#[cfg(feature = "cuda")]
+mod space_to_depth;
 mod view;
 mod window;
 
 pub use activation::Activation;
 pub use attention::attention;
+pub use cat::{cat, cat_sums};
 pub use conv::{conv2d, conv2d_weight};
+pub use embedding::embedding;
+pub use heads::{merge_heads, split_heads};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
-pub(crate) use pool::PoolKind;
-pub use pool::{avg_pool2d, max_pool2d, subsample};
-pub use product::{linear, linear_act, matmul, merge_heads, split_heads};
-pub(crate) use softmax::RowStarts;
+pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
+pub use product::{linear, linear_act, matmul};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle::{bail, DType, Device, Module, Result, Tensor};
+use candle::{DType, Device, Result, Tensor};
 
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
-use crate::cuda;
 
 /// Whether candle's operators stand in for this library's kernels.
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
 /// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
 /// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
-/// normalisations, softmax, embeddings. For comparisons. Load models after it.
+/// normalisations, softmax, embeddings. For comparisons. Load models after it. With the feature
+/// `testing` alone.
+#[cfg(feature = "testing")]
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
@@ -93,9 +125,27 @@ fn own_on(
     }
 }
 
+/// What of the operators is left to libraries or to several launches on the device, and why.
+///
+/// # Errors
+/// A call of the driver that failed.
+#[cfg(feature = "cuda")]
+pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
+    let lacks = [product::launch::lacks(device)?, attention::launch::lacks(device)?];
+    Ok(lacks.into_iter().flatten().collect())
+}
+
 /// Records `f` over `inputs` as one operator called `name`.
 ///
 /// `f` must compute its result from the given tensors and from values that are the same at every call.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let softplus = |x: &Tensor| ops::custom("softplus", &[x], |t| (t[0].exp()? + 1.)?.log());
+/// assert_eq!(softplus(&Tensor::zeros((2, 3), DType::F32, &Cpu)?)?.dims(), [2, 3]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Whatever `f` returns.
@@ -118,23 +168,6 @@ where
     apply(name, &[], 0, move |_| f())
 }
 
-/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended. As in candle, the largest
-/// number of the ids' type stands for a row of zeros, and an id out of range ends what is done on a GPU: all work of the
-/// process there fails from then on.
-///
-/// # Errors
-/// Ids that are not integers, or on the CPU out of range.
-pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
-    let (_, hidden) = table.dims2()?;
-    apply("embedding", &[table, ids], 0, move |t| {
-        let composed = || {
-            let shape = [t[1].dims(), &[hidden]].concat();
-            t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
-        };
-        own_or(t[0], || cuda::ops::embedding(t[0], t[1]), composed)
-    })
-}
-
 /// The indices of dimension `dim` that `ids`, of shape `(n)`, names: that dimension has length `n` then.
 ///
 /// # Errors
@@ -144,6 +177,14 @@ pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 /// `on_true` where `condition`, of integers, is not zero, else `on_false`; all three have one shape.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let (condition, x) = (Tensor::new(&[1u8, 0], &Cpu)?, Tensor::new(&[1f32, 2.], &Cpu)?);
+/// assert_eq!(ops::where_cond(&condition, &x, &x.zeros_like()?)?.to_vec1::<f32>()?, [1., 0.]);
+/// # Ok::<(), candle::Error>(())
+/// ```
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
@@ -157,47 +198,6 @@ pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Re
 /// A dimension that `x` does not have.
 pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("argmax", &[x], x.elem_count() as u64, move |t| t[0].argmax(dim))
-}
-
-/// Concatenation along `dim`.
-///
-/// # Errors
-/// Shapes that do not agree.
-pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
-    apply("cat", parts, 0, move |t| {
-        let composed = || Tensor::cat(t, dim);
-        t.first().map_or_else(composed, |first| own_or(first, || cuda::ops::cat(t, dim), composed))
-    })
-}
-
-/// Concatenation along `dim` of parts each of which may have another one, of its shape, that is added to it, and
-/// `activation` of that: on a GPU one launch, if the activation is none or `max(x, 0)`.
-///
-/// # Errors
-/// Shapes that do not agree.
-pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Activation) -> Result<Tensor> {
-    for (part, other) in parts {
-        if let Some(other) = other.filter(|other| other.dims() != part.dims()) {
-            bail!("a sum of {:?} and {:?}", part.dims(), other.dims())
-        }
-    }
-    let inputs: Vec<&Tensor> = parts.iter().flat_map(|(part, other)| [Some(*part), *other]).flatten().collect();
-    let are_sums: Vec<bool> = parts.iter().map(|(_, other)| other.is_some()).collect();
-    apply("cat_sums", &inputs, 0, move |t| {
-        let mut t = t.iter().copied();
-        let operands = are_sums.iter().filter_map(|is_sum| Some((t.next()?, is_sum.then(|| t.next()).flatten())));
-        let (parts, others): (Vec<&Tensor>, Vec<Option<&Tensor>>) = operands.unzip();
-        let composed = || {
-            let sum = |(part, other): (&&Tensor, &Option<&Tensor>)| match other {
-                Some(other) => *part + *other,
-                None => Ok((*part).clone()),
-            };
-            let sums = parts.iter().zip(&others).map(sum).collect::<Result<Vec<_>>>()?;
-            activation.forward(&Tensor::cat(&sums, dim)?)
-        };
-        let own = || cuda::ops::cat_sums(&parts, &others, dim, activation);
-        parts.first().map_or_else(composed, |first| own_or(first, own, composed))
-    })
 }
 
 /// `(batch, channels, h, w)` with zeros around it.
@@ -232,15 +232,6 @@ pub fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
 /// A dimension that `x` does not have.
 pub fn mean_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("mean", &[x], x.elem_count() as u64, move |t| t[0].mean_keepdim(dim))
-}
-
-/// Mean of each channel of `(batch, channels, h, w)`: `(batch, channels)`.
-///
-/// # Errors
-/// A tensor of another rank.
-pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
-    x.dims4()?;
-    apply("global_avg_pool2d", &[x], x.elem_count() as u64, pool::global_mean)
 }
 
 /// Sum over `dim`, which stays with length one.

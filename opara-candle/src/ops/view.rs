@@ -15,6 +15,14 @@ pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
 
 /// `len` indices of dimension `dim` from `start` on; a view.
 ///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::new(&[[0f32, 1., 2.], [3., 4., 5.]], &Cpu)?;
+/// assert_eq!(ops::narrow(&x, 1, 1, 2)?.to_vec2::<f32>()?, [[1., 2.], [4., 5.]]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
 /// # Errors
 /// A range outside the dimension.
 pub fn narrow(x: &Tensor, dim: usize, start: usize, len: usize) -> Result<Tensor> {

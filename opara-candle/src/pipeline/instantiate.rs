@@ -11,7 +11,7 @@ use crate::backend::{Planned, Replay};
 use crate::measure::Replays;
 use crate::schedule::{Policy, Schedule, Scheduler};
 use crate::tune::{self, Cache, Findings, Tuning};
-use crate::{rivals, Error, Result};
+use crate::{challengers, Error, Result};
 
 /// A schedule, ready to be replayed.
 pub(super) struct Instance {
@@ -80,7 +80,7 @@ fn tune(
 fn race(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
     let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
-    let winner = build.times.time("race", || rivals::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,

@@ -27,7 +27,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         tuning: instance.findings.clone(),
         ops: recorded,
         fused: recorded - fused.trace.ops.len(),
-        folded: fused.trace.ops.len() - ops.kept.len(),
+        folded: fused.trace.ops.len() - ops.per_call.len(),
         edges: graph.hazards(),
         edges_reduced: graph.edges(),
         width: graph.width(),

@@ -1,22 +1,22 @@
-//! Finds the fusion groups of a trace, launch by launch.
+//! Finds the fusion groups of a trace: takes op after op in recorded order and lets it join a group that is open.
 
 use super::{Fusible, FusionGroup, Operand, Permutation, ReadPattern, StridedView};
-use crate::optimize::{read, stays, written};
+use crate::optimize::{read, runs_at_every_call, written};
 use crate::trace::{Op, OpId, Role, Trace};
 
-/// A group that launches may still join.
+/// A group that ops may still join.
 struct OpenGroup {
     members: Vec<OpId>,
-    /// The member that the group runs in place of.
+    /// The member in whose place the kernel runs.
     at: OpId,
     elements: u64,
     columns: Option<u64>,
     /// For each member: does it run on one scalar per row instead of on every element?
-    on_numbers: Vec<bool>,
-    turn: Option<Permutation>,
-    /// Whether an op outside has read a member's result.
+    is_row_scalar: Vec<bool>,
+    permutation: Option<Permutation>,
+    /// Has an op outside the group read a member's result?
     is_read: bool,
-    /// Whether a member gains from being generated even alone.
+    /// Is a generated kernel faster even for one member alone?
     gains: bool,
     /// The group whose ops this group recomputes, before its permutation, for the slice that it reads.
     recomputes: Option<usize>,
@@ -33,8 +33,8 @@ impl OpenGroup {
             at: op,
             elements,
             columns,
-            on_numbers: vec![false],
-            turn: None,
+            is_row_scalar: vec![false],
+            permutation: None,
             is_read: false,
             gains,
             recomputes: None,
@@ -43,13 +43,13 @@ impl OpenGroup {
         }
     }
 
-    /// How many of its first members are recomputed from another group.
+    /// The number of its first members that are recomputed from another group.
     fn recomputed(&self) -> usize {
-        self.turn.filter(|_| self.recomputes.is_some()).map_or(0, |turn| turn.before)
+        self.permutation.filter(|_| self.recomputes.is_some()).map_or(0, |permutation| permutation.before)
     }
 
-    /// The columns that its rows would have with another member, and whether that member would run on row scalars. `None`
-    /// if the member runs over another number of elements.
+    /// The row length of the group with another member, and whether that member would run on row scalars. `None` if the
+    /// number of elements or the row lengths do not match.
     fn with(&self, fusible: &Fusible) -> Option<(Option<u64>, bool)> {
         if self.elements == fusible.elements {
             let agree = self.columns.is_none_or(|own| fusible.columns.is_none_or(|columns| columns == own));
@@ -65,8 +65,8 @@ struct Joined {
     group: usize,
     at: OpId,
     columns: Option<u64>,
-    on_numbers: bool,
-    turn: Option<Permutation>,
+    is_row_scalar: bool,
+    permutation: Option<Permutation>,
 }
 
 pub(super) struct Grouping<'a> {
@@ -74,17 +74,17 @@ pub(super) struct Grouping<'a> {
     fusible: &'a [Option<&'a Fusible>],
     /// For each op: does some reader need its full result?
     is_needed_whole: &'a [bool],
-    most: usize,
+    max_members: usize,
     /// How often each buffer is read.
     reads: Vec<usize>,
     /// For each op: does it run at every call?
-    stays: Vec<bool>,
+    runs_at_every_call: Vec<bool>,
     /// How often each buffer is written in all, and how often so far.
     writes: Vec<usize>,
     written: Vec<usize>,
     /// For each buffer: was it read or written so far?
     touched: Vec<bool>,
-    /// For each buffer the last op that wrote it.
+    /// For each buffer: the last op that wrote it.
     writer: Vec<Option<OpId>>,
     groups: Vec<OpenGroup>,
     group_of: Vec<Option<usize>>,
@@ -97,7 +97,7 @@ impl<'a> Grouping<'a> {
         trace: &'a Trace,
         fusible: &'a [Option<&'a Fusible>],
         is_needed_whole: &'a [bool],
-        most: usize,
+        max_members: usize,
     ) -> Self {
         let buffers = trace.buffers.len();
         let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
@@ -107,9 +107,9 @@ impl<'a> Grouping<'a> {
             trace,
             fusible,
             is_needed_whole,
-            most,
+            max_members,
             reads,
-            stays: stays(trace),
+            runs_at_every_call: runs_at_every_call(trace),
             writes,
             written: vec![0; buffers],
             touched: vec![false; buffers],
@@ -123,16 +123,16 @@ impl<'a> Grouping<'a> {
     /// Lets an op join a group, or begin one.
     pub(super) fn add(&mut self, op: OpId, fusible: &Fusible) {
         let operands = &fusible.operands;
-        // No later op writes to these, so they may be read at any later time.
+        // No later op writes to the operands, so the fused kernel may read them at any later time.
         let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
         let is_new = self.writes[fusible.result] == 1 && !self.touched[fusible.result];
         if !settled || !is_new {
             return;
         }
         let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
-        let Some(Joined { group, at, columns, on_numbers, turn }) = joined else {
+        let Some(Joined { group, at, columns, is_row_scalar, permutation }) = joined else {
             self.group_of[op] = Some(self.groups.len());
-            self.gives_row_scalars[op] = fusible.folds;
+            self.gives_row_scalars[op] = fusible.reduces;
             let recomputing = operands.iter().find_map(|operand| self.recomputing(op, fusible, *operand));
             if let Some(source) = recomputing.as_ref().and_then(|group| group.recomputes) {
                 let group = self.groups.len();
@@ -143,48 +143,49 @@ impl<'a> Grouping<'a> {
             return;
         };
         self.group_of[op] = Some(group);
-        self.gives_row_scalars[op] = on_numbers || fusible.folds;
+        self.gives_row_scalars[op] = is_row_scalar || fusible.reduces;
         let group = &mut self.groups[group];
         group.at = at;
-        (group.columns, group.turn) = (columns, turn);
+        (group.columns, group.permutation) = (columns, permutation);
         group.members.push(op);
-        group.on_numbers.push(on_numbers);
+        group.is_row_scalar.push(is_row_scalar);
     }
 
-    /// How `op` can join the group that made this operand, if it can.
+    /// How `op` can join the group that computes this operand; `None` if it cannot.
     fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
         let maker = self.writer[operand.buffer]?;
         let id = self.group_of[maker]?;
         let group = &self.groups[id];
-        let (columns, on_numbers) = group.with(fusible)?;
+        let (columns, is_row_scalar) = group.with(fusible)?;
         let member = |o: &Operand| self.writer[o.buffer].filter(|&writer| self.group_of[writer] == Some(id));
         let is_available = |o: &Operand| match (member(o), o.pattern()) {
             (None, _) => true,
-            (Some(maker), ReadPattern::Element) => self.gives_row_scalars[maker] == on_numbers,
+            (Some(maker), ReadPattern::Element) => self.gives_row_scalars[maker] == is_row_scalar,
             (Some(maker), ReadPattern::RowScalar(of)) => {
-                self.gives_row_scalars[maker] && !on_numbers && columns == Some(of)
+                self.gives_row_scalars[maker] && !is_row_scalar && columns == Some(of)
             }
             (Some(_), ReadPattern::Other) => false,
         };
-        let turn = if fusible.operands.iter().all(is_available) {
-            group.turn
+        let permutation = if fusible.operands.iter().all(is_available) {
+            group.permutation
         } else {
             let order = operand.order(group.elements)?;
-            let is_alike = |o: &Operand| member(o).is_none() || (o.first == Some(0) && o.places == order);
+            let is_alike = |o: &Operand| member(o).is_none() || (o.first == Some(0) && o.view == order);
             let permutes =
                 columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_permute(group, op, &order);
             Some(permutes.then_some(Permutation { before: group.members.len(), order, first: 0 })?)
         };
-        let fits = self.stays[maker] == self.stays[op] && group.members.len() < self.most;
+        let fits =
+            self.runs_at_every_call[maker] == self.runs_at_every_call[op] && group.members.len() < self.max_members;
         let outer = fusible.operands.iter().filter(|o| member(o).is_none());
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < group.at) { Some(group.at) } else { (!group.is_read).then_some(op) };
-        at.filter(|_| fits).map(|at| Joined { group: id, at, columns, on_numbers, turn })
+        at.filter(|_| fits).map(|at| Joined { group: id, at, columns, is_row_scalar, permutation })
     }
 
-    /// A group of `op` that recomputes the slice that it reads of another group's result: such as the part of a sum that a
-    /// copy takes. It pays if every reader of that group recomputes its own slice.
+    /// A new group of `op` that recomputes the slice of another group's result that `op` reads, such as the keys in the
+    /// biased output of a QKV matmul. This is a gain only if every reader of that group recomputes its own slice.
     fn recomputing(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<OpenGroup> {
         let maker = self.writer[operand.buffer]?;
         let source = self.group_of[maker]?;
@@ -192,39 +193,39 @@ impl<'a> Grouping<'a> {
         let is_of_group =
             |o: &Operand| self.writer[o.buffer].is_some_and(|writer| self.group_of[writer] == Some(source));
         let is_alike = |o: &Operand| !is_of_group(o) || *o == operand;
-        let (order, first) = (operand.places, operand.first?);
+        let (order, first) = (operand.view, operand.first?);
         let fits = group.columns.is_none()
             && fusible.columns.is_none()
-            && group.turn.is_none()
+            && group.permutation.is_none()
             && !group.members.iter().any(|&member| self.is_needed_whole[member])
             && group.recomputed_elements + fusible.elements <= group.elements
-            && group.members.len() < self.most
-            && self.stays[maker] == self.stays[op];
+            && group.members.len() < self.max_members
+            && self.runs_at_every_call[maker] == self.runs_at_every_call[op];
         if !fits || !fusible.operands.iter().all(is_alike) || !self.stay_strided(group, &order, first) {
             return None;
         }
-        let turn = Some(Permutation { before: group.members.len(), order, first });
-        let on_numbers = vec![false; group.members.len() + 1];
+        let permutation = Some(Permutation { before: group.members.len(), order, first });
+        let is_row_scalar = vec![false; group.members.len() + 1];
         let members = group.members.iter().copied().chain([op]).collect();
-        Some(OpenGroup { members, on_numbers, turn, recomputes: Some(source), ..OpenGroup::of(op, fusible) })
+        Some(OpenGroup { members, is_row_scalar, permutation, recomputes: Some(source), ..OpenGroup::of(op, fusible) })
     }
 
-    /// Whether a group can run over its elements in another order for an op: nothing else reads its results, and its
-    /// operands in that order are strided views.
+    /// Can a group run over its elements in the order in which `op` reads them? Yes if no other op reads its results, and
+    /// its operands in that order are still strided views.
     fn can_permute(&self, group: &OpenGroup, op: OpId, order: &StridedView) -> bool {
         let readers: Vec<OpId> = group.members.iter().copied().chain([op]).collect();
-        group.turn.is_none() && self.are_only_readers(group, &readers) && self.stay_strided(group, order, 0)
+        group.permutation.is_none() && self.are_only_readers(group, &readers) && self.stay_strided(group, order, 0)
     }
 
-    /// Whether a group's operands are strided views still if it runs over its elements in this order, from `first` on.
+    /// Are a group's operands still strided views if it runs over its elements in this order, from `first` on?
     fn stay_strided(&self, group: &OpenGroup, order: &StridedView, first: u64) -> bool {
         let all = || group.members.iter().filter_map(|&member| self.fusible[member]);
         let is_inner = |buffer| all().any(|member| member.result == buffer);
         let mut operands = all().flat_map(|member| &member.operands);
-        operands.all(|operand| is_inner(operand.buffer) || operand.places.taken(order, first).is_some())
+        operands.all(|operand| is_inner(operand.buffer) || operand.view.compose(order, first).is_some())
     }
 
-    /// Whether no op but these reads the results of a group's members, and none of them is an output.
+    /// Is it true that only these ops read the results of a group's members, and that none of the results is an output?
     fn are_only_readers(&self, group: &OpenGroup, readers: &[OpId]) -> bool {
         group.members.iter().filter_map(|&member| self.fusible[member]).all(|Fusible { result, .. }| {
             let is_output = matches!(self.trace.buffers[*result].role, Role::Output(_));
@@ -252,7 +253,7 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Whether a group need not run: every reader of its results recomputes its own slice.
+    /// Does every reader of a group's results recompute its own slice? Then the group itself need not run.
     fn is_recomputed_by_all_readers(&self, group: usize) -> bool {
         let group = &self.groups[group];
         let recomputing = || group.recomputed_by.iter().map(|&other| &self.groups[other]);
@@ -264,7 +265,7 @@ impl<'a> Grouping<'a> {
     /// All groups.
     ///
     /// # Errors
-    /// Launches that were recomputed in slices, though some reader needs their full result.
+    /// Ops that were recomputed in slices, although some reader needs their full result.
     pub(super) fn finish(self) -> Result<Vec<FusionGroup>, Vec<OpId>> {
         let is_gone: Vec<bool> = (0..self.groups.len()).map(|group| self.is_recomputed_by_all_readers(group)).collect();
         let is_needed = |(group, is_gone): &(&OpenGroup, &bool)| !group.recomputed_by.is_empty() && !**is_gone;
@@ -282,12 +283,12 @@ impl<'a> Grouping<'a> {
         }
         let fusion_group = |group: OpenGroup| {
             let results = group.members.iter().map(|&op| written(&self.trace.ops[op]).any(|buffer| is_stored[buffer]));
-            let kept = results.enumerate().map(|(at, is_stored)| is_stored && at >= group.recomputed()).collect();
-            let OpenGroup { members, at, elements, columns, on_numbers, turn, .. } = group;
-            FusionGroup { members, at, kept, on_numbers, elements, columns, turn }
+            let is_stored = results.enumerate().map(|(at, is_stored)| is_stored && at >= group.recomputed()).collect();
+            let OpenGroup { members, at, elements, columns, is_row_scalar, permutation, .. } = group;
+            FusionGroup { members, at, is_stored, is_row_scalar, elements, columns, permutation }
         };
-        // An op that runs once has nothing to gain alone.
-        let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.stays[group.at]);
+        // For an op that runs once, while building, speed does not matter.
+        let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.runs_at_every_call[group.at]);
         let stay = self.groups.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(group, _)| group);
         Ok(stay.filter(gains).map(fusion_group).collect())
     }

@@ -23,15 +23,15 @@ use crate::trace::{BufferId, OpId, Trace};
 pub struct Fusible {
     /// How many elements it runs over.
     pub elements: u64,
-    /// The length of a row, if it reads all of a row for what it makes.
+    /// The length of a row, if each of its results depends on all of a row.
     pub columns: Option<u64>,
-    /// Whether it is a row reduction: one scalar per row instead of one per element.
-    pub folds: bool,
-    /// What it reads.
+    /// Is it a row reduction? It gives one scalar per row instead of one per element.
+    pub reduces: bool,
+    /// The tensors that it reads.
     pub operands: Vec<Operand>,
     /// The buffer that it writes, all of it.
     pub result: BufferId,
-    /// Whether a generated kernel gains even for this op alone.
+    /// Is a generated kernel faster even for this op alone?
     pub gains_alone: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Operand {
     /// The buffer that it reads.
     pub buffer: BufferId,
     /// The strided view of the buffer that it reads.
-    pub places: StridedView,
+    pub view: StridedView,
     /// The element of the buffer at which the view begins, if it begins at one.
     pub first: Option<u64>,
 }
@@ -59,18 +59,18 @@ enum ReadPattern {
 
 impl Operand {
     fn pattern(&self) -> ReadPattern {
-        match self.places.row_scalar_columns() {
+        match self.view.row_scalar_columns() {
             _ if self.first != Some(0) => ReadPattern::Other,
             Some(columns) => ReadPattern::RowScalar(columns),
-            None if self.places.are_in_a_row() => ReadPattern::Element,
+            None if self.view.is_contiguous() => ReadPattern::Element,
             None => ReadPattern::Other,
         }
     }
 
     /// The order in which all of so many elements are read, if it is not the order in memory.
     fn order(&self, elements: u64) -> Option<StridedView> {
-        let permutes = self.first == Some(0) && !self.places.are_in_a_row() && self.places.is_permutation(elements);
-        permutes.then_some(self.places)
+        let permutes = self.first == Some(0) && !self.view.is_contiguous() && self.view.is_permutation(elements);
+        permutes.then_some(self.view)
     }
 }
 
@@ -82,44 +82,45 @@ pub struct FusionGroup {
     /// The member in whose place the kernel runs.
     pub at: OpId,
     /// For each member: is its result stored, for other ops or as an output?
-    pub kept: Vec<bool>,
+    pub is_stored: Vec<bool>,
     /// For each member: does it run on one scalar per row (after a row reduction) instead of on every element?
-    pub on_numbers: Vec<bool>,
+    pub is_row_scalar: Vec<bool>,
     /// How many elements all other members run over.
     pub elements: u64,
     /// The length of a row, if any member reads rows.
     pub columns: Option<u64>,
     /// The permutation or slice that ends the members before it, if there is one.
-    pub turn: Option<Permutation>,
+    pub permutation: Option<Permutation>,
 }
 
 impl FusionGroup {
-    /// The order in which a member runs over its elements, and the first of them.
+    /// The order in which a member runs over its elements, and the first element.
     pub fn order(&self, member: usize) -> (StridedView, u64) {
-        let turn = self.turn.filter(|turn| member < turn.before);
-        turn.map(|turn| (turn.order, turn.first)).unwrap_or_default()
+        let permutation = self.permutation.filter(|permutation| member < permutation.before);
+        permutation.map(|permutation| (permutation.order, permutation.first)).unwrap_or_default()
     }
 }
 
-/// The member of a group that reads the members before it in another order, or a slice of them.
+/// A permutation or slice inside a group: one member reads the results of the members before it in another order, or only
+/// some of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
     /// How many members come before it.
     pub before: usize,
     /// The order in which it reads: element `i` is element `first + order(i)` of those before.
     pub order: StridedView,
-    /// The element that the order counts from.
+    /// The element from which the order counts.
     pub first: u64,
 }
 
-/// Finds groups of up to `most` ops, and what `write` makes of each. `fusible` tells which ops can be in one. Only ops that
-/// are recomputed, before a permutation, can be in several groups.
+/// Finds groups of up to `max_members` ops, and generates each with `generate`. `fusible` says which ops can be in a group.
+/// Only ops that are recomputed, before a permutation, can be in several groups.
 ///
 /// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands are
 /// available where the group runs; or else the group runs in the op's place, if nothing outside has read its results by
 /// then. Ops that depend on an input and ops that do not are never in one group: the latter run once.
 ///
-/// Where a group runs depends on the other groups. So if `write` refuses a group, the group's last op is left out, and all
+/// Where a group runs depends on the other groups. So if `generate` returns `None` for a group, the group's last op is left out, and all
 /// groups are found anew; the same happens if an op turns out to need the full result of a group that others recompute in
 /// slices.
 ///
@@ -128,25 +129,29 @@ pub struct Permutation {
 pub fn groups<T>(
     trace: &Trace,
     mut fusible: Vec<Option<&Fusible>>,
-    most: usize,
-    write: impl Fn(&FusionGroup) -> Option<T>,
+    max_members: usize,
+    generate: impl Fn(&FusionGroup) -> Option<T>,
 ) -> Vec<(FusionGroup, T)> {
     loop {
-        let found = find(trace, &fusible, most);
-        let written: Vec<Option<T>> = found.iter().map(&write).collect();
-        let refused = found.iter().zip(&written).filter(|(_, written)| written.is_none());
+        let found = find(trace, &fusible, max_members);
+        let generated: Vec<Option<T>> = found.iter().map(&generate).collect();
+        let refused = found.iter().zip(&generated).filter(|(_, generated)| generated.is_none());
         let last: Vec<OpId> = refused.filter_map(|(group, _)| group.members.last().copied()).collect();
         if last.is_empty() {
-            return found.into_iter().zip(written).filter_map(|(group, written)| Some((group, written?))).collect();
+            return found
+                .into_iter()
+                .zip(generated)
+                .filter_map(|(group, generated)| Some((group, generated?)))
+                .collect();
         }
         last.into_iter().for_each(|op| fusible[op] = None);
     }
 }
 
-fn find(trace: &Trace, fusible: &[Option<&Fusible>], most: usize) -> Vec<FusionGroup> {
+fn find(trace: &Trace, fusible: &[Option<&Fusible>], max_members: usize) -> Vec<FusionGroup> {
     let mut is_needed_whole = vec![false; trace.ops.len()];
     loop {
-        let mut grouping = Grouping::new(trace, fusible, &is_needed_whole, most);
+        let mut grouping = Grouping::new(trace, fusible, &is_needed_whole, max_members);
         for (op, launch) in trace.ops.iter().enumerate() {
             if let Some(fusible) = fusible[op] {
                 grouping.add(op, fusible);

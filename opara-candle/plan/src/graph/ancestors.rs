@@ -58,7 +58,7 @@ impl Ancestors {
     }
 
     /// Whether `second` depends on `first`.
-    pub fn ordered(&self, first: OpId, second: OpId) -> bool {
+    pub fn is_ordered(&self, first: OpId, second: OpId) -> bool {
         let runs = &self.runs[self.range(second)];
         let first = first as u32;
         let after = runs.partition_point(|&(from, _)| from <= first);
@@ -86,7 +86,7 @@ mod tests {
             }
             for (second, set) in sets.iter().enumerate() {
                 for first in 0..second {
-                    prop_assert_eq!(ancestors.ordered(first, second), set.contains(&first));
+                    prop_assert_eq!(ancestors.is_ordered(first, second), set.contains(&first));
                 }
             }
         }
@@ -98,8 +98,8 @@ mod tests {
         (0..2000).for_each(|_| ancestors.push(&[]));
         let every_other: Vec<usize> = (0..2000).step_by(2).collect();
         ancestors.push(&every_other);
-        assert!(ancestors.ordered(0, 2000) && ancestors.ordered(1998, 2000));
-        assert!(!ancestors.ordered(1000, 2000), "forgotten");
-        assert!(!ancestors.ordered(1, 2000));
+        assert!(ancestors.is_ordered(0, 2000) && ancestors.is_ordered(1998, 2000));
+        assert!(!ancestors.is_ordered(1000, 2000), "forgotten");
+        assert!(!ancestors.is_ordered(1, 2000));
     }
 }

@@ -58,11 +58,11 @@ pub fn hazards(trace: &Trace) -> Vec<Vec<OpId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Access, Buffer, Mode, Op, Role, Work};
+    use crate::trace::{Access, AccessMode, Buffer, Op, Role, Work};
 
     /// Ops over one buffer of 100 bytes, each a list of (mode, start, end).
-    fn predecessors(ops: &[&[(Mode, u64, u64)]]) -> Vec<Vec<OpId>> {
-        let op = |accesses: &&[(Mode, u64, u64)]| Op {
+    fn predecessors(ops: &[&[(AccessMode, u64, u64)]]) -> Vec<Vec<OpId>> {
+        let op = |accesses: &&[(AccessMode, u64, u64)]| Op {
             name: "op".into(),
             label: String::new(),
             work: Work::Memset(0),
@@ -76,8 +76,8 @@ mod tests {
         hazards(&Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() })
     }
 
-    const R: fn(u64, u64) -> (Mode, u64, u64) = |s, e| (Mode::Read, s, e);
-    const W: fn(u64, u64) -> (Mode, u64, u64) = |s, e| (Mode::Write, s, e);
+    const R: fn(u64, u64) -> (AccessMode, u64, u64) = |s, e| (AccessMode::Read, s, e);
+    const W: fn(u64, u64) -> (AccessMode, u64, u64) = |s, e| (AccessMode::Write, s, e);
 
     #[test]
     fn read_after_write() {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn an_op_in_place_reads_and_writes() {
-        let found = predecessors(&[&[W(0, 100)], &[(Mode::ReadWrite, 0, 100)], &[R(0, 100)]]);
+        let found = predecessors(&[&[W(0, 100)], &[(AccessMode::ReadWrite, 0, 100)], &[R(0, 100)]]);
         assert_eq!(found, [vec![], vec![0], vec![1]]);
     }
 }

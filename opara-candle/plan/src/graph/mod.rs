@@ -52,7 +52,7 @@ impl OpGraph {
 
     /// The same graph with more dependencies: pairs of ops of which the first, a lower one, has to finish before the
     /// second starts.
-    pub fn ordered(&self, pairs: &[(OpId, OpId)]) -> Self {
+    pub fn with_order(&self, pairs: &[(OpId, OpId)]) -> Self {
         let mut predecessors: Vec<Vec<OpId>> = (0..self.len()).map(|op| self.predecessors(op).collect()).collect();
         pairs.iter().for_each(|&(first, second)| predecessors[second].push(first));
         Self { hazards: self.hazards, ..Self::from_predecessors(predecessors) }

@@ -88,7 +88,7 @@ pub enum Traffic {
 
 /// What a fused kernel computes in the place of one of candle's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
+pub enum FusedAs {
     /// The operand in another type.
     Cast,
     /// The operand as it is, out of a strided view.

@@ -1,7 +1,7 @@
 //! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
 
 use super::Family::{self, *};
-use super::Operation::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
+use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
 use super::{Class, Traffic};
 
 /// Kernels whose names have one beginning.
@@ -16,7 +16,7 @@ pub struct Row {
     /// What memory they move.
     pub traffic: Traffic,
     /// What a fused kernel computes in their place; `None` if they are left alone.
-    pub operation: Option<Operation>,
+    pub fused_as: Option<FusedAs>,
     /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
     /// share one.
     pub effects: &'static str,
@@ -26,7 +26,7 @@ pub struct Row {
 
 const fn row(prefix: &'static str, family: Family) -> Row {
     let (class, traffic) = (Class::Memory, Traffic::Accesses);
-    Row { prefix, family, class, traffic, operation: None, effects: prefix, is_untyped: false }
+    Row { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
 }
 
 impl Row {
@@ -40,8 +40,8 @@ impl Row {
         self
     }
 
-    const fn fuses(mut self, operation: Operation) -> Self {
-        self.operation = Some(operation);
+    const fn fuses(mut self, fused_as: FusedAs) -> Self {
+        self.fused_as = Some(fused_as);
         self
     }
 
@@ -82,7 +82,7 @@ pub const ROWS: &[Row] = &[
     row("sa_", Lookups),
     row("s_", Lookups),
     // reduce.cu
-    row("softmax_", Softmax).fuses(Operation::Softmax),
+    row("softmax_", Softmax).fuses(FusedAs::Softmax),
     row("rmsnorm_", Normalisation).fuses(RmsNorm),
     row("layernorm_", Normalisation).fuses(LayerNorm),
     row("rope_thd_", ElementWise),
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_name_without_a_type_is_not_taken_for_one_of_candles() {
-        assert_eq!(Row::of_any("uexp_f16").map(|row| row.operation), Some(Some(Unary("exp"))));
+        assert_eq!(Row::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
         assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
         assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
     }

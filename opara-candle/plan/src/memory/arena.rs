@@ -28,12 +28,12 @@ impl Segment {
     }
 }
 
-/// Where a buffer could go.
+/// A free range in which a buffer could be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    /// The highest cost of the states found there.
+pub(super) struct Candidate {
+    /// The highest cost of its segments.
     pub cost: u32,
-    /// Free bytes beside the buffer.
+    /// Bytes of the range that the buffer leaves free.
     waste: u64,
     pub start: u64,
 }
@@ -56,8 +56,8 @@ impl Arena {
     }
 
     /// The free place of the lowest cost, and of those the tightest.
-    pub fn best(&self, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Place> {
-        let mut best: Option<Place> = None;
+    pub fn best(&self, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Candidate> {
+        let mut best: Option<Candidate> = None;
         // Costs of the free segments up to this one.
         let mut costs: Vec<u32> = Vec::new();
         for (last, segment) in self.segments.iter().enumerate() {
@@ -75,7 +75,7 @@ impl Arena {
                     break;
                 }
                 if room >= bytes {
-                    let place = Place { cost: worst, waste: room - bytes, start: first.start };
+                    let place = Candidate { cost: worst, waste: room - bytes, start: first.start };
                     best = Some(best.map_or(place, |best| best.min(place)));
                     break;
                 }
@@ -91,7 +91,7 @@ impl Arena {
     }
 
     /// What the bytes from `start` on cost, if none of them is in use.
-    pub fn at(&self, start: u64, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Place> {
+    pub fn at(&self, start: u64, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Candidate> {
         let first = self.segments.partition_point(|s| s.end() <= start);
         let mut worst = 0;
         for segment in self.segments[first..].iter().take_while(|s| s.start < start + bytes) {
@@ -100,7 +100,7 @@ impl Arena {
             }
             worst = worst.max(cost(&segment.state));
         }
-        Some(Place { cost: worst, waste: 0, start })
+        Some(Candidate { cost: worst, waste: 0, start })
     }
 
     /// Takes free bytes for a buffer. Returns the ops that it has to wait for; some may come twice.

@@ -214,13 +214,13 @@ impl<'a> Planner<'a> {
             for &id in &touched {
                 if self.users[id][0] == op {
                     waits.extend(self.place(id, aligned(trace.buffers[id].bytes), op));
-                } else if !self.ancestors.ordered(self.users[id][0], op) {
+                } else if !self.ancestors.is_ordered(self.users[id][0], op) {
                     waits.extend_from_slice(&self.inherited[id]);
                 }
             }
             waits.sort_unstable();
             waits.dedup();
-            waits.retain(|&before| !self.ancestors.ordered(before, op));
+            waits.retain(|&before| !self.ancestors.is_ordered(before, op));
             if !waits.is_empty() {
                 self.waits.extend(waits.iter().map(|&before| (before, op)));
                 self.ancestors.replace_last(&[own.as_slice(), &waits].concat());
@@ -240,7 +240,7 @@ impl<'a> Planner<'a> {
     fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
         let others = self.other_openers(id);
         let (ancestors, level, order) = (&self.ancestors, &self.level, self.order);
-        let ordered = |u: OpId| ancestors.ordered(u, op) && others.iter().all(|&o| order.given.ordered(u, o));
+        let ordered = |u: OpId| ancestors.is_ordered(u, op) && others.iter().all(|&o| order.given.is_ordered(u, o));
         let cost = |state: &State| match state {
             State::Dead(last) if last.iter().rev().all(|&u| ordered(u)) => 0,
             State::Dead(last) => {
@@ -270,7 +270,7 @@ impl<'a> Planner<'a> {
     fn other_openers(&self, id: BufferId) -> Vec<OpId> {
         let mut openers: Vec<OpId> = Vec::new();
         for &user in &self.users[id] {
-            if !openers.iter().take(COMPARED).any(|&opener| self.order.given.ordered(opener, user)) {
+            if !openers.iter().take(COMPARED).any(|&opener| self.order.given.is_ordered(opener, user)) {
                 openers.push(user);
             }
         }
@@ -280,7 +280,7 @@ impl<'a> Planner<'a> {
     fn release(&mut self, id: BufferId) {
         let mut last: Vec<OpId> = Vec::new();
         for &user in self.users[id].iter().rev() {
-            if !last.iter().take(COMPARED).any(|&later| self.ancestors.ordered(user, later)) {
+            if !last.iter().take(COMPARED).any(|&later| self.ancestors.is_ordered(user, later)) {
                 last.push(user);
             }
         }

@@ -30,7 +30,7 @@ mod tests {
                 let predecessors: Vec<_> = graph.predecessors(op).collect();
                 prop_assert_eq!(&schedule.predecessors[op], &predecessors);
                 ancestors.push(&predecessors);
-                prop_assert!(before.is_none_or(|before| ancestors.ordered(before, op)), "a stream makes {op} wait");
+                prop_assert!(before.is_none_or(|before| ancestors.is_ordered(before, op)), "a stream makes {op} wait");
                 on_streams += predecessors.iter().filter(|&&p| schedule.stream[p] == schedule.stream[op]).count();
             }
             prop_assert_eq!(schedule.wait_count() + on_streams, graph.edges());

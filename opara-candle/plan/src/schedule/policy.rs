@@ -15,6 +15,7 @@ macro_rules! policies {
     ) => {
         /// How ops are assigned to streams and ordered.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[non_exhaustive]
         pub enum Policy {
             $($(#[$doc])* #[serde(rename = $name)] $policy,)*
             $($(#[$its_doc])* #[serde(rename = $its_name)] $searching,)*

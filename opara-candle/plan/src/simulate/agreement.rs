@@ -49,12 +49,12 @@ pub struct Agreement {
     /// Median of the errors, each relative to the measured time.
     pub median_error: f64,
     /// Spearman's rank correlation, from -1 to 1: whether what is simulated to be faster measures faster. Times within
-    /// [`NOISE`] of each other count as equal; `None` where all simulated or all measured times do.
+    /// [`PROCESS_NOISE`] of each other count as equal; `None` where all simulated or all measured times do.
     pub rank_correlation: Option<f64>,
 }
 
-/// Parts of a time by which that of one schedule differs between two processes on one device.
-pub const NOISE: f64 = 0.02;
+/// The share of the time by which one schedule differs between two processes on one device.
+pub const PROCESS_NOISE: f64 = 0.02;
 
 impl Agreement {
     /// Of pairs of a simulated and a measured time, in the same unit. Pairs that hold no time, such as zeros, are left
@@ -79,7 +79,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 
 /// The rank of each time: how many are shorter, and half of those that are not longer either, itself aside.
 fn ranks(times: &[f64]) -> Vec<f64> {
-    let shorter = |a: f64, b: f64| a < b * (1. - NOISE);
+    let shorter = |a: f64, b: f64| a < b * (1. - PROCESS_NOISE);
     let rank = |&time: &f64| -> f64 {
         let part = |&other: &f64| match (shorter(other, time), shorter(time, other)) {
             (true, _) => 1.,

@@ -11,7 +11,7 @@ pub(super) type Shared = [f64; 2];
 /// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
 /// the device more than [`WAVES`] times.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Kernel {
+pub(super) struct SimulatedKernel {
     /// How many; none for copies, which no multiprocessor runs.
     pub parts: u64,
     /// How many of them are placed at a time at least, unless fewer are left.
@@ -35,7 +35,7 @@ const PORTIONS: u64 = 16;
 /// A time that no op takes, so that sums stay finite.
 pub(super) const LONGEST_US: f64 = 1e12;
 
-impl Kernel {
+impl SimulatedKernel {
     pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &Device, device: &Device) -> Self {
         let us = limited(if recorded == device {
             cost.us

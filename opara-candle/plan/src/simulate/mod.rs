@@ -15,10 +15,10 @@ mod kernel;
 mod processors;
 mod run;
 
-pub use self::agreement::{Agreement, Compared, NOISE};
+pub use self::agreement::{Agreement, Compared, PROCESS_NOISE};
 pub use crate::device::{Device, UnknownDevice};
 
-use self::kernel::Kernel;
+use self::kernel::SimulatedKernel;
 use self::run::Run;
 use crate::schedule::{Problem, Schedule};
 use crate::timeline::{Span, Timeline};
@@ -43,11 +43,11 @@ use crate::timeline::{Span, Timeline};
 pub fn simulate(problem: &Problem, schedule: &Schedule, device: &Device) -> Timeline {
     let trace = problem.trace;
     let recorded = Device::of(&trace.device);
-    let kernels: Vec<Kernel> = trace
+    let kernels: Vec<SimulatedKernel> = trace
         .ops
         .iter()
         .zip(problem.profile)
-        .map(|(op, cost)| Kernel::new(trace, op, cost, &recorded, device))
+        .map(|(op, cost)| SimulatedKernel::new(trace, op, cost, &recorded, device))
         .collect();
     let times = Run::new(&kernels, schedule, device).finish();
     let spans = times.into_iter().enumerate().map(|(op, (start_us, end_us))| Span {

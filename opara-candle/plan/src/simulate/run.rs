@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::kernel::{limited, Kernel, Shared};
+use super::kernel::{limited, Shared, SimulatedKernel};
 use super::processors::{Placement, Processors};
 use crate::device::Device;
 use crate::schedule::{Schedule, Step};
@@ -40,7 +40,7 @@ struct State {
 const ROUNDING_US: f64 = 1e-9;
 
 pub(super) struct Run<'a> {
-    kernels: &'a [Kernel],
+    kernels: &'a [SimulatedKernel],
     /// How many kernels may be in flight.
     queues: usize,
     steps: Vec<Step>,
@@ -59,7 +59,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(kernels: &'a [Kernel], schedule: &Schedule, device: &Device) -> Self {
+    pub fn new(kernels: &'a [SimulatedKernel], schedule: &Schedule, device: &Device) -> Self {
         let steps = schedule.steps();
         let mut successors = vec![Vec::new(); steps.len()];
         for (at, step) in steps.iter().enumerate() {
@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
         self.running.push(Batch { step, placement, left_us: kernel.us, draws, rate: 1. });
     }
 
-    fn kernel(&self, step: usize) -> Option<Kernel> {
+    fn kernel(&self, step: usize) -> Option<SimulatedKernel> {
         self.steps[step].op.map(|op: OpId| self.kernels[op])
     }
 

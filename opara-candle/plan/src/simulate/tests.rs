@@ -8,7 +8,7 @@ use crate::graph::OpGraph;
 use crate::prepared::Prepared;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
-use crate::trace::{Access, Buffer, DeviceSpec, Launch, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 
 const US: f64 = 1e-6;
 
@@ -24,7 +24,7 @@ fn op(name: &str, blocks: u32, us: u64, buffer: usize, bytes: u64) -> Op {
         name: name.into(),
         label: String::new(),
         work: Work::Kernel(launch),
-        accesses: vec![Access { buffer, region, mode: Mode::Write }],
+        accesses: vec![Access { buffer, region, mode: AccessMode::Write }],
         nanos: Some(us * 1000),
     }
 }
@@ -111,7 +111,7 @@ fn only_waits_outside_a_chain_have_a_latency() {
 fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
     let us = |name: &str, device: &Device| {
         let mut ops = vec![op(name, 1056, 100, 0, 400_000_000)];
-        let read = Access { buffer: 0, region: Region::contiguous(0, 400_000_000), mode: Mode::Read };
+        let read = Access { buffer: 0, region: Region::contiguous(0, 400_000_000), mode: AccessMode::Read };
         ops[0].accesses.extend([read, Access { region: Region::contiguous(0, 200_000_000), ..read }]);
         let prepared = prepared(ops);
         let schedule = Policy::Sequential.schedule(&prepared.problem()).unwrap();

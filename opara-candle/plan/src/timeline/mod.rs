@@ -1,7 +1,7 @@
-//! When each op ran: as numbers, as a picture, and as a file for trace viewers.
+//! When each op ran: as numbers, as an SVG, and as a file for trace viewers.
 
 mod chrome;
-mod picture;
+mod svg;
 
 use serde::{Deserialize, Serialize};
 

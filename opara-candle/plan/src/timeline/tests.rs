@@ -1,5 +1,5 @@
+use ::svg::parser::Event;
 use serde_json::Value;
-use svg::parser::Event;
 
 use super::*;
 use crate::trace::{DeviceSpec, Op, Trace, Work};
@@ -37,7 +37,7 @@ fn every_op_is_drawn_once_in_its_lane() {
     let picture = timeline().to_svg(&trace(), "three ops");
     let mut drawn: Vec<(String, f64, f64)> = Vec::new();
     let (mut fill, mut titles) = (String::new(), Vec::new());
-    for event in svg::read(&picture).unwrap() {
+    for event in ::svg::read(&picture).unwrap() {
         match event {
             Event::Error(error) => panic!("{error}"),
             Event::Tag("g", _, attributes) => {
@@ -57,7 +57,7 @@ fn every_op_is_drawn_once_in_its_lane() {
     assert_eq!(titles[1], "right (layer/0): 5.00 us from 1.00 us");
     assert!(picture.contains("three ops (8.0 us") && picture.contains("stream 1") && !picture.contains("stream 2"));
     assert!(!picture.contains("left<T>"), "names are escaped");
-    assert!(svg::read(&Timeline::default().to_svg(&Trace::default(), "")).is_ok());
+    assert!(::svg::read(&Timeline::default().to_svg(&Trace::default(), "")).is_ok());
 }
 
 #[test]

@@ -140,12 +140,12 @@ pub struct Access {
     /// Which bytes of it.
     pub region: Region,
     /// What is done to them.
-    pub mode: Mode,
+    pub mode: AccessMode,
 }
 
 /// What an op does to the bytes of an [`Access`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
+pub enum AccessMode {
     /// Reads them.
     Read,
     /// Overwrites all of them without reading.
@@ -154,15 +154,15 @@ pub enum Mode {
     ReadWrite,
 }
 
-impl Mode {
+impl AccessMode {
     /// Whether bytes may be read.
     pub fn reads(self) -> bool {
-        self != Mode::Write
+        self != AccessMode::Write
     }
 
     /// Whether bytes may be written.
     pub fn writes(self) -> bool {
-        self != Mode::Read
+        self != AccessMode::Read
     }
 }
 

@@ -6,12 +6,12 @@
 //! for all. At the end the winner is built anew and held against the best policy once more: what does not hold up was
 //! noise.
 
+mod benchmark;
 mod cache;
 mod candidates;
 pub mod challengers;
 mod neighbours;
 mod policy;
-mod race;
 #[cfg(test)]
 mod tests;
 
@@ -21,37 +21,38 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+pub use self::benchmark::{benchmark, Bench, Contestant};
 pub use self::cache::Cache;
-pub use self::race::{race, Contestant, Track};
 
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::simulate::{simulate, Device};
 use crate::{disk_cache, Error, Result};
 
-/// Runs of each contestant in the first race, and of those that are left in the second and in the last one.
+/// Runs of each contestant: in the first benchmark, in that of the finalists, and in the last one.
 const ROUNDS: [usize; 3] = [9, 25, 51];
 
-/// Contestants of the second race.
+/// Contestants of the second benchmark.
 const FINALISTS: usize = 6;
 
-/// Share of the budget that choosing among what to begin with, and each race, may take.
+/// The share of the budget that benchmarking the initial candidates may take, and then each further benchmark.
 const SHARE: f64 = 0.25;
 
-/// Changes that are tried in a search by simulation.
+/// Mutations that a simulated search tries.
 const SIMULATED: usize = 64;
 
-/// Changes that are tried beside each other.
-const LITTER: usize = 4;
+/// Mutations that are benchmarked together.
+const MUTATIONS_PER_ROUND: usize = 4;
 
-/// What a schedule must be faster by at least, as a share of the time, to count as faster.
-pub(crate) const NOISE: f64 = 0.003;
+/// The least gain that counts, as a share of the time.
+pub(crate) const MIN_GAIN: f64 = 0.003;
 
-/// Is told how far a search is.
+/// Called with the progress of a search.
 pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
 /// How a tuned schedule is searched for.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Tuning {
     /// Time that trying schedules may take; the first races and the last one are run in any case. Default: 2 s.
     pub budget: Duration,
@@ -72,6 +73,33 @@ impl Default for Tuning {
     }
 }
 
+impl Tuning {
+    /// The same with this much time for trying schedules.
+    pub fn budget(self, budget: Duration) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// The same with this many changes at most.
+    pub fn proposals(self, proposals: usize) -> Self {
+        Self { proposals, ..self }
+    }
+
+    /// The same with this seed.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// The same with this folder for plans, or with none.
+    pub fn cache(self, cache: Option<PathBuf>) -> Self {
+        Self { cache, ..self }
+    }
+
+    /// The same with somebody who is told how far the search is.
+    pub fn on_progress(self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
+        Self { progress: Some(Arc::new(progress)), ..self }
+    }
+}
+
 impl std::fmt::Debug for Tuning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { budget, proposals, seed, cache, progress: _ } = self;
@@ -86,6 +114,7 @@ impl std::fmt::Debug for Tuning {
 
 /// How far a search is.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub struct Progress {
     /// Share of the budget that is used, from 0 to 1.
     pub share: f64,
@@ -97,6 +126,7 @@ pub struct Progress {
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Findings {
     /// What the schedule is, in words.
     pub origin: String,
@@ -126,63 +156,64 @@ impl std::fmt::Display for Findings {
     }
 }
 
-/// A schedule that won, with what ran it.
+/// The fastest schedule, ready to run.
 pub struct Winner<R> {
     /// The schedule.
     pub schedule: Schedule,
-    /// What the track made of it.
+    /// The schedule, ready to run.
     pub runner: R,
     /// How it was found.
     pub findings: Findings,
 }
 
-/// Searches for the fastest schedule on a track.
+/// Searches for the fastest schedule on a bench.
 ///
 /// # Errors
-/// Those of the track.
-pub fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>, T::Error> {
+/// Those of the bench.
+pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>, T::Error> {
     let start = Instant::now();
-    let mut search = Search { problem, track, tuning, start, tried: 0, run_us: f64::INFINITY };
+    let mut search = Search { problem, bench, tuning, start, tried: 0, run_us: f64::INFINITY };
     let policies = candidates::policies(problem)?;
     let others = candidates::others(problem, &policies)?;
     let count = policies.len();
-    let mut field = Vec::new();
+    let mut contestants = Vec::new();
     for (at, candidate) in policies.into_iter().chain(others).enumerate() {
-        // Where each takes long, policies have to do.
+        // If a run takes long, only the policies are benchmarked.
         if at < count || search.used() < SHARE {
-            field.push(search.enter(candidate)?);
-            race(search.track, &mut field[at..], 1)?;
-            search.run_us = search.run_us.min(field[at].median());
+            contestants.push(search.enter(candidate)?);
+            benchmark(search.bench, &mut contestants[at..], 1)?;
+            search.run_us = search.run_us.min(contestants[at].median());
         }
     }
-    search.race(&mut field, ROUNDS[0] - 1)?;
-    sort(&mut field);
-    let mut ranking: Vec<(String, f64)> = field.iter().map(|c| (c.name.clone(), c.median())).collect();
-    let best_policy =
-        |field: &[Contestant<_>]| field.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name));
-    let Some(at) = best_policy(&field) else { unreachable!("every policy is a candidate") };
-    let reserve = (at >= FINALISTS).then(|| field.remove(at));
-    field.truncate(FINALISTS);
-    field.extend(reserve);
-    search.race(&mut field, ROUNDS[1])?;
-    sort(&mut field);
-    for finalist in &field {
+    search.benchmark(&mut contestants, ROUNDS[0] - 1)?;
+    sort(&mut contestants);
+    let mut ranking: Vec<(String, f64)> = contestants.iter().map(|c| (c.name.clone(), c.median())).collect();
+    let best_policy = |contestants: &[Contestant<_>]| {
+        contestants.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name))
+    };
+    let Some(at) = best_policy(&contestants) else { unreachable!("every policy is a candidate") };
+    let reserve = (at >= FINALISTS).then(|| contestants.remove(at));
+    contestants.truncate(FINALISTS);
+    contestants.extend(reserve);
+    search.benchmark(&mut contestants, ROUNDS[1])?;
+    sort(&mut contestants);
+    for finalist in &contestants {
         ranking.iter_mut().filter(|(name, _)| *name == finalist.name).for_each(|(_, us)| *us = finalist.median());
     }
     ranking.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some(at) = best_policy(&field) else { unreachable!("the best policy is kept") };
-    let policy = field.remove(at);
-    let best = if at > 0 { field.swap_remove(0) } else { search.again(&policy)? };
-    drop(field);
+    let Some(at) = best_policy(&contestants) else { unreachable!("the best policy is kept") };
+    let policy = contestants.remove(at);
+    let best = if at > 0 { contestants.swap_remove(0) } else { search.rebuild(&policy)? };
+    drop(contestants);
 
     let (best, kept) = search.improve(best)?;
-    let mut last = vec![search.again(&best)?, search.again(&policy)?, best, policy];
+    let mut last = vec![search.rebuild(&best)?, search.rebuild(&policy)?, best, policy];
     last.iter_mut().for_each(|contestant| contestant.samples.clear());
-    search.race(&mut last, ROUNDS[2])?;
+    search.benchmark(&mut last, ROUNDS[2])?;
     let medians: Vec<f64> = last.iter().map(Contestant::median).collect();
     let drift = medians[0] / medians[2] - 1.;
-    // Both builds of the best have to beat both of the policy.
-    let holds = medians[0].max(medians[2]) < medians[1].min(medians[3]) * (1. - NOISE);
+    // Both builds of the best schedule must beat both builds of the policy's.
+    let holds = medians[0].max(medians[2]) < medians[1].min(medians[3]) * (1. - MIN_GAIN);
     let builds = if holds { [0, 2] } else { [1, 3] };
     let [one, other] = builds;
     let winner = last.swap_remove(if medians[one] <= medians[other] { one } else { other });
@@ -198,19 +229,19 @@ pub fn search<T: Track>(problem: &Problem, track: &mut T, tuning: &Tuning) -> Re
     Ok(Winner { schedule: winner.schedule, runner: winner.runner, findings })
 }
 
-/// The policy's schedule where there is nothing to run on: searched for by simulating the device of the trace.
+/// The tuned schedule without a device to run on: searched for by simulating the device of the trace.
 pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
     let tuning = Tuning { budget: Duration::MAX, proposals: SIMULATED, cache: None, ..Default::default() };
     Ok(search(problem, &mut Simulation { problem, device: Device::of(&problem.trace.device) }, &tuning)?.schedule)
 }
 
-/// A device that is simulated: runs are exact.
+/// A simulated device: every run of a schedule takes the same time.
 struct Simulation<'a> {
     problem: &'a Problem<'a>,
     device: Device,
 }
 
-impl Track for Simulation<'_> {
+impl Bench for Simulation<'_> {
     type Runner = f64;
     type Error = Error;
 
@@ -223,13 +254,13 @@ impl Track for Simulation<'_> {
     }
 }
 
-fn sort<R>(field: &mut [Contestant<R>]) {
-    field.sort_by(|a, b| a.median().total_cmp(&b.median()));
+fn sort<R>(contestants: &mut [Contestant<R>]) {
+    contestants.sort_by(|a, b| a.median().total_cmp(&b.median()));
 }
 
 struct Search<'a, T> {
     problem: &'a Problem<'a>,
-    track: &'a mut T,
+    bench: &'a mut T,
     tuning: &'a Tuning,
     start: Instant,
     tried: usize,
@@ -237,15 +268,15 @@ struct Search<'a, T> {
     run_us: f64,
 }
 
-impl<T: Track> Search<'_, T> {
+impl<T: Bench> Search<'_, T> {
     fn enter(&mut self, candidate: Candidate) -> Result<Contestant<T::Runner>, T::Error> {
         self.tried += 1;
-        Contestant::new(candidate.name, candidate.schedule, self.track)
+        Contestant::new(candidate.name, candidate.schedule, self.bench)
     }
 
-    /// The same schedule, built once more.
-    fn again(&mut self, contestant: &Contestant<T::Runner>) -> Result<Contestant<T::Runner>, T::Error> {
-        Contestant::new(contestant.name.clone(), contestant.schedule.clone(), self.track)
+    /// Builds the same schedule once more.
+    fn rebuild(&mut self, contestant: &Contestant<T::Runner>) -> Result<Contestant<T::Runner>, T::Error> {
+        Contestant::new(contestant.name.clone(), contestant.schedule.clone(), self.bench)
     }
 
     /// Share of the budget's time that has passed.
@@ -253,11 +284,11 @@ impl<T: Track> Search<'_, T> {
         self.start.elapsed().as_secs_f64() / self.tuning.budget.as_secs_f64().max(1e-9)
     }
 
-    /// As many rounds as are asked for, or fewer where a run takes long, but one at least.
-    fn race(&mut self, field: &mut [Contestant<T::Runner>], rounds: usize) -> Result<(), T::Error> {
-        let round_us = self.run_us * field.len() as f64;
+    /// Benchmarks for that many rounds, or fewer if a run takes long, but at least one.
+    fn benchmark(&mut self, contestants: &mut [Contestant<T::Runner>], rounds: usize) -> Result<(), T::Error> {
+        let round_us = self.run_us * contestants.len() as f64;
         let affordable = self.tuning.budget.as_secs_f64() * 1e6 * SHARE / round_us.max(1.);
-        race(self.track, field, rounds.min(affordable as usize).max(1))
+        benchmark(self.bench, contestants, rounds.min(affordable as usize).max(1))
     }
 
     fn progress(&self, proposed: usize, best_us: f64) -> f64 {
@@ -268,34 +299,35 @@ impl<T: Track> Search<'_, T> {
         share
     }
 
-    /// Changes the best schedule for as long as the budget lasts, and keeps what is faster; returns how often.
+    /// Mutates the best schedule until the budget is used up, and keeps a mutation that is faster. Returns how many were kept.
     fn improve(&mut self, mut best: Contestant<T::Runner>) -> Result<(Contestant<T::Runner>, usize), T::Error> {
         let mut random = fastrand::Rng::with_seed(self.tuning.seed);
         let (mut kept, mut proposed) = (0, 0);
         while self.tuning.proposals > proposed && self.progress(proposed, best.median()) < 1. {
-            let mut field = Vec::new();
-            for _ in 0..LITTER {
+            let mut contestants = Vec::new();
+            for _ in 0..MUTATIONS_PER_ROUND {
                 proposed += 1;
                 let schedule = neighbours::change(self.problem, &best.schedule, &mut random)?;
                 if schedule != best.schedule {
                     let name = format!("{}, changed", best.name.trim_end_matches(", changed"));
-                    field.push(self.enter(Candidate { name, schedule })?);
+                    contestants.push(self.enter(Candidate { name, schedule })?);
                 }
             }
             best.samples.clear();
-            field.push(best);
-            self.race(&mut field, ROUNDS[0])?;
-            best = field.swap_remove(field.len() - 1);
-            let fastest = field.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
-            if let Some(rival) = fastest.filter(|rival| rival.median() < best.median() * (1. - NOISE)) {
-                // Once more, on its own: the fastest of several looks faster than it is.
-                let mut duel = [best, rival];
+            contestants.push(best);
+            self.benchmark(&mut contestants, ROUNDS[0])?;
+            best = contestants.swap_remove(contestants.len() - 1);
+            let fastest = contestants.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
+            if let Some(challenger) = fastest.filter(|challenger| challenger.median() < best.median() * (1. - MIN_GAIN))
+            {
+                // Once more, against the best alone: the fastest of several looks faster than it is.
+                let mut duel = [best, challenger];
                 duel.iter_mut().for_each(|contestant| contestant.samples.clear());
-                self.race(&mut duel, ROUNDS[1])?;
-                let [old, rival] = duel;
-                let faster = rival.median() < old.median() * (1. - NOISE);
+                self.benchmark(&mut duel, ROUNDS[1])?;
+                let [old, challenger] = duel;
+                let faster = challenger.median() < old.median() * (1. - MIN_GAIN);
                 kept += usize::from(faster);
-                best = if faster { rival } else { old };
+                best = if faster { challenger } else { old };
             }
         }
         self.progress(proposed, best.median());

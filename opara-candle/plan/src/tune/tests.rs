@@ -20,7 +20,7 @@ fn recorded(model: &str) -> (Trace, Prepared) {
 /// Runs take what the simulator says, and every third of them up to half a percent longer.
 struct Noisy<'a>(Simulation<'a>, usize);
 
-impl Track for Noisy<'_> {
+impl Bench for Noisy<'_> {
     type Runner = f64;
     type Error = Error;
 

@@ -77,7 +77,7 @@ fn paths(text: &str, begins: impl Fn(&str, &str) -> bool) -> Vec<Vec<String>> {
 }
 
 /// Names, `::`, and all other characters one by one.
-fn tokens(text: &str) -> Vec<&str> {
+pub fn tokens(text: &str) -> Vec<&str> {
     let mut tokens = Vec::new();
     let mut rest = text.trim_start();
     while let Some(first) = rest.chars().next() {

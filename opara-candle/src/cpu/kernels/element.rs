@@ -56,7 +56,7 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
 const KEPT: usize = 1 << 20;
 
 /// Elements of the widest vector that there is.
-pub(super) const WIDEST: usize = 16;
+pub(crate) const WIDEST: usize = 16;
 
 macro_rules! sum {
     ($($t:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident;)*) => {$(
@@ -121,7 +121,7 @@ sum! {
 
 /// All of `x` joined to `start`, which adds nothing: several neighbours at a time.
 #[inline(always)]
-pub(super) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
+pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     let (chunks, rest) = x.as_chunks::<WIDEST>();
     let mut of = [start; WIDEST];
     // By arrays: of slices, whose length is not known, the compiler makes no vectors.
@@ -137,7 +137,7 @@ pub(super) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
 }
 
 /// Elements of a vector on this machine.
-pub(super) fn lanes<A: Sum>() -> usize {
+pub(crate) fn lanes<A: Sum>() -> usize {
     struct Lanes<A>(std::marker::PhantomData<A>);
     impl<A: Sum> WithSimd for Lanes<A> {
         type Output = usize;

@@ -4,7 +4,7 @@ use super::element::{Element, Sum};
 
 /// How windows lie on a plane.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Windows {
+pub(crate) struct Windows {
     /// Height and width of the plane, of a window, and of what windows there are.
     pub input: (usize, usize),
     pub window: (usize, usize),
@@ -17,7 +17,7 @@ pub(super) struct Windows {
 
 /// A plane as windows see it: padded, and its columns sorted by their remainder modulo the stride. So what one tap, an
 /// element of each window, sees along a row of windows is contiguous.
-pub(super) struct Taps {
+pub(crate) struct Taps {
     windows: Windows,
     /// Columns of one remainder.
     pitch: usize,
@@ -80,7 +80,7 @@ impl Taps {
 }
 
 /// What to copy from a plane.
-pub(super) struct Copies {
+pub(crate) struct Copies {
     stride: usize,
     /// From where, to where, how many.
     copies: Vec<(usize, usize, usize)>,
@@ -100,7 +100,7 @@ impl Copies {
 
 /// The larger one, or the one that is not a number.
 #[inline(always)]
-pub(super) fn larger<A: Sum>(a: A, b: A) -> A {
+pub(crate) fn larger<A: Sum>(a: A, b: A) -> A {
     #[allow(clippy::eq_op)]
     match a >= b || a != a {
         true => a,

@@ -8,7 +8,7 @@ use crate::ops::Activation;
 
 /// All that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::cuda) struct Convolution {
+pub(crate) struct Convolution {
     /// Of all operands.
     pub dtype: DType,
     /// Whether the channels of a pixel lie together, in the operand, the weight and the result.
@@ -59,7 +59,7 @@ impl Convolution {
 }
 
 /// Operands of a convolution.
-pub(in crate::cuda) struct Operands<'a, T> {
+pub(crate) struct Operands<'a, T> {
     pub x: CudaView<'a, T>,
     pub weight: CudaView<'a, T>,
     pub bias: CudaView<'a, T>,

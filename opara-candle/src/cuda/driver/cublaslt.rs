@@ -18,13 +18,13 @@ use crate::ops::Activation;
 
 /// How a product is computed.
 #[derive(Clone, Copy)]
-pub(in crate::cuda) struct Algorithm {
+pub(crate) struct Algorithm {
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
 
 /// Whether it can follow a product in the same call.
-pub(in crate::cuda) fn knows(activation: Activation) -> bool {
+pub(crate) fn knows(activation: Activation) -> bool {
     matches!(activation, Activation::None | Activation::Relu)
 }
 
@@ -151,12 +151,12 @@ fn reductions(of: &Product) -> u32 {
 }
 
 /// Whether an operand may begin there. Results do, as memory of their own.
-pub(in crate::cuda) fn is_aligned(address: u64) -> bool {
+pub(crate) fn is_aligned(address: u64) -> bool {
     address.is_multiple_of(u64::from(ALIGNMENT))
 }
 
 /// What cuBLASLt proposes, best first.
-pub(in crate::cuda) fn algorithms(device: &CudaDevice, of: &Product) -> Result<Vec<Algorithm>> {
+pub(crate) fn algorithms(device: &CudaDevice, of: &Product) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MOST: usize = 8;
     let described = Described::new(of, 0)?;
@@ -200,7 +200,7 @@ pub(in crate::cuda) fn algorithms(device: &CudaDevice, of: &Product) -> Result<V
 /// # Errors
 /// Slices that are too short, a bias where there should be none, or none where there should be one, or what cuBLASLt does not
 /// support.
-pub(in crate::cuda) fn run<T: DeviceRepr>(
+pub(crate) fn run<T: DeviceRepr>(
     device: &CudaDevice,
     of: &Product,
     chosen: &Algorithm,

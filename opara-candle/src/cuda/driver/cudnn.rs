@@ -10,7 +10,7 @@ use cudarc::cudnn::{
 };
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
-pub(in crate::cuda) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
+pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 
 use super::convolution::{Convolution, Operands};
 use super::kernels;
@@ -100,7 +100,7 @@ impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
 }
 
 /// What may be asked to run: of some cuDNN says only then that they do not support the convolution. The first always works.
-pub(in crate::cuda) fn algorithms<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Vec<Algorithm>>
+pub(crate) fn algorithms<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Vec<Algorithm>>
 where
     T: CudnnDataType,
     C: CudnnDataType,
@@ -113,7 +113,7 @@ where
 }
 
 /// What cuDNN itself would choose, if it is one of [`algorithms`].
-pub(in crate::cuda) fn guess<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Algorithm>
+pub(crate) fn guess<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Algorithm>
 where
     T: CudnnDataType,
     C: CudnnDataType,
@@ -128,7 +128,7 @@ where
 ///
 /// # Errors
 /// Slices that are too short or of another dtype, or what cuDNN does not support.
-pub(in crate::cuda) fn run<T, C>(
+pub(crate) fn run<T, C>(
     device: &CudaDevice,
     of: &Convolution,
     algorithm: Algorithm,

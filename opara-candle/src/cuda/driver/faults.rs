@@ -1,7 +1,7 @@
 //! For tests: calls of the driver and of libraries that fail although nothing is wrong.
 //!
 //! All functions that are interposed ask here first, and `interpose/faulty.rs` interposes what building calls besides. Without
-//! the feature `testing` none of this exists.
+//! the feature `faults` none of this exists.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;

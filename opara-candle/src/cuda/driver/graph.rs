@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle::Tensor;
 use cudarc::driver::sys;
 
-use super::capture::{MemcpyNode, MemsetNode};
+use super::captured_graph::{MemcpyNode, MemsetNode};
 use super::kernel::KernelNode;
-use super::{check, Arguments, Block, Relocation, Stream};
+use super::{check, Arguments, MemoryBlock, Relocation, Stream};
 use crate::Result;
 
 /// A pointer in a node's arguments: which buffer it points into, and how far.
@@ -144,7 +144,7 @@ impl GraphBuilder {
     }
 
     /// Fills a block, which the graph keeps, with one byte value, behind the nodes `after`.
-    pub fn fill(&mut self, block: &Block, value: u8, after: &[usize]) -> Result<usize> {
+    pub fn fill(&mut self, block: &MemoryBlock, value: u8, after: &[usize]) -> Result<usize> {
         let (dst, width, value) = (block.address(), block.bytes() as usize, value.into());
         self.relocation.keep(block);
         self.add_memset(
@@ -285,7 +285,7 @@ impl Executable {
     /// # Errors
     /// Inputs of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
     /// that failed.
-    pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&Block]) -> Result<()> {
+    pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
         let inputs = self.moved.launched_with(inputs, arenas)?;
         self.graph.stream.bind()?;
         if self.inputs != inputs {

@@ -1,4 +1,4 @@
-//! Device addresses: where tensors lie, which allocation an address belongs to, and where captured buffers move.
+//! Device memory: addresses of tensors, the allocation around an address, and the relocation of captured buffers.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -12,11 +12,11 @@ use super::interpose::without_events;
 use super::{check, Stream};
 use crate::{Error, Result};
 
-/// First byte of a tensor's elements on the device.
+/// The device address of a tensor's first element.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device.
-pub(in crate::cuda) fn address_of(tensor: &Tensor) -> Result<u64> {
+pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     use candle::cuda_backend::CudaStorageSlice as S;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cuda(CudaStorage { slice, device }) = &*storage else {
@@ -71,7 +71,7 @@ pub(in crate::cuda) struct Allocation {
     pub pooled: bool,
 }
 
-/// Asks the driver which allocation an address belongs to, and remembers.
+/// Looks up the allocation around an address with the driver, and caches the answer.
 #[derive(Default)]
 pub(in crate::cuda) struct AllocationTable {
     known: BTreeMap<u64, Allocation>,
@@ -123,9 +123,9 @@ pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
     found.then_some(Allocation { start, bytes: bytes as u64, pooled: !pool.is_null() })
 }
 
-/// A stretch of device memory.
+/// A block of device memory.
 #[derive(Clone)]
-pub(in crate::cuda) struct Block {
+pub(in crate::cuda) struct MemoryBlock {
     address: u64,
     bytes: u64,
     owner: Arc<Owner>,
@@ -148,7 +148,7 @@ impl Drop for Owner {
     }
 }
 
-impl Block {
+impl MemoryBlock {
     /// The elements of a contiguous tensor.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl Block {
         Ok(Self { address, bytes, owner: Arc::new(Owner::Allocation(address, stream.clone())) })
     }
 
-    /// First byte.
+    /// Its address.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -186,7 +186,7 @@ impl Block {
         self.bytes
     }
 
-    /// Address of a part of it, for a buffer.
+    /// The address of a buffer inside the block.
     fn part(&self, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
         if offset + bytes > self.bytes {
             let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {}", self.bytes);
@@ -196,16 +196,16 @@ impl Block {
     }
 }
 
-/// Where captured buffers move: into blocks that this relocation, and so the graph built with it, keeps alive; into
-/// arenas, which every launch brings along; or, as inputs do, elsewhere at every launch.
+/// The new address of each captured buffer: in a block that this relocation, and so the graph built with it, keeps alive; in
+/// an arena, which is an argument of every launch; or, for inputs, another address at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
     /// Number and size of each input's buffer.
     inputs: hashbrown::HashMap<usize, (usize, u64)>,
-    /// Where arenas begin.
+    /// The addresses of the arenas.
     arenas: hashbrown::HashSet<u64>,
-    owners: Vec<Block>,
+    owners: Vec<MemoryBlock>,
 }
 
 impl Relocation {
@@ -213,7 +213,7 @@ impl Relocation {
     ///
     /// # Errors
     /// A block that is too small.
-    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &Block, offset: u64) -> Result<()> {
+    pub fn place(&mut self, buffer: usize, bytes: u64, owner: &MemoryBlock, offset: u64) -> Result<()> {
         self.targets.insert(buffer, owner.part(buffer, offset, bytes)?);
         self.keep(owner);
         Ok(())
@@ -223,18 +223,18 @@ impl Relocation {
     ///
     /// # Errors
     /// An arena that is too small.
-    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &Block, offset: u64) -> Result<()> {
+    pub fn place_in_arena(&mut self, buffer: usize, bytes: u64, arena: &MemoryBlock, offset: u64) -> Result<()> {
         self.targets.insert(buffer, arena.part(buffer, offset, bytes)?);
         self.arenas.insert(arena.address);
         Ok(())
     }
 
-    /// Every launch says where this buffer is: it is the input of this number.
+    /// Marks a buffer as an input, whose address is an argument of every launch.
     pub fn place_input(&mut self, buffer: usize, input: usize, bytes: u64) {
         self.inputs.insert(buffer, (input, bytes));
     }
 
-    /// Which input this buffer is.
+    /// The index of the input that this buffer is, if it is one.
     pub(super) fn input(&self, buffer: usize) -> Option<usize> {
         self.inputs.get(&buffer).map(|&(input, _)| input)
     }
@@ -243,7 +243,7 @@ impl Relocation {
     ///
     /// # Errors
     /// Inputs that are not like the captured ones, or other arenas than those of this relocation.
-    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&Block]) -> Result<Vec<u64>> {
+    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
         let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = inputs.iter().all(Tensor::is_contiguous);
         let same_arenas = self.arenas.iter().all(|&start| arenas.iter().any(|arena| arena.address == start));
@@ -254,7 +254,7 @@ impl Relocation {
     }
 
     /// Keeps a block alive, too.
-    pub(super) fn keep(&mut self, owner: &Block) {
+    pub(super) fn keep(&mut self, owner: &MemoryBlock) {
         if !self.owners.iter().any(|block| Arc::ptr_eq(&block.owner, &owner.owner)) {
             self.owners.push(owner.clone());
         }

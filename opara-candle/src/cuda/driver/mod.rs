@@ -1,36 +1,40 @@
-//! The driver: every foreign call and every `unsafe` block of this crate.
+//! The driver: every foreign call and every `unsafe` block of this crate but those that launch an operator's kernel (`launch.rs` in
+//! the operator's folder).
 //!
 //! Three layers as in cudarc: `cudarc::driver::sys` declares, the functions here turn status codes into errors, and the
 //! types here own and drop. Nothing above this module sees a raw handle.
 
+#![allow(unsafe_code)]
+
 mod arguments;
-mod capture;
+mod captured_graph;
 #[cfg(feature = "cudnn")]
-pub(super) mod convolution;
-pub(super) mod cublaslt;
+pub(crate) mod convolution;
+pub(crate) mod cublaslt;
 #[cfg(feature = "cudnn")]
-pub(super) mod cudnn;
+pub(crate) mod cudnn;
 mod cupti;
-#[cfg(feature = "testing")]
+#[cfg(feature = "faults")]
 pub mod faults;
 mod graph;
 mod interpose;
 mod kernel;
-pub(super) mod kernels;
+pub(crate) mod kernels;
 mod memory;
 mod nvrtc;
-pub(super) mod product;
+pub(crate) mod product;
 mod stream;
 mod watched_memory;
 
 pub(super) use arguments::Arguments;
-pub(super) use capture::{Captured, Launch, MemcpyNode, MemsetNode, Node};
+pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
-pub(super) use memory::{address_of, aligned_input, bytes_of, AllocationTable, Block, Relocation};
+pub(crate) use memory::address_of;
+pub(super) use memory::{aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

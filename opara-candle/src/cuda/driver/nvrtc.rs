@@ -103,7 +103,7 @@ impl Nvrtc {
         let source = as_c(source)?;
         let options = options.iter().map(|option| as_c(option)).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut program = Program { compiler: self, handle: std::ptr::null_mut() };
+        let mut program = NvrtcProgram { compiler: self, handle: std::ptr::null_mut() };
         let (none, no_headers) = (std::ptr::null(), std::ptr::null());
         // SAFETY: it writes the handle, and copies the source, which ends with a zero; there are no headers.
         let created = unsafe { (self.create)(&mut program.handle, source.as_ptr(), none, 0, no_headers, no_headers) };
@@ -152,12 +152,12 @@ impl Nvrtc {
 }
 
 /// Owns a program; null if none was created.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     compiler: &'a Nvrtc,
     handle: Handle,
 }
 
-impl Program<'_> {
+impl NvrtcProgram<'_> {
     /// What was compiled. PTX ends with a zero.
     fn code(&self) -> Result<Vec<u8>, String> {
         let Nvrtc { cubin_size, cubin, ptx_size, ptx, .. } = *self.compiler;
@@ -189,7 +189,7 @@ impl Program<'_> {
     }
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: this value owns the program. What it compiled was copied.

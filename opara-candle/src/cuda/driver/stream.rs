@@ -6,7 +6,7 @@ use candle::{CudaDevice, Device};
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use super::interpose::CapturePool;
-use super::{check, failure, interpose, wrap, Captured};
+use super::{check, failure, interpose, wrap, CapturedGraph};
 use crate::trace::DeviceSpec;
 use crate::{Error, Result};
 
@@ -216,7 +216,7 @@ impl Stream {
         &self,
         pool: &CapturePool,
         f: impl FnOnce() -> Result<T>,
-    ) -> std::result::Result<(T, Captured), Broken> {
+    ) -> std::result::Result<(T, CapturedGraph), Broken> {
         self.capture_in(Some(pool), f)
     }
 
@@ -224,7 +224,7 @@ impl Stream {
     ///
     /// # Errors
     /// As of [`capture`](Self::capture).
-    pub fn capture_only<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, Captured)> {
+    pub fn capture_only<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, CapturedGraph)> {
         self.capture_in(None, f).map_err(|broken| broken.error)
     }
 
@@ -232,7 +232,7 @@ impl Stream {
         &self,
         pool: Option<&CapturePool>,
         f: impl FnOnce() -> Result<T>,
-    ) -> std::result::Result<(T, Captured), Broken> {
+    ) -> std::result::Result<(T, CapturedGraph), Broken> {
         self.bind()?;
         if interpose::is_capturing() {
             let reason = "it is built inside the forward pass of a module that is being captured".into();
@@ -251,7 +251,7 @@ impl Stream {
         };
         let refused = calls.refused.take();
         // SAFETY: the driver handed the graph over, or left null.
-        let captured = unsafe { Captured::from_raw(raw, self.clone(), calls) };
+        let captured = unsafe { CapturedGraph::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
         let reason = |error: Error| match error {
             lost @ Error::DeviceLost { .. } => lost,

@@ -1,6 +1,6 @@
-//! Types of numbers that fused kernels compute with.
+//! Element types of fused kernels.
 
-/// Type of a value in memory, and of a step's arithmetic.
+/// The type of elements in memory, and of an op's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Type {
     F32,
@@ -9,7 +9,7 @@ pub(super) enum Type {
 }
 
 impl Type {
-    /// In CUDA C++.
+    /// The name in CUDA C++.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float",

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use self::ptx::Entry;
 use self::table::{Before, Effects, Extent, Factor};
 use super::driver::{Arguments, KernelNode};
-use crate::trace::{Launch, Mode, Region};
+use crate::trace::{AccessMode, Launch, Region};
 
 /// What is known about a kernel: one that candle ships, or one of ours, in the table. `code` is the hash of the PTX text
 /// that it was loaded from: a kernel of the same name from elsewhere is a stranger, of which nothing is known.
@@ -73,22 +73,24 @@ impl Call<'_> {
     /// What happens through the pointer `argument`, which points to byte `delta` of a buffer of `bytes` bytes.
     ///
     /// Where a region is not known for sure it is the rest of the buffer: all views reach forward.
-    pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, Mode) {
+    pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
             Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),
-            Some(argument) => (self.read(argument, delta), Mode::Read),
-            None => (None, Mode::Read),
+            Some(argument) => (self.read(argument, delta), AccessMode::Read),
+            None => (None, AccessMode::Read),
         };
         let rest = Region::contiguous(delta, bytes.saturating_sub(delta));
         (region.filter(|r| r.end() <= bytes).unwrap_or(rest), mode)
     }
 
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> AccessMode {
         match self.effects.before {
-            Before::Overwritten | Before::ReadBack => Mode::Write,
-            Before::InPlaceOf(input) if !self.is_null(input) => Mode::Write,
-            Before::KeptBetween(strides) if self.is_null(strides) => Mode::Write,
-            Before::InPlaceOf(_) | Before::KeptBetween(_) | Before::PartlyKept | Before::AddedTo => Mode::ReadWrite,
+            Before::Overwritten | Before::ReadBack => AccessMode::Write,
+            Before::InPlaceOf(input) if !self.is_null(input) => AccessMode::Write,
+            Before::KeptBetween(strides) if self.is_null(strides) => AccessMode::Write,
+            Before::InPlaceOf(_) | Before::KeptBetween(_) | Before::PartlyKept | Before::AddedTo => {
+                AccessMode::ReadWrite
+            }
         }
     }
 
@@ -145,7 +147,7 @@ mod tests {
     }
 
     /// What a kernel of candle's with these arguments does through one of them, at byte 64 of a large buffer.
-    fn access(name: &str, words: &[u64], argument: usize) -> (Region, Mode) {
+    fn access(name: &str, words: &[u64], argument: usize) -> (Region, AccessMode) {
         let (words, launch) = (Arguments::from_words(words), launch([3, 5, 7], [1, 2, 1]));
         let call = known(name, &words, &launch, code_of(name));
         call.unwrap_or_else(|| panic!("{name} is in the table")).access(Some(argument), 64, ROOM)
@@ -166,18 +168,18 @@ mod tests {
 
     #[test]
     fn a_null_input_means_in_place() {
-        assert_eq!(access("urelu_f32", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(32), Mode::Write));
-        assert_eq!(access("urelu_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), Mode::ReadWrite));
-        assert_eq!(access("upowf_f64", &[8, 1, 0, 0, 0xa000, 0xb000], 5), (bytes(64), Mode::Write));
-        assert_eq!(access("badd_f32", &[8, 1, 0, 0, 0, 0xb000], 5), (bytes(32), Mode::Write));
+        assert_eq!(access("urelu_f32", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(32), AccessMode::Write));
+        assert_eq!(access("urelu_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), AccessMode::ReadWrite));
+        assert_eq!(access("upowf_f64", &[8, 1, 0, 0, 0xa000, 0xb000], 5), (bytes(64), AccessMode::Write));
+        assert_eq!(access("badd_f32", &[8, 1, 0, 0, 0, 0xb000], 5), (bytes(32), AccessMode::Write));
     }
 
     #[test]
     fn inputs_are_read_in_a_row_unless_there_are_strides() {
-        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 3), (bytes(16), Mode::Read));
-        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(64), Mode::Write));
-        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 3), (rest(), Mode::Read));
-        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 2), (rest(), Mode::Read));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 3), (bytes(16), AccessMode::Read));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(64), AccessMode::Write));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 3), (rest(), AccessMode::Read));
+        assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 2), (rest(), AccessMode::Read));
     }
 
     #[test]
@@ -208,10 +210,10 @@ mod tests {
 
     #[test]
     fn what_stays_between_written_elements_counts_as_read() {
-        assert_eq!(access("sa_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), Mode::ReadWrite));
-        assert_eq!(access("s_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), Mode::ReadWrite));
-        assert_eq!(access("const_set_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), Mode::Write));
-        assert_eq!(access("const_set_f32", &[8, 1, 0xc000, 0, 0xb000], 4), (rest(), Mode::ReadWrite));
+        assert_eq!(access("sa_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), AccessMode::ReadWrite));
+        assert_eq!(access("s_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), AccessMode::ReadWrite));
+        assert_eq!(access("const_set_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), AccessMode::Write));
+        assert_eq!(access("const_set_f32", &[8, 1, 0xc000, 0, 0xb000], 4), (rest(), AccessMode::ReadWrite));
     }
 
     #[test]

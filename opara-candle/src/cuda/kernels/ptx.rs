@@ -21,17 +21,7 @@ pub(super) fn entries() -> impl Iterator<Item = Entry> {
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()
         .map(|module| module.ptx())
-        .chain([
-            ours::ATTENTION,
-            ours::CAT,
-            ours::ELEMENT,
-            ours::EMBEDDING,
-            ours::NORM,
-            ours::PRODUCT,
-            ours::SOFTMAX,
-            ours::SPACE_TO_DEPTH,
-            ours::WINDOW,
-        ])
+        .chain(ours::OPERATORS.iter().copied())
         .map(|text| (xxh3_64(text.as_bytes()), text))
         .flat_map(|(module, text)| text.split(".entry ").skip(1).map(move |entry| (module, entry)))
         .filter_map(|(module, entry)| {

@@ -159,14 +159,14 @@ pub(super) const EFFECTS: &[Effects] = &[
     // Ours, cat.cu: units, units in a row, out, then a part and its units in a row, eight times
     writes("opara_cat_v128", 2, Elements(&[Argument(0), Times(4)])).of_bytes(4),
     writes("opara_cat_", 2, Elements(&[Argument(0)])),
-    // Ours, window.cu: numel, ..., in, [weight, bias,] out
+    // Ours, pool.cu and depthwise.cu: numel, ..., in, [weight, bias,] out
     writes("opara_pool_", 18, Elements(&[Argument(0)])),
     writes("opara_depthwise_", 17, Elements(&[Argument(0)])),
     // Ours, space_to_depth.cu: numel of the output, its sizes, those of the input and its strides, in, out
     writes("opara_space_to_depth_", 15, Elements(&[Argument(0)])),
-    // Ours, element.cu: numel, columns, activation, in, bias, out; the bias may be null
+    // Ours, activation.cu: numel, columns, activation, in, bias, out; the bias may be null
     writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
-    // Ours, element.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null
+    // Ours, heads.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null
     writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
     // Ours, attention.cu: numel, queries, keys, heads, scale, strides of four, q, k, v, bias, out; the bias may be null
     writes("opara_attention_", 21, Elements(&[Argument(0)])),

@@ -1,4 +1,4 @@
-//! Groups against what their launches leave in memory apart.
+//! Groups leave in memory what their ops leave there one by one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -14,8 +14,8 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Result `i` of an op. `get` gives what stands for an element of an operand, `all` all of it.
-fn made(
+/// Result `i` of an op, as a hash of what it reads. `get` gives one element of an operand, `all` a hash of all of it.
+fn result_of(
     op: OpId,
     launch: &Launch,
     i: usize,
@@ -25,7 +25,7 @@ fn made(
     let row = |row: usize| row * COLUMNS..(row + 1) * COLUMNS;
     let value = |read: &Operand| match launch.kind {
         _ if read.first.is_none() => all(read.buffer),
-        Fold => hash(row(i).map(|i| get(read, i)).collect::<Vec<_>>()),
+        Reduction => hash(row(i).map(|i| get(read, i)).collect::<Vec<_>>()),
         Norm => hash((i, row(i / COLUMNS).map(|i| get(read, i)).collect::<Vec<_>>())),
         _ => get(read, i),
     };
@@ -33,43 +33,43 @@ fn made(
 }
 
 fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
-    let get = |read: &Operand, i| memory[read.buffer][(read.first.unwrap() + read.places.at(i as u64)) as usize];
-    let result = |i| made(op, launch, i, get, |buffer| hash(&memory[buffer]));
+    let get = |read: &Operand, i| memory[read.buffer][(read.first.unwrap() + read.view.at(i as u64)) as usize];
+    let result = |i| result_of(op, launch, i, get, |buffer| hash(&memory[buffer]));
     memory[launch.result] = (0..launch.kind.results()).map(result).collect();
 }
 
-/// A row, or an element if there are none, knows of what members make nothing but what is of its own.
+/// Runs row by row, or element by element if there are no rows: each sees only its own results of the members before.
 fn run_group(group: &FusionGroup, launches: &[Launch], memory: &mut Memory) {
     let before = memory.clone();
     let rows = if group.columns.is_some() { ROWS } else { group.elements as usize };
     let of_row = group.elements as usize / rows;
-    let made_here = |buffer| group.members.iter().any(|&member| launches[member].result == buffer);
+    let is_member_result = |buffer| group.members.iter().any(|&member| launches[member].result == buffer);
     for row in 0..rows {
         let mut own: Vec<(BufferId, usize, u64)> = Vec::new();
         for (at, &op) in group.members.iter().enumerate() {
             let launch = &launches[op];
             let (order, first) = group.order(at);
-            let turns = group.turn.is_some_and(|turn| at == turn.before);
+            let permuted = group.permutation.is_some_and(|permutation| at == permutation.before);
             let get = |read: &Operand, i: usize| {
-                if made_here(read.buffer) {
-                    let i = if turns { i } else { read.places.at(i as u64) as usize };
+                if is_member_result(read.buffer) {
+                    let i = if permuted { i } else { read.view.at(i as u64) as usize };
                     let own = own.iter().find(|own| (own.0, own.1) == (read.buffer, i));
-                    own.expect("of this row, and made before").2
+                    own.expect("computed before, in this row").2
                 } else {
-                    let (places, distance) = read.places.taken(&order, first).unwrap();
-                    before[read.buffer][(read.first.unwrap() + distance + places.at(i as u64)) as usize]
+                    let (view, distance) = read.view.compose(&order, first).unwrap();
+                    before[read.buffer][(read.first.unwrap() + distance + view.at(i as u64)) as usize]
                 }
             };
             let all = |buffer| {
-                assert!(!made_here(buffer), "a row cannot have all of it");
+                assert!(!is_member_result(buffer), "a row sees only its own results");
                 hash(&before[buffer])
             };
-            let is_one = group.on_numbers[at] || launch.kind == Fold;
+            let is_one = group.is_row_scalar[at] || launch.kind == Reduction;
             let results = if is_one { row..row + 1 } else { row * of_row..(row + 1) * of_row };
-            let results: Vec<(usize, u64)> = results.map(|i| (i, made(op, launch, i, get, all))).collect();
+            let results: Vec<(usize, u64)> = results.map(|i| (i, result_of(op, launch, i, get, all))).collect();
             for (i, result) in results {
                 own.push((launch.result, i, result));
-                if group.kept[at] {
+                if group.is_stored[at] {
                     memory[launch.result].resize(launch.kind.results(), 0);
                     memory[launch.result][i] = result;
                 }
@@ -78,26 +78,26 @@ fn run_group(group: &FusionGroup, launches: &[Launch], memory: &mut Memory) {
     }
 }
 
-/// Launches of which each writes a buffer of its own, or some of them one that was there before.
+/// Random ops. Each writes a buffer of its own; a few write an earlier op's buffer.
 fn launches() -> impl Strategy<Value = Vec<Launch>> {
-    let kind = prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Fold), 2 => Just(Numbers)];
+    let kind = prop_oneof![1 => Just(Other), 4 => Just(Elements), 1 => Just(Norm), 2 => Just(Reduction), 2 => Just(RowScalars)];
     let read = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u64..20);
     let again = prop::option::weighted(0.1, any::<prop::sample::Index>());
     let launch = (kind, prop::collection::vec(read, 1..3), again);
     prop::collection::vec(launch, 1..24).prop_map(|launches| {
         let mut results = vec![ROWS * COLUMNS; 2];
         let launches = launches.into_iter().enumerate().map(|(at, (kind, reads, again))| {
-            // Buffers close by are likelier.
+            // Recent buffers are likelier.
             let reads = reads.into_iter().map(|(any, near, way)| {
                 let buffer = at + 1 - any.index(at + 2).min(near.index(6));
                 match (kind, results[buffer] == ROWS, way) {
                     (Other, ..) | (_, _, 0) => elsewhere(buffer),
-                    (Numbers, true, _) => same(buffer),
-                    (Numbers, false, ..10) => part(buffer, (way / 2).min(3), places(&[2], &[1 + way % 2])),
-                    (Numbers, false, _) => elsewhere(buffer),
+                    (RowScalars, true, _) => same(buffer),
+                    (RowScalars, false, ..10) => slice(buffer, (way / 2).min(3), view(&[2], &[1 + way % 2])),
+                    (RowScalars, false, _) => elsewhere(buffer),
                     (_, true, _) => of_row(buffer),
                     (_, false, 1) => of_column(buffer),
-                    (_, false, 6..8) => part(buffer, 3 * (way - 6), of_column(buffer).places),
+                    (_, false, 6..8) => slice(buffer, 3 * (way - 6), of_column(buffer).view),
                     (_, false, 2..6) => transposed(buffer),
                     (_, false, _) => same(buffer),
                 }
@@ -115,7 +115,7 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
 
 proptest! {
     #[test]
-    fn fused_launches_leave_in_memory_what_they_left_apart(launches in launches(), refused in 2..2 * MOST) {
+    fn fused_ops_leave_the_same_memory(launches in launches(), refused in 2..2 * MOST) {
         let (trace, fusible) = trace(launches.len() + 2, &launches);
         // Generating the kernel may fail for groups of some length.
         let write = |group: &FusionGroup| (group.members.len() != refused).then_some(());
@@ -124,10 +124,10 @@ proptest! {
         for group in &fused {
             prop_assert!((1..=MOST).contains(&group.members.len()) && group.members.len() != refused);
             prop_assert!(group.members.contains(&group.at));
-            let copied = group.turn.map_or(0, |turn| turn.before);
+            let copied = group.permutation.map_or(0, |permutation| permutation.before);
             for (at, &op) in group.members.iter().enumerate() {
                 let before = std::mem::replace(&mut members[op], true);
-                assert!(!before || at < copied, "twice");
+                assert!(!before || at < copied, "an op runs twice");
             }
         }
         let start: Memory = (0..launches.len() + 2).map(|id| (0..6).map(|i| hash((id, i))).collect()).collect();
@@ -140,11 +140,11 @@ proptest! {
                 run_alone(op, launch, &mut memory);
             }
         }
-        let kept = |buffer| fused.iter().all(|group| {
+        let is_stored = |buffer| fused.iter().all(|group| {
             let by = group.members.iter().position(|&op| launches[op].result == buffer);
-            by.is_none_or(|member| group.kept[member])
+            by.is_none_or(|member| group.is_stored[member])
         });
-        for buffer in (0..apart.len()).filter(|&buffer| kept(buffer)) {
+        for buffer in (0..apart.len()).filter(|&buffer| is_stored(buffer)) {
             prop_assert_eq!(&memory[buffer], &apart[buffer], "buffer {}", buffer);
         }
     }

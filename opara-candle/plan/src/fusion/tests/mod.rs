@@ -1,32 +1,32 @@
-//! Which launches are found to be one.
+//! Which ops are grouped.
 
 mod memory;
 
 use super::*;
-use crate::trace::{Access, Buffer, Mode, Op, Region, Role, Work};
+use crate::trace::{Access, AccessMode, Buffer, Op, Region, Role, Work};
 
 const MOST: usize = 4;
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
-/// What a launch goes through.
+/// What an op runs over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// It cannot be in a group.
     Other,
     Elements,
-    /// Elements, each made of all of its row.
+    /// Elements; each result depends on all of its row.
     Norm,
-    /// Rows, of each of which it makes a number.
-    Fold,
-    Numbers,
+    /// Rows; one scalar per row.
+    Reduction,
+    RowScalars,
 }
-use Kind::{Elements, Fold, Norm, Numbers, Other};
+use Kind::{Elements, Norm, Other, Reduction, RowScalars};
 
 impl Kind {
     /// How many results there are.
     fn results(self) -> usize {
-        if matches!(self, Fold | Numbers) {
+        if matches!(self, Reduction | RowScalars) {
             ROWS
         } else {
             ROWS * COLUMNS
@@ -45,7 +45,7 @@ fn launch<const N: usize>(kind: Kind, reads: [Operand; N], result: BufferId) -> 
     Launch { kind, reads: reads.into(), result }
 }
 
-fn places(dims: &[u64], strides: &[u64]) -> StridedView {
+fn view(dims: &[u64], strides: &[u64]) -> StridedView {
     StridedView::new(dims, strides).unwrap()
 }
 
@@ -65,17 +65,17 @@ fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
         work: Work::Memset(0),
         accesses: reads
             .iter()
-            .map(|read| access(read.buffer, Mode::Read))
-            .chain([access(*result, Mode::Write)])
+            .map(|read| access(read.buffer, AccessMode::Read))
+            .chain([access(*result, AccessMode::Write)])
             .collect(),
         nanos: None,
     };
     let fusible = |launch: &Launch| {
         let Launch { kind, ref reads, result } = *launch;
-        let elements = if kind == Numbers { ROWS } else { ROWS * COLUMNS } as u64;
-        let columns = matches!(kind, Norm | Fold).then_some(COLUMNS as u64);
-        let (folds, gains_alone, operands) = (kind == Fold, kind == Norm, reads.clone());
-        (kind != Other).then_some(Fusible { elements, columns, folds, operands, result, gains_alone })
+        let elements = if kind == RowScalars { ROWS } else { ROWS * COLUMNS } as u64;
+        let columns = matches!(kind, Norm | Reduction).then_some(COLUMNS as u64);
+        let (reduces, gains_alone, operands) = (kind == Reduction, kind == Norm, reads.clone());
+        (kind != Other).then_some(Fusible { elements, columns, reduces, operands, result, gains_alone })
     };
     let ops = launches.iter().map(op).collect();
     (Trace { ops, buffers, ..Default::default() }, launches.iter().map(fusible).collect())
@@ -91,15 +91,15 @@ fn found(buffers: usize, launches: &[Launch]) -> Vec<FusionGroup> {
 }
 
 fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
-    found(buffers, launches).into_iter().map(|group| (group.members, group.at, group.kept)).collect()
+    found(buffers, launches).into_iter().map(|group| (group.members, group.at, group.is_stored)).collect()
 }
 
-fn placed(buffer: BufferId, places: StridedView) -> Operand {
-    Operand { buffer, places, first: Some(0) }
+fn operand(buffer: BufferId, view: StridedView) -> Operand {
+    Operand { buffer, view, first: Some(0) }
 }
 
 fn same(buffer: BufferId) -> Operand {
-    placed(buffer, StridedView::default())
+    operand(buffer, StridedView::default())
 }
 
 fn elsewhere(buffer: BufferId) -> Operand {
@@ -107,25 +107,25 @@ fn elsewhere(buffer: BufferId) -> Operand {
 }
 
 fn of_row(buffer: BufferId) -> Operand {
-    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[1, 0]))
+    operand(buffer, view(&[ROWS as u64, COLUMNS as u64], &[1, 0]))
 }
 
-/// For each column.
+/// One scalar per column.
 fn of_column(buffer: BufferId) -> Operand {
-    placed(buffer, places(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
+    operand(buffer, view(&[ROWS as u64, COLUMNS as u64], &[0, 1]))
 }
 
-/// As many from `first` on as the places say.
-fn part(buffer: BufferId, first: u64, places: StridedView) -> Operand {
-    Operand { buffer, places, first: Some(first) }
+/// A strided view that begins at element `first`.
+fn slice(buffer: BufferId, first: u64, view: StridedView) -> Operand {
+    Operand { buffer, view, first: Some(first) }
 }
 
 fn transposed(buffer: BufferId) -> Operand {
-    placed(buffer, places(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
+    operand(buffer, view(&[COLUMNS as u64, ROWS as u64], &[1, COLUMNS as u64]))
 }
 
 #[test]
-fn a_group_keeps_what_others_read() {
+fn a_result_that_is_read_outside_is_stored() {
     // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
     let launches = [
         launch(Elements, [same(0)], 2),
@@ -138,42 +138,42 @@ fn a_group_keeps_what_others_read() {
 }
 
 #[test]
-fn a_norm_of_several_launches_is_one() {
+fn a_norm_of_several_ops_is_one_group() {
     // The sum of squares, its root, and the quotient.
     let launches = [
         launch(Elements, [same(0)], 2),
-        launch(Fold, [same(2)], 3),
-        launch(Numbers, [same(3)], 4),
+        launch(Reduction, [same(2)], 3),
+        launch(RowScalars, [same(3)], 4),
         launch(Elements, [same(0), of_row(4)], 5),
     ];
     let expected = FusionGroup {
         members: vec![0, 1, 2, 3],
         at: 0,
-        kept: vec![false, false, false, true],
-        on_numbers: vec![false, false, true, false],
+        is_stored: vec![false, false, false, true],
+        is_row_scalar: vec![false, false, true, false],
         elements: 6,
         columns: Some(3),
-        turn: None,
+        permutation: None,
     };
     assert_eq!(found(6, &launches), [expected]);
 }
 
 #[test]
 fn a_copy_of_a_transposed_result_permutes_the_group() {
-    // A product and its bias, transposed, and what is done with it then.
+    // The bias of a matmul, its transpose, and a norm of that.
     let sum = || launch(Elements, [same(0), of_column(1)], 2);
     let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Norm, [same(3)], 4)];
     let expected = FusionGroup {
         members: vec![0, 1, 2],
         at: 0,
-        kept: vec![false, false, true],
-        on_numbers: vec![false; 3],
+        is_stored: vec![false, false, true],
+        is_row_scalar: vec![false; 3],
         elements: 6,
         columns: Some(3),
-        turn: Some(Permutation { before: 1, order: transposed(2).places, first: 0 }),
+        permutation: Some(Permutation { before: 1, order: transposed(2).view, first: 0 }),
     };
     assert_eq!(found(5, &launches), [expected]);
-    // Someone else reads the sum as it was, or is to have it.
+    // Another op reads the sum as it was, or it is an output.
     let read = launch(Other, [elsewhere(2)], 4);
     assert_eq!(members(5, &[sum(), read, launch(Elements, [transposed(2)], 3)]), []);
     let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [transposed(3)], 2)];
@@ -186,55 +186,55 @@ fn a_copy_of_a_transposed_result_permutes_the_group() {
 }
 
 #[test]
-fn parts_of_a_result_are_made_where_they_are_taken() {
-    // A product and its bias, a column of which each of three takes.
+fn slices_of_a_result_are_recomputed_by_their_readers() {
+    // The bias of a matmul; each of three copies reads one column.
     let sum = || launch(Elements, [same(0), of_column(1)], 2);
-    let column = |column| part(2, column, places(&[ROWS as u64], &[COLUMNS as u64]));
-    let copy = |at: u64| launch(Numbers, [column(at)], 3 + at as usize);
+    let column = |column| slice(2, column, view(&[ROWS as u64], &[COLUMNS as u64]));
+    let copy = |at: u64| launch(RowScalars, [column(at)], 3 + at as usize);
     let expected = |at: usize| FusionGroup {
         members: vec![0, 1 + at],
         at: 1 + at,
-        kept: vec![false, true],
-        on_numbers: vec![false; 2],
+        is_stored: vec![false, true],
+        is_row_scalar: vec![false; 2],
         elements: 2,
         columns: None,
-        turn: Some(Permutation { before: 1, order: column(0).places, first: at as u64 }),
+        permutation: Some(Permutation { before: 1, order: column(0).view, first: at as u64 }),
     };
     let copies = [0, 1, 2].map(copy);
-    let taken = launch(Other, [elsewhere(3), elsewhere(4), elsewhere(5)], 6);
-    let all = |more: &[Launch]| [&[sum()], &copies[..], more, std::slice::from_ref(&taken)].concat();
+    let reader = launch(Other, [elsewhere(3), elsewhere(4), elsewhere(5)], 6);
+    let all = |more: &[Launch]| [&[sum()], &copies[..], more, std::slice::from_ref(&reader)].concat();
     assert_eq!(found(8, &all(&[])), [0, 1, 2].map(expected));
-    // What a group has made before goes along, and what is done with a part comes after it.
+    // Ops before the bias are recomputed, too; ops on a slice follow it in its group.
     let squared = [launch(Elements, [same(0)], 3), launch(Elements, [same(3), of_column(1)], 2), copy(2), copy(1)];
-    let goes_on = [launch(Numbers, [same(5)], 6), launch(Other, [elsewhere(6), elsewhere(4)], 7)];
+    let goes_on = [launch(RowScalars, [same(5)], 6), launch(Other, [elsewhere(6), elsewhere(4)], 7)];
     let two = [(vec![0, 1, 2, 4], 2, vec![false, false, false, true]), (vec![0, 1, 3], 3, vec![false, false, true])];
     assert_eq!(members(9, &[&squared[..], &goes_on].concat()), two);
-    // The sum is needed as a whole: someone else reads it, or it is an output.
+    // The full sum is needed: another op reads it, or it is an output.
     assert_eq!(members(9, &all(&[launch(Other, [elsewhere(2)], 7)])), []);
-    assert_eq!(members(3, &[sum(), launch(Numbers, [column(0)], 1)]), []);
+    assert_eq!(members(3, &[sum(), launch(RowScalars, [column(0)], 1)]), []);
     let whole =
         [launch(Other, [elsewhere(2)], 3), launch(Elements, [of_column(2)], 4), launch(Elements, [transposed(4)], 5)];
-    let turns = [(vec![2, 3], 2, vec![false, true])];
-    assert_eq!(members(7, &[&[sum()], &whole[..], &[launch(Other, [elsewhere(5)], 6)]].concat()), turns);
-    // Together they take more than there is, one takes two parts, or where its part of the bias is cannot be told.
-    assert_eq!(members(9, &all(&[launch(Numbers, [column(0)], 7)])), []);
-    assert_eq!(members(5, &[sum(), launch(Numbers, [column(0), column(1)], 3)]), []);
-    assert_eq!(members(5, &[sum(), launch(Numbers, [part(2, 2, places(&[2], &[1]))], 3)]), []);
+    let permuted = [(vec![2, 3], 2, vec![false, true])];
+    assert_eq!(members(7, &[&[sum()], &whole[..], &[launch(Other, [elsewhere(5)], 6)]].concat()), permuted);
+    // The slices together are larger than the sum, one op reads two slices, or its slice of the bias is no strided view.
+    assert_eq!(members(9, &all(&[launch(RowScalars, [column(0)], 7)])), []);
+    assert_eq!(members(5, &[sum(), launch(RowScalars, [column(0), column(1)], 3)]), []);
+    assert_eq!(members(5, &[sum(), launch(RowScalars, [slice(2, 2, view(&[2], &[1]))], 3)]), []);
 }
 
 #[test]
-fn rows_of_another_length_are_others() {
-    let of_three = placed(2, places(&[3, 2], &[1, 0]));
-    let launches = [launch(Fold, [same(0)], 2), launch(Elements, [same(0), of_three], 3)];
+fn rows_of_another_length_do_not_join() {
+    let of_three = operand(2, view(&[3, 2], &[1, 0]));
+    let launches = [launch(Reduction, [same(0)], 2), launch(Elements, [same(0), of_three], 3)];
     assert_eq!(members(4, &launches), []);
-    let launches = [launch(Fold, [same(0)], 2), launch(Numbers, [elsewhere(2)], 3)];
+    let launches = [launch(Reduction, [same(0)], 2), launch(RowScalars, [elsewhere(2)], 3)];
     assert_eq!(members(4, &launches), []);
 }
 
 #[test]
-fn what_gains_alone_is_a_group() {
+fn an_op_that_gains_alone_is_a_group() {
     assert_eq!(members(3, &[launch(Norm, [same(0), elsewhere(1)], 2)]), [(vec![0], 0, vec![true])]);
-    assert_eq!(members(3, &[launch(Fold, [same(0)], 2)]), []);
+    assert_eq!(members(3, &[launch(Reduction, [same(0)], 2)]), []);
 }
 
 #[test]
@@ -252,20 +252,20 @@ fn a_group_waits_for_an_operand_unless_it_has_been_read() {
 }
 
 #[test]
-fn what_is_not_read_element_by_element_must_be_there() {
+fn an_operand_that_is_not_read_element_by_element_must_be_complete() {
     let first = || launch(Elements, [same(0)], 2);
     assert_eq!(members(4, &[first(), launch(Elements, [elsewhere(2)], 3)]), []);
     assert_eq!(members(4, &[first(), launch(Elements, [same(2), elsewhere(2)], 3)]), []);
 }
 
 #[test]
-fn what_runs_once_stays_apart() {
+fn ops_that_run_once_are_not_fused_with_ops_that_run_at_every_call() {
     let launches = [launch(Elements, [same(1)], 2), launch(Elements, [same(2), same(0)], 3)];
     assert_eq!(members(4, &launches), []);
 }
 
 #[test]
-fn what_is_written_again_is_left_alone() {
+fn a_buffer_that_is_written_twice_is_not_fused() {
     // The square is added to in place.
     let launches = [
         launch(Elements, [same(0)], 2),

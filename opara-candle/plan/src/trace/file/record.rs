@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{DeviceSpec, Launch, Mode, Region, Role, Work};
+use super::super::{AccessMode, DeviceSpec, Launch, Region, Role, Work};
 
 /// The device.
 #[derive(Serialize, Deserialize)]
@@ -93,12 +93,12 @@ pub(super) struct Access<R> {
     /// Distance from the buffer of the access before: repeated layers then repeat in the file.
     pub(super) step: i64,
     #[serde(with = "ModeVariants")]
-    pub(super) mode: Mode,
+    pub(super) mode: AccessMode,
     pub(super) part: Part<R>,
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Mode")]
+#[serde(remote = "AccessMode")]
 enum ModeVariants {
     Read,
     Write,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::trace::Mode;
+use crate::trace::AccessMode;
 
 /// A call of a library during a capture.
 pub(in crate::cuda::driver) struct LibraryCall {
@@ -66,20 +66,20 @@ pub(in crate::cuda) struct Operand {
     pub address: u64,
     /// Bytes from the first to the last that is used.
     pub bytes: u64,
-    pub mode: Mode,
+    pub mode: AccessMode,
 }
 
 impl Operand {
     pub fn read(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, mode: Mode::Read }
+        Self { address, bytes, mode: AccessMode::Read }
     }
 
     pub fn written(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, mode: Mode::Write }
+        Self { address, bytes, mode: AccessMode::Write }
     }
 
     pub fn read_and_written(address: u64, bytes: u64) -> Self {
-        Self { address, bytes, mode: Mode::ReadWrite }
+        Self { address, bytes, mode: AccessMode::ReadWrite }
     }
 }
 
@@ -146,6 +146,6 @@ mod tests {
         assert_eq!(operands[1], Operand::read(2000, (5 + 5) * 2));
         assert_eq!(operands[2], Operand::written(3000, (4 + 3 + 50) * 4));
         matmul.accumulates = true;
-        assert_eq!(matmul.operands([0, 0, 3000])[2].mode, Mode::ReadWrite);
+        assert_eq!(matmul.operands([0, 0, 3000])[2].mode, AccessMode::ReadWrite);
     }
 }

@@ -23,7 +23,7 @@ mod cublaslt;
 mod cudnn;
 mod curand;
 mod driver;
-#[cfg(feature = "testing")]
+#[cfg(feature = "faults")]
 mod faulty;
 mod gate;
 mod handover;
@@ -111,9 +111,9 @@ macro_rules! interpose {
             static NEXT: super::Next<unsafe extern "C" fn($($type),*) -> $return> = super::Next::new();
             // SAFETY: the type is that of the function that is defined here, which the library declares alike.
             let Some($next) = (unsafe { NEXT.get(concat!(stringify!($name), "\0")) }) else { return $missing };
-            #[cfg(feature = "testing")]
+            #[cfg(feature = "faults")]
             return $crate::cuda::driver::faults::unless_failing(stringify!($name), || $body);
-            #[cfg(not(feature = "testing"))]
+            #[cfg(not(feature = "faults"))]
             $body
         }
     };

@@ -302,7 +302,7 @@ pub(in crate::cuda::driver) fn without_events<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Where this thread's capture has got to, for [`Captured::after`](crate::cuda::driver::Captured::after).
+/// Where this thread's capture has got to, for [`CapturedGraph::after`](crate::cuda::driver::CapturedGraph::after).
 pub(in crate::cuda) fn position() -> usize {
     with(|capture| capture.last_node()).unwrap_or(0)
 }

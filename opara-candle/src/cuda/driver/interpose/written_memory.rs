@@ -17,7 +17,7 @@ use super::thread_capture;
 use crate::cuda::driver::kernel::{Functions, KernelNode};
 use crate::cuda::driver::memory::allocation_at;
 use crate::cuda::driver::{check, Stream, WatchedMemory};
-use crate::trace::Mode;
+use crate::trace::AccessMode;
 use crate::{Error, Result};
 
 /// The addresses through which a launch may write.
@@ -224,7 +224,7 @@ pub(super) fn before_write(address: CUdeviceptr) -> bool {
 pub(super) fn before_call(call: &Call) -> bool {
     with(|watched| {
         let operands = call.operands.iter().flatten();
-        operands.filter(|operand| operand.mode != Mode::Read).for_each(|operand| watched.save(operand.address));
+        operands.filter(|operand| operand.mode != AccessMode::Read).for_each(|operand| watched.save(operand.address));
     })
 }
 

@@ -4,11 +4,9 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, Result};
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 
-use super::ptx;
-
 /// The architecture that PTX was compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Target {
+pub(crate) struct Target {
     /// Compute capability: 90 stands for 9.0.
     number: u32,
     /// `a` for instructions of this architecture alone, `f` for those of its family.
@@ -43,7 +41,7 @@ impl std::fmt::Display for Target {
 
 /// What a module of kernels may use on a device.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cuda) struct Capabilities {
+pub(crate) struct Capabilities {
     target: Option<Target>,
     /// Compute capability of the device: 90 stands for 9.0.
     device: u32,
@@ -88,6 +86,11 @@ impl Capabilities {
         bytes <= self.shared_per_block
     }
 
+    /// Whether the device is one of Hopper's, whose code may be built for its warpgroups.
+    pub fn is_hopper(&self) -> bool {
+        self.device == 90
+    }
+
     /// Why the code does not run on the device, and what to do about it.
     pub fn refusal(&self) -> Option<String> {
         let Self { target, device, .. } = self;
@@ -99,35 +102,15 @@ impl Capabilities {
         ))
     }
 
-    fn described(&self) -> String {
+    /// Code and device in words.
+    pub fn described(&self) -> String {
         let target = self.target.map_or("an unknown target".into(), |target| target.to_string());
         format!("compiled for {target}, on a GPU of compute capability {}.{}", self.device / 10, self.device % 10)
     }
 }
 
-/// What is left to libraries or to several launches, because the code or the device lacks what a kernel needs.
-///
-/// # Errors
-/// A call of the driver that failed.
-pub(in crate::cuda) fn lacks(device: &CudaDevice) -> Result<Vec<String>> {
-    Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?, &Capabilities::of(device, ptx::ATTENTION)?))
-}
-
-fn lacking(product: &Capabilities, attention: &Capabilities) -> Vec<String> {
-    let mut lacking = Vec::new();
-    if !product.has_warpgroups() {
-        let how = if product.device == 90 { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
-        lacking.push(format!("products of f32 are left to cuBLAS, without warpgroups ({}){how}", product.described()));
-    }
-    if !attention.has_tensor_cores() {
-        let described = attention.described();
-        lacking.push(format!("attention is several launches, without tensor cores of sm_80 ({described})"));
-    }
-    lacking
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Shared memory of a block by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
@@ -139,7 +122,7 @@ pub(super) mod tests {
     }
 
     /// On a device with so much shared memory.
-    pub(in crate::cuda) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
+    pub(crate) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
         Capabilities { target: Target::of(&code(target)), device, shared_per_block }
     }
 
@@ -175,19 +158,5 @@ pub(super) mod tests {
         assert_eq!(capabilities("sm_80", 90, 0).refusal(), None);
         let refusal = capabilities("sm_90a", 86, 0).refusal().unwrap();
         assert!(refusal.contains("sm_90a") && refusal.contains("8.6") && refusal.contains("CUDA_COMPUTE_CAP=86"));
-    }
-
-    #[test]
-    fn what_is_lacking_is_said() {
-        let lacking = |target, device| {
-            let of = capabilities(target, device, 99 << 10);
-            lacking(&of, &of)
-        };
-        assert!(lacking("sm_90a", 90).is_empty());
-        let said = lacking("sm_80", 90);
-        assert!(said.len() == 1 && said[0].contains("compiled for sm_80") && said[0].contains("CUDA_COMPUTE_CAP=90"));
-        let said = lacking("sm_86", 86);
-        assert!(said.len() == 1 && !said[0].contains("CUDA_COMPUTE_CAP"), "{said:?}");
-        assert_eq!(lacking("sm_75", 75).len(), 2);
     }
 }

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::module::{Compiled, Module};
 use crate::cuda::driver::{nvrtc, wrap};
-use crate::{kept, Result};
+use crate::{disk_cache, Result};
 
 /// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
 const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
@@ -151,14 +151,14 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::re
     let refused = |message| format!("a kernel is not compiled for {architecture}: {message}");
     let code = nvrtc.code(source, &options).map_err(refused)?;
     if let Some(file) = file {
-        kept::keep(&file, &[&sum(&code), &code[..]].concat());
+        disk_cache::keep(&file, &[&sum(&code), &code[..]].concat());
     }
     Ok(code)
 }
 
 /// What a file keeps behind its sum. The driver trusts code: what is damaged is warned of.
 fn whole(file: &Path) -> Option<Vec<u8>> {
-    let bytes = kept::read(file)?;
+    let bytes = disk_cache::read(file)?;
     let code = bytes.split_first_chunk().filter(|(of, code)| **of == sum(code)).map(|(_, code)| code.to_vec());
     if code.is_none() {
         tracing::warn!(file = %file.display(), "kernels on disk are damaged: they are compiled anew");

@@ -11,7 +11,7 @@ use super::{blocks, function};
 ///
 /// # Errors
 /// A launch that fails.
-pub(in crate::cuda) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
+pub(crate) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
     let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
     let nanoseconds = microseconds * 1000;
     let stream = device.cuda_stream();

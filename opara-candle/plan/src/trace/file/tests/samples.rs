@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::trace::{Access, Buffer, DeviceSpec, Launch, Measured, Mode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Measured, Op, Region, Role, Trace, Work};
 
 fn device() -> DeviceSpec {
     DeviceSpec {
@@ -42,16 +42,16 @@ pub(super) fn golden() -> Trace {
     Trace {
         device: device(),
         ops: vec![
-            op("memset", "", Work::Memset(4096), vec![access(3, Region::contiguous(0, 4096), Mode::Write)]),
-            op("memcpy", "stem", Work::Memcpy(16), vec![access(0, Region::contiguous(16, 16), Mode::Read)]),
+            op("memset", "", Work::Memset(4096), vec![access(3, Region::contiguous(0, 4096), AccessMode::Write)]),
+            op("memcpy", "stem", Work::Memcpy(16), vec![access(0, Region::contiguous(16, 16), AccessMode::Read)]),
             op(
                 "_Z4gemmPfS_é",
                 "stem/conv",
                 Work::Kernel(launch),
                 vec![
-                    access(2, Region::contiguous(1 << 32, 512), Mode::Read),
-                    access(3, Region::rows(8, 64, 128, 16), Mode::ReadWrite),
-                    access(1, Region::contiguous(0, 1024), Mode::Write),
+                    access(2, Region::contiguous(1 << 32, 512), AccessMode::Read),
+                    access(3, Region::rows(8, 64, 128, 16), AccessMode::ReadWrite),
+                    access(1, Region::contiguous(0, 1024), AccessMode::Write),
                 ],
             ),
             op("add", "stem/conv", Work::Host { bytes: 2048, flops: 512 }, vec![]),
@@ -138,7 +138,7 @@ fn works() -> impl Strategy<Value = Work> {
 }
 
 fn accesses(buffers: Vec<Buffer>) -> impl Strategy<Value = Access> {
-    let mode = prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::ReadWrite)];
+    let mode = prop_oneof![Just(AccessMode::Read), Just(AccessMode::Write), Just(AccessMode::ReadWrite)];
     let parts = (any::<prop::sample::Index>(), any::<[u64; 4]>(), mode);
     parts.prop_map(move |(buffer, [start, len, stride, rows], mode)| {
         let buffer = buffer.index(buffers.len());
@@ -196,14 +196,14 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
         let channels = Access {
             buffer: near(2),
             region: Region::rows(size(near(2)) / 8, size(near(2)) / 16, size(near(2)) / 4, 3),
-            mode: Mode::Read,
+            mode: AccessMode::Read,
         };
-        let (weight, output) = (access(spread(i, buffers), Mode::Read), access(near(0), Mode::Write));
+        let (weight, output) = (access(spread(i, buffers), AccessMode::Read), access(near(0), AccessMode::Write));
         Op {
             name: kernels[kernel].clone().into(),
             label,
             work: Work::Kernel(launch),
-            accesses: vec![access(near(1 + spread(i, 30)), Mode::Read), weight, channels, output],
+            accesses: vec![access(near(1 + spread(i, 30)), AccessMode::Read), weight, channels, output],
             nanos: None,
         }
     };

@@ -1,0 +1,353 @@
+//! A captured graph, read back node by node.
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use hashbrown::{HashMap, HashSet};
+
+use super::interpose::{Call, LibraryCall, MemoryEvent, MemoryEventKind, ThreadCapture};
+use super::kernel::{Functions, KernelNode};
+use super::{check, get, Stream};
+use crate::{Error, Result};
+
+/// The graph that a capture recorded. Its nodes are templates for the graph that is built from them.
+pub(in crate::cuda) struct CapturedGraph {
+    raw: sys::CUgraph,
+    stream: Stream,
+    /// Bytes of the uploads that memcpy nodes refer to, by their address.
+    uploads: HashMap<usize, Arc<[u8]>>,
+    /// What was allocated and freed, in order, but by libraries themselves: that the graph holds.
+    memory: Vec<MemoryEvent>,
+    /// Calls of libraries, in order.
+    library_calls: Vec<LibraryCall>,
+    /// How many tensors from before the capture were dropped in it.
+    dropped: usize,
+}
+
+// SAFETY: the driver asks only that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use goes
+// through a reference.
+unsafe impl Send for CapturedGraph {}
+
+/// One node of a captured graph.
+pub(in crate::cuda) enum Node {
+    /// Work.
+    Launch(Box<LaunchNode>),
+    /// An allocation of the stream-ordered allocator.
+    Alloc {
+        /// First byte.
+        address: u64,
+        /// Size.
+        bytes: u64,
+        /// Whether a library asked for it, and not Rust.
+        library: bool,
+    },
+    /// The end of an allocation's life.
+    Free {
+        /// First byte.
+        address: u64,
+    },
+    /// Nothing but an order.
+    Empty,
+    /// What a replay cannot repeat, and why.
+    Unsupported(&'static str),
+}
+
+/// A node that does something on the device.
+pub(in crate::cuda) enum LaunchNode {
+    /// A kernel.
+    Kernel(KernelNode),
+    /// A memset.
+    Memset(MemsetNode),
+    /// A copy.
+    Memcpy(MemcpyNode),
+}
+
+impl LaunchNode {
+    /// Whether it touches no byte.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            LaunchNode::Kernel(_) => false,
+            LaunchNode::Memset(memset) => memset.bytes() == 0,
+            LaunchNode::Memcpy(memcpy) => memcpy.bytes() == 0,
+        }
+    }
+}
+
+/// A memset.
+pub(in crate::cuda) struct MemsetNode {
+    pub(super) params: sys::CUDA_MEMSET_NODE_PARAMS,
+}
+
+impl MemsetNode {
+    /// First byte written.
+    pub fn address(&self) -> u64 {
+        self.params.dst
+    }
+
+    /// What is written, as often as there is room.
+    pub fn value(&self) -> (u32, u32) {
+        (self.params.value, self.params.elementSize)
+    }
+
+    /// Distance from the first byte to one past the last.
+    pub fn bytes(&self) -> u64 {
+        let row = self.params.width * self.params.elementSize as usize;
+        (self.params.height.saturating_sub(1) * self.params.pitch + row) as u64
+    }
+}
+
+/// A copy from device to device, or of bytes that were on the host.
+pub(in crate::cuda) struct MemcpyNode {
+    pub(super) params: sys::CUDA_MEMCPY3D,
+    /// The bytes, if they come from the host.
+    pub(super) upload: Option<Arc<[u8]>>,
+}
+
+impl MemcpyNode {
+    /// First byte read, if it is on the device.
+    pub fn source(&self) -> Option<u64> {
+        self.upload.is_none().then_some(self.params.srcDevice + self.params.srcXInBytes as u64)
+    }
+
+    /// First byte written.
+    pub fn target(&self) -> u64 {
+        self.params.dstDevice + self.params.dstXInBytes as u64
+    }
+
+    /// The bytes that are copied, if they come from the host.
+    pub fn bytes_on_host(&self) -> Option<&[u8]> {
+        self.upload.as_deref()
+    }
+
+    /// Bytes copied.
+    pub fn bytes(&self) -> u64 {
+        self.params.WidthInBytes as u64
+    }
+}
+
+impl CapturedGraph {
+    /// Takes over a graph.
+    ///
+    /// # Safety
+    /// `raw` must be null or a graph that nobody else destroys, captured for `stream` while `calls` were noted.
+    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: ThreadCapture) -> Option<Self> {
+        let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
+        let ThreadCapture { memory, library_calls, dropped, .. } = calls;
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped })
+    }
+
+    /// How many tensors from before the capture were dropped in it.
+    pub fn dropped(&self) -> usize {
+        self.dropped
+    }
+
+    /// Calls of libraries, each with the range of its nodes among [`nodes`](Self::nodes).
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn library_calls(&self) -> Result<Vec<(Range<usize>, &Call)>> {
+        let ends = self.after(self.library_calls.iter().flat_map(|call| call.nodes))?;
+        let ranges = ends.chunks_exact(2).map(|ends| ends[0]..ends[1]);
+        Ok(ranges.zip(self.library_calls.iter().map(|call| &call.call)).collect())
+    }
+
+    /// For each of these positions, which [`position`](super::position) gave during the capture, how many of the
+    /// [`nodes`](Self::nodes) come before it.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn after(&self, positions: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
+        let mut events = self.memory.iter().peekable();
+        let mut before = events_after(0, &mut events).len();
+        let mut count: HashMap<usize, usize> = HashMap::new();
+        for node in self.raw_nodes()? {
+            before += 1;
+            count.insert(node as usize, before);
+            before += events_after(node as usize, &mut events).len();
+        }
+        Ok(positions.map(|position| count.get(&position).copied().unwrap_or(0)).collect())
+    }
+
+    fn raw_nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
+        let mut count = 0;
+        // SAFETY: with null for nodes the driver writes only the count.
+        check("cuGraphGetNodes", unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut count) })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut nodes = vec![std::ptr::null_mut(); count];
+        // SAFETY: `nodes` has room for `count` handles.
+        check("cuGraphGetNodes", unsafe { sys::cuGraphGetNodes(self.raw, nodes.as_mut_ptr(), &mut count) })?;
+        nodes.truncate(count);
+        Ok(nodes)
+    }
+
+    /// The nodes in an order in which they may run: that of their launches.
+    ///
+    /// # Errors
+    /// A call of the driver that failed.
+    pub fn nodes(&self) -> Result<Vec<Node>> {
+        self.stream.bind()?;
+        let raw = self.raw_nodes()?;
+        if !self.in_order(&raw)? {
+            return Err(Error::NotCapturable { reason: "the driver lists captured nodes out of order".into() });
+        }
+        let mut functions = Functions::default();
+        let mut events = self.memory.iter().peekable();
+        let mut nodes = Vec::with_capacity(raw.len() + self.memory.len());
+        let mut previous = 0;
+        for node in raw {
+            nodes.extend(events_after(previous, &mut events));
+            // SAFETY: the handle is a node of this graph, which outlives the call.
+            nodes.push(unsafe { self.read(node, &mut functions)? });
+            previous = node as usize;
+        }
+        nodes.extend(events_after(previous, &mut events));
+        match events.next() {
+            None => Ok(nodes),
+            Some(_) => {
+                let message = "the captured graph lacks a node after which memory was allocated or freed".into();
+                Err(Error::Internal { message })
+            }
+        }
+    }
+
+    /// Whether every node comes behind those that it depends on, which the driver does not promise.
+    ///
+    /// Asked node by node: the driver lists all edges in a time that grows with their square (1.8 s for 145,000 of them,
+    /// driver 580).
+    fn in_order(&self, nodes: &[sys::CUgraphNode]) -> Result<bool> {
+        let mut earlier: HashSet<sys::CUgraphNode> = HashSet::with_capacity(nodes.len());
+        let mut before = Vec::new();
+        // Edges between kernels launched with overlap carry data, which must be asked for.
+        let mut data = Vec::new();
+        for &node in nodes {
+            let mut count = 0;
+            let null = std::ptr::null_mut();
+            // SAFETY: the node is one of this graph; with null for nodes the driver writes only the count.
+            let status = unsafe { sys::cuGraphNodeGetDependencies_v2(node, null, std::ptr::null_mut(), &mut count) };
+            check("cuGraphNodeGetDependencies", status)?;
+            before.resize(count, std::ptr::null_mut());
+            data.resize(count, sys::CUgraphEdgeData_st { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] });
+            if count > 0 {
+                // SAFETY: both arrays have room for `count` entries.
+                let status = unsafe {
+                    sys::cuGraphNodeGetDependencies_v2(node, before.as_mut_ptr(), data.as_mut_ptr(), &mut count)
+                };
+                check("cuGraphNodeGetDependencies", status)?;
+            }
+            if !before.iter().all(|before| earlier.contains(before)) {
+                return Ok(false);
+            }
+            earlier.insert(node);
+        }
+        Ok(true)
+    }
+
+    /// Reads one node.
+    ///
+    /// # Safety
+    /// `node` must belong to this graph.
+    unsafe fn read(&self, node: sys::CUgraphNode, functions: &mut Functions) -> Result<Node> {
+        use sys::CUgraphNodeType::*;
+        // SAFETY: the caller vouches for the node, and each call writes a whole structure of the type that it is given.
+        unsafe {
+            Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
+                CU_GRAPH_NODE_TYPE_KERNEL => {
+                    let params = get("cuGraphKernelNodeGetParams", |p| sys::cuGraphKernelNodeGetParams_v2(node, p))?;
+                    Node::Launch(Box::new(LaunchNode::Kernel(functions.kernel(node, params)?)))
+                }
+                CU_GRAPH_NODE_TYPE_MEMSET => Node::Launch(Box::new(LaunchNode::Memset(MemsetNode {
+                    params: get("cuGraphMemsetNodeGetParams", |p| sys::cuGraphMemsetNodeGetParams(node, p))?,
+                }))),
+                CU_GRAPH_NODE_TYPE_MEMCPY => {
+                    self.memcpy(get("cuGraphMemcpyNodeGetParams", |p| sys::cuGraphMemcpyNodeGetParams(node, p))?)
+                }
+                CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+                    let params: sys::CUDA_MEM_ALLOC_NODE_PARAMS =
+                        get("cuGraphMemAllocNodeGetParams", |p| sys::cuGraphMemAllocNodeGetParams(node, p))?;
+                    Node::Alloc { address: params.dptr, bytes: params.bytesize as u64, library: true }
+                }
+                CU_GRAPH_NODE_TYPE_MEM_FREE => Node::Free {
+                    address: get("cuGraphMemFreeNodeGetParams", |p| sys::cuGraphMemFreeNodeGetParams(node, p))?,
+                },
+                CU_GRAPH_NODE_TYPE_EMPTY => Node::Empty,
+                CU_GRAPH_NODE_TYPE_HOST => Node::Unsupported("it calls a function on the host"),
+                CU_GRAPH_NODE_TYPE_GRAPH => Node::Unsupported("it launches a graph of its own"),
+                _ => Node::Unsupported("it waits for or signals something outside itself"),
+            })
+        }
+    }
+
+    fn memcpy(&self, params: sys::CUDA_MEMCPY3D) -> Node {
+        use sys::CUmemorytype::*;
+        // The driver reports device pointers of linear copies as unified addresses, too.
+        let on_device = |kind| matches!(kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);
+        let offsets = [params.srcY, params.srcZ, params.dstY, params.dstZ];
+        if offsets != [0; 4] || params.Height > 1 || params.Depth > 1 {
+            return Node::Unsupported("it copies in more than one dimension");
+        }
+        let upload = self.uploads.get(&(params.srcHost as usize));
+        let upload = upload.filter(|bytes| bytes.len() == params.WidthInBytes).cloned();
+        let from_host = params.srcMemoryType == CU_MEMORYTYPE_HOST && params.srcXInBytes == 0;
+        if !on_device(params.dstMemoryType) || !(on_device(params.srcMemoryType) || from_host && upload.is_some()) {
+            return Node::Unsupported("it copies between host and device in a way that cannot be repeated");
+        }
+        Node::Launch(Box::new(LaunchNode::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })))
+    }
+}
+
+impl Drop for CapturedGraph {
+    fn drop(&mut self) {
+        if self.stream.make_current() {
+            // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
+            unsafe { sys::cuGraphDestroy(self.raw) };
+        }
+    }
+}
+
+// SAFETY: a launch is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
+unsafe impl Send for LaunchNode {}
+
+/// Takes the events that come after this node, and before the next.
+fn events_after<'a>(node: usize, events: &mut Peekable<impl Iterator<Item = &'a MemoryEvent>>) -> Vec<Node> {
+    let mut after = Vec::new();
+    while let Some(&MemoryEvent { address, ref kind, .. }) = events.next_if(|event| event.after == node) {
+        after.push(match *kind {
+            MemoryEventKind::Allocated { bytes, library } => Node::Alloc { address, bytes: bytes as u64, library },
+            MemoryEventKind::Freed => Node::Free { address },
+        });
+    }
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_allocated_and_freed_stands_behind_its_node() {
+        let allocated = |after, address| MemoryEvent {
+            after,
+            address,
+            kind: MemoryEventKind::Allocated { bytes: 4, library: false },
+        };
+        let events =
+            [allocated(0, 1), allocated(7, 2), MemoryEvent { after: 7, address: 1, kind: MemoryEventKind::Freed }];
+        let mut events = events.iter().peekable();
+        let mut after = |node| -> Vec<(bool, u64)> {
+            let nodes = events_after(node, &mut events).into_iter();
+            nodes
+                .filter_map(|node| match node {
+                    Node::Alloc { address, .. } => Some((true, address)),
+                    Node::Free { address } => Some((false, address)),
+                    _ => None,
+                })
+                .collect()
+        };
+        assert_eq!([after(0), after(5), after(7)], [vec![(true, 1)], vec![], vec![(true, 2), (false, 1)]]);
+        assert!(events.next().is_none());
+    }
+}

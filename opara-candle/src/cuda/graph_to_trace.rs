@@ -1,0 +1,199 @@
+//! Converts a captured graph to a trace: its buffers, its launches, and which bytes each launch reads and writes.
+
+use candle::Tensor;
+use hashbrown::HashMap;
+
+use super::buffers::{Latest, Memory, Owner};
+use super::driver::{address_of, bytes_of, Call, KernelNode, LaunchNode, Node, Pointer, Stream};
+use super::kernels::known;
+use super::launches::CapturedLaunch;
+use super::pass::Pass;
+use crate::kernel_catalog::KernelName;
+use crate::trace::{Access, AccessMode, Buffer, BufferId, Op, Region, Role, Trace, Work};
+use crate::{Error, Result};
+
+/// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
+pub(super) type Read = (Trace, Vec<CapturedLaunch>, Vec<(u64, BufferId)>);
+
+/// Converts a captured graph. The inner `Err` lists outputs that another capture must copy, since they have no allocation of
+/// their own.
+pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<std::result::Result<Read, Vec<usize>>> {
+    let Pass { outputs, marks, graph } = pass;
+    let mut memory = Memory::new(stream);
+    for (i, input) in inputs.iter().enumerate() {
+        let bytes = bytes_of(input);
+        let id = memory.add(bytes, Role::Input(i), Owner::Tensor);
+        if bytes > 0 {
+            memory.live.insert(address_of(input)?, id);
+        }
+    }
+    let mut trace = Trace { device: stream.device_spec()?, ..Default::default() };
+    let mut launches = Vec::new();
+    let mut unfreed: HashMap<u64, BufferId> = HashMap::new();
+    let mut latest = Latest::default();
+    let mut labels = marks.iter().peekable();
+    let mut label = "";
+    let calls = graph.library_calls()?;
+    calls.iter().for_each(|(nodes, call)| tracing::trace!(?nodes, %call, "captured"));
+    let mut calls = calls.iter().peekable();
+    for (index, node) in graph.nodes()?.into_iter().enumerate() {
+        while let Some((_, path)) = labels.next_if(|(from, _)| *from <= index) {
+            label = path;
+        }
+        while calls.next_if(|(nodes, _)| nodes.end <= index).is_some() {}
+        let call = calls.peek().filter(|(nodes, _)| nodes.contains(&index)).map(|(_, call)| *call);
+        match node {
+            Node::Alloc { address, bytes, library } => {
+                let id = memory.allocate(address, bytes, library);
+                unfreed.insert(address, id);
+                latest.insert(address, bytes, id);
+            }
+            Node::Free { address } => {
+                memory.free(address);
+                unfreed.remove(&address);
+            }
+            Node::Empty => {}
+            Node::Unsupported(reason) => return Err(refused(reason, label)),
+            // Launches on empty tensors do nothing.
+            Node::Launch(launch) if launch.is_empty() => {}
+            Node::Launch(launch) => {
+                let (op, recorded) = record(&mut memory, *launch, call, label);
+                trace.ops.push(op);
+                launches.push(recorded);
+                if memory.writes_input {
+                    return Err(refused("it writes to a tensor that it is called with", label));
+                }
+            }
+        }
+    }
+    if !unfreed.is_empty() {
+        let bytes: u64 = unfreed.values().map(|&id| memory.buffers[id].bytes).sum();
+        let reason = format!(
+            "the module keeps {} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call",
+            unfreed.len()
+        );
+        return Err(Error::stateful(reason));
+    }
+    if graph.dropped() > 0 {
+        // Another thread may have replaced a tensor that the module was using.
+        let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
+        return Err(Error::NotCapturable { reason });
+    }
+    let mut copy = Vec::new();
+    for (i, output) in outputs.iter().enumerate() {
+        let own = latest.at(output.address).filter(|&id| {
+            output.whole && memory.buffers[id] == Buffer { bytes: output.bytes, role: Role::Intermediate }
+        });
+        match own {
+            Some(id) => memory.buffers[id].role = Role::Output(i),
+            None if output.bytes == 0 => {}
+            None => copy.push(i),
+        }
+    }
+    if !copy.is_empty() {
+        return Ok(Err(copy));
+    }
+    trace.buffers = memory.buffers;
+    trace.peak_bytes = memory.peak;
+    Ok(Ok((trace, launches, memory.external.into_iter().collect())))
+}
+
+fn refused(reason: &str, label: &str) -> Error {
+    let place = if label.is_empty() { String::new() } else { format!(" (at `{label}`)") };
+    Error::NotCapturable { reason: format!("{reason}{place}") }
+}
+
+/// Converts one launch to an op.
+fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &str) -> (Op, CapturedLaunch) {
+    let (name, work, accesses, pointers) = match &launch {
+        LaunchNode::Kernel(kernel) => {
+            let (accesses, pointers) = kernel_accesses(memory, kernel, call);
+            (KernelName::from(&*kernel.name), Work::Kernel(kernel.launch), accesses, pointers)
+        }
+        LaunchNode::Memset(memset) => {
+            let target = memory.find(memset.address());
+            let pointers: Vec<Pointer> =
+                target.map(|(buffer, delta)| Pointer { word: 0, buffer, delta }).into_iter().collect();
+            let write = |p: &Pointer| {
+                let region = Region::contiguous(p.delta, memset.bytes());
+                Access { buffer: p.buffer, region, mode: AccessMode::Write }
+            };
+            memory.writes_input |= pointers.iter().any(|p| memory.is_input(p.buffer));
+            ("memset".into(), Work::Memset(memset.bytes()), pointers.iter().map(write).collect(), pointers)
+        }
+        LaunchNode::Memcpy(memcpy) => {
+            let mut pointers = Vec::new();
+            let mut accesses = Vec::new();
+            for (word, address, mode) in
+                [(0, memcpy.source(), AccessMode::Read), (1, Some(memcpy.target()), AccessMode::Write)]
+            {
+                if let Some((buffer, delta)) = address.and_then(|address| memory.find(address)) {
+                    pointers.push(Pointer { word, buffer, delta });
+                    accesses.push(Access { buffer, region: Region::contiguous(delta, memcpy.bytes()), mode });
+                    memory.writes_input |= mode.writes() && memory.is_input(buffer);
+                }
+            }
+            let name = if memcpy.source().is_some() { "memcpy" } else { "upload" };
+            (name.into(), Work::Memcpy(memcpy.bytes()), accesses, pointers)
+        }
+    };
+    let external = |p: &Pointer| memory.buffers[p.buffer].role == Role::External;
+    let fixed = pointers.iter().filter(|p| external(p)).map(|p| p.word).collect();
+    // A copy always has two pointers; of a kernel's pointers only those to buffers that may move matter.
+    let kernel = matches!(launch, LaunchNode::Kernel(_));
+    let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
+    let is_of_a_library = kernel && call.is_some();
+    let op = Op { name, label: label.to_string(), work, accesses, nanos: None };
+    (op, CapturedLaunch { launch, pointers, fixed, is_of_a_library })
+}
+
+/// The accesses and pointers of a kernel. Every aligned word of the arguments that is an address inside a buffer counts as a
+/// pointer. What the kernel does to that buffer is known from the library call that launched it, or from its code.
+fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>) -> (Vec<Access>, Vec<Pointer>) {
+    let arguments = &kernel.arguments;
+    let known = known(&kernel.name, arguments, &kernel.launch, kernel.code);
+    let operands = call.map(|call| operands(memory, call));
+    let mut accesses: Vec<Access> = Vec::new();
+    let mut pointers = Vec::new();
+    for (word, value) in arguments.words() {
+        let Some((buffer, delta)) = memory.find(value) else { continue };
+        pointers.push(Pointer { word, buffer, delta });
+        let (region, mode) = match (&operands, &known) {
+            (Some(operands), _) => (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer)),
+            (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
+            (None, None) => (memory.whole(buffer, 0), AccessMode::ReadWrite),
+        };
+        accesses.push(Access { buffer, region, mode });
+    }
+    if operands.is_some() || known.is_some() {
+        memory.writes_input |= accesses.iter().any(|a| a.mode.writes() && memory.is_input(a.buffer));
+    }
+    (accesses, pointers)
+}
+
+/// How a library call accesses the buffers of its operands; `None` if its operands are not known.
+fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, AccessMode>> {
+    let mut modes: HashMap<BufferId, AccessMode> = HashMap::new();
+    for operand in call.operands.as_ref()? {
+        if let Some((buffer, _)) = memory.find(operand.address) {
+            // A call may launch several kernels, one of which reads what another has written.
+            let mode = if operand.mode.writes() { AccessMode::ReadWrite } else { AccessMode::Read };
+            let known = modes.entry(buffer).or_insert(mode);
+            if mode == AccessMode::ReadWrite {
+                *known = mode;
+            }
+        }
+    }
+    Some(modes)
+}
+
+/// How a library's kernel accesses a buffer. An operand: as the call does. The library's own memory, such as a workspace, or any
+/// buffer if the call's operands are not known: reads and writes. Any other buffer: its address is a number or padding by
+/// chance, and counts as read.
+fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, AccessMode>>, buffer: BufferId) -> AccessMode {
+    match operands.map(|operands| operands.get(&buffer)) {
+        Some(Some(&mode)) => mode,
+        Some(None) if memory.owners[buffer] == Owner::Tensor => AccessMode::Read,
+        Some(None) | None => AccessMode::ReadWrite,
+    }
+}

@@ -1,0 +1,64 @@
+//! The captured launch of each op.
+
+use super::driver::kernels::module::Kernels;
+use super::driver::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Pointer};
+
+/// The launches of a capture, and what owns their resources.
+pub(super) struct Launches {
+    /// For each op, its launch.
+    pub of: Vec<CapturedLaunch>,
+    /// The graphs whose nodes are the templates of these launches.
+    pub graphs: Vec<CapturedGraph>,
+    /// The loaded kernels of those that fusion generated.
+    pub kernels: Vec<Kernels>,
+}
+
+/// The launch of one op.
+pub(super) struct CapturedLaunch {
+    pub launch: LaunchNode,
+    /// Its pointers to buffers that a replay relocates.
+    pub pointers: Vec<Pointer>,
+    /// Offsets, in the arguments, of pointers to memory that stays where it is.
+    pub fixed: Vec<usize>,
+    /// Did a library launch it? Then its arguments may hold padding with arbitrary bytes.
+    pub is_of_a_library: bool,
+}
+
+impl CapturedLaunch {
+    /// The launch of a fused kernel.
+    pub fn new(launch: LaunchNode, pointers: Vec<Pointer>) -> Self {
+        Self { launch, pointers, fixed: Vec::new(), is_of_a_library: false }
+    }
+
+    /// Offsets of all pointers, in order.
+    pub fn words(&self) -> Vec<usize> {
+        let mut words: Vec<usize> = self.pointers.iter().map(|p| p.word).chain(self.fixed.iter().copied()).collect();
+        words.sort_unstable();
+        words
+    }
+
+    /// Does this launch do the same as one of an earlier capture, apart from the addresses of its buffers? `moved` are the
+    /// offsets of the pointers to those.
+    pub fn repeats(&self, earlier: &CapturedLaunch, moved: &[usize]) -> bool {
+        match (&self.launch, &earlier.launch) {
+            (LaunchNode::Kernel(now), LaunchNode::Kernel(before)) => {
+                let compared =
+                    |word: &usize| if self.is_of_a_library { self.fixed.contains(word) } else { !moved.contains(word) };
+                let words = now.arguments.words().zip(before.arguments.words());
+                self.fixed == earlier.fixed
+                    && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
+            }
+            (LaunchNode::Memset(now), LaunchNode::Memset(before)) => {
+                let target = |m: &MemsetNode| self.fixed.contains(&0).then(|| m.address());
+                now.value() == before.value() && target(now) == target(before)
+            }
+            (LaunchNode::Memcpy(now), LaunchNode::Memcpy(before)) => {
+                let source = |m: &MemcpyNode| m.source().filter(|_| self.fixed.contains(&0));
+                let target = |m: &MemcpyNode| self.fixed.contains(&1).then(|| m.target());
+                now.bytes_on_host() == before.bytes_on_host()
+                    && (source(now), target(now)) == (source(before), target(before))
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Start and end of each op of a schedule, measured on the device by CUPTI.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use super::driver::{Activity, Watch};
+use super::program::CudaProgram;
+use super::replay::GraphReplay;
+use crate::backend::{OpTimes, Planned, Replay};
+use crate::trace::Work;
+use crate::{Error, Result};
+
+/// Replays before the first that counts.
+const WARMUP: usize = 3;
+
+/// Replays a schedule `rounds` times, as a graph of its own, and returns start and end of each op in each replay.
+pub(super) fn op_times(
+    program: &Arc<CudaProgram>,
+    plan: &Arc<Planned>,
+    inputs: &[Tensor],
+    rounds: usize,
+) -> Result<Vec<OpTimes>> {
+    let watch = Watch::start()?;
+    // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
+    let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
+    let run = || {
+        replay.lend(inputs, &mut |_| ())?;
+        program.stream.synchronize_device()?;
+        watch.take()
+    };
+    for _ in 0..WARMUP {
+        run()?;
+    }
+    (0..rounds)
+        .map(|_| {
+            let (mut activities, ids) = (run()?, replay.ids()?);
+            // Records may be of other threads' graphs.
+            activities.retain(|activity| ids.contains(&activity.graph));
+            assign(activities, plan)
+        })
+        .collect()
+}
+
+/// Nanoseconds from the first start, by op.
+fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
+    let ops = &plan.prepared.ops.trace.ops;
+    let refused = |message: String| Err(Error::Driver { call: "cuptiActivityGetNextRecord", message });
+    if activities.len() != ops.len() {
+        return refused(format!("{} records of {} launches", activities.len(), ops.len()));
+    }
+    activities.sort_by_key(|activity| activity.node);
+    let first = activities.iter().map(|activity| activity.start).min().unwrap_or(0);
+    let mut op_times = vec![(0, 0); ops.len()];
+    for (&op, activity) in plan.schedule.order.iter().zip(activities) {
+        let is_kernel = matches!(ops[op].work, Work::Kernel(_));
+        // Kernels compiled at run time have a hash behind their name.
+        let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&*ops[op].name));
+        if is_kernel && !is_it {
+            return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));
+        }
+        op_times[op] = (activity.start - first, activity.end - first);
+    }
+    Ok(op_times)
+}

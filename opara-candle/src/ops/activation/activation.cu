@@ -1,0 +1,35 @@
+// What follows a matrix product: a bias, where it is not null, and an activation.
+#include "activation.cuh"
+
+template <int ACTIVATION, typename T>
+__device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    constexpr int N = WIDE<T>;
+    const bool together = columns % N == 0 && are_aligned(x, bias, y);
+    const Share mine = Share::of<N>(numel, together);
+    if (mine.count == 0) return;
+    if (together) {
+        Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
+        if (bias) b = load<T, N>(bias + mine.first % columns);
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate<ACTIVATION>((S)widen(v.at[n]) + (S)widen(b.at[n])));
+        store<T, N>(y + mine.first, out);
+        return;
+    }
+    for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step) {
+        S v = widen(x[i]);
+        if (bias) v += (S)widen(bias[i % columns]);
+        y[i] = narrow<T>(activate<ACTIVATION>(v));
+    }
+}
+
+#define KERNELS(T, NAME)                                                                                               \
+    extern "C" __global__ void opara_bias_act_##NAME(unsigned numel, unsigned columns, int activation, const T *x,     \
+        const T *bias, T *y) {                                                                                         \
+        with_activation(activation, [&](auto of) { bias_act<of.value>(numel, columns, x, bias, y); });                 \
+    }
+
+KERNELS(float, f32)
+KERNELS(double, f64)
+KERNELS(__half, f16)
+KERNELS(__nv_bfloat16, bf16)

@@ -1,0 +1,35 @@
+//! Bias and activation in one launch.
+
+use candle::cuda_backend::CudaDType;
+use candle::{Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::{launch, Activation};
+use crate::cuda::operator::rows::Rows;
+use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
+
+/// `activation(x + bias)`; `None` where candle's operators have to do it, or have to refuse.
+pub(super) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(x, &[bias]).filter(Rows::are_countable) else { return Ok(None) };
+    if x.elem_count() == 0 {
+        return Ok(Some(x.clone()));
+    }
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    launched(BiasAct { rows, bias, activation }, &x.contiguous()?, x.shape()).map(Some)
+}
+
+struct BiasAct {
+    rows: Rows,
+    bias: Option<Tensor>,
+    activation: Activation,
+}
+
+impl Kernel for BiasAct {
+    const NAME: &'static str = "bias_act";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        with_elements([self.bias.as_ref()], |[bias]| {
+            launch::bias_act(device, dtype, self.rows, self.activation, &x, bias.as_ref(), y)
+        })
+    }
+}

@@ -1,0 +1,48 @@
+//! Launches of `activation.cu`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+
+use super::Activation;
+use crate::cuda::driver::kernels::{arg_or_null, expect, function, ptx, wide_blocks};
+use crate::cuda::operator::rows::Rows;
+
+/// `activation(x + bias)` into `y`, the bias being that of each column.
+///
+/// # Errors
+/// Slices that are too short, more elements than 32 bits count, or a launch that fails.
+pub(super) fn bias_act<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: Rows,
+    activation: Activation,
+    x: &CudaView<T>,
+    bias: Option<&CudaView<T>>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    if !of.are_countable() {
+        bail!("{of:?} have more elements than the kernel counts")
+    }
+    expect("the operand", x.len(), of.elements())?;
+    expect("the bias", bias.map_or(of.columns(), CudaView::len), of.columns())?;
+    expect("the result", y.len(), of.elements())?;
+    if of.elements() == 0 {
+        return Ok(());
+    }
+    let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "activation", ptx::ACTIVATION)?;
+    let (numel, columns) = (of.elements() as u32, of.columns() as u32);
+    let activation = activation.code();
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&numel).arg(&columns).arg(&activation).arg(x);
+    arg_or_null(&mut launch, bias);
+    launch.arg(y);
+    // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements of `x` and `columns` of the
+    // bias, nothing through null, and writes each of `numel` of `y`: all were held against the slices above, and 31 bits
+    // count them.
+    unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
+    Ok(())
+}

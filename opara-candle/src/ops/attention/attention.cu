@@ -1,0 +1,307 @@
+// Attention, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023, Alg. 1): a
+// block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+
+// Code for older architectures has no such kernels, rather than empty ones.
+#if __CUDA_ARCH__ >= 800
+
+#include "rows.cuh"
+#include "tensor.cuh"
+
+constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
+// Queries of a warp, and of a block.
+constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
+
+// Keys that pass by at a time, so many that two times keys and values fit into shared memory.
+template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
+
+// Of one head: the elements of a row follow one another.
+template <typename T> struct Tokens {
+    const T *at;
+    unsigned count, pitch;
+};
+
+// Rows in shared memory. What is beyond a row's end keeps those of a column in banks of their own.
+template <int DIM, typename T> struct Tile {
+    static constexpr unsigned PITCH = DIM + WIDE<T>, LOADS = DIM / WIDE<T>;
+    T *at;
+
+    __device__ T *row(unsigned row) const { return at + row * PITCH; }
+
+    // Asks for COUNT tokens from `first` on, of which those beyond the last are zeros.
+    template <unsigned COUNT> __device__ void fill(const Tokens<T> &from, unsigned first) const {
+        static_assert(COUNT * LOADS % THREADS == 0);
+#pragma unroll
+        for (unsigned n = 0; n < COUNT * LOADS / THREADS; n++) {
+            const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
+            const bool there = token < from.count;
+            copy_later(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
+        }
+    }
+};
+
+// What is added to the scores of a lane: two rows of it.
+template <typename T> struct Bias {
+    const T *row[2];
+    unsigned keys;
+    // Whether two neighbours lie as one load takes them.
+    bool in_pairs;
+
+    // Numbers that stand for "masked" may be too large to be scaled: they stay finite, unlike infinities.
+    __device__ static float scaled(T x, float unit, float most) {
+        const float own = widen(x), y = own * unit;
+        return fabsf(y) > most && fabsf(own) < INFINITY ? copysignf(most, y) : y;
+    }
+
+    // In the units of products. Keys that are not there get those of others: they never count.
+    template <int N> __device__ void init(float (&score)[N][4], unsigned first, float unit, float most) const {
+        if (in_pairs) {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const auto two = load<T, 2>(row[r] + min(first + n * 8, keys - 2));
+                    score[n][2 * r] = scaled(two.at[0], unit, most);
+                    score[n][2 * r + 1] = scaled(two.at[1], unit, most);
+                }
+        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    score[n][i] = scaled(row[i / 2][min(first + n * 8 + i % 2, keys - 1)], unit, most);
+        }
+    }
+};
+
+// out += weights * v, for N times 8 keys: what a lane has of the scores is what it has of the weights.
+template <int N, int D, int DIM, typename T>
+__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, T> &values) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const unsigned own[4] = {pack<T>(weights[n][0], weights[n][1]), pack<T>(weights[n][2], weights[n][3]),
+                                 pack<T>(weights[n + 1][0], weights[n + 1][1]),
+                                 pack<T>(weights[n + 1][2], weights[n + 1][3])};
+#pragma unroll
+        for (int d = 0; d < D; d += 2) {
+            unsigned some[4];
+            load_matrices<true>(some, values.row(n * 8 + lane % 16) + d * 8 + lane / 16 * 8);
+            multiply_add(out[d], own, some[0], some[1], T());
+            multiply_add(out[d + 1], own, some[2], some[3], T());
+        }
+    }
+}
+// A lane has the weights of keys 2 * (l % 4) and the next, where a product takes l % 4 and that + 4: any order of keys will do,
+// as long as values have the same one.
+template <int N, int D, int DIM>
+__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const unsigned own[4] = {__float_as_uint(weights[n][0]), __float_as_uint(weights[n][2]),
+                                 __float_as_uint(weights[n][1]), __float_as_uint(weights[n][3])};
+        const float *first = values.row(n * 8 + lane % 4 * 2) + lane / 4, *second = first + Tile<DIM, float>::PITCH;
+#pragma unroll
+        for (int d = 0; d < D; d++)
+            multiply_add(out[d], own, __float_as_uint(first[d * 8]), __float_as_uint(second[d * 8]), float());
+    }
+}
+
+// The lane's columns of one query, in the arithmetic of f32 and without tensor cores.
+template <int DIM, typename T>
+__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const T *bias) {
+    auto score = [&](unsigned key) {
+        const T *const of_key = k.at + (size_t)key * k.pitch;
+        float sum = 0;
+#pragma unroll 1
+        for (unsigned d = 0; d < DIM; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
+        return bias ? sum + widen(bias[key]) : sum;
+    };
+    // NaN makes NaN of all that follows.
+    float largest = -INFINITY, weights = 0;
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && largest == largest; key++) {
+        const float of_key = score(key);
+        largest = of_key <= largest ? largest : of_key;
+    }
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && weights == weights; key++) weights += expf(score(key) - largest);
+    float out[DIM / 8][2];
+#pragma unroll
+    for (int d = 0; d < DIM / 8; d++) out[d][0] = out[d][1] = weights == weights ? 0 : weights;
+#pragma unroll 1
+    for (unsigned key = 0; key < k.count && weights == weights; key++) {
+        const float weight = expf(score(key) - largest) / weights;
+        const T *const value = v.at + (size_t)key * v.pitch;
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) out[d][e] = fmaf(weight, widen(value[d * 8 + e]), out[d][e]);
+    }
+#pragma unroll
+    for (int d = 0; d < DIM / 8; d++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) y[d * 8 + e] = narrow<T>(out[d][e]);
+}
+
+// Which of this lane's two queries, as bits, have to be computed once more without tensor cores: their operands cannot be split, or a
+// sum of values overflows before it is divided by the sum of the weights.
+template <int DIM, typename T>
+__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
+                                 T *y, unsigned y_pitch) {
+    constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
+    __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
+    static_assert(QUERIES <= 2 * AT_ONCE);
+    const Tile<DIM, T> queries{room[1][0]};
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Of this lane: two queries, and the first of two neighbouring columns of each eight.
+    const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
+
+    queries.template fill<QUERIES>(q, blockIdx.x * QUERIES);
+    commit();
+    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE>(k, 0);
+    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE>(v, 0);
+    commit();
+
+    Bias<T> added;
+    added.keys = k.count;
+    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % (2 * sizeof(T)) == 0 && k.count % 2 == 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
+
+    wait_but<1>();
+    __syncthreads();
+    unsigned own[DIM / DEPTH<T>][4];
+#pragma unroll
+    for (int d = 0; d < DIM / DEPTH<T>; d++)
+        load_matrices<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
+    __syncthreads();
+
+    // Powers of two are what a GPU computes: a product times `in_bits` is the exponent of one.
+    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
+    float out[DIM / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
+        if (start + AT_ONCE < k.count) {
+            Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE>(k, start + AT_ONCE);
+            Tile<DIM, T>{room[stage ^ 1][1]}.template fill<AT_ONCE>(v, start + AT_ONCE);
+        }
+        commit();
+
+        float score[AT_ONCE / 8][4] = {};
+        if (bias) added.init(score, start + column, unit, most);
+        wait_but<1>();
+        __syncthreads();
+        const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
+#pragma unroll
+        for (int d = 0; d < DIM / DEPTH<T>; d++)
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 16; n++) {
+                unsigned some[4];
+                const unsigned key = n * 16 + lane / 16 * 8 + lane % 8;
+                load_matrices<false>(some, keys.row(key) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
+                multiply_add(score[2 * n], own[d], some[0], some[1], T());
+                multiply_add(score[2 * n + 1], own[d], some[2], some[3], T());
+            }
+
+        const bool are_there = start + AT_ONCE <= k.count;
+        const float before[2] = {largest[0], largest[1]};
+#pragma unroll
+        for (int n = 0; n < AT_ONCE / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const bool is_there = are_there || start + n * 8 + column + i % 2 < k.count;
+                score[n][i] = is_there ? score[n][i] * in_bits : -INFINITY;
+                largest[i / 2] = Larger::of(largest[i / 2], score[n][i]);
+            }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            largest[r] = of_warp<Larger>(largest[r], 4);
+            // A row of which nothing has any weight stays finite until the end.
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = two_to(before[r] - base);
+            sum[r] *= correction;
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 8; n++)
+                for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = two_to(score[n][i] - base);
+#pragma unroll
+            for (int d = 0; d < DIM / 8; d++)
+                for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
+        }
+
+        add_values(out, score, values);
+        __syncthreads();
+    }
+
+    // By shared memory, so that neighbours go to memory together.
+    const Tile<DIM, T> results{room[0][0] + warp * ROWS * PITCH};
+    unsigned wrong = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float weights = of_warp<Add>(sum[r], 4), factor = 1 / weights;
+        bool is_right = weights == weights;
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++) {
+            is_right &= fabsf(out[d][2 * r]) < SPLIT_SUM && fabsf(out[d][2 * r + 1]) < SPLIT_SUM;
+            store<T, 2>(results.row(lane / 4 + 8 * r) + d * 8 + column,
+                        {narrow<T>(out[d][2 * r] * factor), narrow<T>(out[d][2 * r + 1] * factor)});
+        }
+        wrong |= is_right ? 0 : 1u << r;
+    }
+    __syncwarp();
+    constexpr unsigned LOADS = Tile<DIM, T>::LOADS;
+#pragma unroll
+    for (unsigned i = lane; i < ROWS * LOADS; i += 32) {
+        const unsigned query = blockIdx.x * QUERIES + warp * ROWS + i / LOADS, at = i % LOADS * WIDE<T>;
+        if (query < q.count) store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(results.row(i / LOADS) + at));
+    }
+    return wrong;
+}
+
+// Of the head of this block. y is (batch, queries, heads, DIM); the bias, where it is not null, is added to the scores.
+#define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
+#define STRIDES_OF(X) X##_batch, X##_head, X##_token
+#define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
+#define OF_HEAD(DIM)                                                                                                      \
+    {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
+        y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
+
+// Not inlined, and with the arguments of the kernel, which are constants: so it takes no registers of the kernel's, which seldom
+// calls it.
+template <int DIM, typename T>
+__device__ __noinline__ void attention_again(unsigned wrong, unsigned queries, unsigned keys, unsigned heads, float scale,
+                                             STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v,
+                                             const T *b, T *y) {
+    auto again = [&](Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
+        const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
+        // The columns as before: of one result, written by this lane alone.
+        __syncwarp();
+#pragma unroll 1
+        for (unsigned r = 0; r < 2; r++) {
+            const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
+            if (!(wrong >> r & 1) || query >= q.count) continue;
+            without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
+                                      {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr);
+        }
+    };
+    again(OF_HEAD(DIM));
+}
+
+#define ATTENTION(DIM, T, NAME)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
+        STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
+        const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
+        if (__any_sync(~0u, wrong))                                                                                    \
+            attention_again<DIM, T>(wrong, queries, keys, heads, scale, STRIDES_OF(q), STRIDES_OF(k), STRIDES_OF(v),   \
+                                    STRIDES_OF(b), q, k, v, b, y);                                                     \
+    }
+#define ATTENTIONS(T, NAME)                                                                                            \
+    ATTENTION(32, T, NAME)                                                                                             \
+    ATTENTION(64, T, NAME)
+
+ATTENTIONS(__half, f16)
+ATTENTIONS(__nv_bfloat16, bf16)
+ATTENTIONS(float, f32)
+ATTENTION(128, __half, f16)
+ATTENTION(128, __nv_bfloat16, bf16)
+
+#endif

@@ -1,0 +1,74 @@
+//! Attention in one launch.
+
+use candle::cuda_backend::CudaDType;
+use candle::{bail, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch::{self, HeadRows};
+use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+
+/// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)`, with a bias of the scores' shape, as a view of
+/// `(batch, queries, heads, dim)`; `None` where other operators have to do it, or have to refuse.
+pub(super) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    bias: Option<&Tensor>,
+    scale: f64,
+) -> Result<Option<Tensor>> {
+    let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
+    let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
+    // The kernel divides a bias by the scale.
+    let is_known = || launch::attends(q.device().as_cuda_device()?, q.dtype(), dim);
+    if !takes(q, &[Some(k), Some(v), bias])
+        || !is_known()?
+        || !(scale as f32).is_normal()
+        || !agree
+        || keys == 0
+        || q.elem_count() == 0
+    {
+        return Ok(None);
+    }
+    let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
+    let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
+    let as_taken = |x: &Tensor| match rows_of(x) {
+        Some(rows) => Ok(Some((x.clone(), rows))),
+        None => x.contiguous().map(|x| rows_of(&x).map(|rows| (x, rows))),
+    };
+    let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
+    let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
+    let kernel = Attention { of_q, k, v, bias, scale: scale as f32 };
+    launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
+}
+
+/// What is added to scores of this shape, with its strides over batches, heads and queries; `None` if they are more than the
+/// kernel counts.
+fn bias_of_scores(bias: &Tensor, shape: (usize, usize, usize, usize)) -> Result<Option<(Tensor, [usize; 3])>> {
+    let bias = bias.broadcast_as(shape)?;
+    let bias = if bias.stride()[3] == 1 || shape.3 == 1 { bias } else { bias.contiguous()? };
+    let strides = [bias.stride()[0], bias.stride()[1], bias.stride()[2]];
+    Ok(strides.iter().all(|&stride| stride <= u32::MAX as usize).then_some((bias, strides)))
+}
+
+struct Attention {
+    of_q: HeadRows,
+    k: (Tensor, HeadRows),
+    v: (Tensor, HeadRows),
+    /// Of the scores, with its strides.
+    bias: Option<(Tensor, [usize; 3])>,
+    scale: f32,
+}
+
+impl Kernel for Attention {
+    const NAME: &'static str = "attention";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let Self { of_q, k, v, bias, scale } = self;
+        with_elements([Some(&k.0), Some(&v.0), bias.as_ref().map(|(bias, _)| bias)], |[keys, values, added]| {
+            let (Some(keys), Some(values)) = (keys, values) else { bail!("there are keys and values") };
+            let strides = bias.as_ref().map(|(_, strides)| *strides);
+            let operands = [(&x, *of_q), (&keys, k.1), (&values, v.1)];
+            launch::attention(device, dtype, *scale, operands, added.as_ref().zip(strides), y)
+        })
+    }
+}

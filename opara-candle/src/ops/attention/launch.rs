@@ -1,0 +1,135 @@
+//! Launches of `attention.cu`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Layout, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide, Capabilities};
+
+/// Queries (`QUERIES`) and threads of a block of `attention.cu`.
+const QUERIES: usize = 64;
+const THREADS: u32 = 128;
+
+/// Rows of heads as the kernel takes them: `(batch, heads, tokens, dim)`, whose rows begin at multiples of 16 bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadRows {
+    dims: [usize; 4],
+    /// Elements from one batch, head and token to the next.
+    strides: [usize; 3],
+}
+
+impl HeadRows {
+    /// Of elements of `dtype` that lie so; `None` if they do not, or are more than the kernel counts.
+    pub fn of(layout: &Layout, dtype: DType) -> Option<Self> {
+        let wide = wide(dtype);
+        let dims = <[usize; 4]>::try_from(layout.dims()).ok()?;
+        let &[batch, head, token, along] = layout.stride() else { return None };
+        let strides = [batch, head, token];
+        let is_aligned = strides.iter().zip(dims).all(|(stride, dim)| dim == 1 || stride.is_multiple_of(wide));
+        let fits = along == 1 && is_aligned && layout.start_offset().is_multiple_of(wide);
+        let most = [1 << 16, 1 << 16, 1 << 31].iter().zip(dims).all(|(&most, dim)| dim < most);
+        let are_counted = most && strides.iter().all(|&stride| stride <= u32::MAX as usize);
+        (fits && are_counted).then_some(Self { dims, strides })
+    }
+
+    fn needed(&self) -> usize {
+        let [batch, heads, tokens, dim] = self.dims;
+        extent([batch, heads, tokens, dim].into_iter().zip(self.strides.into_iter().chain([1])))
+    }
+}
+
+/// Whether there is a kernel for such heads that runs on the device.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
+    let is_known = match dtype {
+        DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 128),
+        DType::F32 => matches!(dim, 32 | 64),
+        _ => false,
+    };
+    Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
+}
+
+/// Why attention is several launches, if the code or the device lacks what the kernel needs.
+///
+/// # Errors
+/// A call of the driver that failed.
+pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
+    Ok(lacking(&Capabilities::of(device, ptx::ATTENTION)?))
+}
+
+fn lacking(of: &Capabilities) -> Option<String> {
+    let said = format!("attention is several launches, without tensor cores of sm_80 ({})", of.described());
+    (!of.has_tensor_cores()).then_some(said)
+}
+
+/// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)` each, into `y` as `(batch, queries, heads, dim)`. What is added
+/// to the scores comes with its strides over batches, heads and queries.
+///
+/// # Errors
+/// Shapes that do not agree, slices that are too short, or a launch that fails.
+pub(super) fn attention<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    scale: f32,
+    [q, k, v]: [(&CudaView<T>, HeadRows); 3],
+    bias: Option<(&CudaView<T>, [usize; 3])>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let ([batch, heads, queries, dim], keys) = (q.1.dims, k.1.dims[2]);
+    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
+        bail!("attention of {:?} to {:?} and {:?}", q.1.dims, k.1.dims, v.1.dims)
+    }
+    for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {
+        expect(what, operand.len(), of.needed())?;
+    }
+    let over = bias.map_or([0; 3], |(_, strides)| strides);
+    let needed = extent([batch, heads, queries, keys].into_iter().zip(over.into_iter().chain([1])));
+    expect("the bias", bias.map_or(needed, |(bias, _)| bias.len()), needed)?;
+    let numel = batch * heads * queries * dim;
+    expect("the result", y.len(), numel)?;
+    if numel == 0 {
+        return Ok(());
+    }
+    let name = format!("opara_attention_{dim}_{}", dtype.as_str());
+    let function = function(device, &name, "attention", ptx::ATTENTION)?;
+    let sizes = [queries, keys, heads].map(|n| n as u32);
+    let strides = [q.1.strides, k.1.strides, v.1.strides, over].concat();
+    let strides: Vec<u32> = strides.into_iter().map(|n| n as u32).collect();
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&numel);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(&scale);
+    for stride in &strides {
+        launch.arg(stride);
+    }
+    launch.arg(q.0).arg(k.0).arg(v.0);
+    arg_or_null(&mut launch, bias.map(|(bias, _)| bias));
+    launch.arg(y);
+    let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
+    let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the arguments are those that the kernel declares. It reads each row of the three as the strides place them, and
+    // a bias for each score, nothing through null, and writes each of `numel` of `y`: all were held against the slices
+    // above. Rows begin at multiples of 16 bytes, as `HeadRows::of` saw and slices of their own do.
+    unsafe { launch.launch(config) }.w()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+
+    #[test]
+    fn what_is_lacking_is_said() {
+        let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
+        assert_eq!((said("sm_90a", 90), said("sm_80", 90), said("sm_86", 86)), (None, None, None));
+        assert!(said("sm_75", 75).is_some_and(|said| said.contains("compiled for sm_75")));
+    }
+}

@@ -1,0 +1,269 @@
+//! Convolution of one group as the product of the weight, `(out, k)`, with what the windows see, `(k, windows)`.
+//!
+//! The second matrix is never whole in memory: some columns of it at a time are laid out in panels of two vectors.
+
+use pulp::{Arch, Simd, WithSimd};
+
+use super::shapes::{finish, Conv};
+use crate::cpu::kernels::{each, lanes, Element, Sum, Taps, WIDEST};
+
+/// Elements of the panels that are laid out at a time: what a core's second cache holds, in single precision.
+const LAID_OUT: usize = 1 << 18;
+
+/// Rows of the result that are summed side by side, at most.
+const ROWS: usize = 8;
+
+/// Panels of one task.
+const PANELS: usize = 8;
+
+/// Rows of a panel that are multiplied between two checks of bounds.
+const STEPS: usize = 4;
+
+/// Vectors of a panel's row.
+const VECTORS: usize = 2;
+
+/// What is done to each group of each item.
+pub(super) struct Product<'a> {
+    conv: &'a Conv,
+    taps: Taps,
+    channels: usize,
+    k: usize,
+    /// Columns: windows.
+    n: usize,
+}
+
+/// One group of one item.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a, T> {
+    pub x: &'a [T],
+    pub weight: &'a [T],
+    pub bias: Option<&'a [T]>,
+}
+
+/// One block of rows and some columns, and where it goes.
+struct Block<'a, T> {
+    row: usize,
+    panel: usize,
+    y: Vec<&'a mut [T]>,
+}
+
+impl<'a> Product<'a> {
+    pub fn new(conv: &'a Conv) -> Self {
+        let channels = conv.channels.0 / conv.config.groups;
+        let k = channels * conv.window.0 * conv.window.1;
+        Self { conv, taps: Taps::new(conv.windows()), channels, k, n: conv.output.0 * conv.output.1 }
+    }
+
+    /// Computes `y`, the group's planes.
+    pub fn run<T: Element>(&self, group: Group<T>, on_threads: bool, y: &mut [T]) {
+        let width = VECTORS * lanes::<T::Sum>();
+        // Copies of whole vectors reach behind a panel's last row.
+        let panel = (self.k + 1) * width;
+        let panels = (LAID_OUT / panel).clamp(1, self.n.div_ceil(width));
+        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, width, group, on_threads, y));
+    }
+
+    /// The same with memory for some panels of `width` columns.
+    fn run_in<T: Element>(
+        &self,
+        laid_out: &mut [T::Sum],
+        width: usize,
+        group: Group<T>,
+        on_threads: bool,
+        y: &mut [T],
+    ) {
+        let panel = (self.k + 1) * width;
+        let panels = laid_out.len() / panel;
+        for start in (0..self.n).step_by(panels * width) {
+            let end = (start + panels * width).min(self.n);
+            let panels = (end - start).div_ceil(width);
+            let each_lays = self.panels_to_lay_out(panels, width);
+            let tasks = laid_out[..panels * panel].chunks_mut(each_lays * panel).enumerate().collect();
+            each(on_threads, tasks, |(i, to)| {
+                let start = start + i * each_lays * width;
+                let end = (start + each_lays * width).min(end);
+                Arch::new().dispatch(LayOut { product: self, x: group.x, windows: (start, end), panel, to });
+            });
+            let laid_out = &laid_out[..];
+            each(on_threads, self.blocks(y, (start, end), width), |block| {
+                let panels = &laid_out[block.panel * panel..];
+                Arch::new().dispatch(Multiply { product: self, group, panels, panel, block });
+            });
+        }
+    }
+
+    /// Panels of one task: rows of windows that lie in the same rows of the input are better laid out together.
+    fn panels_to_lay_out(&self, panels: usize, width: usize) -> usize {
+        match self.conv.is_pointwise() {
+            true => panels.div_ceil(4),
+            false => (2 * self.conv.output.1).div_ceil(width).clamp(1, panels),
+        }
+    }
+
+    /// The columns from `start` to `end` of `y` in blocks.
+    fn blocks<'y, T>(&self, y: &'y mut [T], (start, end): (usize, usize), width: usize) -> Vec<Block<'y, T>> {
+        let mut blocks: Vec<Block<T>> = Vec::new();
+        for (i, rows) in y.chunks_mut(ROWS * self.n).enumerate() {
+            let first = blocks.len();
+            for row in rows.chunks_mut(self.n) {
+                for (j, y) in row[start..end].chunks_mut(PANELS * width).enumerate() {
+                    if blocks.len() == first + j {
+                        blocks.push(Block { row: i * ROWS, panel: j * PANELS, y: Vec::with_capacity(ROWS) });
+                    }
+                    blocks[first + j].y.push(y);
+                }
+            }
+        }
+        blocks
+    }
+}
+
+/// Lays out what some windows see, in panels.
+struct LayOut<'a, T: Element> {
+    product: &'a Product<'a>,
+    x: &'a [T],
+    windows: (usize, usize),
+    panel: usize,
+    to: &'a mut [T::Sum],
+}
+
+impl<T: Element> WithSimd for LayOut<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { product: Product { conv, taps, channels, n, .. }, x, windows: (start, end), panel, to } = self;
+        let lanes = T::Sum::lanes::<S>();
+        let width = VECTORS * lanes;
+        if conv.is_pointwise() {
+            for (i, to) in to.chunks_exact_mut(panel).enumerate() {
+                let start = start + i * width;
+                for (x, to) in x.chunks_exact(*n).zip(to.chunks_exact_mut(width)) {
+                    match x[start..].first_chunk::<{ VECTORS * WIDEST }>() {
+                        Some(x) if start + width <= end => T::widen(&x[..width], to),
+                        _ => T::widen(&x[start..end.min(start + width)], &mut to[..end.min(start + width) - start]),
+                    }
+                }
+            }
+            return;
+        }
+        let plane = conv.input.0 * conv.input.1;
+        let ow = conv.output.1;
+        let (top, bottom) = (start / ow, (end - 1) / ow + 1);
+        let copies = taps.copies(top, bottom - top);
+        let mut seen = vec![T::Sum::default(); taps.len(bottom - top, lanes)];
+        // For each row of windows in each panel: where it goes, where its first tap is, how many windows.
+        let mut runs = Vec::new();
+        let mut at = start;
+        while at < end {
+            let (i, row) = ((at - start) / width, at / ow);
+            let stop = ((row + 1) * ow).min(start + (i + 1) * width).min(end);
+            runs.push((i * panel + (at - start) % width, (row - top) * taps.row() + at % ow, stop - at));
+            at = stop;
+        }
+        for channel in 0..*channels {
+            copies.run(&x[channel * plane..][..plane], &mut seen);
+            for (tap, offset) in taps.offsets.iter().enumerate() {
+                let to = &mut to[(channel * taps.offsets.len() + tap) * width..];
+                for &(at, from, n) in &runs {
+                    // Whole vectors: what is too much the next run overwrites.
+                    for i in (0..n).step_by(lanes) {
+                        to[at + i..][..lanes].copy_from_slice(&seen[offset + from + i..][..lanes]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies a block of rows of the weight with some panels.
+struct Multiply<'a, 'y, T: Element> {
+    product: &'a Product<'a>,
+    group: Group<'a, T>,
+    panels: &'a [T::Sum],
+    panel: usize,
+    block: Block<'y, T>,
+}
+
+impl<T: Element> WithSimd for Multiply<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let (k, rows) = (self.product.k, self.block.y.len());
+        let mut scratch = Vec::new();
+        let weight = T::widened(&self.group.weight[self.block.row * k..][..rows * k], &mut scratch);
+        let mut row = 0;
+        while row < rows {
+            // As many sums as there are registers for.
+            row += match rows - row {
+                8.. if S::REGISTER_COUNT >= 32 => self.rows::<S, 8>(simd, weight, row),
+                4.. => self.rows::<S, 4>(simd, weight, row),
+                2.. => self.rows::<S, 2>(simd, weight, row),
+                _ => self.rows::<S, 1>(simd, weight, row),
+            };
+        }
+    }
+}
+
+impl<T: Element> Multiply<'_, '_, T> {
+    /// So many rows from `row` on, in all panels.
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize>(&mut self, simd: S, weight: &[T::Sum], row: usize) -> usize {
+        let (k, lanes) = (self.product.k, T::Sum::lanes::<S>());
+        let weight = &weight[row * k..][..R * k];
+        let windows = self.block.y[row].len();
+        for (i, start) in (0..windows).step_by(VECTORS * lanes).enumerate() {
+            let panel = &self.panels[i * self.panel..][..k * VECTORS * lanes];
+            let n = (windows - start).min(VECTORS * lanes);
+            let mut sums = [[T::Sum::default(); VECTORS * WIDEST]; R];
+            match n > lanes {
+                true => multiply::<T::Sum, S, R, VECTORS>(simd, k, weight, panel, &mut sums),
+                false => multiply::<T::Sum, S, R, 1>(simd, k, weight, panel, &mut sums),
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let channel = self.block.row + row + r;
+                let y = &mut self.block.y[row + r][start..start + n];
+                finish(self.product.conv, self.group.bias, channel, &mut sums[..n], y);
+            }
+        }
+        R
+    }
+}
+
+/// The products of so many rows with the first so many vectors of each row of a panel.
+#[inline(always)]
+fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    k: usize,
+    weight: &[A],
+    panel: &[A],
+    to: &mut [[A; VECTORS * WIDEST]; R],
+) {
+    let mut sums = [[A::splat(simd, A::default()); V]; R];
+    let mut add = |weight: [A; R], vectors: &[A::Vector<S>; VECTORS]| {
+        for (weight, sums) in weight.into_iter().zip(&mut sums) {
+            let weight = A::splat(simd, weight);
+            for (vector, sum) in vectors.iter().zip(sums) {
+                *sum = A::mul_add(simd, weight, *vector, *sum);
+            }
+        }
+    };
+    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
+    let weight: [&[A]; R] = std::array::from_fn(|r| &weight[r * k..][..k]);
+    // Some steps at a time, so that bounds are checked once for all of them.
+    let (steps, rest) = panel[..k].as_chunks::<STEPS>();
+    let weights = weight.map(|row| row.as_chunks::<STEPS>().0);
+    for (i, step) in steps.iter().enumerate() {
+        let weights: [&[A; STEPS]; R] = std::array::from_fn(|r| &weights[r][i]);
+        for (i, vectors) in step.iter().enumerate() {
+            add(std::array::from_fn(|r| weights[r][i]), vectors);
+        }
+    }
+    for (i, vectors) in (k - rest.len()..k).zip(rest) {
+        add(std::array::from_fn(|r| weight[r][i]), vectors);
+    }
+    for (sums, to) in sums.iter().zip(to) {
+        A::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
+    }
+}

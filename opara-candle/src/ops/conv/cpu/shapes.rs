@@ -1,0 +1,49 @@
+//! A convolution's shapes, and what follows its sums.
+
+use crate::cpu::kernels::{Element, Windows};
+use crate::ops::{Activation, ConvConfig};
+
+/// A convolution with its shapes, which agree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Conv {
+    pub config: ConvConfig,
+    pub batch: usize,
+    /// Channels of input and output.
+    pub channels: (usize, usize),
+    /// Height and width of input, window and output.
+    pub input: (usize, usize),
+    pub window: (usize, usize),
+    pub output: (usize, usize),
+}
+
+impl Conv {
+    pub(super) fn windows(&self) -> Windows {
+        let ConvConfig { stride, dilation, padding, .. } = self.config;
+        let (input, window, output) = (self.input, self.window, self.output);
+        Windows { input, window, output, stride, dilation, before: (padding.top, padding.left) }
+    }
+
+    /// Whether a window is one element and they are all of the plane.
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.window == (1, 1) && self.config.stride == 1 && self.input == self.output
+    }
+}
+
+/// Adds the bias of `channel`, applies the activation and writes the result.
+#[inline(always)]
+pub(super) fn finish<T: Element>(conv: &Conv, bias: Option<&[T]>, channel: usize, sums: &mut [T::Sum], y: &mut [T]) {
+    if let Some(bias) = bias {
+        let mut by = [T::Sum::default()];
+        T::widen(&bias[channel..=channel], &mut by);
+        for sum in sums.iter_mut() {
+            *sum += by[0];
+        }
+    }
+    if conv.config.activation == Activation::Relu {
+        let zero = T::Sum::default();
+        for sum in sums.iter_mut() {
+            *sum = if *sum < zero { zero } else { *sum };
+        }
+    }
+    T::narrow(sums, y);
+}

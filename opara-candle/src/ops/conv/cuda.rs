@@ -1,0 +1,191 @@
+//! Convolutions: of each channel by itself in a kernel of ours, all others by a library.
+
+use candle::backend::BackendStorage;
+use candle::cuda_backend::{CudaDType, CudaStorage};
+use candle::{CpuStorage, CustomOp3, DType, Layout, Module, Result, Shape, Tensor};
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+
+#[cfg(feature = "cudnn")]
+use super::dense::convolve;
+use super::launch;
+#[cfg(feature = "cudnn")]
+use crate::cuda::driver::convolution::{Convolution, Operands};
+use crate::cuda::driver::kernels::uninit;
+use crate::cuda::operator::format::Format;
+use crate::cuda::operator::plane::Plane;
+use crate::cuda::operator::{elements, is_known};
+use crate::ops::space_to_depth::deepened;
+use crate::ops::{pad, Activation, ConvConfig, Padding};
+
+/// Whether each channel makes one channel of the result by itself.
+fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
+    groups > 1 && weight.dims()[..2] == [groups, 1]
+}
+
+/// The elements of a weight in the order in which convolutions of its dtype take them.
+fn arrange(weight: &Tensor, groups: usize) -> Result<Tensor> {
+    match Format::of(weight.dtype()) {
+        Format::Nhwc if is_depthwise(weight, groups) => weight.permute((2, 3, 1, 0))?.contiguous(),
+        format => format.arrange(weight),
+    }
+}
+
+/// The weight laid out in memory as convolutions of its dtype want it, so that no call has to do that. Its shape stays
+/// `(out, in / groups, kh, kw)`.
+pub(super) fn weight_for(weight: &Tensor, groups: usize) -> Result<Option<Tensor>> {
+    let arranged = arrange(weight, groups)?;
+    let weight = match Format::of(weight.dtype()) {
+        Format::Nhwc if is_depthwise(weight, groups) => arranged.permute((3, 2, 0, 1)),
+        format => format.view(&arranged),
+    };
+    weight.map(Some)
+}
+
+/// The convolution as one launch or one call of a library; `None` where neither does it.
+pub(super) fn conv2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: &ConvConfig,
+) -> Result<Option<Tensor>> {
+    let dtype = x.dtype();
+    let format = Format::of(dtype);
+    let depthwise = is_depthwise(weight, config.groups);
+    if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
+        return Ok(None);
+    }
+    // Ours applies this one as it loads.
+    let x = match config.input_activation {
+        Activation::Relu if depthwise => x.clone(),
+        activation => activation.forward(x)?,
+    };
+    let (x, weight, config) = match deepened(&x, weight, config)? {
+        Some(deepened) => deepened,
+        None if depthwise || config.padding.is_symmetric() => (x, weight.clone(), *config),
+        // cuDNN pads opposite edges alike.
+        None => (pad(&x, config.padding)?, weight.clone(), ConvConfig { padding: Padding::default(), ..*config }),
+    };
+    let (batch, channels, h, w) = x.dims4()?;
+    let (out, _, kh, kw) = weight.dims4()?;
+    let (oh, ow) = config.output((h, w), (kh, kw))?;
+    let channels_last = format == Format::Nhwc;
+    let bias = match bias {
+        Some(bias) => bias.contiguous()?,
+        None => Tensor::zeros(out, dtype, x.device())?,
+    };
+    let (operand, filter) = (format.arrange(&x)?, arrange(&weight, config.groups)?);
+    let result = if depthwise {
+        let plane = Plane::new((batch, channels, h, w), (oh, ow), channels_last)?;
+        operand.apply_op3_no_bwd(&filter, &bias, &Depthwise { config, plane, kernel: (kh, kw) })?
+    } else {
+        #[cfg(feature = "cudnn")]
+        {
+            let of = Convolution {
+                dtype,
+                channels_last,
+                x: [batch, channels, h, w],
+                weight: weight.dims4()?.into(),
+                y: [batch, out, oh, ow],
+                padding: [config.padding.top, config.padding.left],
+                stride: config.stride,
+                dilation: config.dilation,
+                groups: config.groups,
+                relu: config.activation == Activation::Relu,
+            };
+            operand.apply_op3_no_bwd(&filter, &bias, &Dense(of))?
+        }
+        #[cfg(not(feature = "cudnn"))]
+        return Ok(None);
+    };
+    format.view(&result).map(Some)
+}
+
+/// Each channel by itself.
+struct Depthwise {
+    config: ConvConfig,
+    plane: Plane,
+    kernel: (usize, usize),
+}
+
+impl Depthwise {
+    fn run<T: CudaDType + DeviceRepr>(&self, operands: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage> {
+        let device = &operands[0].0.device;
+        let [x, weight, bias] = operands;
+        let mut y = uninit::<T>(device, self.plane.results())?;
+        let (dtype, config) = (x.0.dtype(), &self.config);
+        let (x, weight, bias) = (elements(x.0, x.1)?, elements(weight.0, weight.1)?, elements(bias.0, bias.1)?);
+        launch::depthwise(device, dtype, &self.plane, self.kernel, config, &x, &weight, &bias, &mut y)?;
+        Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
+    }
+}
+
+/// Everything else.
+#[cfg(feature = "cudnn")]
+struct Dense(Convolution);
+
+#[cfg(feature = "cudnn")]
+impl Dense {
+    /// `C` is what products are added up in.
+    fn run<T, C>(&self, operands: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage>
+    where
+        T: CudaDType + DeviceRepr + candle::WithDType + cudarc::cudnn::CudnnDataType,
+        C: cudarc::cudnn::CudnnDataType,
+    {
+        let device = &operands[0].0.device;
+        let [x, weight, bias] = operands;
+        let mut y = uninit::<T>(device, self.0.y.iter().product())?;
+        let operands = Operands {
+            x: elements::<T>(x.0, x.1)?,
+            weight: elements(weight.0, weight.1)?,
+            bias: elements(bias.0, bias.1)?,
+        };
+        convolve::<T, C>(device, &self.0, &operands, &mut y)?;
+        Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
+    }
+}
+
+macro_rules! on_gpu {
+    ($op:ty, $name:literal, |$self:ident| $shape:expr, $run:ident: $($dtype:ident => [$($types:ty),*]),*) => {
+        impl CustomOp3 for $op {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn cpu_fwd(
+                &self,
+                _: &CpuStorage,
+                _: &Layout,
+                _: &CpuStorage,
+                _: &Layout,
+                _: &CpuStorage,
+                _: &Layout,
+            ) -> Result<(CpuStorage, Shape)> {
+                candle::bail!("this operator is for tensors on a GPU")
+            }
+
+            fn cuda_fwd(
+                &self,
+                x: &CudaStorage,
+                x_layout: &Layout,
+                weight: &CudaStorage,
+                weight_layout: &Layout,
+                bias: &CudaStorage,
+                bias_layout: &Layout,
+            ) -> Result<(CudaStorage, Shape)> {
+                let operands = [(x, x_layout), (weight, weight_layout), (bias, bias_layout)];
+                let y = match x.dtype() {
+                    $(DType::$dtype => self.$run::<$($types),*>(operands)?,)*
+                    dtype => candle::bail!("{} has no kernel for {dtype:?}", $name),
+                };
+                let $self = self;
+                Ok((y, Shape::from($shape)))
+            }
+        }
+    };
+}
+
+on_gpu!(Depthwise, "depthwise", |op| op.plane.shape(), run: F16 => [f16], BF16 => [bf16], F32 => [f32], F64 => [f64]);
+#[cfg(feature = "cudnn")]
+on_gpu!(Dense, "conv2d", |op| op.0.shape(), run: F16 => [f16, f32], BF16 => [bf16, f32], F32 => [f32, f32],
+    F64 => [f64, f64]);

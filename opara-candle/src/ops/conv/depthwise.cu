@@ -1,0 +1,132 @@
+// Convolutions of each channel by itself. A thread makes one element of the result, or N of neighbouring channels where the
+// channels of a pixel lie together (nhwc), also of P neighbouring pixels.
+#include "window.cuh"
+
+// Windows of K by K over P neighbours, STRIDE apart, from (r0, c0) on: what a row of the image holds is loaded once for all
+// of them, and these loads need not wait for each other. What is less than `least` counts as that; beyond the edges are
+// zeros. More than one neighbour takes a dilation of 1.
+template <int K, int STRIDE, int P, typename T, int N, typename S>
+__device__ inline void square(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
+                              T least, S (&result)[P][N]) {
+    constexpr int LOADS = (P - 1) * STRIDE + K;
+#pragma unroll 1
+    for (int a = 0; a < K; a++) {
+        const int r = r0 + a * dilation;
+        if ((unsigned)r >= (unsigned)h) continue;
+        Vec<T, N> v[LOADS] = {}, f[K];
+#pragma unroll
+        for (int j = 0; j < LOADS; j++) {
+            const int c = c0 + j * dilation;
+            if ((unsigned)c < (unsigned)w) v[j] = load<T, N>(x + ((size_t)r * w + c) * pitch);
+        }
+#pragma unroll
+        for (int b = 0; b < K; b++) f[b] = load<T, N>(weight + (a * K + b) * pitch);
+#pragma unroll
+        for (int j = 0; j < LOADS; j++) v[j] = at_least(v[j], least);
+#pragma unroll
+        for (int b = 0; b < K; b++)
+#pragma unroll
+            for (int p = 0; p < P; p++)
+#pragma unroll
+                for (int n = 0; n < N; n++) result[p][n] += (S)widen(v[p * STRIDE + b].at[n]) * (S)widen(f[b].at[n]);
+    }
+}
+
+// Windows of kh by kw.
+template <typename T, int N, typename S>
+__device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
+                                 int kh, int kw, T least, S (&result)[1][N]) {
+    for (int a = 0; a < kh; a++)
+        for (int b = 0; b < kw; b++) {
+            const int r = r0 + a * dilation, c = c0 + b * dilation;
+            if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) continue;
+            Vec<T, N> v = load<T, N>(x + ((size_t)r * w + c) * pitch), f = load<T, N>(weight + (a * kw + b) * pitch);
+            v = at_least(v, least);
+#pragma unroll
+            for (int n = 0; n < N; n++) result[0][n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
+        }
+}
+
+// A thread makes N channels of P neighbours in a row, for windows of K by K that are STRIDE apart, or of any size if K is
+// 0. Weights lie as kh, kw, channels if NHWC, else as channels, kh, kw. Operands and results may pass a ReLU.
+template <typename T, int N, int P, int K, int STRIDE, bool NHWC>
+__device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
+                          int dilation, int top, int left, int relu_before, int relu, const T *x, const T *weight,
+                          const T *bias, T *y) {
+    using S = typename Sum<T>::type;
+    const int strips = (ow + P - 1) / P;
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= numel / ow * strips / N) return;
+    Place<N, NHWC> at(i, channels, oh, strips);
+    const int column = at.column * P, r0 = (int)at.row * stride - top, c0 = column * stride - left;
+    const size_t pitch = NHWC ? channels : 1;
+    const T least = narrow<T>(relu_before ? (S)0 : -(S)INFINITY);
+    S result[P][N];
+    Vec<T, N> start = load<T, N>(bias + at.channel);
+#pragma unroll
+    for (int p = 0; p < P; p++)
+#pragma unroll
+        for (int n = 0; n < N; n++) result[p][n] = widen(start.at[n]);
+    x += at.offset(channels, h, w, 0, 0);
+    weight += NHWC ? at.channel : (size_t)at.channel * kh * kw;
+    if constexpr (K)
+        square<K, STRIDE>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
+    else if (kh == 3 && kw == 3)
+        square<3, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
+    else if (kh == 5 && kw == 5)
+        square<5, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
+    else if (kh == 7 && kw == 7)
+        square<7, 1>(x, weight, pitch, h, w, r0, c0, dilation, least, result);
+    else
+        rectangle(x, weight, pitch, h, w, r0, c0, dilation, kh, kw, least, result);
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        if (column + p >= ow) break;
+        Vec<T, N> out;
+#pragma unroll
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(relu && result[p][n] < (S)0 ? (S)0 : result[p][n]);
+        store<T, N>(y + at.offset(channels, oh, ow, at.row, column + p), out);
+    }
+}
+
+#define DEPTHWISE(T, LAYOUT, N, P, K, STRIDE, NHWC, NAME)                                                              \
+    extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
+        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu_before, int relu, const T *x,    \
+        const T *weight, const T *bias, T *y) {                                                                        \
+        depthwise<T, N, P, K, STRIDE, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left,        \
+                                            relu_before, relu, x, weight, bias, y);                                    \
+    }
+
+#define ANY(T, LAYOUT, N, NHWC, NAME)                                                                                  \
+    DEPTHWISE(T, LAYOUT, N, 1, 0, 1, NHWC, NAME)
+
+#define STRIPS(T, N, P, STRIDE, NAME)                                                                                  \
+    DEPTHWISE(T, nhwc##N##x##P##_3s##STRIDE, N, P, 3, STRIDE, true, NAME)                                              \
+    DEPTHWISE(T, nhwc##N##x##P##_5s##STRIDE, N, P, 5, STRIDE, true, NAME)                                              \
+    DEPTHWISE(T, nhwc##N##x##P##_7s##STRIDE, N, P, 7, STRIDE, true, NAME)
+
+#define ALL(T, NAME)                                                                                                   \
+    ANY(T, nchw, 1, false, NAME)                                                                                       \
+    ANY(T, nhwc, 1, true, NAME)                                                                                        \
+    ANY(T, nhwc2, 2, true, NAME)
+
+#define MORE(T, NAME)                                                                                                  \
+    ALL(T, NAME)                                                                                                       \
+    ANY(T, nhwc4, 4, true, NAME)                                                                                       \
+    STRIPS(T, 2, 3, 1, NAME)                                                                                           \
+    STRIPS(T, 2, 3, 2, NAME)
+
+#define OF_16_BITS(T, NAME)                                                                                            \
+    MORE(T, NAME)                                                                                                      \
+    ANY(T, nhwc8, 8, true, NAME)                                                                                       \
+    STRIPS(T, 4, 3, 1, NAME)                                                                                           \
+    STRIPS(T, 4, 7, 1, NAME)                                                                                           \
+    STRIPS(T, 4, 2, 2, NAME)                                                                                           \
+    STRIPS(T, 4, 4, 2, NAME)
+
+ALL(double, f64)
+MORE(float, f32)
+STRIPS(float, 2, 7, 1, f32)
+STRIPS(float, 2, 7, 2, f32)
+OF_16_BITS(__half, f16)
+OF_16_BITS(__nv_bfloat16, bf16)

@@ -1,0 +1,105 @@
+//! Convolution with groups, asymmetric padding, bias and activation in one call.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cudnn")]
+mod dense;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{bail, Module, Result, Tensor};
+
+use super::product::product_flops;
+use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
+
+/// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
+/// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
+///
+/// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the
+/// process go by that one.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// use opara_candle::ops::{self, Activation, ConvConfig};
+///
+/// let x = Tensor::zeros((1, 3, 32, 32), DType::F32, &Cpu)?; // (batch, in, h, w)
+/// let weight = Tensor::zeros((8, 3, 3, 3), DType::F32, &Cpu)?; // (out, in / groups, kh, kw)
+/// let bias = Tensor::zeros(8, DType::F32, &Cpu)?;
+/// let config = ConvConfig { stride: 2, padding: 1.into(), activation: Activation::Relu, ..ConvConfig::default() };
+/// assert_eq!(ops::conv2d(&x, &weight, Some(&bias), &config)?.dims(), [1, 8, 16, 16]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes that do not agree, a window that does not fit, or more results than can be counted.
+pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
+    let (batch, channels, h, w) = x.dims4()?;
+    let (out, k, kh, kw) = weight.dims4()?;
+    let groups = config.groups;
+    if groups == 0 || channels != k * groups || out % groups != 0 {
+        bail!("a convolution of {channels} channels with a weight of {:?} in {groups} groups", weight.dims())
+    }
+    if k * h * w == 0 {
+        bail!(
+            "a convolution of {:?} with a weight of {:?}: neither planes nor channels may be empty",
+            x.dims(),
+            weight.dims()
+        )
+    }
+    if let Some(bias) = bias.filter(|bias| bias.dims() != [out]) {
+        bail!("a bias of {:?} for {out} channels", bias.dims())
+    }
+    let (oh, ow) = config.output((h, w), (kh, kw))?;
+    // As many of eight bytes as memory can be asked for at once.
+    let elements = [batch, out, oh, ow].into_iter().try_fold(1usize, usize::checked_mul);
+    let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
+        bail!("a convolution with {:?} around has more results than memory has room for: {oh} by {ow}", config.padding)
+    };
+    let flops = product_flops(elements, k * kh * kw);
+    // The libraries have no other activation.
+    let (within, after) = match config.activation {
+        simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),
+        other => (Activation::None, other),
+    };
+    // What counts nothing must not be beyond what libraries count.
+    let stride = config.padding.limit(config.stride, (h, w));
+    let dilation = if (kh, kw) == (1, 1) { 1 } else { config.dilation };
+    let config = ConvConfig { stride, dilation, activation: within, ..*config };
+    let run = move |t: &[&Tensor]| {
+        let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
+        let cpu = || cpu::conv2d(&config.input_activation.forward(x)?, weight, bias, config).map(Some);
+        let own = own_on(x, cpu, || gpu!(cuda::conv2d(x, weight, bias, &config)))?;
+        after.forward(&own.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
+    };
+    match bias {
+        Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
+        None => apply("conv2d", &[x, weight], flops, run),
+    }
+}
+
+/// A weight of [`conv2d`] laid out in memory as its device and dtype want it: done once, when a layer is loaded, it need
+/// not be done in every call. Shape and values stay the same.
+///
+/// # Errors
+/// A weight of another rank.
+pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
+    weight.dims4()?;
+    own_or(weight, || gpu!(cuda::weight_for(weight, groups)), || weight.contiguous())
+}
+
+/// The same out of candle's operators, for any device and dtype.
+fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
+    let p = config.padding;
+    let x = config.input_activation.forward(x)?;
+    // candle pads all four edges alike.
+    let (x, padding) = match p.is_symmetric() && p.top == p.left {
+        true => (x, p.top),
+        false => (pad(&x, p)?, 0),
+    };
+    let mut y = x.conv2d(weight, padding, config.stride, config.dilation, config.groups)?;
+    if let Some(bias) = bias {
+        y = y.broadcast_add(&bias.reshape((1, (), 1, 1))?)?;
+    }
+    config.activation.forward(&y)
+}

@@ -1,0 +1,51 @@
+//! Rows of a table.
+
+use candle::cuda_backend::CudaDType;
+use candle::{bail, DType, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch;
+use crate::cuda::operator::rows::Rows;
+use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+
+/// The rows of `table`, `(n, hidden)`, that `ids` names; `None` where candle's operators have to do it, or have to refuse.
+pub(super) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> {
+    let (of_table, hidden) = table.dims2()?;
+    let shape = [ids.dims(), &[hidden]].concat();
+    let Some(rows) = Rows::of(&shape).filter(Rows::are_countable) else { return Ok(None) };
+    let are_ids = matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64);
+    let is_together = ids.device().same_device(table.device());
+    if !takes(table, &[]) || !are_ids || !is_together || !table.is_contiguous() || shape.contains(&0) {
+        return Ok(None);
+    }
+    launched(Embedding { rows, of_table, ids: ids.contiguous()? }, table, shape).map(Some)
+}
+
+struct Embedding {
+    /// Of the result.
+    rows: Rows,
+    /// Rows of the table, which may be a part of what lies in memory.
+    of_table: usize,
+    ids: Tensor,
+}
+
+impl Kernel for Embedding {
+    const NAME: &'static str = "embedding";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        macro_rules! launch {
+            ($id:ty) => {
+                with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
+                    let Some(ids) = ids else { bail!("there are ids") };
+                    launch::embedding(device, dtype, self.rows, &ids, self.of_table, &x, y)
+                })
+            };
+        }
+        match self.ids.dtype() {
+            DType::U8 => launch!(u8),
+            DType::U32 => launch!(u32),
+            DType::I64 => launch!(i64),
+            other => bail!("ids of {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Rows of a table.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{Result, Tensor};
+
+use super::own_or;
+use crate::cpu::record::apply;
+
+/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended. As in candle, the largest
+/// number of the ids' type stands for a row of zeros, and an id out of range ends what is done on a GPU: all work of the
+/// process there fails from then on.
+///
+/// # Errors
+/// Ids that are not integers, or on the CPU out of range.
+pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    let (_, hidden) = table.dims2()?;
+    apply("embedding", &[table, ids], 0, move |t| {
+        let composed = || {
+            let shape = [t[1].dims(), &[hidden]].concat();
+            t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
+        };
+        own_or(t[0], || gpu!(cuda::embedding(t[0], t[1])), composed)
+    })
+}

@@ -1,0 +1,80 @@
+//! What stands around the products of attention: hidden elements split into heads, and merged again.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{bail, Result, Tensor};
+
+use super::own_or;
+use crate::cpu::record::apply;
+
+/// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`](super::matmul)
+/// wants it: what follows the product that makes the queries, keys or values of attention.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
+/// let heads = ops::split_heads(&x, None, 4, 1.)?;
+/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
+/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
+/// let heads = ops::split_heads(&x, None, 4, 1.)?;
+/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
+/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes that do not agree, or heads that do not divide the last dimension.
+pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Tensor> {
+    let (_, _, hidden) = x.dims3()?;
+    if heads == 0 || hidden % heads != 0 {
+        bail!("{heads} heads do not divide {hidden} elements")
+    }
+    let run = move |t: &[&Tensor]| {
+        let (x, bias) = (t[0], t.get(1).copied());
+        let composed = || {
+            let (batch, seq, hidden) = x.dims3()?;
+            let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            let x = x.reshape((batch, seq, heads, hidden / heads))?.transpose(1, 2)?;
+            // Scaling makes a contiguous tensor, too.
+            if scale == 1. {
+                x.contiguous()
+            } else {
+                x.affine(scale, 0.)
+            }
+        };
+        own_or(x, || gpu!(cuda::split_heads(x, bias, heads, scale)), composed)
+    };
+    match bias {
+        Some(bias) => apply("split_heads", &[x, bias], 0, run),
+        None => apply("split_heads", &[x], 0, run),
+    }
+}
+
+/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: undoes [`split_heads`].
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    x.dims4()?;
+    apply("merge_heads", &[x], 0, |t| {
+        let (batch, heads, seq, dim) = t[0].dims4()?;
+        let merged = t[0].transpose(1, 2)?;
+        // Places are to heads what heads are to places.
+        let own = || match merged.is_contiguous() {
+            true => Ok(None),
+            false => gpu!(cuda::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None::<&Tensor>, seq, 1.)),
+        };
+        own_or(t[0], own, || Ok(merged.clone()))?.reshape((batch, seq, heads * dim))
+    })
+}

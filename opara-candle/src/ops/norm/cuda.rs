@@ -1,0 +1,108 @@
+//! Normalisations of rows.
+
+use candle::cuda_backend::CudaDType;
+use candle::{Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch;
+use crate::cuda::operator::rows::Rows;
+use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
+
+/// Layer normalisation of `x + bias + residual`; `None` where candle's operators have to do it, or have to refuse.
+pub(super) fn layer_norm(
+    x: &Tensor,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(x, &[bias, Some(scale), Some(shift)]) else { return Ok(None) };
+    if residual.is_some_and(|residual| residual.dims() != x.dims()) || !takes(x, &[residual]) {
+        return Ok(None);
+    }
+    if x.elem_count() == 0 {
+        return Ok(Some(x.clone()));
+    }
+    let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
+    let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
+    let kernel = LayerNorm { rows, eps, bias, residual, scale: scale.contiguous()?, shift: shift.contiguous()? };
+    launched(kernel, &x.contiguous()?, x.shape()).map(Some)
+}
+
+/// Root-mean-square normalisation; `None` where candle's operator has to do it, or has to refuse.
+pub(super) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
+    if x.elem_count() == 0 {
+        return Ok(Some(x.clone()));
+    }
+    launched(RmsNorm { rows, eps, scale: scale.contiguous()? }, &x.contiguous()?, x.shape()).map(Some)
+}
+
+/// `x + residual`, and its root-mean-square normalisation; `None` where candle's operators have to do it, or have to
+/// refuse.
+pub(super) fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
+    if residual.dims() != x.dims() || !takes(x, &[Some(residual)]) || x.elem_count() == 0 {
+        return Ok(None);
+    }
+    let kernel = AddRmsNorm { rows, eps, residual: residual.contiguous()?, scale: scale.contiguous()? };
+    launched(kernel, &x.contiguous()?, [&[2], x.dims()].concat()).map(Some)
+}
+
+struct LayerNorm {
+    rows: Rows,
+    eps: f32,
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+    scale: Tensor,
+    shift: Tensor,
+}
+
+impl Kernel for LayerNorm {
+    const NAME: &'static str = "layer_norm";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let Self { rows, eps, bias, residual, scale, shift } = self;
+        let operands = [bias.as_ref(), residual.as_ref(), Some(scale), Some(shift)];
+        with_elements(operands, |[bias, residual, scale, shift]| {
+            let (Some(scale), Some(shift)) = (scale, shift) else { candle::bail!("there are a scale and a shift") };
+            launch::layer_norm(device, dtype, *rows, *eps, &x, bias.as_ref(), residual.as_ref(), &scale, &shift, y)
+        })
+    }
+}
+
+struct RmsNorm {
+    rows: Rows,
+    eps: f32,
+    scale: Tensor,
+}
+
+impl Kernel for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.scale)], |[scale]| {
+            let Some(scale) = scale else { candle::bail!("there is a scale") };
+            launch::rms_norm(device, dtype, self.rows, self.eps, &x, &scale, y)
+        })
+    }
+}
+
+struct AddRmsNorm {
+    rows: Rows,
+    eps: f32,
+    residual: Tensor,
+    scale: Tensor,
+}
+
+impl Kernel for AddRmsNorm {
+    const NAME: &'static str = "add_rms_norm";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.residual), Some(&self.scale)], |[residual, scale]| {
+            let (Some(residual), Some(scale)) = (residual, scale) else { candle::bail!("there are both") };
+            launch::add_rms_norm(device, dtype, self.rows, self.eps, &x, &residual, &scale, y)
+        })
+    }
+}

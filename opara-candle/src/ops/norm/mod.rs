@@ -1,0 +1,84 @@
+//! Normalisations over the last dimension.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{Result, Tensor};
+
+use super::{add, own_on, own_or};
+use crate::cpu::record::apply;
+
+/// Layer normalisation over the last dimension, with a scale and a shift of that length.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::randn(0f32, 1., (2, 10, 64), &Cpu)?;
+/// let (scale, shift) = (Tensor::ones(64, DType::F32, &Cpu)?, Tensor::zeros(64, DType::F32, &Cpu)?);
+/// assert_eq!(ops::layer_norm(&x, &scale, &shift, 1e-5)?.dims(), [2, 10, 64]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
+    apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
+        let own = || gpu!(cuda::layer_norm(t[0], None::<&Tensor>, None::<&Tensor>, t[1], t[2], eps));
+        own_or(t[0], own, || candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps))
+    })
+}
+
+/// Layer normalisation of `x + bias + residual` over the last dimension, which is the length of `bias`, `scale` and
+/// `shift`: what follows the product at the end of each half of a Transformer's layer. On a GPU the sum is not rounded.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn add_layer_norm(
+    x: &Tensor,
+    bias: Option<&Tensor>,
+    residual: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    eps: f32,
+) -> Result<Tensor> {
+    let run = move |t: &[&Tensor]| {
+        let (x, residual, scale, shift, bias) = (t[0], t[1], t[2], t[3], t.get(4).copied());
+        let composed = || {
+            let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+            candle_nn::ops::layer_norm(&(x + residual)?.contiguous()?, scale, shift, eps)
+        };
+        own_or(x, || gpu!(cuda::layer_norm(x, bias, Some(residual), scale, shift, eps)), composed)
+    };
+    let flops = 10 * x.elem_count() as u64;
+    match bias {
+        Some(bias) => apply("add_layer_norm", &[x, residual, scale, shift, bias], flops, run),
+        None => apply("add_layer_norm", &[x, residual, scale, shift], flops, run),
+    }
+}
+
+/// Root-mean-square normalisation over the last dimension, with a scale of that length.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
+    apply("rms_norm", &[x, scale], 5 * x.elem_count() as u64, move |t| {
+        let own = || gpu!(cuda::rms_norm(t[0], t[1], eps));
+        own_or(t[0], own, || candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps))
+    })
+}
+
+/// `x + residual` and its root-mean-square normalisation over the last dimension, which is the length of `scale`: what
+/// stands between two parts of a Transformer that normalises before each. One launch on a GPU.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+    if let Some(both) = own_on(x, || Ok(None), || gpu!(cuda::add_rms_norm(x, residual, scale, eps)))? {
+        return Ok((both.get(0)?, both.get(1)?));
+    }
+    let sum = add(x, residual)?;
+    let normed = rms_norm(&sum, scale, eps)?;
+    Ok((sum, normed))
+}

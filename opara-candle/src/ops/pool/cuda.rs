@@ -1,0 +1,69 @@
+//! Pools, of tensors as they lie: the view of a larger one need not be copied.
+
+use candle::cuda_backend::CudaDType;
+use candle::{Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch::{self, Windows};
+use super::PoolKind;
+use crate::cuda::operator::format::Format;
+use crate::cuda::operator::plane::Plane;
+use crate::cuda::operator::{is_known, launched, Call, Kernel};
+use crate::ops::PoolConfig;
+
+/// The pool of `x`, in the order in which `x` lies; `None` for dtypes without a kernel.
+pub(super) fn pool(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Option<Tensor>> {
+    run(x, config.output((x.dim(2)?, x.dim(3)?))?, Windows::new(kind, config))
+}
+
+/// Every `stride`-th row and column of `x` from `start` on, as many as `to` says, zeros beyond the last; `None` for dtypes
+/// without a kernel.
+pub(super) fn subsample(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result<Option<Tensor>> {
+    let (before, after) = (-(start as i32), (start + stride) as i32);
+    // The mean of one element, or of padding.
+    let edges = [before, before, after, after];
+    run(x, to, Windows { kind: PoolKind::Mean, kernel: 1, stride, edges, count_padding: true })
+}
+
+fn run(x: &Tensor, to: (usize, usize), windows: Windows) -> Result<Option<Tensor>> {
+    if !is_known(x.dtype()) {
+        return Ok(None);
+    }
+    let (x, format, pitch) = lying(x)?;
+    let plane = Plane::new(x.dims4()?, to, format == Format::Nhwc)?;
+    Ok(Some(format.view(&launched(Pool { plane, windows, pitch }, &x, plane.shape())?)?))
+}
+
+/// The tensor, contiguous unless its pixels lie in rows, in which order its elements lie, and how far it is from an image,
+/// a plane and a row to the next.
+fn lying(x: &Tensor) -> Result<(Tensor, Format, [usize; 3])> {
+    let channels = x.dim(1)?;
+    let pitch = |stride: &[usize]| [stride[0], stride[1], stride[2]];
+    let whole = |pitch: usize| pitch.is_multiple_of(channels);
+    Ok(match *x.stride() {
+        [image, 1, row, column] if column == channels && whole(image) && whole(row) => {
+            (x.clone(), Format::Nhwc, pitch(x.stride()))
+        }
+        [.., 1] => (x.clone(), Format::Nchw, pitch(x.stride())),
+        _ => {
+            let x = x.contiguous()?;
+            let pitch = pitch(x.stride());
+            (x, Format::Nchw, pitch)
+        }
+    })
+}
+
+struct Pool {
+    plane: Plane,
+    windows: Windows,
+    /// Elements from an image, a plane and a row of the operand to the next.
+    pitch: [usize; 3],
+}
+
+impl Kernel for Pool {
+    const NAME: &'static str = "pool2d";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        launch::pool(device, dtype, &self.plane, &self.windows, self.pitch, &x, y)
+    }
+}

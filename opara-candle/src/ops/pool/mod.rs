@@ -1,0 +1,158 @@
+//! Maxima and means over windows, with padding and partial windows at the end, and what takes some pixels only.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{bail, Result, Tensor};
+
+use super::{apply, own_on, own_or, PoolConfig};
+
+/// What a pool makes of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum PoolKind {
+    Max,
+    Mean,
+}
+
+/// Maximum over windows of `(batch, channels, h, w)`. Padding never is the maximum; NaN always is.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// use opara_candle::ops::{self, PoolConfig};
+///
+/// let x = Tensor::zeros((1, 8, 32, 32), DType::F32, &Cpu)?; // (batch, channels, h, w)
+/// let config = PoolConfig::new(2, 2); // kernel, stride
+/// assert_eq!(ops::max_pool2d(&x, &config)?.dims(), [1, 8, 16, 16]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// A tensor of another rank, or a window that does not fit.
+pub fn max_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    pool("max_pool2d", PoolKind::Max, x, config)
+}
+
+/// Mean over windows of `(batch, channels, h, w)`.
+///
+/// # Errors
+/// A tensor of another rank, or a window that does not fit.
+pub fn avg_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    pool("avg_pool2d", PoolKind::Mean, x, config)
+}
+
+fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
+    let (batch, channels, h, w) = x.dims4()?;
+    let (oh, ow) = config.output((h, w))?;
+    let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
+    let config = PoolConfig { stride: config.padding.limit(config.stride, (h, w)), ..*config };
+    apply(name, &[x], flops, move |t| {
+        let cpu = || cpu::pool(t[0], kind, config).map(Some);
+        let own = own_on(t[0], cpu, || gpu!(cuda::pool(t[0], kind, &config)))?;
+        own.map_or_else(|| composed(t[0], kind, &config), Ok)
+    })
+}
+
+/// Mean of each channel of `(batch, channels, h, w)`: `(batch, channels)`.
+///
+/// # Errors
+/// A tensor of another rank.
+pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
+    x.dims4()?;
+    apply("global_avg_pool2d", &[x], x.elem_count() as u64, global_mean)
+}
+
+/// Mean of each channel; of a square on a GPU by one launch.
+fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
+    let (batch, channels, h, w) = t[0].dims4()?;
+    let config = PoolConfig::new(h.max(1), 1);
+    let own = || match h == w {
+        true => {
+            gpu!(cuda::pool(t[0], PoolKind::Mean, &config))?.map(|mean| mean.reshape((batch, channels))).transpose()
+        }
+        false => Ok(None),
+    };
+    own_or(t[0], own, || t[0].mean((2, 3)))
+}
+
+/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on, as many as there are from the first one
+/// on: `(batch, channels, ceil(h / stride), ceil(w / stride))`, with zeros where there is none.
+///
+/// # Errors
+/// A tensor of another rank, or a stride of 0.
+pub fn subsample(x: &Tensor, start: usize, stride: usize) -> Result<Tensor> {
+    let (_, _, h, w) = x.dims4()?;
+    if stride == 0 {
+        bail!("every 0th row and column: the stride must be at least 1")
+    }
+    let to = (h.div_ceil(stride), w.div_ceil(stride));
+    // More than the whole is as much as the whole.
+    let [start, stride] = [start, stride].map(|n| n.min(h.max(w).max(1)));
+    apply("subsample", &[x], 0, move |t| {
+        let own = own_on(t[0], || Ok(None), || gpu!(cuda::subsample(t[0], start, stride, to)))?;
+        own.map_or_else(|| picked(t[0], start, stride, to), Ok)
+    })
+}
+
+/// The same out of candle's operators, for any device and dtype.
+fn picked(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result<Tensor> {
+    let mut x = x.clone();
+    for (dim, to) in [(2, to.0), (3, to.1)] {
+        // Whole strides, of which the first element counts.
+        let size = x.dim(dim)?;
+        let from = x.narrow(dim, start.min(size), size - start.min(size))?;
+        let (before, after) = x.dims().split_at(dim);
+        let shape = [before, &[to, stride], &after[1..]].concat();
+        let padded = match to * stride - from.dim(dim)?.min(to * stride) {
+            0 => from.narrow(dim, 0, to * stride)?,
+            zeros => from.pad_with_zeros(dim, 0, zeros)?,
+        };
+        x = padded.contiguous()?.reshape(shape)?.narrow(dim + 1, 0, 1)?.squeeze(dim + 1)?;
+    }
+    x.contiguous()
+}
+
+/// The same out of candle's operators, for any device and dtype.
+fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
+    let (h, w) = (x.dim(2)?, x.dim(3)?);
+    let (oh, ow) = config.output((h, w))?;
+    let PoolConfig { kernel, stride, padding: p, .. } = *config;
+    // What the windows cover, partial ones filled up.
+    let (bottom, right) = ((oh - 1) * stride + kernel, (ow - 1) * stride + kernel);
+    let fill = |x: &Tensor, by: f64| -> Result<Tensor> {
+        let edge = |x: &Tensor, dim: usize, by: f64, n: usize| {
+            let mut shape = x.dims().to_vec();
+            shape[dim] = n;
+            Tensor::full(by as f32, shape, x.device())?.to_dtype(x.dtype())
+        };
+        let mut x = x.clone();
+        for (dim, before, size, end) in [(2, p.top, h, bottom), (3, p.left, w, right)] {
+            let after = end.saturating_sub(size + before);
+            let used = size.min(end - before);
+            let mut parts = vec![x.narrow(dim, 0, used)?];
+            if before > 0 {
+                parts.insert(0, edge(&x, dim, by, before)?);
+            }
+            if after > 0 {
+                parts.push(edge(&x, dim, by, after)?);
+            }
+            x = Tensor::cat(&parts, dim)?;
+        }
+        Ok(x)
+    };
+    match kind {
+        PoolKind::Max => fill(x, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
+        PoolKind::Mean => {
+            let sum = (fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)? * (kernel * kernel) as f64)?;
+            let counts = (0..oh * ow).map(|i| {
+                let rows = config.counted(i / ow, h, p.top, p.bottom);
+                let columns = config.counted(i % ow, w, p.left, p.right);
+                1. / (rows * columns) as f64
+            });
+            let counts = Tensor::from_iter(counts, x.device())?.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
+            sum.broadcast_mul(&counts)
+        }
+    }
+}

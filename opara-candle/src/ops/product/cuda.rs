@@ -1,0 +1,234 @@
+//! Products with a weight: candle's, or one of cuBLASLt's or ours, which may do in the same launch what follows.
+
+use candle::cuda_backend::{self, CudaDType};
+use candle::{DType, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch::{self, Block};
+use crate::cuda::driver::address_of;
+use crate::cuda::driver::cublaslt::{self, Algorithm};
+use crate::cuda::driver::product::Product;
+use crate::cuda::operator::choice::Choices;
+use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::ops::Activation;
+
+/// How a product is computed, with what follows it.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By cuBLAS's own choice.
+    Candle,
+    CublasLt(Product, Algorithm),
+    /// Ours, with all that follows.
+    Ours(Block),
+}
+
+/// By how much of its own time a kernel must be faster than what cuBLAS chooses by itself. Those that win alone by less most
+/// likely do so by taking the whole GPU, which branches beside them pay for: BERT in f32, of three products beside each other,
+/// took 1466 us with all that win, and 1248 without.
+const MARGIN: f64 = 0.25;
+
+/// The way for each product.
+static WAYS: Choices<Product, Way> = Choices::new();
+
+/// `activation(x * weight^T + bias)` in the way that is the fastest; `None` where candle's operators have to do it, or have to
+/// refuse. `product` is candle's `x * weight^T`, and `finish` does what follows.
+pub(super) fn linear(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    product: impl Fn() -> Result<Tensor>,
+    finish: impl Fn(Tensor) -> Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    if !fits(x, weight, bias.as_ref())? {
+        return Ok(None);
+    }
+    let (columns, inner) = weight.dims2()?;
+    let plain = Product {
+        dtype: x.dtype(),
+        tf32: false,
+        rows: x.elem_count() / inner,
+        inner,
+        columns,
+        bias: false,
+        activation: Activation::None,
+    };
+    let whole = Product { bias: bias.is_some(), activation, ..plain };
+    let device = x.device().as_cuda_device()?;
+    let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
+    let run = |way| {
+        let of = match way {
+            Way::Candle => return finish(product()?),
+            Way::CublasLt(of, _) => of,
+            Way::Ours(_) => whole,
+        };
+        let bias = bias.clone().filter(|_| of.bias);
+        let y = launched(Linear { of, way, weight: weight.clone(), bias }, x, shape.as_slice())?;
+        match of == plain {
+            true => finish(y),
+            false => Ok(y),
+        }
+    };
+    let ways = || {
+        let mut ways = vec![(Way::Candle, 1.)];
+        // What does not follow in cuBLASLt's call follows by `finish`.
+        let is_one_call = whole != plain && cublaslt::knows(activation);
+        for of in [Some(plain), is_one_call.then_some(whole)].into_iter().flatten() {
+            let proposed = cublaslt::algorithms(device, &of)?.into_iter().enumerate();
+            // The first one is cuBLAS's own choice, and counts where it saves the launch that would follow.
+            let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
+            ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
+        }
+        ways.extend(launch::blocks_of(device, &whole)?.into_iter().map(|block| (Way::Ours(block), 1. + MARGIN)));
+        Ok(ways)
+    };
+    WAYS.run(device, whole, ways, || Ok(Way::Candle), run).map(Some)
+}
+
+/// Whether cuBLASLt computes what candle does of these operands.
+fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
+    let (columns, inner) = weight.dims2()?;
+    let is_reduced = match x.dtype() {
+        DType::F32 => cuda_backend::gemm_reduced_precision_f32(),
+        DType::F16 => cuda_backend::gemm_reduced_precision_f16(),
+        DType::BF16 => cuda_backend::gemm_reduced_precision_bf16(),
+        _ => true,
+    };
+    let go_together = x.dims().last() == Some(&inner) && bias.is_none_or(|bias| bias.dims() == [columns]);
+    if is_reduced || !takes(x, &[Some(weight), bias]) || !go_together || x.elem_count() == 0 || columns == 0 {
+        return Ok(false);
+    }
+    for operand in [Some(x), Some(weight), bias].into_iter().flatten() {
+        if !operand.is_contiguous() || !cublaslt::is_aligned(address_of(operand).map_err(candle::Error::wrap)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+struct Linear {
+    of: Product,
+    way: Way,
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Kernel for Linear {
+    const NAME: &'static str = "linear";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.weight), self.bias.as_ref()], |[weight, bias]| {
+            let Some(weight) = weight else { candle::bail!("there is a weight") };
+            match &self.way {
+                Way::Candle => candle::bail!("candle's is launched by candle"),
+                Way::CublasLt(_, algorithm) => {
+                    cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
+                }
+                Way::Ours(block) => launch::product(device, &self.of, *block, &x, &weight, bias.as_ref(), y),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::{Device, Module};
+
+    use super::*;
+    use crate::test_device::gpu;
+
+    /// On a GPU; skips without.
+    #[test]
+    fn blocks_of_tensor_cores_give_what_is_asked_for() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        let numbers = |seed: usize, shape: (usize, usize)| {
+            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
+        };
+        for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
+            let (x, weight, bias) =
+                (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);
+            let product = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
+            let with = [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
+            for (bias, activation) in
+                with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
+            {
+                let of =
+                    Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                let sum = match bias {
+                    Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
+                    None => product.clone(),
+                };
+                let expected = activation.forward(&sum)?;
+                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
+                    let bias = bias.map(|bias| bias.flatten_all()?.to_device(&device)).transpose()?;
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.to_device(&device)?, bias };
+                    let y = launched(kernel, &x.to_device(&device)?, (rows, columns))?.to_device(&Device::Cpu)?;
+                    let error = (y.to_dtype(DType::F64)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                    let most = expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1.);
+                    assert!(error <= 2e-6 * most, "{of:?} by {block:?}: off by {error:.1e} of {most}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// On a GPU; skips without.
+    #[test]
+    fn nan_stays() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        let (rows, inner, columns) = (70, 40, 56);
+        let of =
+            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
+            let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
+        };
+        // What operators make, and what only its last bit tells from an infinity.
+        for nan in [0x7fff_ffff, 0x7f80_0001] {
+            for (of_x, of_weight) in [(Some((5 * inner + 3, nan)), None), (None, Some((7 * inner + 9, nan)))] {
+                let (x, weight) = (ones((rows, inner), of_x)?, ones((columns, inner), of_weight)?);
+                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                    let y = launched(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
+                    for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+                        let is_nan = if of_x.is_some() { row == 5 } else { column == 7 };
+                        let (got, what) = (y[row][column], if of_x.is_some() { "x" } else { "the weight" });
+                        assert_eq!(got.is_nan(), is_nan, "{got} at {row}, {column}: {nan:x} in {what}, {block:?}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// By every kernel, whichever is the fastest. On a GPU; skips without.
+    #[test]
+    fn extremes_give_what_f32_gives() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        let (rows, inner, columns) = (70, 140, 56);
+        let of =
+            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
+            let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
+            Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
+        };
+        for extreme in [4.2e34, 1e35, 3e38, -3e38, f32::MAX, f32::INFINITY, f32::NEG_INFINITY] {
+            for (of_x, of_weight) in [(extreme, 0.25), (0.25, extreme), (extreme, extreme)] {
+                let x = quarters((rows, inner), 66 * inner + 135, of_x)?;
+                let weight = quarters((columns, inner), 50 * inner + 135, of_weight)?;
+                let expected = x.matmul(&weight.t()?)?.to_vec2::<f32>()?;
+                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
+                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                    let y = launched(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
+                    for (at, (got, expected)) in y.iter().flatten().zip(expected.iter().flatten()).enumerate() {
+                        let is_alike = got == expected || (got / expected - 1.).abs() < 1e-5;
+                        assert!(is_alike, "{got:e} at {at}, not {expected:e}: {of_x:e}, {of_weight:e}, {block:?}");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Softmax of rows on the CPU.
+
+use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use pulp::{Arch, Simd, WithSimd};
+
+use super::RowStarts;
+use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, WORTH_A_THREAD};
+
+/// Elements of one task.
+const TASK: usize = 20_000;
+
+/// What an element costs, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, most of it a call of `exp`, which is not
+/// vectorised.
+const ELEMENT: usize = 300;
+
+/// Softmax of `x + bias`; `None` where candle's operators have to do it, or have to refuse.
+pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
+    if x.elem_count() == 0 || bias.is_some_and(|(bias, _)| bias.dtype() != x.dtype()) {
+        return Ok(None);
+    }
+    let x = x.contiguous()?;
+    match bias {
+        None => x.apply_op1_no_bwd(&Softmax { starts: None }).map(Some),
+        Some((bias, starts)) => x.apply_op2_no_bwd(bias, &Softmax { starts: Some(*starts) }).map(Some),
+    }
+}
+
+/// Softmax of contiguous rows on the CPU.
+struct Softmax {
+    /// Of the bias, if there is one.
+    starts: Option<RowStarts>,
+}
+
+impl Softmax {
+    fn run(&self, x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
+        let shape = x.1.shape();
+        let Some(&columns) = shape.dims().last() else { bail!("a softmax of a single number") };
+        macro_rules! run {
+            ($t:ty) => {{
+                let bias = match bias.zip(self.starts) {
+                    None => None,
+                    Some(((bias, layout), starts)) => {
+                        let slice = <$t as candle::WithDType>::cpu_storage_as_slice(bias)?;
+                        Some((&slice[layout.start_offset()..], starts))
+                    }
+                };
+                let y = rows::<$t>(columns, elements(x.0, x.1)?, bias);
+                <$t as candle::WithDType>::to_cpu_storage_owned(y)
+            }};
+        }
+        let y = of_floats!(x.0, run, "softmax");
+        Ok((y, shape.clone()))
+    }
+}
+
+impl CustomOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.run((x, layout), None)
+    }
+}
+
+impl CustomOp2 for Softmax {
+    fn name(&self) -> &'static str {
+        "add_softmax"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, bias: &CpuStorage, bl: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.run((x, xl), Some((bias, bl)))
+    }
+}
+
+/// Softmax of each row of so many columns, to which a row of the bias is added before.
+fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) -> Vec<T> {
+    let mut y = vec![T::zero(); x.len()];
+    let per_task = TASK.div_ceil(columns);
+    let tasks = x.chunks(per_task * columns).zip(y.chunks_mut(per_task * columns)).enumerate().collect();
+    each(is_worth_threads(x.len()), tasks, |(task, (x, y))| {
+        T::Sum::scratch(2 * columns, |scratch| {
+            let (values, second) = scratch.split_at_mut(columns);
+            for (i, (x, y)) in x.chunks_exact(columns).zip(y.chunks_exact_mut(columns)).enumerate() {
+                T::widen(x, values);
+                if let Some((bias, starts)) = &bias {
+                    T::widen(&bias[starts.of_row(task * per_task + i)..][..columns], second);
+                    values.iter_mut().zip(&*second).for_each(|(x, &bias)| *x += bias);
+                }
+                Arch::new().dispatch(Normalise(values));
+                T::narrow(values, y);
+            }
+        });
+    });
+    y
+}
+
+fn is_worth_threads(elements: usize) -> bool {
+    elements * ELEMENT > WORTH_A_THREAD
+}
+
+/// The softmax of a row, in its place. All but `exp` becomes vectors as wide as the machine's.
+struct Normalise<'a, A>(&'a mut [A]);
+
+impl<A: Sum> WithSimd for Normalise<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self(row) = self;
+        let largest = joined(row, A::NEG_INFINITY, larger);
+        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+        let sum = joined(row, A::default(), |a, b| a + b);
+        row.iter_mut().for_each(|x| *x /= sum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_of_short_texts_are_worth_threads() {
+        // BERT-base, and the tiniest of its kind.
+        assert!(is_worth_threads(12 * 128 * 128) && is_worth_threads(12 * 64 * 64));
+        assert!(!is_worth_threads(2 * 64 * 64));
+    }
+}

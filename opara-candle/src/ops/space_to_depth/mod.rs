@@ -1,0 +1,63 @@
+//! Convolutions of few channels as those of many, on a GPU.
+
+mod launch;
+
+use candle::cuda_backend::CudaDType;
+use candle::{Layout, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use self::launch::Squares;
+use super::{ConvConfig, Padding};
+use crate::cuda::operator::format::Format;
+use crate::cuda::operator::{launched, Call, Kernel};
+
+/// Operand, weight and configuration of a convolution with the same result; `None` where it is as good as it is.
+///
+/// Tensor cores take many channels at once. A picture has three: filled up, most of what is multiplied would be zeros.
+/// Squares as large as the stride, taken as pixels, fill them better ("space to depth"), and the window then moves by one
+/// pixel, which libraries do best.
+pub(super) fn deepened(
+    x: &Tensor,
+    weight: &Tensor,
+    config: &ConvConfig,
+) -> Result<Option<(Tensor, Tensor, ConvConfig)>> {
+    let (batch, channels, h, w) = x.dims4()?;
+    let (_, _, kh, kw) = weight.dims4()?;
+    let (side, padding) = (config.stride, config.padding);
+    let is_deep = channels * x.dtype().size_in_bytes() >= 16;
+    // Squares that no window fills, and very few channels, are almost all zeros.
+    let is_sparse = side > kh.max(kw) || channels * side * side < 3;
+    if Format::of(x.dtype()) != Format::Nhwc || is_deep || is_sparse || config.groups > 1 || config.dilation > 1 {
+        return Ok(None);
+    }
+    let (oh, ow) = config.output((h, w), (kh, kw))?;
+    let (kh, kw) = (kh.div_ceil(side), kw.div_ceil(side));
+    let window = Squares { side, before: (0, 0), to: (kh, kw) };
+    let picture = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
+    if picture.elements(batch, channels).is_none() {
+        return Ok(None);
+    }
+    let config = ConvConfig { stride: 1, padding: Padding::default(), ..*config };
+    Ok(Some((squares(x, picture)?, squares(weight, window)?, config)))
+}
+
+/// The squares of a picture as the pixels of one, in [`Format::Nhwc`].
+fn squares(x: &Tensor, squares: Squares) -> Result<Tensor> {
+    let (batch, channels, _, _) = x.dims4()?;
+    let shape = (batch, squares.to.0, squares.to.1, squares.depth(channels));
+    Format::Nhwc.view(&launched(SpaceToDepth { squares, layout: x.layout().clone() }, x, shape)?)
+}
+
+struct SpaceToDepth {
+    squares: Squares,
+    /// Of the operand.
+    layout: Layout,
+}
+
+impl Kernel for SpaceToDepth {
+    const NAME: &'static str = "space_to_depth";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        launch::space_to_depth(device, dtype, &self.squares, &self.layout, &x, y)
+    }
+}

@@ -1,0 +1,26 @@
+//! Compiles and runs the Rust code of README and book as doctests: `cargo test --release --doc -p opara-examples`.
+//! `tests/book.rs` holds that no page with code is missing here.
+
+macro_rules! pages {
+    ($($name:ident $path:literal)*) => {$(
+        #[doc = include_str!(concat!("../", $path))]
+        pub struct $name;
+    )*};
+}
+
+pages! {
+    Readme "README.md"
+    Tutorial "docs/tutorial.md"
+    Inputs "docs/howto/inputs.md"
+    NotSend "docs/howto/not-send.md"
+    Shapes "docs/howto/shapes.md"
+    Weights "docs/howto/weights.md"
+    Threads "docs/howto/threads.md"
+    Gpus "docs/howto/gpus.md"
+    Deployment "docs/howto/deployment.md"
+    Eager "docs/howto/eager.md"
+    Operators "docs/howto/operators.md"
+    Scheduler "docs/howto/scheduler.md"
+    Schedules "docs/concepts/schedules.md"
+    Errors "docs/errors.md"
+}

@@ -1,0 +1,161 @@
+//! README and book: links lead somewhere, the table of contents is whole, code is compiled, and versions are the workspace's.
+//! `src/book.rs` compiles the code itself.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{ensure, Context, Result};
+
+/// Lines that the README may have.
+const README_LINES: usize = 120;
+
+/// Digits of a short commit hash.
+const HASH: usize = 7;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> Result<String> {
+    std::fs::read_to_string(root().join(path)).with_context(|| path.to_string())
+}
+
+/// Markdown files under a folder, relative to the repository.
+fn pages(folder: &str) -> Result<BTreeSet<String>> {
+    let mut pages = BTreeSet::new();
+    for entry in std::fs::read_dir(root().join(folder))? {
+        let (entry, name) = (entry.as_ref(), |e: &std::fs::DirEntry| e.file_name().to_string_lossy().into_owned());
+        let entry = entry.map_err(|error| anyhow::anyhow!("{folder}: {error}"))?;
+        let path = format!("{folder}/{}", name(entry));
+        if entry.file_type()?.is_dir() {
+            pages.append(&mut self::pages(&path)?);
+        } else if path.ends_with(".md") {
+            pages.insert(path);
+        }
+    }
+    Ok(pages)
+}
+
+/// All pages that a reader may open.
+fn all_pages() -> Result<BTreeSet<String>> {
+    let mut pages = pages("docs")?;
+    let more = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md"];
+    pages.extend(more.map(String::from));
+    Ok(pages)
+}
+
+/// The lines outside of fenced code.
+fn prose(text: &str) -> Vec<&str> {
+    let mut is_code = false;
+    let mut is_prose = |line: &&str| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    };
+    text.lines().filter(|line| is_prose(line)).collect()
+}
+
+/// Where the links of a page lead.
+fn links(text: &str) -> Vec<String> {
+    // A link's text may be broken over two lines, its target may not.
+    let prose = prose(text).join(" ");
+    prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_string())).collect()
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).into_iter().filter_map(|line| line.strip_prefix('#'));
+    let anchor = |heading: &str| {
+        let letters = heading.trim_start_matches('#').trim().to_lowercase();
+        letters
+            .chars()
+            .filter(|c| c.is_alphanumeric() || "-_ ".contains(*c))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_lead_somewhere() -> Result<()> {
+    for page in all_pages()? {
+        for link in links(&read(&page)?) {
+            if link.contains("://") {
+                continue;
+            }
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let folder = Path::new(&page).parent().unwrap_or(Path::new(""));
+            let target = if path.is_empty() { PathBuf::from(&page) } else { folder.join(path) };
+            ensure!(root().join(&target).exists(), "{page} links to {link}, which does not exist");
+            // mdBook copies the pages and nothing beside them.
+            let is_inside = !page.starts_with("docs/") || link.matches("../").count() < page.matches('/').count();
+            ensure!(is_inside, "{page} links to {link}, which is not in the book");
+            if !anchor.is_empty() {
+                let text = std::fs::read_to_string(root().join(&target))?;
+                ensure!(anchors(&text).contains(anchor), "{page} links to {link}, which has no such heading");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_table_of_contents_is_whole() -> Result<()> {
+    let listed: BTreeSet<String> = links(&read("docs/SUMMARY.md")?).iter().map(|link| format!("docs/{link}")).collect();
+    let mut there = pages("docs")?;
+    there.remove("docs/SUMMARY.md");
+    assert_eq!(listed, there);
+    Ok(())
+}
+
+#[test]
+fn every_page_with_code_is_a_doctest() -> Result<()> {
+    let compiled = read("src/book.rs")?;
+    for page in all_pages()? {
+        let text = read(&page)?;
+        ensure!(!text.contains("```rust") || compiled.contains(&format!("\"{page}\"")), "{page} is not in src/book.rs");
+        // A block without a language would be compiled as Rust, or shown as such.
+        let opening = text.lines().filter(|line| line.starts_with("```")).step_by(2);
+        for fence in opening {
+            ensure!(fence.len() > 3, "{page} has a block of code without a language");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_readme_is_short_and_names_no_commit() -> Result<()> {
+    let readme = read("README.md")?;
+    assert!(readme.lines().count() <= README_LINES);
+    for page in all_pages()?.into_iter().filter(|page| !page.starts_with("docs/notes/")) {
+        let text = read(&page)?;
+        let is_hash = |word: &&str| {
+            let is_hex = word.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+            word.len() == HASH
+                && is_hex
+                && word.bytes().any(|b| b.is_ascii_digit())
+                && word.bytes().any(|b| b.is_ascii_alphabetic())
+        };
+        let hash = text.split(|c: char| !c.is_ascii_alphanumeric()).find(is_hash);
+        ensure!(hash.is_none(), "{page} names the commit {hash:?}, which belongs to docs/notes");
+    }
+    Ok(())
+}
+
+#[test]
+fn dependencies_in_pages_are_those_of_the_workspace() -> Result<()> {
+    let manifest = read("Cargo.toml")?;
+    for page in ["README.md", "docs/tutorial.md"] {
+        let text = read(page)?;
+        let version = |line: &str| line.split('"').find(|part| part.starts_with("0.")).map(str::to_string);
+        let mut candle = 0;
+        for line in text.lines().filter(|line| line.starts_with("candle") && line.contains(" = ")) {
+            let name = line.split(' ').next().context("a dependency's name")?;
+            let ours = manifest.lines().find(|l| l.starts_with(&format!("{name} = "))).context(name.to_string())?;
+            assert_eq!(version(line), version(ours), "{page}: {line}");
+            candle += 1;
+        }
+        assert_eq!(candle, 3, "{page} names candle, candle-nn and candle-transformers");
+    }
+    Ok(())
+}
