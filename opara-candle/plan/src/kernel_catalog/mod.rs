@@ -88,9 +88,11 @@ pub enum Traffic {
 
 /// What a fused kernel computes in the place of one of candle's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// To the type of the result, which may be the same.
+pub enum FusedAs {
+    /// The operand in another type.
     Cast,
+    /// The operand as it is, out of a strided view.
+    Copy,
     /// The function of one operand that has this name in `chain.cuh`.
     Unary(&'static str),
     /// The function of two.

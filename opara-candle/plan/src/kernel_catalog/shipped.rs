@@ -1,7 +1,7 @@
 //! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
 
 use super::Family::{self, *};
-use super::Step::{self, Affine, Binary, Cast, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
+use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
 use super::{Class, Traffic};
 
 /// Kernels whose names have one beginning.
@@ -16,7 +16,7 @@ pub struct Row {
     /// What memory they move.
     pub traffic: Traffic,
     /// What a fused kernel computes in their place; `None` if they are left alone.
-    pub step: Option<Step>,
+    pub fused_as: Option<FusedAs>,
     /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
     /// share one.
     pub effects: &'static str,
@@ -26,7 +26,7 @@ pub struct Row {
 
 const fn row(prefix: &'static str, family: Family) -> Row {
     let (class, traffic) = (Class::Memory, Traffic::Accesses);
-    Row { prefix, family, class, traffic, step: None, effects: prefix, is_untyped: false }
+    Row { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
 }
 
 impl Row {
@@ -40,8 +40,8 @@ impl Row {
         self
     }
 
-    const fn becomes(mut self, step: Step) -> Self {
-        self.step = Some(step);
+    const fn fuses(mut self, fused_as: FusedAs) -> Self {
+        self.fused_as = Some(fused_as);
         self
     }
 
@@ -69,8 +69,8 @@ impl Row {
 /// The table. A beginning comes before those that it begins with.
 pub const ROWS: &[Row] = &[
     // affine.cu, cast.cu, fill.cu, ternary.cu
-    row("affine_", ElementWise).becomes(Affine),
-    row("cast_", ElementWise).becomes(Cast),
+    row("affine_", ElementWise).fuses(Affine),
+    row("cast_", ElementWise).fuses(Cast),
     row("fill_", ElementWise),
     row("copy2d_", Layout),
     row("const_set_", ElementWise),
@@ -82,15 +82,15 @@ pub const ROWS: &[Row] = &[
     row("sa_", Lookups),
     row("s_", Lookups),
     // reduce.cu
-    row("softmax_", Softmax).becomes(Step::Softmax),
-    row("rmsnorm_", Normalisation).becomes(RmsNorm),
-    row("layernorm_", Normalisation).becomes(LayerNorm),
+    row("softmax_", Softmax).fuses(FusedAs::Softmax),
+    row("rmsnorm_", Normalisation).fuses(RmsNorm),
+    row("layernorm_", Normalisation).fuses(LayerNorm),
     row("rope_thd_", ElementWise),
     row("rope_", ElementWise),
     row("fast_sum_small_", Reductions),
-    row("fast_sum_", Reductions).becomes(RowSum).effects("fast_"),
-    row("fast_max_", Reductions).becomes(RowMax).effects("fast_"),
-    row("fast_min_", Reductions).becomes(RowMin).effects("fast_"),
+    row("fast_sum_", Reductions).fuses(RowSum).effects("fast_"),
+    row("fast_max_", Reductions).fuses(RowMax).effects("fast_"),
+    row("fast_min_", Reductions).fuses(RowMin).effects("fast_"),
     row("fast_argmin_", Reductions),
     row("fast_argmax_", Reductions),
     row("fast_", Reductions),
@@ -141,12 +141,12 @@ pub const ROWS: &[Row] = &[
     row("quantize_q8_1", Other).untyped(),
     row("indexed_moe_forward_", Other).untyped(),
     // binary.cu
-    row("badd_", ElementWise).becomes(Binary("add")),
-    row("bsub_", ElementWise).becomes(Binary("sub")),
-    row("bmul_", ElementWise).becomes(Binary("mul")),
-    row("bdiv_", ElementWise).becomes(Binary("div")),
-    row("bminimum_", ElementWise).becomes(Binary("min")),
-    row("bmaximum_", ElementWise).becomes(Binary("max")),
+    row("badd_", ElementWise).fuses(Binary("add")),
+    row("bsub_", ElementWise).fuses(Binary("sub")),
+    row("bmul_", ElementWise).fuses(Binary("mul")),
+    row("bdiv_", ElementWise).fuses(Binary("div")),
+    row("bminimum_", ElementWise).fuses(Binary("min")),
+    row("bmaximum_", ElementWise).fuses(Binary("max")),
     row("eq_", ElementWise),
     row("ne_", ElementWise),
     row("lt_", ElementWise),
@@ -156,19 +156,19 @@ pub const ROWS: &[Row] = &[
     // unary.cu: with a parameter, then without; others than these are left alone by fusion
     row("uelu_", ElementWise),
     row("upowf_", ElementWise),
-    row("ucopy_", Layout).becomes(Cast).effects("u"),
-    row("usqr_", ElementWise).becomes(Unary("sqr")).effects("u"),
-    row("usqrt_", ElementWise).becomes(Unary("sqrt")).effects("u"),
-    row("uneg_", ElementWise).becomes(Unary("neg")).effects("u"),
-    row("uabs_", ElementWise).becomes(Unary("abs")).effects("u"),
-    row("urecip_", ElementWise).becomes(Unary("recip")).effects("u"),
-    row("urelu_", ElementWise).becomes(Unary("relu")).effects("u"),
-    row("uexp_", ElementWise).becomes(Unary("exp")).effects("u"),
-    row("utanh_", ElementWise).becomes(Unary("tanh")).effects("u"),
-    row("usilu_", ElementWise).becomes(Unary("silu")).effects("u"),
-    row("ugelu_erf_", ElementWise).becomes(Unary("gelu_erf")).effects("u"),
-    row("ugelu_", ElementWise).becomes(Unary("gelu")).effects("u"),
-    row("usigmoid_", ElementWise).becomes(Unary("sigmoid")).effects("u"),
+    row("ucopy_", Layout).fuses(Copy).effects("u"),
+    row("usqr_", ElementWise).fuses(Unary("sqr")).effects("u"),
+    row("usqrt_", ElementWise).fuses(Unary("sqrt")).effects("u"),
+    row("uneg_", ElementWise).fuses(Unary("neg")).effects("u"),
+    row("uabs_", ElementWise).fuses(Unary("abs")).effects("u"),
+    row("urecip_", ElementWise).fuses(Unary("recip")).effects("u"),
+    row("urelu_", ElementWise).fuses(Unary("relu")).effects("u"),
+    row("uexp_", ElementWise).fuses(Unary("exp")).effects("u"),
+    row("utanh_", ElementWise).fuses(Unary("tanh")).effects("u"),
+    row("usilu_", ElementWise).fuses(Unary("silu")).effects("u"),
+    row("ugelu_erf_", ElementWise).fuses(Unary("gelu_erf")).effects("u"),
+    row("ugelu_", ElementWise).fuses(Unary("gelu")).effects("u"),
+    row("usigmoid_", ElementWise).fuses(Unary("sigmoid")).effects("u"),
     row("u", ElementWise),
 ];
 
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_name_without_a_type_is_not_taken_for_one_of_candles() {
-        assert_eq!(Row::of_any("uexp_f16").map(|row| row.step), Some(Some(Unary("exp"))));
+        assert_eq!(Row::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
         assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
         assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
     }

@@ -7,6 +7,8 @@ use super::dtype::Type;
 use super::fused_kernel::Operation;
 use super::thread_tile::COLUMNS;
 use crate::cuda::driver::Arguments;
+use crate::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
+use crate::kernel_catalog::Row;
 use crate::trace::Launch;
 
 /// What a launch of a candle kernel computes.
@@ -27,15 +29,6 @@ pub(super) struct CandleKernel {
     pub result: usize,
 }
 
-/// Names of the kernels with one operand, without `u` and type. Left out are kernels of several types, and those that compute in
-/// another type than their operands'.
-pub(super) const UNARY: &[&str] =
-    &["sqr", "sqrt", "neg", "abs", "recip", "relu", "exp", "tanh", "silu", "gelu", "gelu_erf", "sigmoid"];
-
-/// Names of the kernels with two operands, without `b` and type, and the functions of `chain.cuh` that do the same.
-pub(super) const BINARY: &[(&str, &str)] =
-    &[("add", "add"), ("sub", "sub"), ("mul", "mul"), ("div", "div"), ("maximum", "max"), ("minimum", "min")];
-
 /// The most threads per row in candle's kernels.
 const THREADS: u64 = 1024;
 
@@ -54,18 +47,20 @@ impl CandleKernel {
         launch: &Launch,
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
-        if let Some((kernel, of)) = name.rsplit_once('_').and_then(|(name, of)| Some((name, find(TYPES, of)?))) {
-            match kernel {
-                "fast_sum" | "fast_max" | "fast_min" => return Self::reduction(kernel, of, arguments, launch, table),
-                "softmax" | "rmsnorm" | "layernorm" => return Self::rows(kernel, of, arguments, launch),
-                _ => {}
-            }
+        let (fused_as, of, to) = known(name)?;
+        match fused_as {
+            RowSum | RowMax | RowMin => Self::reduction(fused_as, of, arguments, launch, table),
+            Softmax | LayerNorm | RmsNorm => Self::rows(fused_as, of, arguments, launch),
+            _ => Self::element_wise(element_wise(fused_as, to)?, [of, to], arguments, table),
         }
-        Self::element_wise(name, arguments, table)
     }
 
-    fn element_wise(name: &str, arguments: &Arguments, table: impl FnOnce(usize) -> Option<Vec<u64>>) -> Option<Self> {
-        let (operation, from, to) = kernel(name)?;
+    fn element_wise(
+        operation: Operation,
+        [from, to]: [Type; 2],
+        arguments: &Arguments,
+        table: impl FnOnce(usize) -> Option<Vec<u64>>,
+    ) -> Option<Self> {
         let operands = if let Operation::ElementWise(_, operands) = operation { operands } else { 1 };
         let constants = if let Operation::Affine(..) = operation { 2 } else { 0 };
         // numel, num_dims, info, operands, result, constants
@@ -92,7 +87,7 @@ impl CandleKernel {
 
     /// Row reductions. Arguments: numel, columns, num_dims, info, operand, result.
     fn reduction(
-        kernel: &str,
+        fused_as: FusedAs,
         of: Type,
         arguments: &Arguments,
         launch: &Launch,
@@ -104,9 +99,9 @@ impl CandleKernel {
             return None;
         }
         let view = *views(arguments, 2, 1, table)?.first()?;
-        let operation = match kernel {
-            "fast_max" => Operation::RowMax,
-            "fast_min" => Operation::RowMin,
+        let operation = match fused_as {
+            RowMax => Operation::RowMax,
+            RowMin => Operation::RowMin,
             // candle's kernel uses 16-byte vector loads if the operand is aligned, and each thread first sums its vector.
             _ => match of {
                 Type::F32 | Type::Bf16 if view.is_contiguous() => {
@@ -129,10 +124,10 @@ impl CandleKernel {
 
     /// Softmax and norms. Arguments: operand, result, weight and bias (one element per column), columns; then of a norm the threads
     /// per row and epsilon.
-    fn rows(kernel: &str, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
-        let operands = match kernel {
-            "layernorm" => 3,
-            "rmsnorm" => 2,
+    fn rows(fused_as: FusedAs, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+        let operands = match fused_as {
+            LayerNorm => 3,
+            RmsNorm => 2,
             _ => 1,
         };
         let columns = arguments.integer(1 + operands)?;
@@ -146,9 +141,9 @@ impl CandleKernel {
             return None;
         }
         let epsilon = || number(Type::F32, arguments.argument(3 + operands)?.1);
-        let operation = match kernel {
-            "layernorm" => Operation::LayerNorm(epsilon()?),
-            "rmsnorm" => Operation::RmsNorm(epsilon()?),
+        let operation = match fused_as {
+            LayerNorm => Operation::LayerNorm(epsilon()?),
+            RmsNorm => Operation::RmsNorm(epsilon()?),
             _ => Operation::Softmax,
         };
         let of_columns = StridedView::new(&[elements / columns, columns], &[0, 1])?;
@@ -196,23 +191,25 @@ fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 
         && launch.block.map(u64::from) == block
 }
 
-/// The operation of a kernel, and the types of its operands and of its result.
-fn kernel(name: &str) -> Option<(Operation, Type, Type)> {
-    if let Some(types) = name.strip_prefix("cast_") {
-        let (from, to) = types.split_once('_')?;
-        return Some((Operation::Cast, find(TYPES, from)?, find(TYPES, to)?));
-    }
-    let (name, of) = name.rsplit_once('_')?;
-    let of = find(TYPES, of)?;
-    let operation = match name.strip_prefix('u') {
-        _ if name == "affine" => Operation::Affine(1., 0.),
-        Some("copy") => Operation::Cast,
-        Some(unary) => Operation::ElementWise(UNARY.iter().find(|known| **known == unary)?, 1),
-        None => Operation::ElementWise(find(BINARY, name.strip_prefix('b')?)?, 2),
-    };
-    // candle computes these two in f32.
-    let is_widened = of == Type::Bf16 && matches!(name, "usilu" | "usigmoid");
-    (!is_widened).then_some((operation, of, of))
+/// What a fused kernel computes in a kernel's place, and the types of the kernel's operands and of its result.
+fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
+    let row = Row::of(name)?;
+    let (fused_as, types) = (row.fused_as?, name.strip_prefix(row.prefix)?);
+    let (from, to) = if fused_as == FusedAs::Cast { types.split_once('_')? } else { (types, types) };
+    Some((fused_as, find(TYPES, from)?, find(TYPES, to)?))
+}
+
+/// The element-wise operation in arithmetic of this type. Constants are not known yet.
+fn element_wise(fused_as: FusedAs, of: Type) -> Option<Operation> {
+    Some(match fused_as {
+        // candle computes these two in f32.
+        FusedAs::Unary("silu" | "sigmoid") if of == Type::Bf16 => return None,
+        FusedAs::Cast | FusedAs::Copy => Operation::Cast,
+        FusedAs::Unary(function) => Operation::ElementWise(function, 1),
+        FusedAs::Binary(function) => Operation::ElementWise(function, 2),
+        FusedAs::Affine => Operation::Affine(1., 0.),
+        RowSum | RowMax | RowMin | Softmax | LayerNorm | RmsNorm => return None,
+    })
 }
 
 /// A constant argument.
@@ -248,6 +245,7 @@ mod tests {
 
     #[test]
     fn names_tell_operation_and_types() {
+        let kernel = |name| known(name).and_then(|(of, from, to)| Some((element_wise(of, to)?, from, to)));
         assert_eq!(kernel("badd_f16"), Some((Operation::ElementWise("add", 2), Type::F16, Type::F16)));
         assert_eq!(kernel("ugelu_erf_f32"), Some((Operation::ElementWise("gelu_erf", 1), Type::F32, Type::F32)));
         assert_eq!(kernel("cast_bf16_f32"), Some((Operation::Cast, Type::Bf16, Type::F32)));

@@ -168,7 +168,7 @@ impl FusedKernel {
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::compile::compile_for;
-    use crate::cuda::fuse::candle_kernel::{BINARY, UNARY};
+    use crate::kernel_catalog::{FusedAs, ROWS};
 
     fn memory(of: Type) -> Source {
         Source::Memory(0xa000, of, StridedView::default())
@@ -207,8 +207,11 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
     /// Needs the compiler, and no GPU.
     #[test]
     fn every_operation_compiles_in_every_type() {
-        let element_wise = UNARY.iter().map(|name| Operation::ElementWise(name, 1));
-        let element_wise = element_wise.chain(BINARY.iter().map(|(_, name)| Operation::ElementWise(name, 2)));
+        let element_wise = ROWS.iter().filter_map(|row| match row.fused_as? {
+            FusedAs::Unary(name) => Some(Operation::ElementWise(name, 1)),
+            FusedAs::Binary(name) => Some(Operation::ElementWise(name, 2)),
+            _ => None,
+        });
         let of_rows = [
             Operation::RowMax,
             Operation::RowMin,

@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 
 use self::ptx::Entry;
-use self::table::{Before, Extent, Factor, Family};
+use self::table::{Before, Effects, Extent, Factor};
 use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
 
@@ -23,20 +23,21 @@ pub(super) fn known<'a>(
     code: Option<u64>,
 ) -> Option<Call<'a>> {
     let shipped = shipped(name).filter(|kernel| code == Some(kernel.module))?;
-    (shipped.parameters == arguments.count()).then_some(Call { family: shipped.family, name, arguments, launch })
+    (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
 }
 
 /// The addresses through which a launch may write: those of the arguments that the table says, of strangers all.
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
-    let writes = |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word) == Some(call.family.output));
+    let writes =
+        |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word) == Some(call.effects.output));
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
 /// A kernel of the table.
 #[derive(Clone, Copy)]
 struct Shipped {
-    family: &'static Family,
+    effects: &'static Effects,
     parameters: usize,
     module: u64,
 }
@@ -49,12 +50,12 @@ fn shipped(name: &str) -> Option<Shipped> {
     if let Some(proven) = PROVEN.read().as_ref().and_then(|proven| proven.get(name)) {
         return *proven;
     }
-    let proven = Family::of(name).and_then(|family| {
-        let proof = proof::holds(entry, family);
+    let proven = Effects::of(name).and_then(|effects| {
+        let proof = proof::holds(entry, effects);
         let refused =
             |reason: &String| tracing::warn!(name, reason, "a kernel of candle's is not the one that is known");
         proof.inspect_err(refused).ok()?;
-        Some(Shipped { family, parameters: entry.parameters, module: entry.module })
+        Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);
     proven
@@ -62,7 +63,7 @@ fn shipped(name: &str) -> Option<Shipped> {
 
 /// A launch of a kernel of candle's.
 pub(super) struct Call<'a> {
-    family: &'static Family,
+    effects: &'static Effects,
     name: &'a str,
     arguments: &'a Arguments,
     launch: &'a Launch,
@@ -74,7 +75,7 @@ impl Call<'_> {
     /// Where a region is not known for sure it is the rest of the buffer: all views reach forward.
     pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
-            Some(argument) if argument == self.family.output => (self.written(delta), self.mode()),
+            Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),
             Some(argument) => (self.read(argument, delta), AccessMode::Read),
             None => (None, AccessMode::Read),
         };
@@ -83,7 +84,7 @@ impl Call<'_> {
     }
 
     fn mode(&self) -> AccessMode {
-        match self.family.before {
+        match self.effects.before {
             Before::Overwritten | Before::ReadBack => AccessMode::Write,
             Before::InPlaceOf(input) if !self.is_null(input) => AccessMode::Write,
             Before::KeptBetween(strides) if self.is_null(strides) => AccessMode::Write,
@@ -94,9 +95,9 @@ impl Call<'_> {
     }
 
     fn written(&self, delta: u64) -> Option<Region> {
-        let scattered = matches!(self.family.before, Before::KeptBetween(strides) if !self.is_null(strides));
-        let size = self.family.written_element(self.name)?;
-        match self.family.extent {
+        let scattered = matches!(self.effects.before, Before::KeptBetween(strides) if !self.is_null(strides));
+        let size = self.effects.written_element(self.name)?;
+        match self.effects.extent {
             Extent::Elements(factors) if !scattered => self.contiguous(delta, factors, size),
             Extent::Rows => self.rows(delta, size),
             Extent::Elements(_) | Extent::Rest => None,
@@ -104,10 +105,10 @@ impl Call<'_> {
     }
 
     fn read(&self, argument: usize, delta: u64) -> Option<Region> {
-        let strided = self.family.strides.is_some_and(|strides| !self.is_null(strides));
-        match self.family.extent {
-            Extent::Elements(factors) if !strided && self.family.inputs.contains(&argument) => {
-                self.contiguous(delta, factors, self.family.read_element(self.name)?)
+        let strided = self.effects.strides.is_some_and(|strides| !self.is_null(strides));
+        match self.effects.extent {
+            Extent::Elements(factors) if !strided && self.effects.inputs.contains(&argument) => {
+                self.contiguous(delta, factors, self.effects.read_element(self.name)?)
             }
             _ => None,
         }

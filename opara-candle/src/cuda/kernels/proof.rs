@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ptx::Entry;
-use super::table::{Before, Extent, Factor, Family};
+use super::table::{Before, Effects, Extent, Factor};
 
 /// What a register's value is made of: the index of a parameter, or none for a table of constants.
 type Origins = BTreeSet<Option<usize>>;
@@ -151,43 +151,43 @@ fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
     }
 }
 
-/// Whether a kernel does what the table says of its family.
+/// Whether a kernel does what the table says.
 ///
 /// # Errors
 /// Where it differs.
-pub(super) fn holds(kernel: &Entry, family: &Family) -> Result<(), String> {
+pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let Entry { name, parameters, code, .. } = *kernel;
     let uses = uses(code)?;
-    let element = family.written_element(name).ok_or("its name has no type")?;
+    let element = effects.written_element(name).ok_or("its name has no type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
     if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
         // Its threads take several neighbours, which the compiler loads and stores together.
         let sizes = stored.values_mut().chain(loaded.values_mut());
         sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
     }
-    ensure(stored == [(family.output, element)].into(), || {
+    ensure(stored == [(effects.output, element)].into(), || {
         format!("it writes {stored:?}: argument, bytes of an element")
     })?;
-    for input in family.inputs {
+    for input in effects.inputs {
         let read = loaded.get(input).copied();
-        ensure(read == family.read_element(name), || format!("it reads elements of {read:?} bytes of input {input}"))?;
+        ensure(read == effects.read_element(name), || format!("it reads elements of {read:?} bytes of input {input}"))?;
     }
-    let loads = loaded.contains_key(&family.output);
-    match family.before {
+    let loads = loaded.contains_key(&effects.output);
+    match effects.before {
         Before::ReadBack | Before::AddedTo => ensure(loads, || "its output is not read".into())?,
         Before::Overwritten | Before::PartlyKept | Before::KeptBetween(_) => {
             ensure(!loads, || "its output is read".into())?;
         }
         Before::InPlaceOf(_) => {}
     }
-    let nullable = match family.before {
+    let nullable = match effects.before {
         Before::InPlaceOf(argument) | Before::KeptBetween(argument) => Some(argument),
         _ => None,
     };
-    for argument in nullable.into_iter().chain(family.strides) {
+    for argument in nullable.into_iter().chain(effects.strides) {
         ensure(uses.tested.contains(&argument), || format!("argument {argument} is not tested for null"))?;
     }
-    let Extent::Elements(factors) = family.extent else { return Ok(()) };
+    let Extent::Elements(factors) = effects.extent else { return Ok(()) };
     for factor in factors {
         let Factor::Argument(count) = *factor else { continue };
         let is_number = count < parameters && !loaded.contains_key(&count);
@@ -198,27 +198,35 @@ pub(super) fn holds(kernel: &Entry, family: &Family) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ptx, table::FAMILIES};
+    use super::super::{ptx, table::EFFECTS};
     use super::*;
+    use crate::kernel_catalog::ROWS;
 
     #[test]
     fn the_table_agrees_with_the_code_of_every_kernel() {
-        let mut unused: BTreeSet<&str> = FAMILIES.iter().map(|family| family.prefix).collect();
+        let mut unused: BTreeSet<&str> = EFFECTS.iter().map(|effects| effects.name).collect();
         for kernel in ptx::entries() {
             let name = kernel.name;
-            let family = Family::of(name).unwrap_or_else(|| panic!("{name} is in no family"));
-            unused.remove(family.prefix);
-            assert_eq!(holds(&kernel, family), Ok(()), "{name}");
+            let effects = Effects::of(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+            unused.remove(effects.name);
+            assert_eq!(holds(&kernel, effects), Ok(()), "{name}");
         }
-        assert!(unused.is_empty(), "families without a kernel: {unused:?}");
+        assert!(unused.is_empty(), "entries without a kernel: {unused:?}");
+    }
+
+    #[test]
+    fn every_row_of_the_catalogue_has_effects() {
+        for row in ROWS.iter().filter(|row| row.prefix != "opara_chain") {
+            assert!(EFFECTS.iter().any(|effects| effects.name == row.effects), "{row:?}");
+        }
     }
 
     #[test]
     fn a_kernel_that_writes_elsewhere_is_not_believed() {
         let kernel = ptx::entries().find(|kernel| kernel.name == "urelu_f32").expect("candle ships it");
-        let family = Family::of(kernel.name).expect("it is in the table");
-        let elsewhere = Family::of("fill_f32").expect("it is in the table");
-        assert_eq!(holds(&kernel, family), Ok(()));
+        let effects = Effects::of(kernel.name).expect("it is in the table");
+        let elsewhere = Effects::of("fill_f32").expect("it is in the table");
+        assert_eq!(holds(&kernel, effects), Ok(()));
         assert!(holds(&kernel, elsewhere).is_err());
     }
 

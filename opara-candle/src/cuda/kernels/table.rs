@@ -1,14 +1,18 @@
-//! The table: where each kernel of candle 0.11 writes, and what it does with what was there before.
+//! The table of effects: where each kernel of candle 0.11, and of ours, writes, and what it does with what was there before.
+//!
+//! A row of the catalogue of kernels ([`Row`]) names its entry; kernels of the same arguments share one.
 //!
 //! From the sources (`candle-kernels/src/*.cu`) and the launches in candle-core and candle-nn; candle-transformers has
 //! no kernels of its own. `proof` holds which argument is written, as what type, and whether it is read, against the
 //! kernels' machine code.
 
 use self::{Before::*, Extent::*, Factor::*};
+use crate::kernel_catalog::{Row, TYPES};
 
-/// A family of kernels: all whose name begins with `prefix`. In all of them exactly one argument is written.
-pub(super) struct Family {
-    pub prefix: &'static str,
+/// What kernels of the same arguments do. In all of them exactly one argument is written.
+pub(super) struct Effects {
+    /// As [`Row::effects`] has it.
+    pub name: &'static str,
     /// The argument that is written.
     pub output: usize,
     /// Bytes of an element written, if the name does not end in its type.
@@ -66,16 +70,16 @@ const X: usize = 0;
 const Y: usize = 1;
 const Z: usize = 2;
 
-const fn writes(prefix: &'static str, output: usize, extent: Extent) -> Family {
-    Family { prefix, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
+const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
+    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
 }
 
 /// Kernels over `numel, num_dims, info, ...`: each element of the output from one of each input.
-const fn maps(prefix: &'static str, inputs: &'static [usize], output: usize) -> Family {
-    writes(prefix, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
+const fn maps(name: &'static str, inputs: &'static [usize], output: usize) -> Effects {
+    writes(name, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
 }
 
-impl Family {
+impl Effects {
     const fn of_bytes(mut self, element: u64) -> Self {
         self.element = Some(element);
         self
@@ -97,8 +101,8 @@ impl Family {
     }
 }
 
-/// Longer prefixes come first where one begins with another.
-pub(super) const FAMILIES: &[Family] = &[
+/// All of them.
+pub(super) const EFFECTS: &[Effects] = &[
     // affine.cu: numel, num_dims, info, in, out, mul, add
     maps("affine_", &[3], 4).before(InPlaceOf(3)),
     // cast.cu: numel, num_dims, info, in, out
@@ -218,25 +222,11 @@ pub(super) const FAMILIES: &[Family] = &[
     maps("u", &[3], 4).before(InPlaceOf(3)),
 ];
 
-/// Element types in the names of kernels, with their sizes.
-const TYPES: &[(&str, u64)] = &[
-    ("_fp8_e4m3", 1),
-    ("_f8_e4m3", 1),
-    ("_bf16", 2),
-    ("_f16", 2),
-    ("_f32", 4),
-    ("_f64", 8),
-    ("_u8", 1),
-    ("_i16", 2),
-    ("_i32", 4),
-    ("_u32", 4),
-    ("_i64", 8),
-];
-
-impl Family {
-    /// The family of a kernel that is surely candle's.
+impl Effects {
+    /// Those of a kernel that is surely candle's or ours.
     pub fn of(name: &str) -> Option<&'static Self> {
-        FAMILIES.iter().find(|f| name.starts_with(f.prefix))
+        let row = Row::of(name)?;
+        EFFECTS.iter().find(|effects| effects.name == row.effects)
     }
 
     /// Bytes of an element that the kernel of this name writes.
