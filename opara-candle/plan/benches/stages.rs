@@ -13,7 +13,7 @@ use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::Scheduler;
 use opara_plan::simulate::{simulate, Device};
-use opara_plan::trace::{Access, Buffer, DeviceSpec, Launch, AccessMode, Op, Region, Role, Trace, Work};
+use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 use opara_plan::{check, memory, Policy};
 
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];

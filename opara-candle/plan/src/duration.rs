@@ -99,7 +99,7 @@ fn product(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Buffer, AccessMode, Region};
+    use crate::trace::{AccessMode, Buffer, Region};
 
     fn trace(name: &str, accesses: &[(u64, Role, AccessMode)], nanos: Option<u64>) -> Trace {
         let launch = Launch { grid: [4096, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };

@@ -6,7 +6,7 @@ use opara_plan::memory::{self, Layout};
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::{Problem, Schedule, Scheduler};
-use opara_plan::trace::{Access, Buffer, DeviceSpec, Launch, AccessMode, Op, Region, Role, Trace, Work};
+use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 use opara_plan::Policy;
 use proptest::prelude::*;
 

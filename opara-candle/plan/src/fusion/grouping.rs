@@ -175,7 +175,8 @@ impl<'a> Grouping<'a> {
                 columns.is_none() && fusible.operands.iter().all(is_alike) && self.can_permute(group, op, &order);
             Some(permutes.then_some(Permutation { before: group.members.len(), order, first: 0 })?)
         };
-        let fits = self.runs_at_every_call[maker] == self.runs_at_every_call[op] && group.members.len() < self.max_members;
+        let fits =
+            self.runs_at_every_call[maker] == self.runs_at_every_call[op] && group.members.len() < self.max_members;
         let outer = fusible.operands.iter().filter(|o| member(o).is_none());
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =

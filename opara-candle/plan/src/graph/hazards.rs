@@ -58,7 +58,7 @@ pub fn hazards(trace: &Trace) -> Vec<Vec<OpId>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Access, Buffer, AccessMode, Op, Role, Work};
+    use crate::trace::{Access, AccessMode, Buffer, Op, Role, Work};
 
     /// Ops over one buffer of 100 bytes, each a list of (mode, start, end).
     fn predecessors(ops: &[&[(AccessMode, u64, u64)]]) -> Vec<Vec<OpId>> {

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::kernel::{limited, SimulatedKernel, Shared};
+use super::kernel::{limited, Shared, SimulatedKernel};
 use super::processors::{Placement, Processors};
 use crate::device::Device;
 use crate::schedule::{Schedule, Step};

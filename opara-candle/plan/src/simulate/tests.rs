@@ -8,7 +8,7 @@ use crate::graph::OpGraph;
 use crate::prepared::Prepared;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
-use crate::trace::{Access, Buffer, DeviceSpec, Launch, AccessMode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 
 const US: f64 = 1e-6;
 

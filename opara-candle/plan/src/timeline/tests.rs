@@ -1,5 +1,5 @@
-use serde_json::Value;
 use ::svg::parser::Event;
+use serde_json::Value;
 
 use super::*;
 use crate::trace::{DeviceSpec, Op, Trace, Work};

@@ -55,7 +55,11 @@ impl<R> Contestant<R> {
 ///
 /// # Errors
 /// Those of the bench.
-pub fn benchmark<T: Bench>(bench: &mut T, contestants: &mut [Contestant<T::Runner>], rounds: usize) -> Result<(), T::Error> {
+pub fn benchmark<T: Bench>(
+    bench: &mut T,
+    contestants: &mut [Contestant<T::Runner>],
+    rounds: usize,
+) -> Result<(), T::Error> {
     for contestant in contestants.iter() {
         bench.run(&contestant.runner)?;
     }

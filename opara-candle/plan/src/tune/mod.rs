@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-pub use self::cache::Cache;
 pub use self::benchmark::{benchmark, Bench, Contestant};
+pub use self::cache::Cache;
 
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
@@ -158,8 +158,9 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
     search.benchmark(&mut contestants, ROUNDS[0] - 1)?;
     sort(&mut contestants);
     let mut ranking: Vec<(String, f64)> = contestants.iter().map(|c| (c.name.clone(), c.median())).collect();
-    let best_policy =
-        |contestants: &[Contestant<_>]| contestants.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name));
+    let best_policy = |contestants: &[Contestant<_>]| {
+        contestants.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name))
+    };
     let Some(at) = best_policy(&contestants) else { unreachable!("every policy is a candidate") };
     let reserve = (at >= FINALISTS).then(|| contestants.remove(at));
     contestants.truncate(FINALISTS);
@@ -287,7 +288,8 @@ impl<T: Bench> Search<'_, T> {
             self.benchmark(&mut contestants, ROUNDS[0])?;
             best = contestants.swap_remove(contestants.len() - 1);
             let fastest = contestants.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
-            if let Some(challenger) = fastest.filter(|challenger| challenger.median() < best.median() * (1. - MIN_GAIN)) {
+            if let Some(challenger) = fastest.filter(|challenger| challenger.median() < best.median() * (1. - MIN_GAIN))
+            {
                 // Once more, against the best alone: the fastest of several looks faster than it is.
                 let mut duel = [best, challenger];
                 duel.iter_mut().for_each(|contestant| contestant.samples.clear());

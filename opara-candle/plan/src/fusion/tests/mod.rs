@@ -3,7 +3,7 @@
 mod memory;
 
 use super::*;
-use crate::trace::{Access, Buffer, AccessMode, Op, Region, Role, Work};
+use crate::trace::{Access, AccessMode, Buffer, Op, Region, Role, Work};
 
 const MOST: usize = 4;
 const ROWS: usize = 2;

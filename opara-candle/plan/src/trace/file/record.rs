@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{DeviceSpec, Launch, AccessMode, Region, Role, Work};
+use super::super::{AccessMode, DeviceSpec, Launch, Region, Role, Work};
 
 /// The device.
 #[derive(Serialize, Deserialize)]

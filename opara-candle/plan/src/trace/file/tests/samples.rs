@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::trace::{Access, Buffer, DeviceSpec, Launch, Measured, AccessMode, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Measured, Op, Region, Role, Trace, Work};
 
 fn device() -> DeviceSpec {
     DeviceSpec {
