@@ -8,7 +8,6 @@ use opara_plan::latency::Sample;
 use crate::backend::{Function, Fusing, Recording};
 use crate::examples::Examples;
 use crate::{Error, Result};
-use opara_plan::latency::Sample;
 
 fn absent<T>() -> Result<T> {
     Err(Error::NoCuda)
