@@ -1,10 +1,10 @@
-//! Capture threads: captures run on them, and modules live on them that no other thread may touch.
+//! Capture threads: they perform all captures, and own the modules that are not `Send`.
 //!
-//! candle keeps cuDNN's handles in a thread-local. A capture thread never ends, and so the handle stays with which its
-//! captured kernels were chosen. A job has its thread for itself; who finds none free starts another one. So a module that
-//! waits inside a job for a lock of another thread holds up nobody else's job.
+//! candle keeps cuDNN's handles in a thread-local. A capture thread runs for the life of the process, so the handle with which
+//! captured kernels were chosen stays valid. A thread has one job at a time; if no thread is free, another one is started. So a
+//! module that waits inside a job for another thread's lock delays no other job.
 //!
-//! Executors that are called on a capture thread run their modules directly: they are part of what is recorded there.
+//! Executors that are called on a capture thread run their modules directly, as part of the recording there.
 
 use std::cell::Cell;
 use std::sync::mpsc::{channel, Sender};
@@ -51,8 +51,8 @@ impl CaptureThread {
         let (sender, jobs) = channel::<Job>();
         let work = move || {
             IS_CAPTURE_THREAD.set(true);
-            // Threads of its own for candle's loops: those of the global pool may all wait for this one. Without them,
-            // it uses the global pool.
+            // A pool of its own for candle's loops, since the threads of the global pool may all wait for this thread. If it
+            // cannot be built, candle uses the global pool.
             let _pool = rayon::ThreadPoolBuilder::new().use_current_thread().build();
             run_nested(|| jobs.into_iter().for_each(|job| job()));
         };
@@ -67,7 +67,7 @@ impl CaptureThread {
     /// Those of `job`, and [`Error::Panicked`] if it panics.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let (sender, result) = channel();
-        // Warnings and spans go where the caller's go.
+        // Warnings and spans go to the caller's subscriber.
         let dispatch = tracing::dispatcher::get_default(Clone::clone);
         self.post(move || drop(sender.send(caught(|| tracing::dispatcher::with_default(&dispatch, job)))));
         result.recv().unwrap_or_else(|_| unreachable!("a job that panics is caught, and the thread never ends"))

@@ -5,34 +5,34 @@ use candle::{DType, Device, Result, Tensor};
 use crate::backend::Example;
 use crate::verify::same_values;
 
-/// Which inputs building may use beside the example that it is called with.
+/// The inputs that building may use beside its first example.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Examples {
-    /// Further examples of the user's.
+    /// Further examples that the user gave.
     pub further: Vec<Vec<Tensor>>,
-    /// Whether copies of the example with other floats are used, too.
+    /// Are copies of the example with other floats used, too?
     pub altered: bool,
 }
 
 /// Inputs of the example's shapes and dtypes, with other values.
 pub(crate) struct Other {
     pub inputs: Vec<Tensor>,
-    /// Whether the user gave them; otherwise a module may refuse their floats.
+    /// Did the user give them? If not, the module may refuse their floats.
     pub given: bool,
 }
 
 impl Examples {
     /// The inputs beside `first`: the further examples that have its shapes and dtypes, and `first` with other floats.
     ///
-    /// Integers are always an example's. An id out of range is an error on the CPU, and on a GPU an assertion that takes
-    /// the process's context away; no example shows how far the range goes.
+    /// Integers are never altered: an index out of range is an error on the CPU, and on a GPU an assertion that destroys the
+    /// process's context; no example shows the range.
     ///
-    /// On the CPU, where the host can look at values, floats are altered twice: once reversed, with the other sign, and once
-    /// larger. On a GPU a capture refuses host code that reads values. There the example's own floats in reversed order do,
-    /// which a module that makes indices of them is more likely to take.
+    /// On the CPU, where host code may depend on values, floats are altered twice: reversed with the other sign, and larger. On a
+    /// GPU a capture refuses host code that reads values, so the example's own floats in reversed order suffice. A module that
+    /// converts floats to indices is more likely to accept them.
     pub fn others(&self, first: &[Tensor]) -> Result<Vec<Other>> {
         let mut others = Vec::new();
-        for inputs in self.further.iter().filter(|further| same_shapes(further, first)) {
+        for inputs in self.further.iter().filter(|further| have_same_shapes(further, first)) {
             if !same_inputs(inputs, first)? {
                 others.push(Other { inputs: inputs.clone(), given: true });
             }
@@ -51,19 +51,19 @@ impl Examples {
     }
 }
 
-/// A way to make other floats of a tensor's floats. Infinities and NaN stay what they are.
+/// An alteration of a tensor's floats. Infinities and NaN are not altered.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Alteration {
-    /// In reversed order, and scaled if these are the same numbers.
+    /// Reversed, and scaled if reversing changes nothing.
     Reversed,
     /// In reversed order, with the other sign, and scaled so that zeros of a sum of pairs do not hide it.
     Negated,
-    /// Of another magnitude.
+    /// Scaled to another magnitude.
     Larger,
 }
 
 impl Alteration {
-    /// Exact in every dtype, so that nothing depends on rounding.
+    /// Factors that are exact in every dtype.
     const SMALLER: f64 = 0.75;
     const LARGER: f64 = 16.;
 
@@ -99,7 +99,7 @@ impl Alteration {
     }
 }
 
-/// Which elements are neither infinite nor NaN, as a mask.
+/// A mask of the elements that are neither infinite nor NaN.
 fn finite(t: &Tensor) -> Result<Tensor> {
     t.abs()?.lt(f64::INFINITY)
 }
@@ -109,12 +109,12 @@ fn scaled(t: &Tensor, factor: f64) -> Result<Tensor> {
     finite(t)?.where_cond(&(t * factor)?, t)
 }
 
-/// Whether two sets of inputs have the same shapes and dtypes.
-fn same_shapes(a: &[Tensor], b: &[Tensor]) -> bool {
+/// Do two sets of inputs have the same shapes and dtypes?
+fn have_same_shapes(a: &[Tensor], b: &[Tensor]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.shape() == b.shape() && a.dtype() == b.dtype())
 }
 
-/// Whether two sets of inputs of the same shapes have the same values.
+/// Do two sets of inputs of the same shapes have the same values?
 fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
     for (a, b) in a.iter().zip(b) {
         if !same_values(a, b)? {
@@ -124,7 +124,7 @@ fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
     Ok(true)
 }
 
-/// The inputs of integers that have the same values in all examples: whether results depend on these is not known.
+/// The integer inputs that have the same values in all examples. It is unknown whether results depend on them.
 pub(crate) fn same_in_all(examples: &[Example]) -> Result<Vec<usize>> {
     let Some((first, others)) = examples.split_first() else { return Ok(Vec::new()) };
     let mut same = Vec::new();

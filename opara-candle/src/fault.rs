@@ -1,12 +1,12 @@
-//! Faults of a device that a caller can act on, told by the driver's codes.
+//! Device faults on which a caller can act, by the driver's error codes.
 
 /// A fault of a device.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are told to have them"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It has no memory left. What needs less may go well.
+    /// It has no memory left. Work that needs less may succeed.
     OutOfMemory,
-    /// It is lost, or the process's context on it: every later call fails, too.
+    /// The device is lost, or the process's context on it. Every later call fails, too.
     Lost,
 }
 
@@ -20,7 +20,7 @@ mod cuda {
     use super::Fault;
 
     impl Fault {
-        /// What a code of the driver means; `None` for all other errors.
+        /// The fault of a driver's error code; `None` for other errors.
         pub fn of_status(status: CUresult) -> Option<Self> {
             use CUresult::*;
             match status {
@@ -42,7 +42,7 @@ mod cuda {
             }
         }
 
-        /// What an error of candle means; `None` for all that are not the device's.
+        /// The fault behind an error of candle; `None` for other errors.
         pub fn of(error: &candle::Error) -> Option<Self> {
             match error {
                 candle::Error::WithBacktrace { inner, .. }

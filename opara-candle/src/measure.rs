@@ -1,4 +1,4 @@
-//! What is measured of a plan on its device: schedules against each other, and single ops.
+//! Measures a plan on its device: schedules against each other, and single ops.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::trace::{Measured, Trace};
 use crate::tune::{benchmark, Bench, Contestant};
 use crate::{Error, Result};
 
-/// Name of the DAG's schedule with all edges, those too that others imply.
+/// Name of the DAG's schedule with all edges, also those that other edges imply.
 const EVERY_EDGE: &str = "dag, every edge";
 
-/// Replays of each schedule that is measured, and replays whose single ops are.
+/// The number of replays per schedule, and of replays in which single ops are measured.
 const REPLAYS: usize = 51;
 const ROUNDS: usize = 21;
 
@@ -26,13 +26,13 @@ impl Planned {
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let problem = self.prepared.problem();
         let mut trace = (*self.trace).clone();
-        // Before the first use of CUPTI, whatever that leaves behind.
+        // Before the first use of CUPTI, which may slow later replays down.
         let mut bench = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
         let mut field = Vec::new();
         for policy in Policy::FIXED {
             field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut bench)?);
         }
-        // What leaving implied edges out is worth.
+        // Shows the gain of leaving implied edges out.
         let mut every = Policy::Dag.schedule(&problem)?;
         every.predecessors.iter_mut().zip(hazards(&self.prepared.ops.trace)).for_each(|(edges, hazards)| {
             edges.extend(hazards);
@@ -57,7 +57,7 @@ impl Planned {
         Ok(trace)
     }
 
-    /// The replay of median length of some.
+    /// The timeline of median length, of several replays.
     pub fn timeline(self: &Arc<Self>, inputs: &[Tensor]) -> Result<Timeline> {
         let shares: Vec<f64> = self.prepared.profile.iter().map(|op| op.share).collect();
         let rounds = self.program.clone().op_times(self.clone(), inputs, ROUNDS)?;

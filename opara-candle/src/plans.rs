@@ -1,5 +1,5 @@
-//! The plans of an executor, one for each set of input shapes: which are kept, which were lost, and which of those are
-//! worth building again.
+//! The plans of an executor, one for each set of input shapes: which exist, which were evicted, and which of those are built
+//! again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -12,18 +12,17 @@ use crate::pipeline::Plan;
 use crate::report::Report;
 use crate::shapes::Key;
 
-/// How many lost plans an executor builds again at the next call of their shapes. A build takes as long as some hundred
-/// eager calls, so that shapes which push each other out are slower than eager execution.
+/// How many lost plans an executor rebuilds at the next call of their shapes. A build takes as long as some hundred eager calls,
+/// so shapes that keep evicting each other would be slower than eager execution.
 const REBUILDS: u64 = 16;
 
-/// Eager calls after which shapes whose plan was lost are worth a build all the same: its cost is then a small part of
-/// theirs.
+/// Eager calls after which a lost plan is rebuilt all the same: the build then costs little compared with these calls.
 const CALLS_THAT_PAY: u64 = 1_000;
 
-/// Lost plans that are remembered: the shapes that were called last.
+/// The number of lost plans that are remembered, the latest ones.
 const REMEMBERED: usize = 1_024;
 
-/// A plan, and how often it has answered.
+/// A plan with the number of its calls.
 pub(crate) struct Entry {
     pub plan: Plan,
     calls: AtomicU64,
@@ -44,14 +43,14 @@ impl Entry {
     }
 }
 
-/// Why there is no plan for shapes that there was one for.
+/// Why the plan of some shapes was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Cause {
-    /// Others were used since, and took its place.
+    /// Plans of other shapes took its place.
     Evicted,
     /// The module freed memory that it read.
     Freed,
-    /// Its outputs were others than those of the module.
+    /// Its outputs differed from the module's.
     Differed,
 }
 
@@ -70,10 +69,10 @@ impl Cause {
     }
 }
 
-/// A plan that is no more.
+/// A lost plan.
 struct Lost {
     cause: Cause,
-    /// Eager calls since.
+    /// Eager calls since it was lost.
     calls: u64,
 }
 
@@ -95,20 +94,20 @@ pub(crate) struct Plans {
 struct State {
     kept: LruCache<Key, Arc<Entry>>,
     lost: LruCache<Key, Lost>,
-    /// Builds of lost plans.
+    /// The number of lost plans that were rebuilt.
     rebuilds: u64,
-    /// Stand in for lost plans that are not built again, by the cause.
+    /// Eager entries that replace lost plans, by the cause of the loss.
     eager: HashMap<Cause, Arc<Entry>>,
-    /// Of the last plan for the shapes that the executor was built with.
+    /// The report of the latest plan for the shapes that the executor was built with.
     example_report: Option<Report>,
-    /// How often all plans were forgotten.
+    /// How often all plans were dropped.
     generation: u64,
-    /// Entries on their way out, dropped once the lock is free.
+    /// Evicted entries, which are dropped after the lock is released.
     out: Vec<Arc<Entry>>,
 }
 
 impl Plans {
-    /// None yet, of at most so many; these shapes come first.
+    /// No plans yet, and at most `max_shapes` later; `example` are the shapes that come first.
     pub fn new(max_shapes: usize, example: Key) -> Self {
         let state = State {
             kept: LruCache::unbounded(),
@@ -127,7 +126,7 @@ impl Plans {
         let result = f(&mut state);
         let out = std::mem::take(&mut state.out);
         drop(state);
-        // Outside of the lock: this waits for the last replays.
+        // Outside of the lock, since dropping waits for the last replays.
         drop(out);
         result
     }
@@ -169,7 +168,7 @@ impl Plans {
     pub fn distrust(&self, key: &Key, entry: &Arc<Entry>, reason: String) {
         let report = entry.plan.report.eagerly(reason);
         self.with(|state| {
-            // Forgotten or built anew since: then it answers no more calls.
+            // If it was dropped or rebuilt since, it answers no more calls.
             if state.kept.peek(key).is_some_and(|kept| Arc::ptr_eq(kept, entry)) {
                 if *key == self.example {
                     state.example_report = Some(report.clone());
@@ -180,7 +179,7 @@ impl Plans {
         });
     }
 
-    /// Forgets all plans, and what became of earlier ones. The example's report stays.
+    /// Drops all plans, and forgets which were lost. The report of the example's shapes stays.
     pub fn forget(&self) {
         self.with(|state| {
             state.generation += 1;
@@ -244,7 +243,7 @@ impl State {
         self.out.extend(self.kept.put(key, entry));
     }
 
-    /// Of the plans that are kept, the one that was used the longest ago is none any more.
+    /// Evicts the least recently used plan.
     fn evict(&mut self) {
         if let Some((key, entry)) = self.kept.pop_lru() {
             self.out.push(entry);
@@ -252,7 +251,7 @@ impl State {
         }
     }
 
-    /// A plan that is kept is none any more.
+    /// Drops a plan, and remembers why.
     fn lose(&mut self, key: Key, cause: Cause) {
         self.out.extend(self.kept.pop(&key));
         self.remember(key, cause);
@@ -260,7 +259,7 @@ impl State {
 
     fn remember(&mut self, key: Key, cause: Cause) {
         let before = self.lost.pop(&key);
-        // An entry that runs the module since its plan differed may be evicted, too; that it differed counts.
+        // An eager entry of a plan that differed may be evicted, too; the cause is still that it differed.
         let cause = before.map_or(cause, |before| if before.cause == Cause::Differed { before.cause } else { cause });
         self.lost.put(key, Lost { cause, calls: 0 });
         while self.lost.len() > REMEMBERED {

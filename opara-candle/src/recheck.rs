@@ -1,4 +1,4 @@
-//! Re-checks in production: replays compared with eager execution, now and then.
+//! Re-checks in production: compares every n-th replay with eager execution.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,9 +6,9 @@ use candle::{DType, Device, Tensor};
 
 use crate::{verify, Error, Result};
 
-/// How often an executor compares, and what it found.
+/// The interval of an executor's re-checks, and their results so far.
 pub(crate) struct Rechecks {
-    /// One call in so many, of each shape; 0 for none.
+    /// Of each shape, one call of this many is compared; 0 for none.
     pub every: u64,
     done: AtomicU64,
     mismatches: AtomicU64,
@@ -22,7 +22,7 @@ impl Rechecks {
     /// Compares a replay's outputs with those of the module, bit for bit.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they differ, and what stood in the way of comparing.
+    /// [`Error::Mismatch`] if they differ, or an error of the comparison itself.
     pub fn compare(&self, expected: &[Tensor], got: &[Tensor]) -> Result<()> {
         let result = if same_on_device(expected, got) { Ok(()) } else { verify::same_bits("replay", expected, got) };
         match &result {
@@ -37,14 +37,14 @@ impl Rechecks {
         result
     }
 
-    /// Re-checks made, and how many of them found a difference.
+    /// The number of re-checks, and of those that found a difference.
     pub fn counts(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.mismatches.load(Ordering::Relaxed))
     }
 }
 
-/// Whether a device other than the host finds all elements equal, without reading them back. If it does not, or cannot
-/// say, they are to be compared on the host.
+/// Are all elements equal, as compared on the device, without copying them to the host? If not, or if the device cannot compare
+/// them, the caller compares them on the host.
 fn same_on_device(expected: &[Tensor], got: &[Tensor]) -> bool {
     let on_device = |(a, b): (&Tensor, &Tensor)| {
         !a.device().is_cpu()
@@ -55,7 +55,7 @@ fn same_on_device(expected: &[Tensor], got: &[Tensor]) -> bool {
     expected.len() == got.len() && expected.iter().zip(got).all(on_device)
 }
 
-/// How many elements differ, by operators of candle: every NaN is the same, and zeros differ by sign.
+/// The number of elements that differ, computed with candle's operators. All NaN count as equal; zeros differ by sign.
 fn differing(a: &Tensor, b: &Tensor) -> candle::Result<u32> {
     if a.elem_count() == 0 {
         return Ok(0);

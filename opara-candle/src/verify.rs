@@ -1,12 +1,12 @@
-//! Replay against eager, bit for bit.
+//! Compares outputs of replay and eager execution bit by bit.
 
 use candle::{DType, Device, Result, Tensor};
 
 use crate::Error;
 
-/// Whether two tensors of one shape and dtype have the same bits, every NaN the same.
+/// Do two tensors of one shape and dtype have the same bits? All NaN count as equal.
 pub(crate) fn same_values(a: &Tensor, b: &Tensor) -> Result<bool> {
-    /// Most tensors that differ do so here.
+    /// Most tensors that differ do so within their first elements.
     const AT_ONCE: usize = 4096;
     if a.id() == b.id() {
         return Ok(true);
@@ -46,7 +46,7 @@ pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor])
     Ok(())
 }
 
-/// The elements' bits, every NaN the same.
+/// The bits of the elements, with one value for all NaN.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     const NAN: u64 = u64::MAX;
     let flat = tensor.to_device(&Device::Cpu)?.flatten_all()?;

@@ -1,4 +1,4 @@
-//! Proves a schedule and a layout against the trace, sharing nothing with the code that made them.
+//! Proves a schedule and a layout against the trace. Shares no code with the planners.
 //!
 //! Debug builds check every executor that they build; tests check every policy on every trace.
 
@@ -7,7 +7,7 @@ use crate::schedule::Schedule;
 use crate::trace::{OpId, Trace};
 use crate::{Error, Result};
 
-/// Which ops are finished before which start, as one bit set an op.
+/// For each op, the set of ops that have finished before it starts, as a bit set.
 struct Finished {
     words: usize,
     bits: Vec<u64>,
@@ -39,11 +39,11 @@ impl Finished {
         self.bits[op * self.words + from / 64] |= 1 << (from % 64);
     }
 
-    fn before(&self, first: OpId, second: OpId) -> bool {
+    fn is_before(&self, first: OpId, second: OpId) -> bool {
         self.bits[second * self.words + first / 64] >> (first % 64) & 1 == 1
     }
 
-    /// What is finished before at least one of these ops starts.
+    /// The ops that have finished before at least one of these ops starts.
     fn before_any(&self, ops: impl Iterator<Item = OpId>) -> Vec<u64> {
         let mut any = vec![0; self.words];
         for op in ops {
@@ -53,7 +53,7 @@ impl Finished {
         any
     }
 
-    /// What is finished before every one of these ops starts.
+    /// The ops that have finished before every one of these ops starts.
     fn before_all(&self, ops: &[OpId]) -> Vec<u64> {
         let mut common = vec![u64::MAX; self.words];
         for &op in ops {
@@ -64,7 +64,7 @@ impl Finished {
     }
 }
 
-/// A buffer with a place.
+/// A placed buffer.
 struct Placed {
     id: usize,
     start: u64,
@@ -85,7 +85,7 @@ impl Placed {
         Self { id, start, end, users: words }
     }
 
-    /// Whether all its users are in this bit set.
+    /// Are all its users in this bit set?
     fn is_within(&self, set: &[u64]) -> bool {
         self.users.iter().all(|&(word, bits)| set[word] & bits == bits)
     }
@@ -105,7 +105,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     if [schedule.order.len(), schedule.stream.len(), schedule.predecessors.len()] != [n; 3] {
         return invalid(format!("{} ops are scheduled of {n}", schedule.order.len()));
     }
-    // A schedule may come from outside, and what follows makes lists as long as there are streams.
+    // A schedule may come from outside, and the code below allocates a list per stream.
     if let Some(op) = (0..n).find(|&op| schedule.stream[op] >= n) {
         return invalid(format!("op {op} is on stream {} of a schedule of {n} ops", schedule.stream[op]));
     }
@@ -132,13 +132,13 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     }
     let finished = Finished::new(schedule);
     for (first, second) in conflicts(trace) {
-        if !finished.before(first, second) {
+        if !finished.is_before(first, second) {
             let name = |op: OpId| &trace.ops[op].name;
             return invalid(format!("op {second} `{}` may overtake op {first} `{}`", name(second), name(first)));
         }
     }
     for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
-        if let Some(before) = before.filter(|&before| !finished.before(before, op)) {
+        if let Some(before) = before.filter(|&before| !finished.is_before(before, op)) {
             return invalid(format!("op {op} does not wait for op {before}, the one before it on its stream"));
         }
         let waits: Vec<OpId> = schedule.waits(op).collect();
@@ -151,7 +151,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
         }
         let implied = finished.before_any(waits.iter().copied().chain(before));
         if let Some(&wait) = waits.iter().find(|&&wait| implied[wait / 64] >> (wait % 64) & 1 == 1) {
-            let other = waits.iter().copied().chain(before).find(|&other| finished.before(wait, other));
+            let other = waits.iter().copied().chain(before).find(|&other| finished.is_before(wait, other));
             let other = other.unwrap_or(op);
             return invalid(format!("op {op} waits for op {wait}, which op {other} already waits for"));
         }
@@ -194,7 +194,7 @@ pub fn layout(trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<()>
             shared[other].push(at);
         }
     }
-    // Of two that share bytes one must be done with before the other is touched.
+    // Of two buffers that share bytes, the last user of one must finish before the first user of the other starts.
     let pair = |a: usize, b: usize| (a.min(b), a.max(b));
     let mut in_order = hashbrown::HashSet::new();
     for (at, others) in shared.iter().enumerate() {

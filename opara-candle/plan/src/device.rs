@@ -1,9 +1,9 @@
-//! What a device can do: the figures that durations are modelled and schedules simulated with.
+//! Device models: the figures from which durations are estimated and schedules simulated.
 
 use crate::kernel_catalog::Precision;
 use crate::trace::{DeviceSpec, Launch};
 
-/// A device's published figures, and the few latencies that no data sheet tells.
+/// A device's published figures, and a few measured latencies.
 ///
 /// Published figures are those of NVIDIA's white papers and data sheets: Tesla V100 Architecture (WP-08608), Turing
 /// Architecture (WP-09183) with the GA102 one for the RTX 2080 Super, A100 Tensor Core GPU Architecture, H100 Tensor

@@ -255,7 +255,7 @@ mod tests {
         let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
             let folder = tempfile::tempdir()?;
             write(&named(&folder, 0), b"from before", LIMIT)?;
-            let name = "kept::tests::a_disk_that_fills_up_keeps_nothing_unfinished";
+            let name = "disk_cache::tests::a_disk_that_fills_up_keeps_nothing_unfinished";
             let limited = ["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""];
             let itself = std::env::current_exe()?;
             let mut full = Command::new("sh");

@@ -1,22 +1,22 @@
-//! What can go: ops that give the same result at every call run once.
+//! Constant folding: ops that give the same result at every call run once, while the executor is built.
 
 use std::collections::BinaryHeap;
 
 use crate::memory;
 use crate::trace::{AccessMode, BufferId, Op, OpId, Role, Trace};
 
-/// A trace in two parts: what runs once, and what every call runs.
+/// A trace in two parts: the ops that run once, and the ops that every call runs.
 ///
 /// Buffers keep their ids in both. Those that the first part fills for the second have [`Role::Constant`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Optimized {
-    /// What every call runs.
+    /// The ops that every call runs.
     pub trace: Trace,
-    /// For each op of `trace` its id in the original trace.
+    /// For each op of `trace`, its id in the original trace.
     pub per_call: Vec<OpId>,
-    /// What runs once, in recorded order.
+    /// The ops that run once, in recorded order.
     pub once: Trace,
-    /// For each op of `once` its id in the original trace.
+    /// For each op of `once`, its id in the original trace.
     pub folded: Vec<OpId>,
 }
 
@@ -29,12 +29,12 @@ impl Optimized {
 
     /// Folds constants: positions, masks of ones, casts and transpositions of weights.
     ///
-    /// An op can be folded if nothing that it reads depends on an input and all that it writes are intermediate buffers
-    /// which no op that stays writes. What other ops read of the results is kept for good, in `room` bytes: where that
-    /// is not enough, every call makes the largest ones anew, from smaller ones.
+    /// An op can be folded if nothing that it reads depends on an input, and if it writes only intermediate buffers that no
+    /// unfolded op writes. Results that unfolded ops read are stored permanently, in at most `room` bytes. If that is not
+    /// enough, every call recomputes the largest of them from smaller ones.
     ///
     /// # Complexity
-    /// Linear in accesses for each round; a round follows only where a buffer turned out to be shared.
+    /// Linear in accesses for each round; there is a second round only if an unfolded op writes to a buffer, too.
     pub fn fold_constants(trace: &Trace, room: u64) -> Self {
         let mut runs = runs_at_every_call(trace);
         let foldable: Vec<bool> = runs.iter().map(|&stays| !stays).collect();
@@ -44,7 +44,7 @@ impl Optimized {
         for part in [&mut optimized.trace, &mut optimized.once] {
             part.buffers.iter_mut().zip(&constants).filter(|(_, &is)| is).for_each(|(b, _)| b.role = Role::Constant);
         }
-        // What runs once has all its memory to itself.
+        // Ops that run once share no workspaces with other executors.
         let workspaces = optimized.once.buffers.iter_mut().filter(|b| b.role == Role::Workspace);
         workspaces.for_each(|b| b.role = Role::Intermediate);
         optimized.per_call = (0..trace.ops.len()).filter(|&op| runs[op]).collect();
@@ -55,15 +55,15 @@ impl Optimized {
         optimized
     }
 
-    /// Folds as much as leaves room for the rest of `limit` bytes: constants for good beside an arena.
+    /// Folds as much as fits into `limit` bytes together with the arena that the other ops need.
     pub fn fold_within(trace: &Trace, limit: u64) -> Self {
-        /// Each attempt knows better what the rest needs.
+        /// Each attempt knows the arena of the one before.
         const ATTEMPTS: usize = 3;
-        // Tables of shapes are worth their few bytes in any case.
+        // Tables of shapes are always folded: they take few bytes.
         let least = limit / 16;
         let mut folded = Self::fold_constants(trace, limit);
         for _ in 0..ATTEMPTS {
-            // Some more for the gaps between them.
+            // A sixteenth more, for gaps between buffers.
             let arena = memory::most_alive(&folded.trace) / 16 * 17;
             if folded.constant_bytes() <= limit.saturating_sub(arena).max(least) {
                 break;
@@ -73,7 +73,7 @@ impl Optimized {
         folded
     }
 
-    /// Bytes that constants take for good.
+    /// Bytes that constants take permanently.
     pub fn constant_bytes(&self) -> u64 {
         self.trace.buffers.iter().filter(|b| b.role == Role::Constant).map(|b| memory::constant_bytes(b.bytes)).sum()
     }
@@ -87,7 +87,7 @@ pub(crate) fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
     op.accesses.iter().filter(|a| a.mode.writes()).map(|a| a.buffer)
 }
 
-/// Which ops every call has to run.
+/// For each op: must every call run it?
 pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
     let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
     let foldable = |op: &Op, variable: &[bool]| {
@@ -112,10 +112,10 @@ pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
     }
 }
 
-/// Which buffers are kept as constants.
+/// Chooses the buffers that are stored as constants.
 struct Constants<'a> {
     trace: &'a Trace,
-    /// For each buffer the foldable ops that write it.
+    /// For each buffer, the foldable ops that write it.
     writers: Vec<Vec<OpId>>,
     constant: Vec<bool>,
     largest: BinaryHeap<(u64, BufferId)>,
@@ -131,20 +131,20 @@ impl<'a> Constants<'a> {
         Self { trace, writers, constant: vec![false; trace.buffers.len()], largest: BinaryHeap::new(), bytes: 0 }
     }
 
-    /// Keeps what the ops that every call `runs` read of the others' results, if it fits in `room` bytes. Adds to `runs`
-    /// what every call then has to make anew.
+    /// Chooses the results of folded ops that the ops in `runs` read, as far as they fit into `room` bytes. Adds to `runs` the
+    /// ops that every call then has to recompute.
     fn choose(mut self, runs: &mut [bool], room: u64) -> Vec<bool> {
         for op in (0..runs.len()).filter(|&op| runs[op]) {
             self.keep(op, runs);
         }
         while self.bytes > room {
             let Some((_, buffer)) = self.largest.pop() else { break };
-            self.make_anew(buffer, runs);
+            self.recompute(buffer, runs);
         }
         self.constant
     }
 
-    /// Keeps what this op reads and folded ops made.
+    /// Chooses the results of folded ops that this op reads.
     fn keep(&mut self, op: OpId, runs: &[bool]) {
         for buffer in read(&self.trace.ops[op]) {
             let made_once = self.writers[buffer].first().is_some_and(|&writer| !runs[writer]);
@@ -156,8 +156,8 @@ impl<'a> Constants<'a> {
         }
     }
 
-    /// A buffer is made by all of its writers at every call, or once, so what they write beside it is made anew, too.
-    fn make_anew(&mut self, buffer: BufferId, runs: &mut [bool]) {
+    /// Recomputes a buffer at every call. All of its writers then run at every call, so their other results are recomputed, too.
+    fn recompute(&mut self, buffer: BufferId, runs: &mut [bool]) {
         let (mut buffers, mut ops) = (vec![buffer], Vec::new());
         while let Some(buffer) = buffers.pop() {
             if std::mem::take(&mut self.constant[buffer]) {
@@ -174,7 +174,7 @@ impl<'a> Constants<'a> {
     }
 }
 
-/// The foldable ops without which the constants cannot be made, in recorded order.
+/// The foldable ops on which the constants depend, in recorded order.
 fn needed(trace: &Trace, foldable: &[bool], mut wanted: Vec<bool>) -> Vec<OpId> {
     let mut needed: Vec<OpId> = Vec::new();
     for (id, op) in trace.ops.iter().enumerate().rev().filter(|(id, _)| foldable[*id]) {
@@ -218,17 +218,17 @@ mod tests {
         let optimized = Optimized::fold_constants(&trace(ops), u64::MAX);
         let mut all: Vec<OpId> = optimized.per_call.iter().chain(&optimized.folded).copied().collect();
         all.sort();
-        assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op that is needed stays or is folded");
+        assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op that is needed runs at each call or is folded");
         optimized.folded
     }
 
     #[test]
-    fn what_depends_on_weights_alone_is_folded() {
+    fn ops_that_depend_on_weights_only_are_folded() {
         assert_eq!(folded(&[(&[], &[2]), (&[1, 2], &[3]), (&[0, 3], &[6])]), [0, 1]);
     }
 
     #[test]
-    fn what_an_input_reaches_stays() {
+    fn ops_that_depend_on_an_input_are_not_folded() {
         assert_eq!(folded(&[(&[0], &[2]), (&[2], &[3]), (&[3], &[6])]), NONE);
     }
 
@@ -255,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_not_made() {
+    fn a_constant_that_no_op_reads_is_not_computed() {
         let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[0], &[6])]), u64::MAX);
         assert_eq!((optimized.folded, optimized.per_call), (vec![], vec![1]));
     }
 
     #[test]
-    fn without_room_calls_make_the_largest_anew_from_what_there_is_room_for() {
+    fn without_room_calls_recompute_the_largest_constants_from_smaller_ones() {
         let mut trace = trace(&[(&[1], &[2]), (&[2], &[3]), (&[1], &[4]), (&[0, 3, 4], &[6])]);
         trace.buffers[3].bytes = 4096;
         let optimized = Optimized::fold_constants(&trace, 64);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_buffer_is_made_once_or_at_every_call_by_all_of_its_writers() {
-        // Op 0 makes 2 and 3 together, op 1 changes 3: anew means both.
+        // Op 0 writes 2 and 3 together, op 1 changes 3: recomputing 2 recomputes both.
         let mut trace = trace(&[(&[1], &[2, 3]), (&[3], &[3]), (&[0, 2], &[6]), (&[0, 3], &[6])]);
         trace.buffers[2].bytes = 4096;
         let optimized = Optimized::fold_constants(&trace, 64);

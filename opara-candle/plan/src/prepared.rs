@@ -1,4 +1,4 @@
-//! All that there is before a schedule: what a trace runs, what depends on what, where buffers live, what ops cost.
+//! The input of scheduling: the ops that every call runs, their dependencies, their memory layout and their costs.
 
 use crate::graph::OpGraph;
 use crate::memory::{self, Layout};
@@ -12,9 +12,9 @@ use crate::{check, Result};
 /// How a trace is prepared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// Whether ops that depend on no input are taken out, to run once.
+    /// Are ops that depend on no input folded, to run once?
     pub fold_constants: bool,
-    /// How much memory buffers may take, as a multiple of what the recorded pass held at its peak.
+    /// The memory that buffers may take, as a multiple of the recorded pass's peak.
     pub memory_factor: f64,
 }
 
@@ -65,16 +65,16 @@ pub fn place(analysed: Analysed, settings: Settings, stages: &mut Stages) -> Pre
     Prepared { ops, graph, layouts, profile }
 }
 
-/// A trace, ready to be scheduled.
+/// The input of scheduling, computed from a trace.
 #[derive(Debug, Clone)]
 pub struct Prepared {
-    /// What of it every call runs.
+    /// The trace after constant folding.
     pub ops: Optimized,
-    /// What depends on what, over the ids of `ops`: by the accesses, and where one buffer takes another's place.
+    /// The dependencies between `ops`: by their accesses, and where one buffer reuses the memory of another.
     pub graph: OpGraph,
-    /// Where tensors and library workspaces are.
+    /// The layouts of tensors and of library workspaces.
     pub layouts: [Layout; 2],
-    /// What each op costs.
+    /// The cost of each op.
     pub profile: Vec<OpProfile>,
 }
 
@@ -85,7 +85,7 @@ impl Prepared {
         place(analyse(fold(trace, settings, stages), stages), settings, stages)
     }
 
-    /// What schedulers are given.
+    /// The input of a scheduler.
     pub fn problem(&self) -> Problem<'_> {
         Problem { trace: &self.ops.trace, graph: &self.graph, profile: &self.profile }
     }

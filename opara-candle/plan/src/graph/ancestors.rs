@@ -1,15 +1,15 @@
-//! What is surely finished when an op starts.
+//! The ancestors of each op: the ops that have finished when it starts.
 
 use crate::trace::OpId;
 
 /// Runs of ids kept for one op. Networks need a handful; where an op would need more, the middle ones are forgotten.
 const MAX_RUNS: usize = 256;
 
-/// For each op all that it depends on, directly or not, as runs of consecutive ids.
+/// For each op, all ops on which it depends, directly or not, as runs of consecutive ids.
 ///
 /// Modules launch branch after branch, so the ancestors of an op are few runs: everything up to the last join, and its
-/// own branch since. That makes the table near-linear where bit sets would be quadratic. What is forgotten counts as
-/// independent, which is on the safe side.
+/// own branch since. That makes the table near-linear where bit sets would be quadratic. Forgotten ancestors count as
+/// independent, which is safe: it can only add waits.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ancestors {
     /// First id and one past the last one, ascending and apart; those of one op after those of the op before.
@@ -57,7 +57,7 @@ impl Ancestors {
         op.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[op]
     }
 
-    /// Whether `second` depends on `first`.
+    /// Does `second` depend on `first`?
     pub fn is_ordered(&self, first: OpId, second: OpId) -> bool {
         let runs = &self.runs[self.range(second)];
         let first = first as u32;

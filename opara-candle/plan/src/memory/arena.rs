@@ -1,17 +1,17 @@
-//! The arena while it is being divided: what lives where, and what lay there before.
+//! The arena during planning: which ranges are in use, and by which ops they were used last.
 
 use std::rc::Rc;
 
 use crate::trace::OpId;
 
-/// Who holds a part of the arena.
+/// The state of a range of the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nobody so far.
+    /// Never used.
     Fresh,
-    /// A buffer that is still in use.
+    /// In use by a buffer.
     Live,
-    /// Nobody any more, once these ops have finished.
+    /// Free again once these ops have finished.
     Dead(Rc<[OpId]>),
 }
 
@@ -50,12 +50,12 @@ impl Arena {
         Self { segments: (bytes > 0).then_some(all).into_iter().collect() }
     }
 
-    /// One past the last byte that a buffer had.
+    /// One past the last byte that was ever used.
     pub fn used(&self) -> u64 {
         self.segments.iter().rfind(|s| s.state != State::Fresh).map_or(0, Segment::end)
     }
 
-    /// The free place of the lowest cost, and of those the tightest.
+    /// The free range of the lowest cost; of several, the tightest.
     pub fn best(&self, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
         // Costs of the free segments up to this one.
@@ -90,7 +90,7 @@ impl Arena {
         free.map_or(self.segments.last().map_or(0, Segment::end), |s| s.start)
     }
 
-    /// What the bytes from `start` on cost, if none of them is in use.
+    /// The range from `start` on, if none of its bytes is in use.
     pub fn at(&self, start: u64, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Candidate> {
         let first = self.segments.partition_point(|s| s.end() <= start);
         let mut worst = 0;
@@ -103,7 +103,7 @@ impl Arena {
         Some(Candidate { cost: worst, waste: 0, start })
     }
 
-    /// Takes free bytes for a buffer. Returns the ops that it has to wait for; some may come twice.
+    /// Takes a free range for a buffer. Returns the ops for which the buffer's first user has to wait; some may occur twice.
     pub fn take(&mut self, start: u64, bytes: u64) -> Vec<OpId> {
         let (end, known) = (start + bytes, self.segments.last().map_or(0, Segment::end));
         if end > known {
@@ -126,7 +126,7 @@ impl Arena {
         waits
     }
 
-    /// Gives back what a buffer took; the next one there waits for `last`.
+    /// Frees the range of a buffer; the next buffer there waits for the ops `last`.
     pub fn release(&mut self, start: u64, last: Rc<[OpId]>) {
         let at = self.segments.partition_point(|s| s.start < start);
         self.segments[at].state = State::Dead(last);

@@ -1,4 +1,4 @@
-//! Where buffers live: offsets in one arena, and what has to wait so that they can share it.
+//! Memory planning: offsets of buffers in one arena, and the waits that let buffers share bytes.
 
 mod arena;
 mod packing;
@@ -10,7 +10,7 @@ use self::packing::pack;
 use crate::graph::{Ancestors, OpGraph};
 use crate::trace::{Buffer, BufferId, OpId, Role, Trace};
 
-/// Bytes to which every buffer is aligned, as the driver's own allocations are: kernels were chosen for that.
+/// The alignment of every buffer in bytes. It is that of the driver's allocations, for which libraries chose their kernels.
 pub const ALIGNMENT: u64 = 512;
 
 /// Bytes that a buffer takes of the arena.
@@ -18,13 +18,13 @@ pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that a constant takes. Those of shapes are many and short, and no thread reads more than 16 bytes at a time.
+/// Bytes that a constant takes. Tables of shapes are many and short; an alignment of 16 bytes, the widest load, suffices.
 pub fn constant_bytes(bytes: u64) -> u64 {
     const SHORT: u64 = 16;
     bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
 }
 
-/// Bytes of the tensors that are in use at a time, at most, if a trace is launched one op after the other.
+/// The peak of bytes in use by tensors if the ops run one after the other.
 pub(crate) fn most_alive(trace: &Trace) -> u64 {
     let mut change = vec![(0, 0); trace.ops.len() + 1];
     for (buffer, users) in trace.buffers.iter().zip(trace.users()) {
@@ -60,46 +60,45 @@ impl Layout {
         Self { role: Role::Intermediate, bytes, offsets, waits: Vec::new() }
     }
 
-    /// Where a buffer begins, if the arena holds it.
+    /// The offset of a buffer, if the arena holds it.
     pub fn offset(&self, buffer: BufferId) -> Option<u64> {
         self.offsets.get(buffer).copied().flatten()
     }
 
-    /// Pairs of ops of which the first has to finish before the second starts, because memory passes from one to the
-    /// other. Some of them depend on each other anyway.
+    /// Pairs of ops: the second must wait for the first, because a buffer of the second reuses memory of the first. Some of
+    /// them depend on each other anyway.
     pub fn waits(&self) -> &[(OpId, OpId)] {
         &self.waits
     }
 }
 
-/// Bytes of the arena for library workspaces, unless one launch needs more: what cuBLAS keeps for itself on a Hopper GPU
-/// outside a capture.
+/// Bytes of the arena for library workspaces, unless one launch needs more. It is the size of cuBLAS's own workspace on a Hopper
+/// GPU outside a capture.
 pub const WORKSPACE_LIMIT: u64 = 32 << 20;
 
-/// Whether a layout for buffers of this role places this one.
+/// Does a layout for this role place this buffer?
 pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
     buffer.role == role && buffer.bytes > 0
 }
 
 /// Places every buffer of a role in an arena of at most `limit` bytes, if it can.
 ///
-/// Walks the ops in recorded order. A buffer gets its place at the first op that touches it and gives it back after the
-/// last one. Of the places that are free then, the planner takes
-/// 1. one whose last users the op depends on anyway,
-/// 2. else one that nobody had so far,
-/// 3. else one that costs the least delay: the op has to wait for the users of what lay there before
-///    ([`Layout::waits`]), and every op has some time until it is on the longest path.
+/// Walks the ops in recorded order. A buffer takes a range at its first user and frees it after its last. Of the free ranges
+/// the planner takes
+/// 1. one on whose last users the op depends anyway,
+/// 2. else one that was never used,
+/// 3. else the one of the least delay: the op has to wait for the last users of the range ([`Layout::waits`]), which costs
+///    nothing as long as the op is not on the longest path.
 ///
-/// So without a limit no parallelism is lost, and under a limit as little as it takes, where not too many ops would wait
-/// for too many. Where fragmentation leads that beyond the limit, the tightest packing of the recorded order is the base,
-/// and only what the limit leaves above it is given out as above. Where even that packing is larger than the limit, it is
-/// what the layout needs.
+/// Without a limit, this loses no parallelism; under a limit, as little as possible. If fragmentation exceeds the limit, the
+/// tightest packing of the recorded order takes the low addresses, and only the rest of the limit is used as above. If even
+/// that packing exceeds the limit, the layout has the size of the packing.
 ///
 /// # Arguments
 /// `graph`, the dependencies of the trace's ops.
 ///
 /// # Complexity
-/// For each buffer linear in the parts that the arena has then, which are about as many as buffers live at a time.
+/// For each buffer linear in the segments of the arena, which are about as many as buffers in use at a time.
 pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> Layout {
     /// More than any device has.
     const ENDLESS: u64 = 1 << 60;
@@ -115,15 +114,15 @@ pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> L
     planner(Arena::new(bytes.saturating_sub(packing.bytes)), packing).run(trace, graph)
 }
 
-/// Users of a buffer that another one is compared with, to see whether it is first or last among them. One that is taken
-/// for first or last although another implies it costs nothing but time.
+/// With how many users of a buffer another user is compared, to find the first and the last ones. A user that is wrongly taken
+/// for first or last costs only planning time.
 const COMPARED: usize = 4;
 
-/// Waits for each op, at most, where memory passes from the last users of one buffer to the first ones of another. Where
-/// many end and many begin, only the first that begins waits for all that end, and the others wait for it.
+/// The most waits per op where the first users of one buffer reuse the memory of the last users of another. If there would be
+/// more, only the first user waits for all of them, and the other users wait for that one.
 const PAIRS: usize = 16;
 
-/// A packing that always has the place of a buffer free when recorded order reaches it.
+/// The tightest packing for the recorded order.
 struct Packing {
     arena: Arena,
     bytes: u64,
@@ -141,10 +140,10 @@ impl Packing {
     }
 }
 
-/// What the ops depend on without waits for memory.
+/// The dependencies of the ops, without waits for memory.
 struct Order {
     given: Ancestors,
-    /// Latest level at which the op lengthens nothing.
+    /// For each op, the latest level at which it does not lengthen the longest path.
     latest: Vec<u32>,
 }
 
@@ -165,15 +164,15 @@ struct Planner<'a> {
     role: Role,
     users: &'a [Vec<OpId>],
     order: &'a Order,
-    /// Where any place will do.
+    /// The part of the arena where any range may be used.
     arena: Arena,
-    /// Below it in memory.
+    /// The packed part, at lower addresses.
     packing: Packing,
     offsets: Vec<Option<u64>>,
     ancestors: Ancestors,
-    /// Ops on the longest way to and including this op, with the waits.
+    /// For each op, the length of the longest path that ends with it, waits included.
     level: Vec<u32>,
-    /// For each buffer in use what every user has to wait for.
+    /// For each buffer in use, the ops for which each of its users has to wait.
     inherited: Vec<Vec<OpId>>,
     waits: Vec<(OpId, OpId)>,
 }
@@ -236,7 +235,7 @@ impl<'a> Planner<'a> {
         Layout { role: self.role, bytes, offsets: self.offsets, waits: self.waits }
     }
 
-    /// Finds a place for a buffer that `op` is the first to touch; returns what that has to wait for.
+    /// Places a buffer whose first user is `op`. Returns the ops for which `op` has to wait.
     fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
         let others = self.other_openers(id);
         let (ancestors, level, order) = (&self.ancestors, &self.level, self.order);
@@ -266,7 +265,7 @@ impl<'a> Planner<'a> {
         waits
     }
 
-    /// Users of a buffer beside the first one that wait for no user of it: the parts of a concatenation.
+    /// The users of a buffer, apart from the first one, that depend on no other user: such as the writers of a concatenation.
     fn other_openers(&self, id: BufferId) -> Vec<OpId> {
         let mut openers: Vec<OpId> = Vec::new();
         for &user in &self.users[id] {

@@ -1,4 +1,4 @@
-//! Offsets for one launch after the other: the fewest bytes, with no thought for parallelism.
+//! The tightest packing for launches one after the other. It ignores parallelism.
 
 use std::cmp::Reverse;
 
@@ -8,17 +8,17 @@ use crate::trace::{BufferId, OpId, Role, Trace};
 /// Ops that share an entry of the index below.
 const STRIDE: usize = 64;
 
-/// Placed buffers that live in a stretch of ops.
+/// Placed buffers that are in use during a range of ops.
 #[derive(Default)]
 struct Stretch {
-    /// Their lives began in it.
+    /// Their first user is in the range.
     begun: Vec<BufferId>,
-    /// Their lives began before.
+    /// Their first user is before the range.
     crossing: Vec<BufferId>,
 }
 
-/// Places the buffers of a role as recorded order needs them, the largest first, each at the lowest offset at which it
-/// shares no byte with one that is in use at the same time. Returns the offsets, one entry a buffer, and the bytes in all.
+/// Places the buffers of a role, the largest first, each at the lowest offset at which it shares no byte with a buffer that is
+/// in use at the same time. Returns the offset of each buffer, and the size of the packing.
 ///
 /// (Greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020.)
 ///

@@ -1,26 +1,26 @@
-//! An op as the simulated device sees it.
+//! The model of one op on a simulated device.
 
 use crate::device::{Device, RESOURCES};
 use crate::duration::{self, Demand};
 use crate::profile::OpProfile;
 use crate::trace::{Op, Trace, Work};
 
-/// What the device gives to all that runs at the same time: bandwidth and arithmetic.
+/// The resources that concurrent kernels share: bandwidth and arithmetic.
 pub(super) type Shared = [f64; 2];
 
 /// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
 /// the device more than [`WAVES`] times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SimulatedKernel {
-    /// How many; none for copies, which no multiprocessor runs.
+    /// The number of parts; 0 for copies, which no multiprocessor runs.
     pub parts: u64,
-    /// How many of them are placed at a time at least, unless fewer are left.
+    /// The least number of parts that are placed at a time, unless fewer are left.
     pub least: u64,
-    /// What a part takes of one multiprocessor.
+    /// The resources of one multiprocessor that a part takes.
     pub needs: [u32; RESOURCES],
-    /// Microseconds of a part.
+    /// Microseconds that a part takes.
     pub us: f64,
-    /// What a part draws of the device's bandwidth and arithmetic, as shares of the whole.
+    /// The shares of the device's bandwidth and arithmetic that a part uses.
     pub draws: Shared,
     /// Share of the device's multiprocessors that it takes at a time.
     pub share: f64,

@@ -11,10 +11,10 @@ use crate::trace::Trace;
 /// Height of a lane and of an op in it, in pixels.
 const LANE: usize = 14;
 const BAR: usize = 11;
-/// Room for the lanes' names and for the title and the scale.
+/// Margins: for the names of the lanes, and for title and scale.
 const LEFT: f64 = 60.;
 const TOP: usize = 40;
-/// Pixels across: the least, the most, and as many an op as may be between them.
+/// Width in pixels: the least, the most, and per op in between.
 const LEAST: f64 = 1200.;
 const MOST: f64 = 6000.;
 const AN_OP: f64 = 12.;

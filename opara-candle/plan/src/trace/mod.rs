@@ -1,4 +1,4 @@
-//! What ran: the launches of one forward pass, the buffers that they touch, and where in the module they came from.
+//! The trace of one forward pass: its launches, the buffers that they read and write, and their scopes in the module.
 //!
 //! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
 //! `opara_candle::ops`; every later stage works on it without knowing which.
@@ -21,8 +21,7 @@ pub type BufferId = usize;
 
 /// One recorded forward pass.
 ///
-/// Serde checks its fields one by one. Whether they fit each other is for [`write_to`](Trace::write_to) to say, which
-/// takes only what a file may hold.
+/// Serde checks each field by itself. [`write_to`](Trace::write_to) also checks that they are consistent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// The device that it was recorded on.
@@ -41,7 +40,7 @@ pub struct Trace {
 /// A schedule as it was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Name of the policy that made it, or what it is in words.
+    /// Name of the policy that made it, or a description.
     pub schedule: String,
     /// Nanoseconds of a replay on the device, the median of many.
     pub nanos: u64,
@@ -193,7 +192,7 @@ pub enum Role {
     Constant,
 }
 
-/// A trace that contradicts itself.
+/// A trace that is inconsistent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
 pub struct InvalidTrace {
@@ -206,7 +205,7 @@ pub struct InvalidTrace {
 }
 
 impl Trace {
-    /// The bytes that stand for this multiple of the pass's own peak, if that was recorded.
+    /// This multiple of the pass's peak in bytes, if the peak was recorded.
     pub fn memory_limit(&self, factor: f64) -> Option<u64> {
         (self.peak_bytes > 0).then_some((self.peak_bytes as f64 * factor) as u64)
     }
@@ -231,7 +230,7 @@ impl Trace {
         Ok(())
     }
 
-    /// For each buffer the ops that touch it, in recorded order.
+    /// For each buffer, the ops that touch it, in recorded order.
     pub fn users(&self) -> Vec<Vec<OpId>> {
         let mut users = vec![Vec::new(); self.buffers.len()];
         for (id, op) in self.ops.iter().enumerate() {

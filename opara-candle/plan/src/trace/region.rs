@@ -50,12 +50,12 @@ impl Region {
         self.rows * self.len
     }
 
-    /// Whether it holds no byte.
+    /// Does it hold no byte?
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether a byte may be in both. Exact for contiguous regions and for rows of one stride; otherwise their
+    /// May a byte be in both? Exact for contiguous regions and for rows of one stride; otherwise their
     /// bounding intervals decide, which is on the safe side.
     pub fn overlaps(&self, other: &Region) -> bool {
         if self.is_empty() || other.is_empty() || self.start >= other.end() || other.start >= self.end() {
@@ -73,7 +73,7 @@ impl Region {
         phase(self.start, other.start) < self.len || phase(other.start, self.start) < other.len
     }
 
-    /// Whether every byte of `other` is surely in `self`.
+    /// Is every byte of `other` in `self`? If in doubt, the answer is no.
     pub fn covers(&self, other: &Region) -> bool {
         other.is_empty() || self == other || (self.rows == 1 && self.start <= other.start && other.end() <= self.end())
     }

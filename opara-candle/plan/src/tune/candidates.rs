@@ -1,4 +1,4 @@
-//! Schedules to begin with.
+//! The initial candidates of a search.
 
 use hashbrown::HashSet;
 
@@ -6,10 +6,10 @@ use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::trace::OpId;
 use crate::Result;
 
-/// Numbers of streams that are tried.
+/// The limits on streams that are tried.
 const STREAMS: [usize; 8] = [2, 3, 4, 6, 8, 12, 16, 32];
 
-/// A schedule with what it is in words.
+/// A schedule with its description.
 pub(super) struct Candidate {
     pub name: String,
     pub schedule: Schedule,
@@ -21,8 +21,8 @@ pub(super) fn policies(problem: &Problem) -> Result<Vec<Candidate>> {
     Policy::FIXED.into_iter().map(candidate).collect()
 }
 
-/// What can be made of them, without what is one of them: the streams of one policy with the launch order of another,
-/// limited numbers of streams, and each policy with its critical path first.
+/// Combinations of the policies' schedules: the streams of one policy with the launch order of another, limited numbers of
+/// streams, and each policy with its critical path first. Duplicates are left out.
 pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     let mut known: HashSet<Schedule> = policies.iter().map(|c| c.schedule.clone()).collect();

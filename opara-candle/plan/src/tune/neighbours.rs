@@ -1,13 +1,13 @@
-//! Small random changes to a schedule.
+//! Small random mutations of a schedule.
 
 use crate::schedule::{Problem, Schedule};
 use crate::trace::OpId;
 use crate::Result;
 
-/// Changes at a time: 1 to this many, small numbers more often.
+/// A mutation makes 1 to this many changes, small numbers more often.
 const MOST: u32 = 6;
 
-/// A schedule that differs in a few places.
+/// A mutation of a schedule.
 pub(super) fn change(problem: &Problem, schedule: &Schedule, random: &mut fastrand::Rng) -> Result<Schedule> {
     let mut draft = Draft { problem, schedule: schedule.clone(), random };
     if !schedule.order.is_empty() {
@@ -69,14 +69,14 @@ impl Draft<'_> {
         }
     }
 
-    /// Two streams become one.
+    /// Merges two streams.
     fn merge_streams(&mut self) {
         let streams = self.schedule.streams();
         let (from, to) = (self.random.usize(0..streams), self.random.usize(0..streams));
         self.schedule.stream.iter_mut().filter(|stream| **stream == from).for_each(|stream| *stream = to);
     }
 
-    /// What a stream runs from some op on moves to this stream.
+    /// Moves the end of a stream, from some op on, to this stream.
     fn move_rest(&mut self, at: usize, to: usize) {
         let from = self.schedule.stream[self.schedule.order[at]];
         for &op in &self.schedule.order[at..] {
@@ -86,13 +86,13 @@ impl Draft<'_> {
         }
     }
 
-    /// A stream ends before some op, and another begins with it.
+    /// Splits a stream before some op.
     fn split_stream(&mut self) {
         let at = self.position();
         self.move_rest(at, self.schedule.streams());
     }
 
-    /// An op, and what its stream runs after it, goes on behind another of the ops that it depends on.
+    /// Moves an op, and the rest of its stream, to the stream of another op on which it depends.
     fn follow_another(&mut self) {
         let at = self.position();
         let op = self.schedule.order[at];
@@ -102,7 +102,7 @@ impl Draft<'_> {
         }
     }
 
-    /// An op becomes urgent, or no longer is.
+    /// Makes an op urgent, or no longer urgent.
     fn toggle_urgency(&mut self) {
         let at = self.position();
         let op = self.schedule.order[at];

@@ -58,7 +58,11 @@ fn read(folder: &Path, module: &Module, texts: &mut BTreeMap<Module, String>) ->
 fn code(text: &str) -> String {
     let lines = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     let code = lines.collect::<Vec<_>>().join("\n");
-    let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(crate) mod tests {"];
+    let tests = [
+        "#[cfg(test)]\nmod tests {",
+        "#[cfg(test)]\npub(crate) mod tests {",
+        "#[cfg(all(test, feature = \"cuda\"))]\nmod tests {",
+    ];
     let end = tests.iter().filter_map(|begin| code.find(begin)).min();
     code[..end.unwrap_or(code.len())].into()
 }

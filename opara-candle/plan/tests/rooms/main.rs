@@ -26,17 +26,7 @@ const ROOMS: &[&[&str]] = &[
 ];
 
 /// Files of `opara-candle` that still import each other in a circle. The list may only become shorter.
-const CIRCLES: &[&[&str]] = &[
-    &["cuda::capture", "cuda::graph_to_trace"],
-    &["cuda::driver::convolution", "cuda::driver::cudnn"],
-    &[
-        "cuda::driver::interpose::library_call",
-        "cuda::driver::interpose::thread_capture",
-        "cuda::driver::interpose::written_memory",
-    ],
-    &["cuda::fuse::fused_kernel", "cuda::fuse::candle_kernel"],
-    &["cuda::replay", "cuda::op_times"],
-];
+const CIRCLES: &[&[&str]] = &[];
 
 fn source(folder: &str) -> std::io::Result<Imports> {
     Imports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
