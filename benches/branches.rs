@@ -32,7 +32,7 @@ impl Block {
     fn load(input: usize, [c1, r3, c3, r5, c5, pool]: [usize; 6], vb: VarBuilder) -> candle::Result<Self> {
         let conv = |input, out, kernel: usize, name: &str| {
             let activation = Activation::Relu;
-            let config = ConvConfig { padding: (kernel / 2).into(), activation, ..Default::default() };
+            let config = ConvConfig::default().padding(kernel / 2).activation(activation);
             conv2d(input, out, (kernel, kernel), config, vb.pp(name))
         };
         Ok(Self {

@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         let x = random(&[1, input, side, side])?;
         let (weight, bias) = (random(&[out, input / groups, kh, kw])?, random(&[out])?);
         let padding = (kh / 2, kw / 2).into();
-        let config = ConvConfig { stride, padding, groups, activation: Activation::Relu, ..Default::default() };
+        let config = ConvConfig::default().stride(stride).padding(padding).groups(groups).activation(Activation::Relu);
         let candle = || {
             // candle pads all edges alike.
             let (x, padding) = if kh == kw { (x.clone(), kh / 2) } else { (ops::pad(&x, padding)?, 0) };
@@ -82,7 +82,7 @@ fn main() -> Result<()> {
     }
     for (name, mean, channels, side, kernel, stride, padding) in POOLS {
         let x = random(&[1, channels, side, side])?;
-        let config = PoolConfig { count_padding: true, ..PoolConfig::new(kernel, stride).pad(padding) };
+        let config = PoolConfig::new(kernel, stride).pad(padding).count_padding(true);
         let candle = || {
             // candle does not pad; zeros do for a mean, and cost as much as what a maximum would need.
             let x = if padding > 0 { ops::pad(&x, config.padding)? } else { x.clone() };

@@ -75,11 +75,11 @@ impl Show {
         fast: &OparaExecutor,
         example: &[Tensor],
     ) -> Result<()> {
-        if let (Some(path), Some(picture)) = (&self.svg, fast.picture()) {
-            std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+        if let Some(path) = &self.svg {
+            std::fs::write(path, fast.picture(example)?).with_context(|| format!("cannot write {}", path.display()))?;
         }
-        if let (Some(path), Some(trace)) = (&self.trace, fast.trace()) {
-            trace.save(path)?;
+        if let Some(path) = &self.trace {
+            fast.trace(example)?.save(path)?;
         }
         let sequential = self
             .compare
@@ -95,6 +95,6 @@ impl Show {
         runs.push(("replay", &replay));
         let device = example.first().map_or(&Device::Cpu, Tensor::device);
         let latencies = Latencies::measure(device, options.iters, &runs)?;
-        options.print(out, fast.report(), &latencies)
+        options.print(out, fast.report_for(example)?, &latencies)
     }
 }

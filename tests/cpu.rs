@@ -56,7 +56,7 @@ struct Block([nn::Conv2d; 4]);
 impl Block {
     fn new(vb: VarBuilder) -> Result<Self> {
         let conv = |kernel: usize, name: &str| {
-            let config = ConvConfig { padding: (kernel / 2).into(), ..Default::default() };
+            let config = ConvConfig::default().padding(kernel / 2);
             nn::conv2d(8, 8, (kernel, kernel), config, vb.pp(name))
         };
         Ok(Self([conv(1, "a")?, conv(3, "b")?, conv(5, "c")?, conv(1, "d")?]))

@@ -34,7 +34,7 @@ fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
             let mut reports = Vec::new();
             for n in 1..10 {
                 assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
-                reports.push(fast.report());
+                reports.push(fast.report_for(&rows(n)?)?);
             }
             Ok(reports)
         };
@@ -53,6 +53,49 @@ fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
         Ok(())
     })?;
     assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
+    Ok(())
+}
+
+/// A module that takes a branch by the number of rows, of which one cannot be recorded.
+fn by_rows(t: &[Tensor]) -> Result<Vec<Tensor>> {
+    match t[0].dim(0)? {
+        1 => tanh(t),
+        2 => Ok(vec![ops::relu(&ops::tanh(&t[0])?)?]),
+        _ => eager(t),
+    }
+}
+
+#[test]
+fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Result<()> {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let fast = OparaExecutor::builder().build_fn(counted(&calls, by_rows), &rows(1)?)?;
+    for n in [2, 3] {
+        fast.call(&rows(n)?)?;
+    }
+    let before = calls.load(Ordering::Relaxed);
+    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Lanes, 1), "of the example, not of the last call");
+    for (n, mode, ops) in [(1, Mode::Lanes, 1), (2, Mode::Lanes, 2), (3, Mode::Eager, 0)] {
+        let x = rows(n)?;
+        let report = fast.report_for(&x)?;
+        assert_eq!((report.mode, report.ops), (mode, ops), "{n} rows: {report}");
+        if mode == Mode::Eager {
+            let reasons = [fast.trace(&x).map(drop), fast.schedule(&x).map(drop), fast.picture(&x).map(drop)];
+            for error in reasons.map(|result| result.expect_err("nothing is recorded")) {
+                let expected = report.reason.as_deref().unwrap_or_default();
+                assert!(matches!(&error, Error::NotRecorded { reason } if reason == expected), "{error}");
+            }
+            continue;
+        }
+        assert_eq!(fast.trace(&x)?.ops.len(), ops);
+        let (trace, schedule) = fast.schedule(&x)?;
+        assert_eq!((trace.ops.len(), schedule.order.len()), (ops, ops));
+        assert!(fast.picture(&x)?.contains(&format!("{ops} ops on 1 streams")));
+    }
+    assert_eq!(calls.load(Ordering::Relaxed), before, "a look at what is built calls nothing");
+    assert!(matches!(fast.report_for(&[]), Err(Error::InputCount { .. })));
+    fast.invalidate();
+    assert_eq!(fast.trace(&rows(2)?)?.ops.len(), 2, "it is built anew");
+    assert!(calls.load(Ordering::Relaxed) > before);
     Ok(())
 }
 
@@ -176,14 +219,12 @@ fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
         assert!(matches!(fast.call(&rows(2)?), Err(Error::Lent)), "still lent");
         Ok(())
     })??;
-    assert_eq!(fast.report().ops, report.ops, "the report stays");
-    assert!(fast.trace().is_none() && fast.schedule().is_none() && fast.picture().is_none());
+    assert_eq!(fast.report(), report, "the report stays");
     for n in [2, 3, 2] {
         let x = rows(n)?;
         assert_same(&fast.call(&x)?, &[x[0].broadcast_mul(&waves(2, 6)?)?], format_args!("{n} rows"));
-        assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+        assert_eq!(fast.report_for(&x)?.mode, Mode::Lanes, "{}", fast.report_for(&x)?);
     }
-    assert!(fast.trace().is_some());
     Ok(())
 }
 

@@ -53,7 +53,7 @@ fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
     assert_eq!(bits(&first.call(&example)?)?, expected);
     let again = build()?;
     assert!(again.report().tuning.expect("what was kept").cached);
-    assert_eq!(first.schedule().map(|(_, schedule)| schedule), again.schedule().map(|(_, schedule)| schedule));
+    assert_eq!(first.schedule(&example)?.1, again.schedule(&example)?.1);
     assert_eq!(bits(&again.call(&example)?)?, expected);
     for file in std::fs::read_dir(folder.path())? {
         std::fs::write(file?.path(), "{}")?;
@@ -97,7 +97,7 @@ fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
         let builder = OparaExecutor::builder().policy(policy).race(false);
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let timeline = executor.timeline(&example)?;
-        let (ops, schedule) = executor.schedule().expect("a schedule");
+        let (ops, schedule) = executor.schedule(&example)?;
         assert_eq!(timeline.spans.len(), ops.ops.len());
         let mut spans = timeline.spans.clone();
         spans.sort_by_key(|span| span.op);
@@ -134,7 +134,7 @@ fn fused_launches_of_every_size_are_measured() -> Result<()> {
         let x = [Tensor::rand(-1f32, 1., elements, &device)?];
         let executor = OparaExecutor::builder().build_fn(|x| Ok(vec![x[0].relu()?.affine(2., 1.)?]), &x)?;
         assert_eq!(executor.report().fused, 1, "{}", executor.report());
-        let (ops, _) = executor.schedule().expect("a schedule");
+        let (ops, _) = executor.schedule(&x)?;
         assert_eq!(executor.timeline(&x)?.spans.len(), ops.ops.len());
     }
     Ok(())

@@ -289,7 +289,7 @@ fn a_recording_follows_a_call_to_where_the_module_lives() -> anyhow::Result<()> 
         ops::add(&inner.forward(x)?, x)
     };
     let outer = OparaExecutor::new(outer, &rows(2)?)?;
-    let trace = outer.trace().expect("it is recorded");
+    let trace = outer.trace(&[rows(2)?])?;
     let labels: Vec<&str> = trace.ops.iter().map(|op| op.label.as_str()).collect();
     assert_eq!(labels, ["outer/up/linear", "outer/gelu", "outer/down/linear", "outer/add"]);
     assert_same_bits(&outer.forward(&rows(3)?)?, &(mlp(weights())?.forward(&rows(3)?)? + rows(3)?)?);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use opara_candle::OparaExecutor;
 use serde::Serialize;
 
@@ -66,14 +66,14 @@ impl Args {
         let (executor, example) = self.recording.executor(builder)?;
         let trace = match self.measure {
             true => executor.measure(&example)?,
-            false => executor.trace().context("there is nothing recorded")?,
+            false => executor.trace(&example)?,
         };
         let usual = || format!("{}.trace", self.recording.name()).into();
         let file = self.output.clone().unwrap_or_else(usual);
         trace.save(&file)?;
         if let Some(path) = &self.timeline {
             let timeline = executor.timeline(&example)?;
-            let (ops, _) = executor.schedule().context("there is nothing recorded")?;
+            let (ops, _) = executor.schedule(&example)?;
             let title = format!("{}, {}, measured on {}", self.recording.name(), self.chosen.policy, trace.device.name);
             let format = if input::is_json(path) { Format::Chrome } else { Format::Svg };
             input::write(path, format.draw(&timeline, &ops, &title).as_bytes())?;

@@ -67,13 +67,11 @@ impl Args {
             shown.set_message(format!("{} tried, best {:.1} us", at.tried, at.best_us));
         };
         let tuning = Tuning::default().budget(budget).seed(self.seed).cache(self.cache.clone()).on_progress(progress);
-        let (executor, _) = self.recording.executor(OparaExecutor::builder().policy(tuning))?;
+        let (executor, example) = self.recording.executor(OparaExecutor::builder().policy(tuning))?;
         bar.finish_and_clear();
         let report = executor.report();
         let findings = report.tuning.with_context(|| report.reason.unwrap_or_default())?;
-        let (Some(trace), Some((ops, schedule))) = (executor.trace(), executor.schedule()) else {
-            anyhow::bail!("there is nothing recorded");
-        };
+        let (trace, (ops, schedule)) = (executor.trace(&example)?, executor.schedule(&example)?);
         if let Some(path) = &self.trace {
             trace.save(path)?;
         }

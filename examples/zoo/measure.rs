@@ -124,10 +124,10 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let report = scheduled.report();
     let build_ms: f64 = report.build_ms.values().sum();
     let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
-    if let Some((file, trace)) = trace.zip(scheduled.trace()) {
-        trace.save(file)?;
-    }
     let captured = report.mode != Mode::Eager;
+    if let Some(file) = trace.filter(|_| captured) {
+        scheduled.trace(inputs)?.save(file)?;
+    }
     let replays = if captured { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 

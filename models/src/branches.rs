@@ -92,7 +92,7 @@ impl<'a> Builder<'a> {
         stride: usize,
         padding: impl Into<Padding>,
     ) -> Result<Self> {
-        let config = ConvConfig { stride, padding: padding.into(), activation: Activation::Relu, ..Default::default() };
+        let config = ConvConfig::default().stride(stride).padding(padding).activation(Activation::Relu);
         let vb = self.vb.pp(name);
         let norm = batch_norm(out, EPS, vb.pp("bn"))?;
         let conv = conv2d_norm(self.channels, out, kernel, config, &norm, vb.pp("conv"))?.named(name);

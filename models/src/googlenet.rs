@@ -32,7 +32,7 @@ const STAGES: [&[Row]; 3] = [
 
 /// A max pooling that halves, with a partial window at the end.
 fn halving(kernel: usize) -> PoolConfig {
-    PoolConfig { ceil: true, ..PoolConfig::new(kernel, 2) }
+    PoolConfig::new(kernel, 2).ceil(true)
 }
 
 /// Figure 2(b).

@@ -93,7 +93,7 @@ impl NasNet {
 
         let norm = batch_norm(stem_size, layers::EPS, vb.pp("conv0.bn"))?;
         // Its ReLU belongs to the cells, of which each starts with one.
-        let config = ConvConfig { stride: 2, activation: Activation::Relu, ..Default::default() };
+        let config = ConvConfig::default().stride(2).activation(Activation::Relu);
         let conv = conv2d_norm(3, stem_size, (3, 3), config, &norm, vb.pp("conv0.conv"))?.named("conv0");
         let conv_grid = Grid { channels: stem_size, halvings: 1 };
         let (stem_0, mut previous) = ReductionCell::load(conv_grid, None, filters / 4, "cell_stem_0", &vb)?;

@@ -196,9 +196,20 @@ pub enum Error {
         reason: String,
     },
 
+    /// Executors are switched off: a report gives this as the reason, and no call is answered with it.
+    #[error("executors are switched off by OPARA_OFF=1 in the environment")]
+    SwitchedOff,
+
     /// A GPU was asked for that this build cannot use.
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
+
+    /// A trace, a schedule or a picture was asked for of inputs that the module itself answers.
+    #[error("nothing is recorded for these inputs, since calls of them run eagerly: {reason}")]
+    NotRecorded {
+        /// Why they run eagerly.
+        reason: String,
+    },
 
     /// Times of single ops were asked for where they are not measured.
     #[error("times of single ops are measured of captured modules on a CUDA device only")]

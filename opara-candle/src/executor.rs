@@ -6,19 +6,15 @@ use std::sync::Arc;
 use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
-use crate::backend::{Function, Planned, Replay};
+use crate::backend::{Function, Replay};
+use crate::environment::Environment;
 use crate::error::difference;
 use crate::nested::is_nested;
 use crate::options::{OnUncapturable, Options};
 use crate::plan::Plan;
 use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
-use crate::report::Report;
-use crate::schedule::Schedule;
 use crate::shapes::{key, Key};
-use crate::simulate::{simulate, Device as Described};
-use crate::timeline::Timeline;
-use crate::trace::Trace;
 use crate::{cuda, lending, Error, Result};
 
 /// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
@@ -59,10 +55,10 @@ pub struct OparaExecutor {
     options: Options,
     /// Tells this executor from others.
     id: u64,
-    plans: Plans,
+    pub(crate) plans: Plans,
     /// Held while a plan is built: a shape is built once, and builds do not see what others do to the module.
     building: Mutex<()>,
-    rechecks: Rechecks,
+    pub(crate) rechecks: Rechecks,
     /// Device memory that all plans share.
     arena: Mutex<Arc<cuda::Arena>>,
 }
@@ -71,11 +67,12 @@ impl OparaExecutor {
     /// Builds for inputs like these.
     pub(crate) fn wrap(options: Options, function: Function, inputs: &[Tensor]) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let options = options.under(Environment::get());
         let executor = Self {
             function,
             example: inputs.iter().map(|t| (t.device().location(), t.dtype())).collect(),
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            plans: Plans::new(options.max_shapes),
+            plans: Plans::new(options.max_shapes, key(inputs)),
             building: Mutex::new(()),
             rechecks: Rechecks::new(options.recheck),
             arena: Default::default(),
@@ -158,9 +155,8 @@ impl OparaExecutor {
     ///
     /// What is not seen is what [`Builder::recheck`](crate::Builder::recheck) finds some calls later.
     ///
-    /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the next call;
-    /// [`trace`](Self::trace), [`schedule`](Self::schedule) and [`picture`](Self::picture) are `None` until then. Device
-    /// memory of all plans is given back.
+    /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the example's
+    /// shapes are built anew. Device memory of all plans is given back.
     ///
     /// ```
     /// use candle::{DType, Device, Module, Tensor, Var};
@@ -182,75 +178,7 @@ impl OparaExecutor {
         drop(arena);
     }
 
-    /// What was built for the shapes used last, and what became of the executor since.
-    pub fn report(&self) -> Report {
-        let (rechecks, mismatches) = self.rechecks.counts();
-        match self.plans.report() {
-            Some(report) => Report { rechecks, mismatches, ..report },
-            None => unreachable!("an executor is built with its first plan"),
-        }
-    }
-
-    /// The schedule of the shapes used last as a picture in SVG: its simulated timeline, one lane a stream. `None` in
-    /// eager mode.
-    pub fn picture(&self) -> Option<String> {
-        self.planned(|Planned { prepared, schedule, .. }| {
-            let trace = &prepared.ops.trace;
-            let timeline = simulate(&prepared.problem(), schedule, &Described::of(&trace.device));
-            let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
-            let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
-            timeline.to_svg(trace, &title)
-        })
-    }
-
-    /// What was recorded for the shapes used last. `None` in eager mode.
-    pub fn trace(&self) -> Option<Trace> {
-        self.planned(|planned| (*planned.trace).clone())
-    }
-
-    /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
-    /// on the device, and for each policy, and for the DAG with the edges that others imply, the time of a replay and the
-    /// share of the device in use.
-    ///
-    /// An op's time is its median over replays of the sequential schedule, in which it finds its counters, workspaces
-    /// and operands as it should. Ops that are folded into constants run in no replay and have none. Policies are replayed
-    /// in turns. Single ops are measured by CUPTI, which must be installed; no profiler may be attached.
-    ///
-    /// # Errors
-    /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
-    /// [`call`](Self::call).
-    pub fn measure(&self, inputs: &[Tensor]) -> Result<Trace> {
-        let (entry, planned) = self.measurable(inputs)?;
-        planned.measure(entry.plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
-    }
-
-    /// When each op of the schedule ran in one replay: the one of median length of some.
-    ///
-    /// # Errors
-    /// As for [`measure`](Self::measure).
-    pub fn timeline(&self, inputs: &[Tensor]) -> Result<Timeline> {
-        let (_, planned) = self.measurable(inputs)?;
-        planned.timeline(inputs)
-    }
-
-    /// The ops that every call runs, which the timeline's spans refer to, and how they are scheduled, for the shapes used
-    /// last. `None` in eager mode.
-    pub fn schedule(&self) -> Option<(Trace, Schedule)> {
-        self.planned(|planned| (planned.prepared.ops.trace.clone(), planned.schedule.clone()))
-    }
-
-    fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
-        self.check(inputs)?;
-        let entry = self.plan(&self.unlent(inputs)?, inputs)?;
-        let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
-        Ok((entry, planned))
-    }
-
-    fn planned<T>(&self, f: impl FnOnce(&Planned) -> T) -> Option<T> {
-        self.plans.latest()?.plan.planned.as_deref().map(f)
-    }
-
-    fn check(&self, inputs: &[Tensor]) -> Result<()> {
+    pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<()> {
         if inputs.len() != self.example.len() {
             return Err(Error::InputCount { expected: self.example.len(), got: inputs.len() });
         }
@@ -268,7 +196,7 @@ impl OparaExecutor {
     ///
     /// # Errors
     /// [`Error::Lent`] if this thread is in a closure that has the outputs of the same.
-    fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
+    pub(crate) fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
         let key = key(inputs);
         match lending::is_lent(self.id, &key) {
             true => Err(Error::Lent),
@@ -317,7 +245,7 @@ impl OparaExecutor {
         compared.is_ok()
     }
 
-    fn plan(&self, key: &Key, inputs: &[Tensor]) -> Result<Arc<Entry>> {
+    pub(crate) fn plan(&self, key: &Key, inputs: &[Tensor]) -> Result<Arc<Entry>> {
         if let Some(entry) = self.plans.find(key) {
             return Ok(entry);
         }
@@ -331,6 +259,9 @@ impl OparaExecutor {
     }
 
     fn build(&self, inputs: &[Tensor]) -> Result<Plan> {
+        if Environment::get().is_off {
+            return Ok(Plan::eager(&Error::SwitchedOff, inputs, &self.options));
+        }
         let arena = self.arena.lock().clone();
         for _ in 0..ATTEMPTS {
             match Plan::build(&self.function, inputs, &self.options, &arena) {

@@ -21,10 +21,12 @@ pub mod device_memory;
 #[cfg(not(feature = "testing"))]
 #[allow(dead_code, reason = "it is public with the feature `testing`")]
 mod device_memory;
+mod environment;
 mod error;
 mod examples;
 mod executor;
 mod fault;
+mod inspect;
 mod lending;
 mod measure;
 mod nested;
@@ -68,7 +70,9 @@ pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, 
 pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
-pub use trace::scope::{scope, SpanLabels};
+pub use trace::scope::scope;
+#[cfg(feature = "span-labels")]
+pub use trace::SpanLabels;
 
 use opara_plan::disk_cache as kept;
 

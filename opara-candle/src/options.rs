@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Fusing;
+use crate::environment::Environment;
 use crate::examples::Examples;
 use crate::kept;
 use crate::prepared::Settings;
@@ -70,6 +71,20 @@ impl Options {
         };
     }
 
+    /// These options under this environment. It only switches off: what the program does not ask for stays so.
+    pub fn under(mut self, environment: &Environment) -> Self {
+        self.fuse &= !environment.no_fuse;
+        self.verify &= !environment.no_verify;
+        if let Some(cache) = &environment.cache {
+            self.kernels = cache.instead_of(self.kernels);
+            self.tuning = self.tuning.map(|tuning| {
+                let folder = cache.instead_of(tuning.cache.clone());
+                tuning.cache(folder)
+            });
+        }
+        self
+    }
+
     /// How to fuse launches, if that is asked for.
     pub fn fusing(&self) -> Option<Fusing> {
         self.fuse.then(|| Fusing { folder: self.kernels.clone() })
@@ -99,5 +114,34 @@ impl Default for Options {
             fuse: true,
             kernels: kept::folder(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_only_switches_off() {
+        let folder = || Some(PathBuf::from("of the program"));
+        let tuned =
+            || Options { kernels: folder(), tuning: Some(Tuning::default().cache(folder())), ..Options::default() };
+        let folders =
+            |options: &Options| (options.kernels.clone(), options.tuning.as_ref().and_then(|t| t.cache.clone()));
+        let under = |set: &[(&str, &str)], options: Options| {
+            let read = |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.into());
+            options.under(&Environment::read(read).0)
+        };
+        assert_eq!(folders(&under(&[], tuned())), (folder(), folder()));
+        assert_eq!(folders(&under(&[("OPARA_CACHE", "off")], tuned())), (None, None));
+        let other = || Some(PathBuf::from("elsewhere"));
+        assert_eq!(folders(&under(&[("OPARA_CACHE", "elsewhere")], tuned())), (other(), other()));
+        let nothing_kept = Options { kernels: None, ..Options::default() };
+        assert_eq!(folders(&under(&[("OPARA_CACHE", "elsewhere")], nothing_kept)), (None, None));
+        let plain = Options { fuse: false, verify: false, ..Options::default() };
+        let options = under(&[("OPARA_FUSE", "1"), ("OPARA_VERIFY", "1")], plain);
+        assert!(!options.fuse && !options.verify);
+        let options = under(&[("OPARA_FUSE", "0"), ("OPARA_VERIFY", "0")], Options::default());
+        assert!(!options.fuse && !options.verify);
     }
 }

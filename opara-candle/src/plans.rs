@@ -77,10 +77,19 @@ struct Lost {
     calls: u64,
 }
 
+impl Lost {
+    /// Whether the next call of its shapes builds it again, after this many builds of lost plans.
+    fn is_built_again(&self, rebuilds: u64) -> bool {
+        self.cause != Cause::Differed && (rebuilds < REBUILDS || self.calls >= CALLS_THAT_PAY)
+    }
+}
+
 /// The plans of an executor.
 pub(crate) struct Plans {
     state: Mutex<State>,
     max_shapes: usize,
+    /// The shapes that the executor was built with.
+    example: Key,
 }
 
 struct State {
@@ -90,8 +99,8 @@ struct State {
     rebuilds: u64,
     /// Stand in for lost plans that are not built again, by the cause.
     eager: HashMap<Cause, Arc<Entry>>,
-    /// The entry used last.
-    latest: Option<Arc<Entry>>,
+    /// Of the last plan for the shapes that the executor was built with.
+    example_report: Option<Report>,
     /// How often all plans were forgotten.
     generation: u64,
     /// Entries on their way out, dropped once the lock is free.
@@ -99,18 +108,18 @@ struct State {
 }
 
 impl Plans {
-    /// None yet, of at most so many.
-    pub fn new(max_shapes: usize) -> Self {
+    /// None yet, of at most so many; these shapes come first.
+    pub fn new(max_shapes: usize, example: Key) -> Self {
         let state = State {
             kept: LruCache::unbounded(),
             lost: LruCache::unbounded(),
             rebuilds: 0,
             eager: HashMap::new(),
-            latest: None,
+            example_report: None,
             generation: 0,
             out: Vec::new(),
         };
-        Self { state: Mutex::new(state), max_shapes }
+        Self { state: Mutex::new(state), max_shapes, example }
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
@@ -125,11 +134,12 @@ impl Plans {
 
     /// What answers calls of these shapes; `None` if a plan is to be built.
     pub fn find(&self, key: &Key) -> Option<Arc<Entry>> {
-        self.with(|state| {
-            let found = state.find(key, self.max_shapes)?;
-            state.latest = Some(found.clone());
-            Some(found)
-        })
+        self.with(|state| state.find(key, self.max_shapes))
+    }
+
+    /// The same for a look at it, which counts as no call.
+    pub fn peek(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.state.lock().peek(key)
     }
 
     /// Keeps a plan that was built for these shapes, unless all plans were forgotten since that `generation`.
@@ -138,12 +148,14 @@ impl Plans {
         self.with(|state| {
             if state.generation == generation {
                 state.rebuilds += u64::from(state.lost.pop(&key).is_some());
-                state.keep(key, entry.clone());
+                state.keep(key.clone(), entry.clone());
                 while state.kept.len() > self.max_shapes {
                     state.evict();
                 }
             }
-            state.latest = Some(entry.clone());
+            if key == self.example {
+                state.example_report = Some(entry.plan.report.clone());
+            }
         });
         entry
     }
@@ -159,46 +171,38 @@ impl Plans {
         self.with(|state| {
             // Forgotten or built anew since: then it answers no more calls.
             if state.kept.peek(key).is_some_and(|kept| Arc::ptr_eq(kept, entry)) {
-                let eager = Entry::new(Plan { replay: None, report, planned: None });
+                if *key == self.example {
+                    state.example_report = Some(report.clone());
+                }
                 state.lose(key.clone(), Cause::Differed);
-                state.keep(key.clone(), eager.clone());
-                state.latest = Some(eager);
+                state.keep(key.clone(), Entry::new(Plan { replay: None, report, planned: None }));
             }
         });
     }
 
-    /// Forgets all plans, and what became of earlier ones. The report of the last one stays.
+    /// Forgets all plans, and what became of earlier ones. The example's report stays.
     pub fn forget(&self) {
         self.with(|state| {
             state.generation += 1;
             state.rebuilds = 0;
             state.lost.clear();
-            let latest = state.latest.take();
-            let report = |entry: &Arc<Entry>| {
-                Entry::new(Plan { replay: None, report: entry.plan.report.clone(), planned: None })
-            };
-            state.latest = latest.as_ref().map(report);
             while let Some((_, entry)) = state.kept.pop_lru() {
                 state.out.push(entry);
             }
-            state.out.extend(latest);
             let State { eager, out, .. } = state;
             out.extend(eager.drain().map(|(_, entry)| entry));
         });
     }
 
-    /// The entry used last.
-    pub fn latest(&self) -> Option<Arc<Entry>> {
-        self.state.lock().latest.clone()
+    /// The report of what answers calls of the example's shapes; of their last plan, if another is to be built.
+    pub fn example_report(&self) -> Option<Report> {
+        let state = self.state.lock();
+        state.peek(&self.example).map(|entry| entry.plan.report.clone()).or_else(|| state.example_report.clone())
     }
 
-    /// The report of the entry used last.
-    pub fn report(&self) -> Option<Report> {
-        let (latest, rebuilds) = {
-            let state = self.state.lock();
-            (state.latest.clone()?, state.rebuilds)
-        };
-        Some(Report { rebuilds, ..latest.plan.report.clone() })
+    /// How many lost plans were built again.
+    pub fn rebuilds(&self) -> u64 {
+        self.state.lock().rebuilds
     }
 }
 
@@ -211,19 +215,29 @@ impl State {
             self.lose(key.clone(), Cause::Freed);
         }
         let lost = self.lost.get_mut(key)?;
-        if lost.cause != Cause::Differed && (self.rebuilds < REBUILDS || lost.calls >= CALLS_THAT_PAY) {
+        if lost.is_built_again(self.rebuilds) {
             return None;
         }
         lost.calls += 1;
         let cause = lost.cause;
         if !self.eager.contains_key(&cause) {
-            let report = self.latest.as_ref()?.plan.report.eagerly(cause.reason(max_shapes));
+            // For all shapes that lost their plans so: the time of one of them says nothing of the others.
+            let report = self.example_report.as_ref()?.eagerly(cause.reason(max_shapes));
+            let report = Report { eager_us: 0., ..report };
             if let Some(reason) = &report.reason {
                 tracing::warn!(%reason, rebuilds = self.rebuilds, "calls of some shapes run eagerly");
             }
             self.eager.insert(cause, Entry::new(Plan { replay: None, report, planned: None }));
         }
         self.eager.get(&cause).cloned()
+    }
+
+    fn peek(&self, key: &Key) -> Option<Arc<Entry>> {
+        if let Some(entry) = self.kept.peek(key).filter(|entry| !entry.is_stale()) {
+            return Some(entry.clone());
+        }
+        let lost = self.lost.peek(key).filter(|lost| !lost.is_built_again(self.rebuilds))?;
+        self.eager.get(&lost.cause).cloned()
     }
 
     fn keep(&mut self, key: Key, entry: Arc<Entry>) {
@@ -283,10 +297,9 @@ mod tests {
 
     #[test]
     fn shapes_that_push_each_other_out_are_built_a_few_times() {
-        let plans = Plans::new(8);
+        let plans = Plans::new(8, key(0));
         assert_eq!(builds(&plans, 0..9, 100), 9 + REBUILDS as usize);
-        let report = plans.report().expect("there are plans");
-        assert_eq!(report.rebuilds, REBUILDS);
+        assert_eq!(plans.rebuilds(), REBUILDS);
         assert_eq!(plans.state.lock().kept.len(), 8);
         plans.forget();
         assert_eq!(builds(&plans, 0..8, 100), 8, "as at first");
@@ -294,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_shape_that_is_called_often_is_built_again() {
-        let plans = Plans::new(1);
+        let plans = Plans::new(1, key(0));
         builds(&plans, 0..2, 100);
         let calls = (0..).take_while(|_| plans.find(&key(0)).is_some()).count() as u64;
         assert!(calls <= CALLS_THAT_PAY, "{calls}");
@@ -305,18 +318,32 @@ mod tests {
 
     #[test]
     fn new_shapes_are_built_however_many_were_lost_and_few_are_remembered() {
-        let plans = Plans::new(2);
+        let plans = Plans::new(2, key(0));
         builds(&plans, 0..3, 100);
         assert_eq!(builds(&plans, 1_000..6_000, 1), 5_000);
         assert_eq!(plans.state.lock().lost.len(), REMEMBERED);
     }
 
     #[test]
+    fn a_look_is_no_call() {
+        let plans = Plans::new(1, key(0));
+        builds(&plans, 0..2, 100);
+        let calls = |plans: &Plans| plans.state.lock().lost.iter().map(|(_, lost)| lost.calls).sum::<u64>();
+        let before = calls(&plans);
+        for _ in 0..CALLS_THAT_PAY {
+            let looked = [0, 1].map(|rows| plans.peek(&key(rows)).is_some());
+            assert_eq!(looked, [true, true], "the one is kept, the other one runs eagerly");
+        }
+        assert_eq!(calls(&plans), before);
+        assert!(plans.peek(&key(9)).is_none(), "it was never built");
+    }
+
+    #[test]
     fn what_differed_is_never_built_again() {
-        let plans = Plans::new(1);
+        let plans = Plans::new(1, key(0));
         let entry = plans.insert(key(0), plan(), 0);
         plans.distrust(&key(0), &entry, "it differs".into());
-        let reason = || plans.report().and_then(|report| report.reason);
+        let reason = || plans.example_report().and_then(|report| report.reason);
         assert_eq!((plans.find(&key(0)).is_some(), reason()), (true, Some("it differs".into())));
         plans.insert(key(1), plan(), 0);
         assert!((0..2 * CALLS_THAT_PAY).all(|_| plans.find(&key(0)).is_some()), "also after others took its place");
@@ -327,11 +354,11 @@ mod tests {
 
     #[test]
     fn a_plan_that_was_begun_before_all_were_forgotten_is_not_kept() {
-        let plans = Plans::new(2);
+        let plans = Plans::new(2, key(0));
         let generation = plans.generation();
         plans.forget();
         plans.insert(key(0), plan(), generation);
         assert!(plans.find(&key(0)).is_none());
-        assert!(plans.report().is_some(), "its own call was answered by it");
+        assert!(plans.example_report().is_some(), "its own call was answered by it");
     }
 }

@@ -1,13 +1,14 @@
 //! What a user's build gets: the default features, and the crates that come with them.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{ensure, Context};
 
-/// Lines of `cargo tree` for a user who depends on this crate with its default features.
+/// Lines of `cargo tree` for a user who depends on a crate with its default features.
 fn tree(arguments: &[&str]) -> anyhow::Result<Vec<String>> {
     let cargo = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "-p", "opara-candle", "--prefix", "none", "--no-dedupe"])
+        .args(["tree", "--offline", "--locked", "--prefix", "none", "--no-dedupe"])
         .args(arguments)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
@@ -18,9 +19,28 @@ fn tree(arguments: &[&str]) -> anyhow::Result<Vec<String>> {
 
 #[test]
 fn nothing_for_tests_is_in_a_users_build() -> anyhow::Result<()> {
-    let features = tree(&["-e", "normal", "--depth", "0", "--format", "{f}"])?.concat();
+    let features = tree(&["-e", "normal", "-p", "opara-candle", "--depth", "0", "--format", "{f}"])?.concat();
     for feature in ["testing", "faults", "cuda"] {
         ensure!(!features.split(',').any(|enabled| enabled == feature), "`{feature}` is a default feature: {features}");
     }
+    Ok(())
+}
+
+/// How many crates of a user's build are there for this crate and not for candle, itself and `opara-plan` among them.
+const CRATES: usize = 21;
+
+#[test]
+fn a_users_build_gains_few_crates() -> anyhow::Result<()> {
+    let crates = |package| -> anyhow::Result<BTreeSet<String>> {
+        let lines = tree(&["-e", "normal", "-p", package])?;
+        Ok(lines.into_iter().map(|line| line.split(" (").next().unwrap_or_default().to_string()).collect())
+    };
+    let candle = &crates("candle-core")? | &crates("candle-nn")?;
+    let gained = &crates("opara-candle")? - &candle;
+    let optional = ["tracing-subscriber", "svg"];
+    let unwanted = gained.iter().find(|name| optional.contains(&name.split(' ').next().unwrap_or_default()));
+    ensure!(unwanted.is_none(), "{unwanted:?} is for a feature that is off");
+    ensure!(gained.len() <= CRATES, "{} crates: {gained:?}", gained.len());
+    println!("{} crates: {gained:?}", gained.len());
     Ok(())
 }

@@ -194,7 +194,7 @@ impl Way for Own {
     fn kernels(&mut self) -> Result<Vec<Kernel>> {
         let Some(executor) = self.executor() else { bail!("only replays are timed by kernel") };
         let timeline = executor.timeline(&self.inputs)?;
-        let (Trace { ops, .. }, _) = executor.schedule().context("there is nothing recorded")?;
+        let (Trace { ops, .. }, _) = executor.schedule(&self.inputs)?;
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
         for span in &timeline.spans {
             let name = ops[span.op].name.as_str();

@@ -212,8 +212,9 @@ pub fn built_or_stateful(built: opara_candle::Result<OparaExecutor>) -> anyhow::
 
 /// Asserts that no launch of one of the scopes `branch-0`, `branch-1`, ... depends on one of another.
 #[track_caller]
-pub fn assert_branches_are_free(fast: &OparaExecutor, branches: usize) {
-    let trace = fast.trace().expect("it was recorded");
+pub fn assert_branches_are_free(fast: &OparaExecutor, inputs: Result<Vec<Tensor>>, branches: usize) {
+    let inputs = inputs.expect("inputs can be made");
+    let trace = fast.trace(&inputs).expect("it was recorded");
     let graph = OpGraph::new(&trace);
     let branch = |op: usize| (0..branches).find(|b| trace.ops[op].label.split('/').any(|p| p == format!("branch-{b}")));
     let bit = |op: usize| branch(op).map_or(0, |b| 1u64 << b);

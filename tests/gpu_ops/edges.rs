@@ -181,7 +181,7 @@ fn convolutions_of_edges() -> Result<()> {
             let (x, x_gpu) = with(&x, (channels / 2 * side + 6) * side + 7, edge, dtype, &device)?;
             let expected = x.conv2d(&weight.to_dtype(DType::F32)?, 0, 1, 1, groups)?;
             for activation in [Activation::None, Activation::Relu] {
-                let config = ConvConfig { groups, activation, ..Default::default() };
+                let config = ConvConfig::default().groups(groups).activation(activation);
                 let got = ops::conv2d(&x_gpu, &weight.to_device(&device)?, Some(&bias), &config)?.contiguous()?;
                 let expected = match activation {
                     Activation::Relu => relu_like(&expected, &got)?,

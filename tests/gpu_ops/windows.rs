@@ -10,33 +10,28 @@ use super::{assert_near, both, ACTIVATIONS, DTYPES};
 fn convolutions() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let plain = ConvConfig::default();
-    let relu = ConvConfig { activation: Activation::Relu, ..plain };
+    let relu = plain.activation(Activation::Relu);
     let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
-    let first = ConvConfig { input_activation: Activation::Relu, ..plain };
+    let first = plain.input_activation(Activation::Relu);
     let cases: [(&str, usize, [usize; 4], ConvConfig); 18] = [
         ("1x1", 16, [24, 16, 1, 1], relu),
-        ("3x3", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..relu }),
-        ("3x3, no activation", 16, [24, 16, 3, 3], ConvConfig { padding: 1.into(), ..plain }),
-        ("5x5, stride 2", 3, [10, 3, 5, 5], ConvConfig { padding: 2.into(), stride: 2, ..relu }),
-        ("1x7", 8, [8, 8, 1, 7], ConvConfig { padding: (0, 3).into(), ..relu }),
-        ("uneven edges", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, stride: 2, ..relu }),
-        ("groups", 12, [18, 4, 3, 3], ConvConfig { padding: 1.into(), groups: 3, ..plain }),
-        ("depthwise", 24, [24, 1, 5, 5], ConvConfig { padding: 2.into(), groups: 24, ..plain }),
-        ("depthwise, uneven edges", 12, [12, 1, 3, 3], ConvConfig { padding: uneven, groups: 12, ..relu }),
-        ("depthwise, pairs", 6, [6, 1, 7, 7], ConvConfig { padding: 3.into(), groups: 6, ..plain }),
-        ("depthwise, flat", 8, [8, 1, 1, 7], ConvConfig { padding: (0, 3).into(), groups: 8, ..plain }),
-        ("depthwise, odd", 7, [7, 1, 3, 3], ConvConfig { padding: uneven, groups: 7, stride: 2, ..relu }),
-        ("depthwise, dilated", 10, [10, 1, 3, 3], ConvConfig { padding: 2.into(), groups: 10, dilation: 2, ..plain }),
-        ("behind a ReLU", 8, [12, 8, 3, 3], ConvConfig { padding: uneven, ..first }),
-        ("depthwise, behind a ReLU", 8, [8, 1, 3, 3], ConvConfig { padding: uneven, groups: 8, ..first }),
-        ("depthwise, flat, behind a ReLU", 7, [7, 1, 1, 3], ConvConfig { groups: 7, ..first }),
-        (
-            "depthwise, behind a GELU",
-            6,
-            [6, 1, 3, 3],
-            ConvConfig { groups: 6, input_activation: Activation::Gelu, ..plain },
-        ),
-        ("two for each", 6, [12, 1, 3, 3], ConvConfig { padding: 1.into(), groups: 6, ..plain }),
+        ("3x3", 16, [24, 16, 3, 3], relu.padding(1)),
+        ("3x3, no activation", 16, [24, 16, 3, 3], plain.padding(1)),
+        ("5x5, stride 2", 3, [10, 3, 5, 5], relu.padding(2).stride(2)),
+        ("1x7", 8, [8, 8, 1, 7], relu.padding((0, 3))),
+        ("uneven edges", 8, [12, 8, 3, 3], relu.padding(uneven).stride(2)),
+        ("groups", 12, [18, 4, 3, 3], plain.padding(1).groups(3)),
+        ("depthwise", 24, [24, 1, 5, 5], plain.padding(2).groups(24)),
+        ("depthwise, uneven edges", 12, [12, 1, 3, 3], relu.padding(uneven).groups(12)),
+        ("depthwise, pairs", 6, [6, 1, 7, 7], plain.padding(3).groups(6)),
+        ("depthwise, flat", 8, [8, 1, 1, 7], plain.padding((0, 3)).groups(8)),
+        ("depthwise, odd", 7, [7, 1, 3, 3], relu.padding(uneven).groups(7).stride(2)),
+        ("depthwise, dilated", 10, [10, 1, 3, 3], plain.padding(2).groups(10).dilation(2)),
+        ("behind a ReLU", 8, [12, 8, 3, 3], first.padding(uneven)),
+        ("depthwise, behind a ReLU", 8, [8, 1, 3, 3], first.padding(uneven).groups(8)),
+        ("depthwise, flat, behind a ReLU", 7, [7, 1, 1, 3], first.groups(7)),
+        ("depthwise, behind a GELU", 6, [6, 1, 3, 3], plain.groups(6).input_activation(Activation::Gelu)),
+        ("two for each", 6, [12, 1, 3, 3], plain.padding(1).groups(6)),
     ];
     for (name, channels, weight, config) in cases {
         for (dtype, tolerance) in DTYPES {
@@ -68,15 +63,15 @@ fn convolutions_of_few_channels() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let uneven = Padding { top: 0, bottom: 2, left: 3, right: 1 };
     let plain = ConvConfig::default();
-    let relu = ConvConfig { activation: Activation::Relu, ..plain };
+    let relu = plain.activation(Activation::Relu);
     let configs = [
-        ConvConfig { padding: 3.into(), stride: 2, ..relu },
-        ConvConfig { padding: uneven, stride: 2, ..relu },
-        ConvConfig { padding: uneven, ..plain },
-        ConvConfig { stride: 3, ..plain },
-        ConvConfig { stride: 6, padding: 1.into(), input_activation: Activation::Relu, ..plain },
-        ConvConfig { stride: 1 << 40, ..relu },
-        ConvConfig { stride: 2, dilation: 2, padding: 4.into(), ..relu },
+        relu.padding(3).stride(2),
+        relu.padding(uneven).stride(2),
+        plain.padding(uneven),
+        plain.stride(3),
+        plain.stride(6).padding(1).input_activation(Activation::Relu),
+        relu.stride(1 << 40),
+        relu.stride(2).dilation(2).padding(4),
     ];
     for (channels, (dtype, tolerance)) in [1, 3, 4, 5, 7, 8, 9].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
         let (x, x_gpu) = both(&waves(0, (2, channels, 33, 30))?, dtype, &device)?;
@@ -110,7 +105,7 @@ fn convolutions_in_16_bits_keep_nan() -> Result<()> {
     let mut losing = Vec::new();
     let dtypes = [DType::F16, DType::BF16];
     for ((batch, channels, side, out, kernel), dtype) in cases.into_iter().flat_map(|c| dtypes.map(|d| (c, d))) {
-        let config = ConvConfig { padding: (kernel / 2).into(), activation: Activation::Relu, ..Default::default() };
+        let config = ConvConfig::default().padding(kernel / 2).activation(Activation::Relu);
         let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
         let x = waves(0, (batch, channels, side, side))?.to_dtype(dtype)?.to_device(&device)?;
         let x = x.slice_assign(&[0..1, 7..8, 3..4, 5..6], &nan)?;
@@ -130,7 +125,7 @@ fn convolutions_in_16_bits_keep_nan() -> Result<()> {
 #[test]
 fn large_depthwise_convolutions() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (x, config) = (waves(0, (4, 96, 56, 53))?, ConvConfig { groups: 96, ..Default::default() });
+    let (x, config) = (waves(0, (4, 96, 56, 53))?, ConvConfig::default().groups(96));
     for (kernel, (dtype, tolerance)) in [3, 5, 7].into_iter().flat_map(|k| DTYPES.map(|d| (k, d))) {
         let (x, x_gpu) = both(&x, dtype, &device)?;
         let (w, w_gpu) = both(&(waves(1, (96, 1, kernel, kernel))? * 0.3)?, dtype, &device)?;
@@ -138,7 +133,7 @@ fn large_depthwise_convolutions() -> Result<()> {
         for (stride, input_activation) in
             [(1, Activation::None), (2, Activation::None), (1, Activation::Relu), (2, Activation::Relu)]
         {
-            let config = ConvConfig { padding: (kernel / 2).into(), stride, input_activation, ..config };
+            let config = config.padding(kernel / 2).stride(stride).input_activation(input_activation);
             let of = format!("{kernel} by {kernel}, stride {stride}, {input_activation:?} before, in {dtype:?}");
             let expected = ops::conv2d(&x, &w, Some(&b), &config)?;
             assert_near(&ops::conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &config)?, &expected, tolerance, &of);
@@ -151,7 +146,7 @@ fn large_depthwise_convolutions() -> Result<()> {
 fn convolutions_with_every_activation() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (activation, (dtype, tolerance)) in ACTIVATIONS.into_iter().flat_map(|a| DTYPES.map(|d| (a, d))) {
-        let config = ConvConfig { padding: 1.into(), activation, ..Default::default() };
+        let config = ConvConfig::default().padding(1).activation(activation);
         let (x, x_gpu) = both(&waves(0, (2, 8, 9, 7))?, dtype, &device)?;
         let (w, w_gpu) = both(&(waves(1, (16, 8, 3, 3))? * 0.3)?, dtype, &device)?;
         let got = ops::conv2d(&x_gpu, &w_gpu, None, &config)?;
@@ -167,8 +162,8 @@ fn pools() -> Result<()> {
     let configs = [
         PoolConfig::new(2, 2),
         PoolConfig::new(3, 2).pad(1),
-        PoolConfig { ceil: true, ..PoolConfig::new(3, 2) },
-        PoolConfig { count_padding: true, ceil: true, ..PoolConfig::new(3, 2).pad(1) },
+        PoolConfig::new(3, 2).ceil(true),
+        PoolConfig::new(3, 2).pad(1).count_padding(true).ceil(true),
         PoolConfig::new(3, 1).pad(uneven),
         PoolConfig::new(9, 1),
     ];
@@ -202,7 +197,7 @@ fn pools_of_large_pictures() -> Result<()> {
     let configs = [
         PoolConfig::new(3, 1).pad(1),
         PoolConfig::new(3, 1).pad(uneven),
-        PoolConfig { count_padding: true, ..PoolConfig::new(3, 1).pad(uneven) },
+        PoolConfig::new(3, 1).pad(uneven).count_padding(true),
         PoolConfig::new(3, 1),
     ];
     for (dtype, tolerance) in DTYPES {

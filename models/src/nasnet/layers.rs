@@ -23,7 +23,7 @@ pub(super) fn mean(x: &Tensor) -> Result<Tensor> {
 
 /// Mean of 3x3 windows; half the size. Unlike in [`mean`], the padding counts: so it does in timm.
 pub(super) fn halving_mean(x: &Tensor) -> Result<Tensor> {
-    ops::avg_pool2d(x, &PoolConfig { count_padding: true, ..halving(x)? })
+    ops::avg_pool2d(x, &halving(x)?.count_padding(true))
 }
 
 /// Maximum of 3x3 windows; half the size.
@@ -50,7 +50,8 @@ impl Module for Separable {
         let (_, _, kernel, _) = self.depthwise.dims4()?;
         let &Self { stride, input_activation, .. } = self;
         let padding = Padding::same((h, w), (kernel, kernel), stride, 1);
-        let config = ConvConfig { stride, padding, groups, input_activation, ..Default::default() };
+        let config =
+            ConvConfig::default().stride(stride).padding(padding).groups(groups).input_activation(input_activation);
         self.pointwise.forward(&ops::conv2d(x, &self.depthwise, None, &config)?)
     }
 }
@@ -76,7 +77,7 @@ impl Separables {
         let separable = |index: usize, input: usize, out, stride, [before, after]: [Activation; 2]| -> Result<_> {
             let weights = vb.pp(format!("separable_{index}"));
             let norm = batch_norm(out, EPS, vb.pp(format!("bn_sep_{index}")))?;
-            let config = ConvConfig { activation: after, ..Default::default() };
+            let config = ConvConfig::default().activation(after);
             let depthwise = weights.pp("depthwise_conv2d").get((input, 1, kernel, kernel), "weight")?;
             let depthwise = ops::conv2d_weight(&depthwise, input)?;
             let pointwise = conv2d_norm(input, out, (1, 1), config, &norm, weights.pp("pointwise_conv2d"))?;

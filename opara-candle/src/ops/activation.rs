@@ -4,6 +4,7 @@ use candle::{Module, Result, Tensor};
 
 /// What is applied to the result of a product or a convolution, in the same call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Activation {
     /// Nothing.
     #[default]

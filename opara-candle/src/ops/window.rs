@@ -62,7 +62,16 @@ impl From<(usize, usize)> for Padding {
 }
 
 /// A two-dimensional convolution.
+///
+/// ```
+/// use opara_candle::ops::{Activation, ConvConfig};
+///
+/// let same = ConvConfig::default().padding(1).activation(Activation::Relu);
+/// assert_eq!(same.output((8, 8), (3, 3))?, (8, 8));
+/// # Ok::<(), opara_candle::candle::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct ConvConfig {
     /// Elements from one window to the next, both ways.
     pub stride: usize,
@@ -94,6 +103,36 @@ impl Default for ConvConfig {
 }
 
 impl ConvConfig {
+    /// The same with this stride, both ways.
+    pub fn stride(self, stride: usize) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// The same with this padding.
+    pub fn padding(self, padding: impl Into<Padding>) -> Self {
+        Self { padding: padding.into(), ..self }
+    }
+
+    /// The same with this dilation, both ways.
+    pub fn dilation(self, dilation: usize) -> Self {
+        Self { dilation, ..self }
+    }
+
+    /// The same in this many groups.
+    pub fn groups(self, groups: usize) -> Self {
+        Self { groups, ..self }
+    }
+
+    /// The same behind this activation.
+    pub fn input_activation(self, input_activation: Activation) -> Self {
+        Self { input_activation, ..self }
+    }
+
+    /// The same with this activation behind it.
+    pub fn activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
     /// Height and width of the result.
     ///
     /// # Errors
@@ -117,6 +156,7 @@ impl ConvConfig {
 
 /// A maximum or a mean over windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct PoolConfig {
     /// Elements of a window, both ways.
     pub kernel: usize,
@@ -140,6 +180,16 @@ impl PoolConfig {
     /// The same with padding.
     pub fn pad(self, padding: impl Into<Padding>) -> Self {
         Self { padding: padding.into(), ..self }
+    }
+
+    /// The same with or without a last window that reaches beyond the padded input.
+    pub fn ceil(self, ceil: bool) -> Self {
+        Self { ceil, ..self }
+    }
+
+    /// The same with means that count the padding, or not.
+    pub fn count_padding(self, count_padding: bool) -> Self {
+        Self { count_padding, ..self }
     }
 
     /// Height and width of the result.

@@ -4,5 +4,10 @@
 //! [`ops`](crate::ops); every later stage works on it without knowing which.
 
 pub mod scope;
+#[cfg(feature = "span-labels")]
+mod span_labels;
+
+#[cfg(feature = "span-labels")]
+pub use span_labels::SpanLabels;
 
 pub use opara_plan::trace::*;

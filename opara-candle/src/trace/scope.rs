@@ -1,14 +1,9 @@
-//! Names for what is launched: scopes of our own layers and operators, and `tracing` spans of everybody else's.
+//! Names for what is launched: scopes of layers and operators. `span_labels` makes scopes of `tracing` spans.
 //!
 //! A scope costs one thread-local read unless something records on this thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;
-
-use tracing::span;
-use tracing_subscriber::layer::Context;
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::Layer;
 
 /// Reads where a capture has got to.
 type Position = Arc<dyn Fn() -> usize + Send + Sync>;
@@ -24,7 +19,7 @@ thread_local! {
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
 }
 
-fn change(edit: impl FnOnce(&mut Vec<String>)) -> bool {
+pub(super) fn change(edit: impl FnOnce(&mut Vec<String>)) -> bool {
     RECORDING.with_borrow_mut(|recording| {
         let Some(recording) = recording else { return false };
         edit(&mut recording.path);
@@ -95,28 +90,6 @@ impl Suspended {
     }
 }
 
-/// A `tracing` layer that turns entered spans into scopes.
-///
-/// candle-transformers creates its spans while a model is loaded, so install the layer before loading:
-///
-/// ```
-/// use tracing_subscriber::prelude::*;
-/// tracing_subscriber::registry().with(opara_candle::SpanLabels).init();
-/// ```
-pub struct SpanLabels;
-
-impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLabels {
-    fn on_enter(&self, id: &span::Id, context: Context<'_, S>) {
-        if let Some(span) = context.span(id) {
-            change(|path| path.push(span.name().to_string()));
-        }
-    }
-
-    fn on_exit(&self, _: &span::Id, _: Context<'_, S>) {
-        change(|path| drop(path.pop()));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,15 +111,5 @@ mod tests {
         });
         assert_eq!(marks, [(0, "layer".into()), (2, "layer/query".into()), (3, "layer".into()), (5, String::new())]);
         assert_eq!(path(), "", "nothing is recorded outside");
-    }
-
-    #[test]
-    fn spans_of_a_module_become_scopes() {
-        use tracing_subscriber::prelude::*;
-        let subscriber = tracing_subscriber::registry().with(SpanLabels);
-        tracing::subscriber::with_default(subscriber, || {
-            let (label, _) = record(None, || tracing::trace_span!("attention").in_scope(path));
-            assert_eq!(label, "attention");
-        });
     }
 }

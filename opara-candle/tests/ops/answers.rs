@@ -47,13 +47,18 @@ fn pytorch_answers_the_same() -> anyhow::Result<()> {
                 let AnswerConv { weight, padding: [top, bottom, left, right], stride, dilation, groups, relu } = conv;
                 let activation = if relu { Activation::Relu } else { Activation::None };
                 let padding = Padding { top, bottom, left, right };
-                let config = ConvConfig { stride, padding, dilation, groups, activation, ..Default::default() };
+                let config = ConvConfig::default()
+                    .stride(stride)
+                    .padding(padding)
+                    .dilation(dilation)
+                    .groups(groups)
+                    .activation(activation);
                 let bias = values(3, &weight[..1], DType::F32)?;
                 ops::conv2d(&x, &values(2, &weight, DType::F32)?, Some(&bias), &config)?
             }
             (None, Some(pool)) => {
                 let AnswerPool { kernel, stride, padding, ceil, count_padding, mean } = pool;
-                let config = PoolConfig { kernel, stride, padding: padding.into(), ceil, count_padding };
+                let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
                 if mean {
                     ops::avg_pool2d(&x, &config)?
                 } else {

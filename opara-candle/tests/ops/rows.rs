@@ -135,7 +135,7 @@ fn what_follows_a_product_follows_its_definition() -> Result<()> {
                 assert_close(&got, &doubles(&definition(&sum)?)?);
             }
             let (image, kernel) = (values(4, &[1, 2, 5, 5], DType::F64)?, values(5, &[4, 2, 3, 3], DType::F64)?);
-            let config = ConvConfig { activation, ..Default::default() };
+            let config = ConvConfig::default().activation(activation);
             let plain = ops::conv2d(&image, &kernel, None, &ConvConfig::default())?;
             assert_close(&ops::conv2d(&image, &kernel, None, &config)?, &doubles(&definition(&plain)?)?);
         }

@@ -99,7 +99,7 @@ proptest! {
         strided: bool,
     ) {
         let [input_activation, activation] = relus.map(|relu| if relu { Activation::Relu } else { Activation::None });
-        let config = ConvConfig { stride, padding, dilation, groups, input_activation, activation };
+        let config = ConvConfig::default().stride(stride).padding(padding).dilation(dilation).groups(groups).input_activation(input_activation).activation(activation);
         let x = match strided {
             true => values(1, &[batch, w, h + 1, groups * k], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, groups * k, h, w], dtype)?,
@@ -128,7 +128,7 @@ proptest! {
         (stride, dilation) in (1usize..4, 1usize..3),
         padding in paddings(4),
     ) {
-        let config = ConvConfig { stride, padding, dilation, groups, ..Default::default() };
+        let config = ConvConfig::default().stride(stride).padding(padding).dilation(dilation).groups(groups);
         let x = values(1, &[batch, groups, h, w], dtype)?;
         let weight = (values(2, &[groups * outs, 1, kh, kw], dtype)? / (kh * kw) as f64)?;
         let bias = values(3, &[groups * outs], dtype)?;
@@ -152,7 +152,7 @@ proptest! {
         strided: bool,
         nan in prop::option::of(0usize..100),
     ) {
-        let config = PoolConfig { kernel, stride, padding, ceil, count_padding };
+        let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
         let mut x = match strided {
             true => values(1, &[batch, w, h + 1, channels], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, channels, h, w], dtype)?,
@@ -197,15 +197,15 @@ fn an_empty_view_that_begins_behind_its_tensor_is_pooled() -> Result<()> {
 /// Convolutions that take each of the ways that there are, some with more work than one thread is given.
 fn convolutions() -> Vec<(ConvConfig, [usize; 4], [usize; 4])> {
     let plain = ConvConfig::default();
-    let padded = |padding: usize| ConvConfig { padding: padding.into(), ..plain };
+    let padded = |padding: usize| plain.padding(padding);
     vec![
         (plain, [1, 192, 28, 28], [61, 192, 1, 1]),
         (padded(1), [1, 96, 28, 28], [128, 96, 3, 3]),
         (padded(1), [1, 384, 35, 35], [37, 384, 3, 3]),
-        (ConvConfig { stride: 2, ..padded(3) }, [2, 3, 113, 99], [64, 3, 7, 7]),
+        (padded(3).stride(2), [2, 3, 113, 99], [64, 3, 7, 7]),
         (padded(1), [40, 16, 9, 9], [32, 16, 3, 3]),
-        (ConvConfig { groups: 32, ..padded(1) }, [3, 128, 14, 14], [256, 4, 3, 3]),
-        (ConvConfig { groups: 168, ..padded(2) }, [2, 168, 42, 42], [168, 1, 5, 5]),
+        (padded(1).groups(32), [3, 128, 14, 14], [256, 4, 3, 3]),
+        (padded(2).groups(168), [2, 168, 42, 42], [168, 1, 5, 5]),
     ]
 }
 
@@ -228,7 +228,7 @@ fn bits_depend_neither_on_the_number_of_threads_nor_on_the_batch() -> anyhow::Re
             assert_one_answer(&values(1, &x, dtype)?, &|x| ops::conv2d(x, &weight, Some(&bias), &config))?;
         }
         let x = values(1, &[2, 256, 57, 57], dtype)?;
-        let config = PoolConfig { ceil: true, ..PoolConfig::new(3, 2).pad(1) };
+        let config = PoolConfig::new(3, 2).pad(1).ceil(true);
         assert_one_answer(&x, &|x| ops::max_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &PoolConfig::new(57, 1)))?;
@@ -252,7 +252,7 @@ fn large_convolutions_agree_with_candles() -> anyhow::Result<()> {
 fn a_batch_of_none_gives_none() -> Result<()> {
     let x = Tensor::zeros((0, 4, 9, 9), DType::F32, &Cpu)?;
     for (groups, k) in [(1, 4), (4, 1)] {
-        let config = ConvConfig { groups, ..Default::default() };
+        let config = ConvConfig::default().groups(groups);
         let y = ops::conv2d(&x, &values(2, &[8, k, 3, 3], DType::F32)?, None, &config)?;
         assert_eq!(y.dims(), [0, 8, 7, 7]);
     }
@@ -269,16 +269,16 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
         let error = ops::conv2d(x, weight, bias, config).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
     };
-    refused(&x, &weight, None, &ConvConfig { groups: 2, ..config }, "in 2 groups");
-    refused(&x, &weight, None, &ConvConfig { groups: 0, ..config }, "in 0 groups");
-    refused(&x, &weight, None, &ConvConfig { stride: 0, ..config }, "at least 1");
-    refused(&x, &weight, None, &ConvConfig { dilation: 5, ..config }, "does not fit");
-    refused(&x, &weight, None, &ConvConfig { dilation: 1 << 63, ..config }, "does not fit");
-    refused(&x, &weight, None, &ConvConfig { padding: (1 << 40).into(), ..config }, "more results than");
-    refused(&x, &weight, None, &ConvConfig { padding: usize::MAX.into(), ..config }, "more results than");
+    refused(&x, &weight, None, &config.groups(2), "in 2 groups");
+    refused(&x, &weight, None, &config.groups(0), "in 0 groups");
+    refused(&x, &weight, None, &config.stride(0), "at least 1");
+    refused(&x, &weight, None, &config.dilation(5), "does not fit");
+    refused(&x, &weight, None, &config.dilation(1 << 63), "does not fit");
+    refused(&x, &weight, None, &config.padding(1 << 40), "more results than");
+    refused(&x, &weight, None, &config.padding(usize::MAX), "more results than");
     refused(&x, &weight, Some(&values(3, &[7], DType::F32)?), &config, "a bias of [7]");
     refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
-    refused(&x.narrow(2, 0, 0)?, &weight, None, &ConvConfig { padding: 2.into(), ..config }, "may be empty");
+    refused(&x.narrow(2, 0, 0)?, &weight, None, &config.padding(2), "may be empty");
     refused(&x.narrow(1, 0, 0)?, &weight.narrow(1, 0, 0)?, None, &config, "may be empty");
     Ok(())
 }
@@ -319,7 +319,7 @@ fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
 fn a_long_signal_of_one_row_takes_little() -> Result<()> {
     let x = values(1, &[1, 1, 1, 480_000], DType::F32)?;
     let weight = (values(2, &[1, 1, 1, 400], DType::F32)? / 400.)?;
-    let config = ConvConfig { stride: 16_000, ..Default::default() };
+    let config = ConvConfig::default().stride(16_000);
     let (expected, shape) = convolved(&x, &weight, None, &config)?;
     let y = ops::conv2d(&x, &weight, None, &config)?;
     assert_eq!(y.dims(), shape);
@@ -331,16 +331,16 @@ fn a_long_signal_of_one_row_takes_little() -> Result<()> {
 fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
     const FAR: usize = 1 << 40;
     let (x, weight) = (values(1, &[2, 3, 7, 5], DType::F32)?, values(2, &[4, 3, 3, 2], DType::F32)?);
-    let config = ConvConfig { padding: (2, 1).into(), stride: FAR, ..Default::default() };
+    let config = ConvConfig::default().padding((2, 1)).stride(FAR);
     let (expected, shape) = convolved(&x, &weight, None, &config)?;
     let y = ops::conv2d(&x, &weight, None, &config)?;
     assert_eq!((y.dims(), &shape), (&[2, 4, 1, 1][..], &[2, 4, 1, 1]));
     assert_close(&y, &expected);
     let pixel = weight.narrow(2, 1, 1)?.narrow(3, 1, 1)?;
-    let config = ConvConfig { dilation: FAR, ..Default::default() };
+    let config = ConvConfig::default().dilation(FAR);
     assert_close(&ops::conv2d(&x, &pixel, None, &config)?, &convolved(&x, &pixel, None, &config)?.0);
     for ceil in [false, true] {
-        let config = PoolConfig { ceil, ..PoolConfig::new(3, FAR).pad(1) };
+        let config = PoolConfig::new(3, FAR).pad(1).ceil(ceil);
         let (maxima, means) = (ops::max_pool2d(&x, &config)?, ops::avg_pool2d(&x, &config)?);
         assert_eq!((maxima.dims(), means.dims()), (&[2, 3, 1, 1][..], &[2, 3, 1, 1][..]));
         assert_close(&maxima, &pooled(true, &x, &config, (1, 1))?);

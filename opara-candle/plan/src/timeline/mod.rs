@@ -1,6 +1,7 @@
 //! When each op ran: as numbers, as a picture, and as a file for trace viewers.
 
 mod chrome;
+#[cfg(feature = "svg")]
 mod picture;
 
 use serde::{Deserialize, Serialize};

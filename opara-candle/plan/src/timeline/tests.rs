@@ -1,4 +1,5 @@
 use serde_json::Value;
+#[cfg(feature = "svg")]
 use svg::parser::Event;
 
 use super::*;
@@ -32,6 +33,7 @@ fn what_runs_together_uses_the_device_once() {
     assert_eq!(Timeline::new(vec![], &[]).utilization(), 0.);
 }
 
+#[cfg(feature = "svg")]
 #[test]
 fn every_op_is_drawn_once_in_its_lane() {
     let picture = timeline().to_svg(&trace(), "three ops");

@@ -1,10 +1,12 @@
 //! NVRTC, loaded when it is first asked for: CUDA C++ to code that the driver takes. Where it is not installed, programs run
 //! without kernels that are compiled at run time.
 
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
 use std::sync::OnceLock;
 
 use libloading::Library;
+
+use crate::environment::Environment;
 
 type Status = c_int;
 const SUCCESS: Status = 0;
@@ -38,19 +40,16 @@ pub(super) struct Nvrtc {
     ptx: Get,
 }
 
-/// Names a library to load instead of the toolkit's.
-const VARIABLE: &str = "OPARA_NVRTC";
-
 /// The compiler of this process.
 ///
 /// # Errors
 /// It is not installed.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc, String> {
     static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
-    let load = || match std::env::var(VARIABLE) {
-        Ok(name) => Nvrtc::load(&[&name]),
+    let load = || match &Environment::get().nvrtc {
+        Some(name) => Nvrtc::load(&[name]),
         // Of the version that other libraries of CUDA are linked in; where only that version is installed, it has the longer name.
-        Err(_) => Nvrtc::load(&[concat!("libnvrtc.so.", env!("OPARA_CUDA_MAJOR")), "libnvrtc.so"]),
+        None => Nvrtc::load(&[concat!("libnvrtc.so.", env!("OPARA_CUDA_MAJOR")), "libnvrtc.so"]),
     };
     NVRTC.get_or_init(load).as_ref().map_err(Clone::clone)
 }
@@ -60,9 +59,10 @@ impl Nvrtc {
     ///
     /// # Errors
     /// There is none, or it is not NVRTC.
-    fn load(names: &[&str]) -> Result<Self, String> {
+    fn load(names: &[impl AsRef<OsStr>]) -> Result<Self, String> {
         // SAFETY: the library's constructors are NVIDIA's own, made to be loaded so.
-        let library = names.iter().find_map(|&name| unsafe { Library::new(name) }.ok()).ok_or_else(|| {
+        let library = names.iter().find_map(|name| unsafe { Library::new(name.as_ref()) }.ok()).ok_or_else(|| {
+            let names: Vec<_> = names.iter().map(|name| name.as_ref().display().to_string()).collect();
             let names = names.join(" or ");
             format!("{names} was not found: NVRTC comes with CUDA's toolkit; put its folder on LD_LIBRARY_PATH")
         })?;

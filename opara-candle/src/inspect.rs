@@ -1,0 +1,124 @@
+//! What an executor tells of itself: reports, recorded traces, schedules and times.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+
+use crate::backend::Planned;
+use crate::plans::Entry;
+use crate::report::Report;
+use crate::schedule::Schedule;
+use crate::shapes::key;
+use crate::timeline::Timeline;
+use crate::trace::Trace;
+use crate::{Error, OparaExecutor, Result};
+
+/// All of these but [`report`](Self::report) take inputs, and answer for their shapes and dtypes. Shapes that were not built
+/// yet are built first, as a call with them does.
+impl OparaExecutor {
+    /// What answers calls of the example's shapes, and what became of the executor since it was built.
+    ///
+    /// If the example's plan has had to go ([`invalidate`](Self::invalidate), [`max_shapes`](crate::Builder::max_shapes)), this
+    /// tells of it as it was, until it is built anew.
+    pub fn report(&self) -> Report {
+        match self.plans.example_report() {
+            Some(report) => self.with_counts(report),
+            None => unreachable!("an executor is built with its first plan"),
+        }
+    }
+
+    /// What answers calls with inputs like these, and what became of the executor since it was built.
+    ///
+    /// # Errors
+    /// Those of [`call`](Self::call).
+    pub fn report_for(&self, inputs: &[Tensor]) -> Result<Report> {
+        Ok(self.with_counts(self.entry(inputs)?.plan.report.clone()))
+    }
+
+    /// What was recorded for inputs like these.
+    ///
+    /// # Errors
+    /// [`Error::NotRecorded`] in eager mode, and those of [`call`](Self::call).
+    pub fn trace(&self, inputs: &[Tensor]) -> Result<Trace> {
+        Ok((*self.recorded(inputs)?.trace).clone())
+    }
+
+    /// The ops that every call with inputs like these runs, which a timeline's spans refer to, and how they are scheduled.
+    ///
+    /// # Errors
+    /// As for [`trace`](Self::trace).
+    pub fn schedule(&self, inputs: &[Tensor]) -> Result<(Trace, Schedule)> {
+        let planned = self.recorded(inputs)?;
+        Ok((planned.prepared.ops.trace.clone(), planned.schedule.clone()))
+    }
+
+    /// The schedule for inputs like these as a picture in SVG: its simulated timeline, one lane a stream. With the feature
+    /// `svg` alone.
+    ///
+    /// # Errors
+    /// As for [`trace`](Self::trace).
+    #[cfg(feature = "svg")]
+    pub fn picture(&self, inputs: &[Tensor]) -> Result<String> {
+        let planned = self.recorded(inputs)?;
+        let Planned { prepared, schedule, .. } = &*planned;
+        let trace = &prepared.ops.trace;
+        let device = crate::simulate::Device::of(&trace.device);
+        let timeline = crate::simulate::simulate(&prepared.problem(), schedule, &device);
+        let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
+        let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
+        Ok(timeline.to_svg(trace, &title))
+    }
+
+    /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
+    /// on the device, and for each policy, and for the DAG with the edges that others imply, the time of a replay and the
+    /// share of the device in use.
+    ///
+    /// An op's time is its median over replays of the sequential schedule, in which it finds its counters, workspaces
+    /// and operands as it should. Ops that are folded into constants run in no replay and have none. Policies are replayed
+    /// in turns. Single ops are measured by CUPTI, which must be installed; no profiler may be attached.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
+    /// [`call`](Self::call).
+    pub fn measure(&self, inputs: &[Tensor]) -> Result<Trace> {
+        let (entry, planned) = self.measurable(inputs)?;
+        planned.measure(entry.plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
+    }
+
+    /// When each op of the schedule ran in one replay: the one of median length of some.
+    ///
+    /// # Errors
+    /// As for [`measure`](Self::measure).
+    pub fn timeline(&self, inputs: &[Tensor]) -> Result<Timeline> {
+        let (_, planned) = self.measurable(inputs)?;
+        planned.timeline(inputs)
+    }
+
+    /// What answers calls with inputs like these. A look at it is no call: it neither keeps a plan from having to go nor has a
+    /// lost one built again sooner.
+    fn entry(&self, inputs: &[Tensor]) -> Result<Arc<Entry>> {
+        self.check(inputs)?;
+        match self.plans.peek(&key(inputs)) {
+            Some(entry) => Ok(entry),
+            None => self.plan(&self.unlent(inputs)?, inputs),
+        }
+    }
+
+    fn recorded(&self, inputs: &[Tensor]) -> Result<Arc<Planned>> {
+        let entry = self.entry(inputs)?;
+        let not_recorded = || Error::NotRecorded { reason: entry.plan.report.reason.clone().unwrap_or_default() };
+        entry.plan.planned.clone().ok_or_else(not_recorded)
+    }
+
+    fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
+        self.check(inputs)?;
+        let entry = self.plan(&self.unlent(inputs)?, inputs)?;
+        let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
+        Ok((entry, planned))
+    }
+
+    fn with_counts(&self, report: Report) -> Report {
+        let (rechecks, mismatches) = self.rechecks.counts();
+        Report { rebuilds: self.plans.rebuilds(), rechecks, mismatches, ..report }
+    }
+}
