@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use opara_candle::tune::{Findings, Progress};
-use opara_candle::{OparaExecutor, Policy, Prepared, Tuning};
+use opara_candle::{OparaExecutor, Policy, Tuning};
+use opara_plan::Prepared;
 use serde::Serialize;
 
 use crate::input;

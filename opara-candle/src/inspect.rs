@@ -62,8 +62,8 @@ impl OparaExecutor {
         let planned = self.recorded(inputs)?;
         let Planned { prepared, schedule, .. } = &*planned;
         let trace = &prepared.ops.trace;
-        let device = crate::simulate::Device::of(&trace.device);
-        let timeline = crate::simulate::simulate(&prepared.problem(), schedule, &device);
+        let device = opara_plan::simulate::Device::of(&trace.device);
+        let timeline = opara_plan::simulate::simulate(&prepared.problem(), schedule, &device);
         let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
         let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
         Ok(timeline.to_svg(trace, &title))

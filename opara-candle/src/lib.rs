@@ -1,4 +1,15 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # Features
+//!
+//! | feature | |
+//! |---|---|
+//! | `cuda`, `cudnn` | GPUs; with cuDNN's convolutions. On Linux |
+//! | `span-labels` | `SpanLabels`: spans of `tracing` label what is launched |
+//! | `svg` | `OparaExecutor::picture` and `Timeline::to_svg` |
+//! | `testing`, `faults` | for this repository's tests and benchmarks |
+//!
+//! None is on by default.
 
 #[cfg(all(feature = "cuda", not(target_os = "linux")))]
 compile_error!(
@@ -65,8 +76,8 @@ pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
-pub use opara_plan::{check, graph, memory, optimize, prepared, profile, schedule, simulate, timeline, tune};
-pub use opara_plan::{Error as PlanError, Policy, Prepared, Scheduler, Timeline, Tuning};
+pub use opara_plan::{graph, profile, schedule, timeline, tune};
+pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
 pub use options::{OnStateful, OnUncapturable};
 pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
@@ -74,7 +85,9 @@ pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;
 
-use opara_plan::disk_cache as kept;
+#[cfg(feature = "cuda")]
+use opara_plan::memory;
+use opara_plan::{disk_cache as kept, optimize, prepared};
 
 #[cfg(feature = "cuda")]
 mod fuse {
