@@ -91,16 +91,6 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
 /// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`]
 /// wants it: what follows the product that makes the queries, keys or values of attention.
 ///
-/// ```
-/// # use candle::{DType, Device::Cpu, Tensor};
-/// # use opara_candle::ops;
-/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
-/// let heads = ops::split_heads(&x, None, 4, 1.)?;
-/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
-/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
-/// # Ok::<(), candle::Error>(())
-/// ```
-///
 /// # Errors
 /// Shapes that do not agree, or heads that do not divide the last dimension.
 pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Tensor> {
