@@ -1,15 +1,4 @@
 #![doc = include_str!("../README.md")]
-//!
-//! # Features
-//!
-//! | feature | |
-//! |---|---|
-//! | `cuda`, `cudnn` | GPUs; with cuDNN's convolutions. On Linux |
-//! | `span-labels` | `SpanLabels`: spans of `tracing` label what is launched |
-//! | `svg` | `OparaExecutor::picture` and `Timeline::to_svg` |
-//! | `testing`, `faults` | for this repository's tests and benchmarks |
-//!
-//! None is on by default.
 #![deny(unsafe_code)]
 
 #[cfg(all(feature = "cuda", not(target_os = "linux")))]

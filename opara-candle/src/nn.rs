@@ -274,7 +274,7 @@ pub fn conv2d_no_bias(
 /// # use opara_candle::{nn, ops};
 /// let vb = VarBuilder::zeros(DType::F32, &Cpu);
 /// let norm = nn::batch_norm(8, 1e-5, vb.pp("bn"))?;
-/// let config = ops::ConvConfig { padding: 1.into(), ..ops::ConvConfig::default() };
+/// let config = ops::ConvConfig::default().padding(1);
 /// let conv = nn::conv2d_norm(3, 8, (3, 3), config, &norm, vb.pp("conv"))?; // folded: one convolution with bias
 /// let x = Tensor::zeros((1, 3, 32, 32), DType::F32, &Cpu)?; // (batch, channels, h, w)
 /// assert_eq!(conv.forward(&x)?.dims(), [1, 8, 32, 32]);

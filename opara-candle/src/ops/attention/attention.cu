@@ -264,10 +264,10 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
         y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
 
-// Not inlined, and with the arguments of the kernel, which are constants: so it takes no registers of the kernel's, which seldom
-// calls it.
+// Behind all else, and from the arguments of the kernel, which are constants: so it takes no registers of what comes before, and
+// is seldom run. Inlined: the proof of what a kernel writes follows no calls.
 template <int DIM, typename T>
-__device__ __noinline__ void attention_again(unsigned wrong, unsigned queries, unsigned keys, unsigned heads, float scale,
+__device__ inline void attention_again(unsigned wrong, unsigned queries, unsigned keys, unsigned heads, float scale,
                                              STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v,
                                              const T *b, T *y) {
     auto again = [&](Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {

@@ -26,7 +26,7 @@ use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 /// let x = Tensor::zeros((1, 3, 32, 32), DType::F32, &Cpu)?; // (batch, in, h, w)
 /// let weight = Tensor::zeros((8, 3, 3, 3), DType::F32, &Cpu)?; // (out, in / groups, kh, kw)
 /// let bias = Tensor::zeros(8, DType::F32, &Cpu)?;
-/// let config = ConvConfig { stride: 2, padding: 1.into(), activation: Activation::Relu, ..ConvConfig::default() };
+/// let config = ConvConfig::default().stride(2).padding(1).activation(Activation::Relu);
 /// assert_eq!(ops::conv2d(&x, &weight, Some(&bias), &config)?.dims(), [1, 8, 16, 16]);
 /// # Ok::<(), candle::Error>(())
 /// ```

@@ -43,10 +43,9 @@ template <unsigned COUNT, unsigned THREADS> struct Matrix {
     }
 };
 
-// N neighbours of y without tensor cores, from a row of x and N rows of the weight: each sum term by term, as f32 adds up. Not
-// inlined, so that it is there once and not for each activation.
+// N neighbours of y without tensor cores, from a row of x and N rows of the weight: each sum term by term, as f32 adds up.
 template <int N>
-__device__ __noinline__ Vec<float, N> without_tensor_cores(unsigned inner, const float *x, const float *weight) {
+__device__ inline Vec<float, N> without_tensor_cores(unsigned inner, const float *x, const float *weight) {
     Vec<float, N> sum{};
 #pragma unroll 1
     for (unsigned column = 0; column < inner; column += N) {
