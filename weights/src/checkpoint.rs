@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::lfs;
 use crate::loaded::Loaded;
+use crate::part::Part;
 use crate::source::Source;
 use crate::WeightsError;
 
@@ -42,14 +43,6 @@ pub struct Checkpoint {
     /// the index of several.
     pub(crate) listing: PathBuf,
     pub(crate) parts: Vec<Part>,
-}
-
-/// One weights file.
-#[derive(Debug, Clone)]
-pub(crate) struct Part {
-    pub(crate) path: PathBuf,
-    /// The tensors that the index looks for here; without an index, all.
-    pub(crate) names: Option<Vec<String>>,
 }
 
 /// What an index of several weights files says.
@@ -156,7 +149,7 @@ impl Checkpoint {
     /// Like [`weights`](Self::weights), and keeps an account of the tensors
     /// that were asked for.
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Loaded, WeightsError> {
-        Loaded::new(self, dtype, device)
+        Loaded::new(&self.parts, &self.listing, dtype, device)
     }
 }
 

@@ -16,6 +16,7 @@ mod error;
 mod format;
 mod lfs;
 mod loaded;
+mod part;
 mod patience;
 mod seeded;
 mod shard;

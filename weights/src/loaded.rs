@@ -1,14 +1,14 @@
 //! The weights of a checkpoint, as a model asks for them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 
-use crate::checkpoint::Checkpoint;
+use crate::part::Part;
 use crate::shard::Shard;
 use crate::WeightsError;
 
@@ -20,10 +20,10 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn new(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Result<Self, WeightsError> {
-        let mut shards = Vec::with_capacity(checkpoint.parts.len());
+    pub(crate) fn new(parts: &[Part], listing: &Path, dtype: DType, device: &Device) -> Result<Self, WeightsError> {
+        let mut shards = Vec::with_capacity(parts.len());
         let mut routes = HashMap::new();
-        for part in &checkpoint.parts {
+        for part in parts {
             let shard = Shard::open(&part.path)?;
             for name in part.names.clone().unwrap_or_else(|| shard.names()) {
                 shard.entry(&name)?;
@@ -32,7 +32,7 @@ impl Loaded {
             shards.push(shard);
         }
         let unasked = Unasked::new(routes.keys().cloned());
-        let tensors = Tensors { shards, routes, listing: checkpoint.listing.clone(), unasked: unasked.clone() };
+        let tensors = Tensors { shards, routes, listing: listing.to_path_buf(), unasked: unasked.clone() };
         Ok(Self { vb: VarBuilder::from_backend(Box::new(tensors), dtype, device.clone()), unasked })
     }
 
