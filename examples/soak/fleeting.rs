@@ -11,7 +11,7 @@ use crate::world::{read, World};
 
 /// How many threads there are to one that convolves. candle makes a handle of cuDNN for each thread that does, and of each
 /// cuDNN keeps 66 KiB of the host's memory for good (two modules that it loads; 9.17, driver 580).
-const CONVOLVES_ONE_IN: u32 = 64;
+const CONVOLVES_ONE_IN: u32 = 256;
 
 /// Starts a thread, has it work, and waits for its end.
 pub fn round(world: &World, rng: &mut fastrand::Rng, tally: &mut Tally) {
