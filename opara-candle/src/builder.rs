@@ -194,8 +194,9 @@ impl Builder {
     ///
     /// let x = Tensor::ones(4, candle::DType::F32, &Device::Cpu)?;
     /// let recorded = OparaExecutor::builder().stop_after(Stage::Record).build(ops::relu, &x)?;
-    /// assert_eq!(recorded.recorded_trace().map(|trace| trace.ops.len()), Some(1));
-    /// assert!(recorded.trace().is_none() && recorded.schedule().is_none());
+    /// let inputs = [x];
+    /// assert_eq!(recorded.recorded_trace(&inputs)?.ops.len(), 1);
+    /// assert!(recorded.trace(&inputs).is_err() && recorded.schedule(&inputs).is_err());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stop_after(mut self, stage: Stage) -> Self {

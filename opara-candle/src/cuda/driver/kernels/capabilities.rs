@@ -23,6 +23,11 @@ impl Target {
         Some(Self { number, suffix })
     }
 
+    /// Its compute capability: 90 stands for 9.0.
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
     /// Whether the driver takes code for this target on a device.
     pub fn runs_on(self, device: u32) -> bool {
         match self.suffix {

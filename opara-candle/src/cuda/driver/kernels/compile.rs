@@ -11,7 +11,9 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::capabilities::Target;
 use super::module::{Compiled, Module};
+use super::ptx;
 use crate::cuda::driver::{nvrtc, wrap};
 use crate::{disk_cache, Result};
 
@@ -72,14 +74,23 @@ pub(super) fn compile<'a>(
 ) -> Result<Vec<Attempt>> {
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
     Ok(match nvrtc::nvrtc() {
-        Ok(nvrtc) => compile_for(&architecture(major * 10 + minor, &nvrtc.architectures()), kernels, folder),
+        Ok(nvrtc) => {
+            let built_for = Target::of(ptx::SOFTMAX).map_or(major * 10 + minor, |target| target.number() as i32);
+            compile_for(&architecture(major * 10 + minor, built_for, &nvrtc.architectures()), kernels, folder)
+        }
         Err(absent) => kernels.map(|_| Err(absent.clone())).collect(),
     })
 }
 
 /// What to compile for: a device, or, for one that is newer than the compiler, the newest architecture that this knows, in
-/// PTX, which the driver assembles.
-fn architecture(device: i32, known: &[i32]) -> String {
+/// PTX, which the driver assembles. Where candle's kernels are built for an architecture without arithmetic in bf16, PTX for
+/// that one: instructions of bf16 do not give the bits of what stands for them in code for older ones.
+fn architecture(device: i32, built_for: i32, known: &[i32]) -> String {
+    /// Has instructions that add and multiply bf16.
+    const BF16: i32 = 90;
+    if built_for < BF16 && BF16 <= device && known.contains(&built_for) {
+        return format!("compute_{built_for}");
+    }
     match known.iter().filter(|&&known| known <= device).max() {
         Some(older) if *older < device => format!("compute_{older}"),
         _ => format!("sm_{device}"),
@@ -181,15 +192,19 @@ mod tests {
     /// Needs the compiler, and no GPU.
     #[test]
     fn a_device_that_is_newer_than_the_compiler_takes_ptx() -> anyhow::Result<()> {
-        assert_eq!(architecture(90, &[75, 80, 90, 100]), "sm_90");
-        assert_eq!(architecture(103, &[75, 80, 90, 100]), "compute_100");
-        assert_eq!(architecture(70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
+        assert_eq!(architecture(90, 90, &[75, 80, 90, 100]), "sm_90");
+        assert_eq!(architecture(103, 90, &[75, 80, 90, 100]), "compute_100");
+        assert_eq!(architecture(70, 70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
+        assert_eq!(architecture(90, 80, &[75, 80, 90, 100]), "compute_80", "as candle's kernels");
+        assert_eq!(architecture(86, 80, &[75, 80, 86, 90]), "sm_86");
         let known = nvrtc::nvrtc().map_err(Error::msg)?.architectures();
         assert!(known.contains(&80) && known.is_sorted(), "{known:?}");
         let (newest, newer) = (known[known.len() - 1], known[known.len() - 1] + 1);
-        let ptx = String::from_utf8(assembled(&architecture(newer, &known), SOURCE, None).map_err(Error::msg)?)?;
+        let ptx = String::from_utf8(assembled(&architecture(newer, newer, &known), SOURCE, None).map_err(Error::msg)?)?;
         assert!(ptx.contains(&format!(".target sm_{newest}")) && ptx.ends_with('\0'), "{ptx}");
-        assert!(assembled(&architecture(newest, &known), SOURCE, None).map_err(Error::msg)?.starts_with(b"\x7fELF"));
+        assert!(assembled(&architecture(newest, newest, &known), SOURCE, None)
+            .map_err(Error::msg)?
+            .starts_with(b"\x7fELF"));
         Ok(())
     }
 
