@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use candle::{DType, Module, Result, Tensor, Var};
-use common::{assert_same, counted, logged, one, stopped_at, waves, CPU};
+use common::{assert_nine_shapes_settle, assert_same, counted, logged, one, stopped_at, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
 use tracing::Level;
 
@@ -27,33 +27,7 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
 
 #[test]
 fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
-    let calls = Arc::new(AtomicUsize::new(0));
-    let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
-        let fast = OparaExecutor::builder().build_fn(counted(&calls, tanh), &rows(1)?)?;
-        let round = || -> anyhow::Result<Vec<_>> {
-            let mut reports = Vec::new();
-            for n in 1..10 {
-                assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
-                reports.push(fast.report_for(&rows(n)?)?);
-            }
-            Ok(reports)
-        };
-        for _ in 0..10 {
-            round()?;
-        }
-        let before = calls.load(Ordering::Relaxed);
-        for _ in 0..10 {
-            let reports = round()?;
-            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
-            assert_eq!(eager.len(), 1, "eight are kept");
-            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
-            assert!(reports.iter().all(|report| report.rebuilds == 16));
-        }
-        assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
-        Ok(())
-    })?;
-    assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
-    Ok(())
+    assert_nine_shapes_settle(tanh, eager, rows)
 }
 
 /// A module that takes a branch by the number of rows, of which one cannot be recorded.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use candle::{Device, Result, Tensor, Var};
-use common::{assert_same, counted, devices, gpu, isolated, logged, stopped_at, waves};
+use common::{assert_nine_shapes_settle, assert_same, devices, gpu, isolated, logged, stopped_at, waves};
 use opara_candle::{Error, Mode, OparaExecutor};
 use tracing::Level;
 
@@ -40,34 +40,7 @@ fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
 #[test]
 fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let calls = Arc::new(AtomicUsize::new(0));
-    let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
-        let fast = OparaExecutor::builder().build_fn(counted(&calls, plain), &rows(1, &device)?)?;
-        let round = || -> anyhow::Result<Vec<_>> {
-            let mut reports = Vec::new();
-            for n in 1..10 {
-                let x = rows(n, &device)?;
-                assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("{n} rows"));
-                reports.push(fast.report_for(&x)?);
-            }
-            Ok(reports)
-        };
-        for _ in 0..10 {
-            round()?;
-        }
-        let before = calls.load(Ordering::Relaxed);
-        for _ in 0..10 {
-            let reports = round()?;
-            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
-            assert_eq!(eager.len(), 1, "eight are kept");
-            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
-            assert!(reports.iter().all(|report| report.rebuilds == 16));
-        }
-        assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
-        Ok(())
-    })?;
-    assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
-    Ok(())
+    assert_nine_shapes_settle(plain, plain, |n| rows(n, &device))
 }
 
 #[test]

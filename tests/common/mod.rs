@@ -18,7 +18,7 @@ use tracing_subscriber::prelude::*;
 
 pub use beside::{beside, Meanwhile, Round};
 pub use device::{device_or_skip, devices, gpu, second_gpu};
-pub use modules::{counted, large, stopped_at, where_large};
+pub use modules::{assert_nine_shapes_settle, counted, large, stopped_at, where_large};
 
 /// The host.
 pub const CPU: &Device = &Device::Cpu;

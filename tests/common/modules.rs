@@ -1,13 +1,15 @@
-//! Modules that several test programs wrap.
+//! Modules that several test programs wrap, and what executors of them do.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 
 use candle::{Device, Result, Tensor};
+use opara_candle::{Mode, OparaExecutor};
 use parking_lot::Mutex;
+use tracing::Level;
 
-use super::one_on;
+use super::{assert_same, logged, one_on};
 
 /// A module that counts its calls.
 pub fn counted<F>(
@@ -22,6 +24,49 @@ where
         calls.fetch_add(1, Ordering::Relaxed);
         module(t)
     }
+}
+
+/// Calls an executor that keeps eight plans with nine shapes in turns. After some rounds it builds nothing any more, warns once, and
+/// answers one of the nine shapes by the module. `rows` makes inputs of so many rows.
+///
+/// # Panics
+/// If it does otherwise, or answers otherwise than `expected`.
+pub fn assert_nine_shapes_settle<F>(
+    module: F,
+    expected: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+    rows: impl Fn(usize) -> Result<[Tensor; 1]>,
+) -> anyhow::Result<()>
+where
+    F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+{
+    let calls = Arc::new(AtomicUsize::new(0));
+    let (log, ()) = logged(Level::WARN, || -> anyhow::Result<()> {
+        let fast = OparaExecutor::builder().build_fn(counted(&calls, module), &rows(1)?)?;
+        let round = || -> anyhow::Result<Vec<_>> {
+            let mut reports = Vec::new();
+            for n in 1..10 {
+                let x = rows(n)?;
+                assert_same(&fast.call(&x)?, &expected(&x)?, format_args!("{n} rows"));
+                reports.push(fast.report_for(&x)?);
+            }
+            Ok(reports)
+        };
+        for _ in 0..10 {
+            round()?;
+        }
+        let before = calls.load(Ordering::Relaxed);
+        for _ in 0..10 {
+            let reports = round()?;
+            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
+            assert_eq!(eager.len(), 1, "eight are kept");
+            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
+            assert!(reports.iter().all(|report| report.rebuilds == 16));
+        }
+        assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
+        Ok(())
+    })?;
+    assert_eq!(log.iter().filter(|line| line.contains("max_shapes")).count(), 1, "{log:?}");
+    Ok(())
 }
 
 /// A call that stops in the middle.
