@@ -313,7 +313,8 @@ impl OparaExecutor {
     /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
     /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
     /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
-    /// on a GPU, to tell whether that is state. All is done twice if kernels that were fused prove wrong. A module of plain
+    /// on a GPU, to tell whether that is state. If a capture shows state and the answers show none, another thread may have
+    /// replaced a table meanwhile: example and captures are repeated, up to 12 times. All is done twice if kernels that were fused prove wrong. A module of plain
     /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
     ///
     /// # Errors

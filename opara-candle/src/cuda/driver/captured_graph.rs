@@ -1,7 +1,8 @@
 //! A captured graph, read back node by node.
 
-use std::iter::Peekable;
+use std::iter::{from_fn, Peekable};
 use std::ops::Range;
+use std::slice::Iter;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -160,12 +161,12 @@ impl CapturedGraph {
     /// A call of the driver that failed.
     pub fn after(&self, positions: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
         let mut events = self.memory.iter().peekable();
-        let mut before = events_after(0, &mut events).len();
+        let mut before = events_after(0, &mut events).count();
         let mut count: HashMap<usize, usize> = HashMap::new();
         for node in self.raw_nodes()? {
             before += 1;
             count.insert(node as usize, before);
-            before += events_after(node as usize, &mut events).len();
+            before += events_after(node as usize, &mut events).count();
         }
         Ok(positions.map(|position| count.get(&position).copied().unwrap_or(0)).collect())
     }
@@ -312,15 +313,17 @@ impl Drop for CapturedGraph {
 unsafe impl Send for LaunchNode {}
 
 /// Takes the events that come after this node, and before the next.
-fn events_after<'a>(node: usize, events: &mut Peekable<impl Iterator<Item = &'a MemoryEvent>>) -> Vec<Node> {
-    let mut after = Vec::new();
-    while let Some(&MemoryEvent { address, ref kind, .. }) = events.next_if(|event| event.after == node) {
-        after.push(match *kind {
+fn events_after<'e, 'a>(
+    node: usize,
+    events: &'e mut Peekable<Iter<'a, MemoryEvent>>,
+) -> impl Iterator<Item = Node> + use<'e, 'a> {
+    from_fn(move || {
+        let MemoryEvent { address, kind, .. } = *events.next_if(|event| event.after == node)?;
+        Some(match kind {
             MemoryEventKind::Allocated { bytes, library } => Node::Alloc { address, bytes: bytes as u64, library },
             MemoryEventKind::Freed => Node::Free { address },
-        });
-    }
-    after
+        })
+    })
 }
 
 #[cfg(test)]
@@ -338,8 +341,7 @@ mod tests {
             [allocated(0, 1), allocated(7, 2), MemoryEvent { after: 7, address: 1, kind: MemoryEventKind::Freed }];
         let mut events = events.iter().peekable();
         let mut after = |node| -> Vec<(bool, u64)> {
-            let nodes = events_after(node, &mut events).into_iter();
-            nodes
+            events_after(node, &mut events)
                 .filter_map(|node| match node {
                     Node::Alloc { address, .. } => Some((true, address)),
                     Node::Free { address } => Some((false, address)),

@@ -256,43 +256,36 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     return wrong;
 }
 
+// Computes the lane's columns of its queries in `wrong` once more. It comes behind all else and reads the kernel's arguments anew, so
+// that it takes no registers of what comes before.
+template <int DIM, typename T>
+__device__ inline void attention_again(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
+                                       unsigned bias_pitch, T *y, unsigned y_pitch) {
+    const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
+    // Other lanes wrote these columns before.
+    __syncwarp();
+#pragma unroll 1
+    for (unsigned r = 0; r < 2; r++) {
+        const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
+        if (!(wrong >> r & 1) || query >= q.count) continue;
+        without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
+                                  {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr);
+    }
+}
+
 // Of the head of this block. y is (batch, queries, heads, DIM); the bias, where it is not null, is added to the scores.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
-#define STRIDES_OF(X) X##_batch, X##_head, X##_token
 #define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
 #define OF_HEAD(DIM)                                                                                                      \
     {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
         y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
-
-// Behind all else, and from the arguments of the kernel, which are constants: so it takes no registers of what comes before, and
-// is seldom run. Inlined: the proof of what a kernel writes follows no calls.
-template <int DIM, typename T>
-__device__ inline void attention_again(unsigned wrong, unsigned queries, unsigned keys, unsigned heads, float scale,
-                                             STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v,
-                                             const T *b, T *y) {
-    auto again = [&](Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
-        const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
-        // The columns as before: of one result, written by this lane alone.
-        __syncwarp();
-#pragma unroll 1
-        for (unsigned r = 0; r < 2; r++) {
-            const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
-            if (!(wrong >> r & 1) || query >= q.count) continue;
-            without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
-                                      {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr);
-        }
-    };
-    again(OF_HEAD(DIM));
-}
 
 #define ATTENTION(DIM, T, NAME)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
         STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
         const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
-        if (__any_sync(~0u, wrong))                                                                                    \
-            attention_again<DIM, T>(wrong, queries, keys, heads, scale, STRIDES_OF(q), STRIDES_OF(k), STRIDES_OF(v),   \
-                                    STRIDES_OF(b), q, k, v, b, y);                                                     \
+        if (__any_sync(~0u, wrong)) attention_again<DIM, T>(wrong, scale, OF_HEAD(DIM));                               \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(32, T, NAME)                                                                                             \

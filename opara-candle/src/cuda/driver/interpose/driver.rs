@@ -272,7 +272,7 @@ super::interpose! {
     /// Waits for a stream; refused inside a capture.
     fn cuStreamSynchronize(stream: CUstream) -> CUresult, missing MISSING;
     |next| {
-        if refuses(|| "it waits for the device inside `forward`, where nothing has run yet".into()) {
+        if refuses(|| "it waits for the device inside `forward`, which a graph cannot repeat".into()) {
             return REFUSED;
         }
         // SAFETY: the arguments are the caller's.
@@ -284,7 +284,7 @@ super::interpose! {
     /// Waits for the whole device: not while another thread captures, and not inside a capture.
     fn cuCtxSynchronize() -> CUresult, missing MISSING;
     |next| {
-        if refuses(|| "it waits for the device inside `forward`, where nothing has run yet".into()) {
+        if refuses(|| "it waits for the device inside `forward`, which a graph cannot repeat".into()) {
             return REFUSED;
         }
         // SAFETY: the call has no arguments.

@@ -22,7 +22,7 @@ use crate::Error;
 pub(in crate::cuda::driver) struct ThreadCapture {
     /// The stream that the module's calls are meant for.
     device: CUstream,
-    /// The private stream that is captured in its place.
+    /// The private stream that is captured.
     private: CUstream,
     /// Held in calls of the driver.
     ongoing: Arc<Ongoing>,
@@ -46,6 +46,7 @@ pub(in crate::cuda::driver) struct ThreadCapture {
 }
 
 /// An allocation, or the end of one, during a capture.
+#[derive(Clone, Copy)]
 pub(in crate::cuda::driver) struct MemoryEvent {
     /// The captured node that was added last before it; 0 for none.
     pub after: usize,
@@ -54,6 +55,7 @@ pub(in crate::cuda::driver) struct MemoryEvent {
     pub kind: MemoryEventKind,
 }
 
+#[derive(Clone, Copy)]
 pub(in crate::cuda::driver) enum MemoryEventKind {
     Allocated {
         bytes: usize,
@@ -88,9 +90,8 @@ pub(super) fn with<T>(f: impl FnOnce(&mut ThreadCapture) -> T) -> Option<T> {
     Some(f(unsafe { &mut *current }))
 }
 
-/// Captures the calls of this thread for the stream `device` on the stream `private` while `f` runs. They run on `device`,
-/// too, with memory of `pool`,
-/// if there is one.
+/// Captures the calls of this thread for the stream `device` on the stream `private` while `f` runs. If there is a pool, they
+/// run on `device`, too, with memory of the pool.
 pub(in crate::cuda::driver) fn capture<T>(
     device: CUstream,
     private: &PrivateStream,

@@ -75,7 +75,7 @@ pub(super) fn compile<'a>(
     let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
     Ok(match nvrtc::nvrtc() {
         Ok(nvrtc) => {
-            let built_for = Target::of(ptx::SOFTMAX).map_or(major * 10 + minor, |target| target.number() as i32);
+            let built_for = Target::of(ptx::WAIT).map_or(major * 10 + minor, |target| target.number() as i32);
             compile_for(&architecture(major * 10 + minor, built_for, &nvrtc.architectures()), kernels, folder)
         }
         Err(absent) => kernels.map(|_| Err(absent.clone())).collect(),
