@@ -64,6 +64,7 @@ pub use candle_nn;
 
 pub use builder::Builder;
 pub use cuda::cuda_device;
+pub use device_memory::free_memory;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};

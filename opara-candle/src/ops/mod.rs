@@ -46,10 +46,12 @@ macro_rules! gpu {
 // file.
 mod activation;
 mod attention;
+mod cached_attention;
 mod cat;
 mod conv;
 mod embedding;
 mod format;
+mod gemv;
 mod heads;
 mod norm;
 mod pool;
@@ -62,9 +64,11 @@ mod window;
 
 pub use activation::Activation;
 pub use attention::attention;
+pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{conv2d, conv2d_weight};
 pub use embedding::embedding;
+pub use gemv::{gated, norm_gated, norm_linear, RmsScale};
 pub use heads::{merge_heads, split_heads};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
