@@ -227,7 +227,7 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, guarded(function), inputs).map(warned)
+        OparaExecutor::wrap(self.0, guarded(function), inputs).map(OparaExecutor::warned)
     }
 
     /// Wraps a module that is made where it then lives.
@@ -260,11 +260,11 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(warned)
+        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(OparaExecutor::warned)
     }
 
     /// Checks that further examples have the shapes, dtypes and device of the first.
-    fn check_examples(&self, inputs: &[Tensor]) -> Result<()> {
+    pub(crate) fn check_examples(&self, inputs: &[Tensor]) -> Result<()> {
         for (example, further) in self.0.further.iter().enumerate() {
             if further.len() != inputs.len() {
                 return Err(Error::InputCount { expected: inputs.len(), got: further.len() });
@@ -365,25 +365,26 @@ impl OparaExecutor {
         Self::builder().load(make, input)
     }
 
-    /// Settings other than the defaults, and functions of several tensors.
+    /// Settings other than the defaults, functions of several tensors, and steps that carry a state on.
     pub fn builder() -> Builder {
         Builder(Options::default())
     }
+
+    /// The same, with a warning about inputs whose values verification could not change.
+    pub(crate) fn warned(self) -> Self {
+        let Report { same_in_all, verified_inputs, .. } = self.report();
+        if !same_in_all.is_empty() {
+            tracing::warn!(
+                inputs = ?same_in_all,
+                verified_inputs,
+                "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
+                 does not depend on them in a way that a replay does not follow"
+            );
+        }
+        self
+    }
 }
 
-/// The executor, with a warning about inputs whose values verification could not change.
-fn warned(executor: OparaExecutor) -> OparaExecutor {
-    let Report { same_in_all, verified_inputs, .. } = executor.report();
-    if !same_in_all.is_empty() {
-        tracing::warn!(
-            inputs = ?same_in_all,
-            verified_inputs,
-            "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
-             does not depend on them in a way that a replay does not follow"
-        );
-    }
-    executor
-}
 
 /// The function with panics turned into errors.
 fn guarded<F>(function: F) -> Function

@@ -49,6 +49,10 @@ pub(crate) fn hand_over(_: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
+pub(crate) fn is_aligned(_: &Tensor) -> Result<bool> {
+    absent()
+}
+
 pub(crate) fn sample(_: &Device, _: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
     absent()
 }

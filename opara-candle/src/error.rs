@@ -87,6 +87,67 @@ pub enum Error {
         source: candle::Error,
     },
 
+    /// A state has another number of tensors than the one that the step was built for.
+    #[error("the step was built for a state of {expected} tensors and got one of {got}")]
+    StateCount {
+        /// Tensors of the state that it was built for.
+        expected: usize,
+        /// Tensors of this one.
+        got: usize,
+    },
+
+    /// A tensor of a state has another shape or dtype than it had when the step was built.
+    #[error(
+        "tensor {index} of the state is {got_dtype:?} {got:?} where the step was built for {expected_dtype:?} \
+         {expected:?}: a state keeps its shapes and dtypes; build another step for others"
+    )]
+    StateShape {
+        /// Which tensor of the state.
+        index: usize,
+        /// The shape that it was built for.
+        expected: Shape,
+        /// The dtype that it was built for.
+        expected_dtype: DType,
+        /// This one's shape.
+        got: Shape,
+        /// This one's dtype.
+        got_dtype: DType,
+    },
+
+    /// A tensor of a state lies on another device than the one that the step was built on.
+    #[error(
+        "tensor {index} of the state is on {got:?} but the step is for {expected:?}: move it with `Tensor::to_device`"
+    )]
+    StateDevice {
+        /// Which tensor of the state.
+        index: usize,
+        /// Where the step runs.
+        expected: DeviceLocation,
+        /// Where this one is.
+        got: DeviceLocation,
+    },
+
+    /// A tensor of a state shares memory with another tensor of the call. What is read there would depend on the schedule.
+    #[error(
+        "tensor {index} of the state shares memory with {other}: give it memory of its own, with `Tensor::copy` or \
+         `Carry::fork`"
+    )]
+    StateShared {
+        /// Which tensor of the state.
+        index: usize,
+        /// What it shares memory with.
+        other: String,
+    },
+
+    /// A tensor of a state lies in memory as no replay can write it in place.
+    #[error("tensor {index} of the state {reason}: replace it by a copy, with `Tensor::force_contiguous`")]
+    StateLayout {
+        /// Which tensor of the state.
+        index: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
     /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \

@@ -11,6 +11,7 @@ compile_error!(
 #[cfg(all(test, feature = "cuda"))]
 extern crate self as opara_candle;
 
+mod arguments;
 mod backend;
 mod builder;
 mod capture_thread;
@@ -41,6 +42,8 @@ mod reentrancy;
 mod report;
 mod scheduling;
 mod shapes;
+mod state;
+mod step;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
@@ -73,6 +76,8 @@ pub use options::{OnStateful, OnUncapturable};
 pub use pipeline::Stage;
 pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
+pub use state::{Carry, Snapshot};
+pub use step::StepExecutor;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;

@@ -85,11 +85,11 @@ impl Lanes {
     }
 
     /// Runs the program; `parallel` says whether workers take part.
-    pub fn run(self: &Arc<Self>, inputs: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
+    pub fn run(self: &Arc<Self>, arguments: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
         let cores = if parallel && self.is_parallel() { pool().len() } else { 1 };
         let run = Arc::new(Run {
             lanes: self.clone(),
-            inputs: inputs.to_vec(),
+            arguments: arguments.to_vec(),
             values: self.uses.iter().map(|&uses| Mutex::new((None, uses))).collect(),
             state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
             changed: Condvar::new(),
@@ -115,7 +115,7 @@ fn fold(program: &CpuProgram, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> 
         let arguments = op.inputs.iter().filter_map(|source| match source {
             Source::Op(i) => results.get(i),
             Source::Constant(t) => Some(t),
-            Source::Input(_) => None,
+            Source::Argument(_) => None,
         });
         let arguments = arguments.collect::<Vec<_>>();
         let result = caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?))?;
@@ -133,7 +133,7 @@ struct State {
 /// One call.
 struct Run {
     lanes: Arc<Lanes>,
-    inputs: Vec<Tensor>,
+    arguments: Vec<Tensor>,
     /// Each operator's result, and how many readers have yet to take it.
     values: Vec<Mutex<(Option<Tensor>, usize)>>,
     state: Mutex<State>,
@@ -202,7 +202,7 @@ impl Run {
     /// A value for one of its readers; the last reader takes it away, so that its memory is free again.
     fn take(&self, source: &Source) -> candle::Result<Tensor> {
         match source {
-            Source::Input(i) => Ok(self.inputs[*i].clone()),
+            Source::Argument(i) => Ok(self.arguments[*i].clone()),
             Source::Constant(t) => Ok(t.clone()),
             Source::Op(i) if self.lanes.constants.contains_key(i) => Ok(self.lanes.constants[i].clone()),
             Source::Op(i) => {

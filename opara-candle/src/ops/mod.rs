@@ -45,6 +45,9 @@ macro_rules! gpu {
 // What such a kernel reads and writes stands in the table in `cuda/kernels`. Operators that are candle's alone are in this
 // file.
 mod activation;
+mod advance;
+mod argmax;
+mod assign;
 mod attention;
 mod cached_attention;
 mod cat;
@@ -61,8 +64,12 @@ mod softmax;
 mod space_to_depth;
 mod view;
 mod window;
+mod write_rows;
 
 pub use activation::Activation;
+pub use advance::advance;
+pub use argmax::argmax;
+pub use assign::assign;
 pub use attention::attention;
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
@@ -76,6 +83,7 @@ pub use product::{linear, linear_act, matmul};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
+pub use write_rows::write_rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -194,14 +202,6 @@ pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
 /// Shapes or dtypes that do not agree.
 pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
     apply("where_cond", &[condition, on_true, on_false], 0, |t| t[0].where_cond(t[1], t[2]))
-}
-
-/// Where dimension `dim` is largest, as u32, without that dimension.
-///
-/// # Errors
-/// A dimension that `x` does not have.
-pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
-    apply("argmax", &[x], x.elem_count() as u64, move |t| t[0].argmax(dim))
 }
 
 /// `(batch, channels, h, w)` with zeros around it.

@@ -59,7 +59,7 @@ fn tune(
     build: &mut Build,
 ) -> Result<Instance> {
     let Instance { plan, replay, .. } = &instance;
-    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
+    let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
     match build.times.time("tune", || tune::search(&plan.prepared.problem(), &mut track, tuning)) {
         Ok(winner) => {
             cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
@@ -79,7 +79,7 @@ fn tune(
 /// Measures challengers, of which the fastest takes the schedule's place if it is faster.
 fn race(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
-    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
+    let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
     let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },

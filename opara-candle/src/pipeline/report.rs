@@ -41,7 +41,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         constant_bytes: ops.constant_bytes(),
         verified: is_verified,
         verified_inputs: if is_verified { examples.len() } else { 0 },
-        same_in_all: if is_verified { same_in_all(examples)? } else { Vec::new() },
+        same_in_all: if is_verified { same_in_all(examples, &build.options.state)? } else { Vec::new() },
         replay_us: verified.replay_us,
         eager_us: examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min),
         ..Report::default()

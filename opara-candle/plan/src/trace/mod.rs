@@ -181,6 +181,8 @@ pub enum Role {
     Input(usize),
     /// Holds the n-th output; it must survive the replay.
     Output(usize),
+    /// The n-th tensor of a step's state, which is the caller's: read and written in place, and changed between calls.
+    State(usize),
     /// Memory that was there before the forward pass: weights, tables, a library's own workspace.
     External,
     /// Made and freed inside the forward pass; the planner places it in the arena.

@@ -42,13 +42,15 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
+/// What the address of an allocation is a multiple of.
+pub(in crate::cuda) const ALIGNMENT: u64 = 256;
+
 /// The tensor, or a copy of it: contiguous, aligned as the driver aligns allocations, for which kernels were chosen, and
 /// apart from the tensors `written`.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device, or no memory for the copy.
 pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Result<Tensor> {
-    const ALIGNMENT: u64 = 256;
     let tensor = tensor.contiguous()?;
     let start = address_of(&tensor)?;
     let mut apart = true;

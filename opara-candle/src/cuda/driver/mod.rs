@@ -34,7 +34,7 @@ pub(super) use interpose::{is_interposed, outside_capture, position, Call, Captu
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation};
+pub(super) use memory::{aligned_input, bytes_of, ALIGNMENT, AllocationTable, MemoryBlock, Relocation};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

@@ -52,6 +52,8 @@ enum RoleVariants {
     Constant,
     /// Never written here: a reader of the first release takes it for an intermediate buffer, and `work` tells others.
     Workspace,
+    /// Never written here: `STAT` tells, which a reader of the first release refuses.
+    State(usize),
 }
 
 /// An op; its accesses follow.

@@ -25,6 +25,8 @@ impl Tag {
     pub(super) const OPS: Tag = Tag(*b"OPER");
     /// Which buffers are workspaces of a library; absent where none is.
     pub(super) const WORKSPACES: Tag = Tag(*b"work");
+    /// Which buffers are tensors of a step's state; absent where none is. A trace means something else without it.
+    pub(super) const STATE: Tag = Tag(*b"STAT");
     /// Most bytes held at a time; absent where that is not known.
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Nanoseconds of each op; absent where none was measured.
