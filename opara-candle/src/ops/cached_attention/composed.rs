@@ -1,10 +1,10 @@
 //! Attention over a cache by other operators: new tokens are turned by their positions, written, and attend.
 
-use candle::{bail, DType, Result, Tensor, D};
+use candle::{DType, Result, Tensor, D};
 
 use super::{CachedAttention, NewTokens};
 use crate::cpu::record::apply;
-use crate::ops::{attention, rms_norm, softmax_last_dim};
+use crate::ops::{attention, narrow, permute, reshape, rms_norm, softmax_last_dim, write_rows};
 
 pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
     let of = *of;
@@ -12,9 +12,12 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let CachedAttention { heads, kv_heads, head_dim, .. } = of;
     let norms = new.norms.map_or_else(Vec::new, |(q, k)| vec![q, k]);
     let operands = [vec![new.qkv, new.start, new.rotary], norms].concat();
-    let turned = apply("rotary", &operands, 0, move |t| turned(&of, t[0], t[1], t[2], t.get(3).copied().zip(t.get(4).copied())))?;
-    let keys_and_values = turned.narrow(2, heads, 2 * kv_heads)?.reshape((batch, tokens, 2, kv_heads, head_dim))?;
-    write(cache, &keys_and_values.permute((0, 2, 3, 1, 4))?.contiguous()?, new.start)?;
+    let turned = apply("rotary", &operands, 0, move |t| {
+        let norms = t.get(3).copied().zip(t.get(4).copied());
+        turned(&of, t[0], t[1], t[2], norms)
+    })?;
+    let written = reshape(&narrow(&turned, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
+    write_rows(cache, &permute(&written, &[0, 2, 3, 1, 4])?, &reshape(new.start, (batch, 1, 1))?)?;
     let flops = 4 * (turned.elem_count() * cache.dim(3)?) as u64;
     apply("attend", &[&turned, cache, new.start], flops, move |t| match t[1].device().is_cpu() {
         true => by_position(&of, t[0], t[1], t[2]),
@@ -58,23 +61,6 @@ fn turned(
     }
     let turned = Tensor::cat(&parts, D::Minus1)?.to_dtype(qkv.dtype())?;
     Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
-}
-
-/// `(batch, 2, kv_heads, tokens, head_dim)` into the cache.
-fn write(cache: &Tensor, new: &Tensor, start: &Tensor) -> Result<()> {
-    let tokens = new.dim(3)?;
-    if !cache.device().is_cpu() {
-        let at = positions(start, tokens)?.reshape((new.dim(0)?, 1, 1, tokens, 1))?;
-        return cache.scatter_set(&at.broadcast_as(new.shape())?.contiguous()?, new, 3);
-    }
-    for (item, start) in start.to_vec1::<u32>()?.into_iter().enumerate() {
-        let (start, capacity) = (start as usize, cache.dim(3)?);
-        if start + tokens > capacity {
-            bail!("{tokens} tokens at position {start} do not fit a cache of {capacity} places")
-        }
-        cache.get(item)?.slice_set(&new.get(item)?.contiguous()?, 2, start)?;
-    }
-    Ok(())
 }
 
 /// `cap * tanh(scores / cap)`.

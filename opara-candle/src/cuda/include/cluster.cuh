@@ -4,7 +4,11 @@
 #include "numbers.cuh"
 
 // Before a kernel whose clusters are so many blocks along z.
+#if __CUDA_ARCH__ >= 900
 #define CLUSTER(BLOCKS) __cluster_dims__(1, 1, BLOCKS)
+#else
+#define CLUSTER(BLOCKS)
+#endif
 
 // Until all have come, and see what all have written.
 template <unsigned BLOCKS> __device__ inline void meet() {
