@@ -46,6 +46,11 @@ impl StateArguments {
         Ok(copies)
     }
 
+    /// How many tensors of state are at the end of a pass's answers.
+    pub fn compared(&self) -> usize {
+        self.shared.iter().filter(|shared| !**shared).count()
+    }
+
     /// All that a pass answers: its outputs, and the state that it left behind.
     pub fn answers(&self, mut outputs: Vec<Tensor>, arguments: &[Tensor]) -> Vec<Tensor> {
         let (_, state) = self.split(arguments);
@@ -55,7 +60,7 @@ impl StateArguments {
 
     /// Arguments of the next call: the same inputs, and the state at the end of a pass's answers.
     pub fn next(&self, arguments: &[Tensor], answers: &[Tensor]) -> Vec<Tensor> {
-        let mut after = answers[answers.len() - self.answers(Vec::new(), arguments).len()..].iter();
+        let mut after = answers[answers.len().saturating_sub(self.compared())..].iter();
         let (inputs, state) = self.split(arguments);
         let state = state.iter().zip(&self.shared);
         let state = state.map(|(t, shared)| if *shared { t } else { after.next().unwrap_or(t) }.clone());
@@ -83,6 +88,7 @@ impl<'a> Rerun<'a> {
     }
 
     /// The same with copies of the inputs, too.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
     pub fn of_copies(state: &StateArguments, from: &'a [Tensor]) -> Result<Self> {
         Ok(Self { from, own: state.copies(from)? })
     }
@@ -93,6 +99,7 @@ impl<'a> Rerun<'a> {
     }
 
     /// Puts back what runs have changed.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
     pub fn rewind(&self) -> Result<()> {
         self.rewind_if(|_| true)
     }

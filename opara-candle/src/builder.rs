@@ -385,7 +385,6 @@ impl OparaExecutor {
     }
 }
 
-
 /// The function with panics turned into errors.
 fn guarded<F>(function: F) -> Function
 where

@@ -148,6 +148,13 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// A stream was asked for of steps whose first output is no tensor of tokens.
+    #[error("a stream's steps give tokens of u32 as their first output, and not {}", got.map_or("nothing".into(), |dtype| format!("{dtype:?}")))]
+    NotTokens {
+        /// The dtype of the first output, if there is any.
+        got: Option<DType>,
+    },
+
     /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \

@@ -134,7 +134,9 @@ fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
 pub(crate) fn same_in_all(examples: &[Example], state: &StateArguments) -> Result<Vec<usize>> {
     let Some((first, others)) = examples.split_first() else { return Ok(Vec::new()) };
     let mut same = Vec::new();
-    for (index, input) in state.split(&first.inputs).0.iter().enumerate().filter(|(_, t)| t.dtype().is_int() && t.elem_count() > 0) {
+    for (index, input) in
+        state.split(&first.inputs).0.iter().enumerate().filter(|(_, t)| t.dtype().is_int() && t.elem_count() > 0)
+    {
         let mut differs = false;
         for other in others {
             differs = differs || !same_values(input, &other.inputs[index])?;

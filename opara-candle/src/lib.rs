@@ -44,6 +44,7 @@ mod scheduling;
 mod shapes;
 mod state;
 mod step;
+mod step_stream;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
@@ -78,6 +79,7 @@ pub use report::{Mode, Report};
 pub use scheduling::Scheduling;
 pub use state::{Carry, Snapshot};
 pub use step::StepExecutor;
+pub use step_stream::StepStream;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;

@@ -127,7 +127,9 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
 fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -> Result<Error> {
     // What writes in place cannot be run again on the same tensors.
     if again.ops.iter().any(|op| op.in_place) {
-        return Ok(Error::stateful("two calls with the same inputs and state give other results, by the same operators"));
+        return Ok(Error::stateful(
+            "two calls with the same inputs and state give other results, by the same operators",
+        ));
     }
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {

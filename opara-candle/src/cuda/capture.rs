@@ -1,12 +1,13 @@
 //! Captures one forward pass, and converts the captured graph to a trace.
 
-use candle::{Device, Tensor};
+use candle::Device;
 use parking_lot::Mutex;
 
 use super::driver::{CapturePool, Pointer, Stream};
 use super::graph_to_trace::read;
 use super::launches::Launches;
 use super::pass::{self, OutputSpec, Pass};
+use crate::arguments::Rerun;
 use crate::backend::Function;
 use crate::trace::{Op, OpId, Trace};
 use crate::{Error, Result};
@@ -16,6 +17,8 @@ pub(super) struct Capture {
     /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
+    /// How many of the arguments are inputs; the others are state.
+    pub inputs: usize,
     /// The address of each allocation from before the pass that it uses.
     pub external: Vec<u64>,
     /// Address and size of those to which it writes.
@@ -81,7 +84,8 @@ impl Capture {
     }
 }
 
-/// Captures `function` on the static `inputs`, which runs it, too, in memory of `pool`.
+/// Captures `function` on static arguments, which runs it, too, in memory of `pool`. The first of the arguments are
+/// `inputs`, the others state.
 ///
 /// # Errors
 /// [`Error::NotCapturable`] with the reason.
@@ -90,13 +94,14 @@ pub(super) fn capture(
     device: &Device,
     pool: &CapturePool,
     function: &Function,
-    inputs: &[Tensor],
+    arguments: &Rerun,
+    inputs: usize,
 ) -> Result<Capture> {
     // An output without an allocation of its own (an input, a weight, a view) is copied inside the pass.
     let mut copied = Vec::new();
     loop {
-        let pass = pass::run(stream, pool, function, inputs, &copied)?;
-        match read(stream, inputs, &pass)? {
+        let pass = pass::run(stream, pool, function, arguments, &copied)?;
+        match read(stream, arguments.arguments(), inputs, &pass)? {
             Ok((trace, of, external)) => {
                 let Pass { outputs, graph, .. } = pass;
                 let is_written =
@@ -105,7 +110,7 @@ pub(super) fn capture(
                 let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
                 let external = external.into_iter().map(|(start, _)| start).collect();
                 let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
-                return Ok(Capture { trace, launches, external, written, outputs });
+                return Ok(Capture { trace, launches, inputs, external, written, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {
                 let reason = format!("outputs {again:?} have no memory of their own on {:?}", device.location());

@@ -101,8 +101,13 @@ impl CudaProgram {
         let Prepared { ops, layouts, .. } = &*plan.prepared;
         let mut relocation = fixed.clone();
         for (id, buffer) in ops.trace.buffers.iter().enumerate() {
-            if let Role::Input(i) = buffer.role {
-                relocation.place_input(id, i, buffer.bytes);
+            let argument = match buffer.role {
+                Role::Input(i) => Some(i),
+                Role::State(i) => Some(self.capture.inputs + i),
+                _ => None,
+            };
+            if let Some(argument) = argument {
+                relocation.place_argument(id, argument, buffer.bytes);
             }
         }
         for (layout, block) in layouts.iter().zip(memory) {

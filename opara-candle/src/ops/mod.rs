@@ -59,6 +59,7 @@ mod heads;
 mod norm;
 mod pool;
 mod product;
+mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
 mod space_to_depth;
@@ -80,6 +81,7 @@ pub use heads::{merge_heads, split_heads};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use product::{linear, linear_act, matmul};
+pub use sample::{mark_seen, sample, Sampler, Sampling};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};

@@ -125,6 +125,12 @@ pub const ROWS: &[Row] = &[
     row("opara_rms_norm_", Normalisation),
     row("opara_add_rms_norm_", Normalisation),
     row("opara_softmax_", Softmax),
+    row("opara_advance_", ElementWise),
+    row("opara_write_rows_v128", Layout).untyped(),
+    row("opara_write_rows_", Layout),
+    row("opara_argmax_", Reductions),
+    row("opara_mark_", Layout),
+    row("opara_sample_", Other),
     // Ours, generated: a fusion group, whose effects are those of its members
     row("opara_chain", ElementWise).untyped(),
     // quantized.cu

@@ -41,28 +41,29 @@ impl Drop for Graph {
     }
 }
 
-/// A node that reads inputs: what it launches, and where in it the inputs' addresses stand.
-struct Reader {
+/// A node that reads or writes arguments of the module: what it launches, and where in it their addresses stand.
+struct Bound {
     node: sys::CUgraphNode,
-    launch: ReaderLaunch,
-    /// Place of the address, number of the input, and bytes from its start.
-    inputs: Vec<(usize, usize, u64)>,
+    launch: BoundLaunch,
+    /// Place of the address, number of the argument, and bytes from its start.
+    places: Vec<(usize, usize, u64)>,
 }
 
 // SAFETY: a handle of the graph beside it, with copied parameters.
-unsafe impl Send for Reader {}
+unsafe impl Send for Bound {}
 
-enum ReaderLaunch {
+enum BoundLaunch {
     Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
-    /// Its source is the input.
+    /// Place 0 is its source, and 1 its target.
     Memcpy(Box<sys::CUDA_MEMCPY3D>),
+    Memset(Box<sys::CUDA_MEMSET_NODE_PARAMS>),
 }
 
 /// A graph under construction.
 pub(in crate::cuda) struct GraphBuilder {
     graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
-    readers: Vec<Reader>,
+    bound: Vec<Bound>,
     relocation: Relocation,
     /// Bytes on the host that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
@@ -78,11 +79,28 @@ impl GraphBuilder {
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
         let graph = Graph { raw, stream: stream.clone() };
-        Ok(Self { graph, nodes: Vec::new(), readers: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
+        Ok(Self { graph, nodes: Vec::new(), bound: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
         self.relocation.target(buffer).map_or(old, |start| start + delta)
+    }
+
+    /// Notes a node that goes to arguments of the module, if it does: `pointers` are those at each of its places.
+    fn bind(&mut self, node: sys::CUgraphNode, launch: BoundLaunch, pointers: impl Iterator<Item = (usize, Pointer)>) {
+        let place = |(place, p): (usize, Pointer)| Some((place, self.relocation.argument(p.buffer)?, p.delta));
+        let places: Vec<_> = pointers.filter_map(place).collect();
+        if !places.is_empty() {
+            self.bound.push(Bound { node, launch, places });
+        }
+    }
+
+    /// The address of an argument of the module that is told at the first launch: until then, that of a block of so many
+    /// bytes, which the graph keeps.
+    fn stand_in(&mut self, bytes: usize) -> Result<u64> {
+        let block = MemoryBlock::outside_pool(&self.graph.stream, bytes.max(1) as u64)?;
+        self.relocation.keep(&block);
+        Ok(block.address())
     }
 
     fn added(&mut self, node: sys::CUgraphNode) -> usize {
@@ -127,12 +145,8 @@ impl GraphBuilder {
                 check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
             }
         })?;
-        let input = |p: &Pointer| Some((p.word, self.relocation.input(p.buffer)?, p.delta));
-        let inputs: Vec<_> = pointers.iter().filter_map(input).collect();
-        if !inputs.is_empty() {
-            let launch = ReaderLaunch::Kernel(Box::new(node.params), arguments);
-            self.readers.push(Reader { node: new, launch, inputs });
-        }
+        let launch = BoundLaunch::Kernel(Box::new(node.params), arguments);
+        self.bind(new, launch, pointers.iter().map(|p| (p.word, *p)));
         Ok(self.added(new))
     }
 
@@ -140,7 +154,12 @@ impl GraphBuilder {
     pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
-        self.add_memset(&params, after)
+        if self.relocation.argument(pointer.buffer).is_some() {
+            params.dst = self.stand_in(node.bytes() as usize)?;
+        }
+        let added = self.add_memset(&params, after)?;
+        self.bind(self.nodes[added], BoundLaunch::Memset(Box::new(params)), [(0, pointer)].into_iter());
+        Ok(added)
     }
 
     /// Fills a block, which the graph keeps, with one byte value, behind the nodes `after`.
@@ -178,9 +197,18 @@ impl GraphBuilder {
             params.srcDevice = self.moved(from.buffer, from.delta, source);
         }
         params.dstDevice = self.moved(to.buffer, to.delta, node.target());
-        if from.is_some_and(|from| self.relocation.input(from.buffer).is_some()) {
-            // The first launch says where the input is; until then any memory of this size will do.
-            params.srcDevice = params.dstDevice;
+        // The first launch says where an argument is; until then any memory of this size will do.
+        let is_argument = |pointer: Pointer| self.relocation.argument(pointer.buffer).is_some();
+        match (from.is_some_and(is_argument), is_argument(to)) {
+            (false, false) => {}
+            (true, false) => params.srcDevice = params.dstDevice,
+            (false, true) if from.is_some() => params.dstDevice = params.srcDevice,
+            (both, true) => {
+                params.dstDevice = self.stand_in(params.WidthInBytes)?;
+                if both {
+                    params.srcDevice = params.dstDevice;
+                }
+            }
         }
         (params.srcXInBytes, params.dstXInBytes) = (0, 0);
         self.uploads.extend(node.upload.clone());
@@ -197,10 +225,8 @@ impl GraphBuilder {
                 current_context()?,
             )
         })?;
-        if let Some((from, input)) = from.and_then(|from| Some((from, self.relocation.input(from.buffer)?))) {
-            let launch = ReaderLaunch::Memcpy(Box::new(params));
-            self.readers.push(Reader { node: new, launch, inputs: vec![(0, input, from.delta)] });
-        }
+        let pointers = from.map(|from| (0, from)).into_iter().chain([(1, to)]);
+        self.bind(new, BoundLaunch::Memcpy(Box::new(params)), pointers);
         Ok(self.added(new))
     }
 
@@ -244,8 +270,8 @@ impl GraphBuilder {
         Ok(Executable {
             raw,
             graph: self.graph,
-            inputs: Vec::new(),
-            readers: self.readers,
+            arguments: Vec::new(),
+            bound: self.bound,
             moved: self.relocation,
             _uploads: self.uploads,
             _keep: keep,
@@ -260,15 +286,15 @@ fn current_context() -> Result<sys::CUcontext> {
     Ok(context)
 }
 
-/// A graph that can be launched. It owns all that its nodes point at, but for the inputs and the arenas, which every
-/// launch brings along.
+/// A graph that can be launched. It owns all that its nodes point at, but for the module's arguments and the arenas, which
+/// every launch brings along.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
-    /// The nodes of `readers` are its own.
+    /// The nodes of `bound` are its own.
     graph: Graph,
-    /// Where the inputs were at the last launch.
-    inputs: Vec<u64>,
-    readers: Vec<Reader>,
+    /// Where the module's arguments were at the last launch.
+    arguments: Vec<u64>,
+    bound: Vec<Bound>,
     /// Owns the tensors that buffers moved into.
     moved: Relocation,
     _uploads: Vec<Arc<[u8]>>,
@@ -283,23 +309,23 @@ impl Executable {
     /// Launches the graph on the device's stream.
     ///
     /// # Errors
-    /// Inputs of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
+    /// Arguments of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
     /// that failed.
-    pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
-        let inputs = self.moved.launched_with(inputs, arenas)?;
+    pub fn launch(&mut self, arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
+        let arguments = self.moved.launched_with(arguments, arenas)?;
         self.graph.stream.bind()?;
-        if self.inputs != inputs {
+        if self.arguments != arguments {
             // What is not known to be set is set again, should one of these fail.
-            self.inputs.clear();
-            for reader in &mut self.readers {
+            let before = std::mem::take(&mut self.arguments);
+            for bound in self.bound.iter_mut().filter(|bound| bound.moves(&before, &arguments)) {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
                 // function, geometry and size are those of the node; launches in flight keep what they were given.
-                unsafe { reader.read_from(self.raw, &inputs)? };
+                unsafe { bound.bind_to(self.raw, &arguments)? };
             }
-            self.inputs = inputs;
+            self.arguments = arguments;
         }
         // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
-        // keeps, or it is an input or an arena: those were found to be like the captured ones, and the caller's memory is
+        // keeps, or it is an argument or an arena: those were found to be like the captured ones, and the caller's memory is
         // freed in the order of this stream, or after it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
     }
@@ -316,17 +342,22 @@ impl Executable {
     }
 }
 
-impl Reader {
-    /// Lets the node read inputs at these addresses from the next launch on.
+impl Bound {
+    /// Whether an argument of its is elsewhere than before.
+    fn moves(&self, before: &[u64], arguments: &[u64]) -> bool {
+        self.places.iter().any(|&(_, argument, _)| before.get(argument) != Some(&arguments[argument]))
+    }
+
+    /// Lets the node go to arguments at these addresses from the next launch on.
     ///
     /// # Safety
-    /// `executable` must have been made from the node's graph, and the inputs must be like the captured ones.
-    unsafe fn read_from(&mut self, executable: sys::CUgraphExec, inputs: &[u64]) -> Result<()> {
+    /// `executable` must have been made from the node's graph, and the arguments must be like the captured ones.
+    unsafe fn bind_to(&mut self, executable: sys::CUgraphExec, addresses: &[u64]) -> Result<()> {
         let node = self.node;
         match &mut self.launch {
-            ReaderLaunch::Kernel(params, arguments) => {
-                for &(word, input, delta) in &self.inputs {
-                    arguments.set_word(word, inputs[input] + delta);
+            BoundLaunch::Kernel(params, arguments) => {
+                for &(word, argument, delta) in &self.places {
+                    arguments.set_word(word, addresses[argument] + delta);
                 }
                 let mut params = **params;
                 arguments.with_raw(|kernel_params, extra| {
@@ -338,13 +369,23 @@ impl Reader {
                     })
                 })
             }
-            ReaderLaunch::Memcpy(params) => {
-                for &(_, input, delta) in &self.inputs {
-                    params.srcDevice = inputs[input] + delta;
+            BoundLaunch::Memcpy(params) => {
+                for &(place, argument, delta) in &self.places {
+                    let end = if place == 0 { &mut params.srcDevice } else { &mut params.dstDevice };
+                    *end = addresses[argument] + delta;
                 }
                 // SAFETY: the caller vouches for node and executable.
                 check("cuGraphExecMemcpyNodeSetParams", unsafe {
                     sys::cuGraphExecMemcpyNodeSetParams(executable, node, &**params, current_context()?)
+                })
+            }
+            BoundLaunch::Memset(params) => {
+                for &(_, argument, delta) in &self.places {
+                    params.dst = addresses[argument] + delta;
+                }
+                // SAFETY: the caller vouches for node and executable.
+                check("cuGraphExecMemsetNodeSetParams", unsafe {
+                    sys::cuGraphExecMemsetNodeSetParams(executable, node, &**params, current_context()?)
                 })
             }
         }

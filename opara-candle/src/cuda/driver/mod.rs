@@ -14,6 +14,7 @@ pub(crate) mod cublaslt;
 #[cfg(feature = "cudnn")]
 pub(crate) mod cudnn;
 mod cupti;
+mod download;
 #[cfg(feature = "faults")]
 pub mod faults;
 mod graph;
@@ -29,12 +30,13 @@ mod watched_memory;
 pub(super) use arguments::Arguments;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
+pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, ALIGNMENT, AllocationTable, MemoryBlock, Relocation};
+pub(super) use memory::{aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

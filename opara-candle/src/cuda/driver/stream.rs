@@ -308,6 +308,11 @@ impl Event {
         self.0.elapsed_ms(&end.0).map(|ms| ms as f64 * 1e3).map_err(wrap("cuEventElapsedTime"))
     }
 
+    /// Waits on the host until it has happened.
+    pub fn wait(&self) -> Result<()> {
+        self.0.synchronize().map_err(wrap("cuEventSynchronize"))
+    }
+
     /// Lets work that is given to a stream from now on wait for this event. Should the driver refuse that, waits here.
     pub(super) fn hold_up(&self, stream: sys::CUstream) {
         // SAFETY: the event exists; a stream that does not is refused.

@@ -182,6 +182,20 @@ pub(super) const EFFECTS: &[Effects] = &[
     writes("opara_add_rms_norm_", 6, Elements(&[Argument(0), Argument(1), Times(2)])),
     // Ours, softmax.cu: rows, columns, sizes and strides of the bias, in, bias, out; the bias may be null
     writes("opara_softmax_", 9, Elements(&[Argument(0), Argument(1)])).reads(&[7]),
+    // Ours, advance.cu: numel, what is added, counters
+    writes("opara_advance_", 2, Elements(&[Argument(0)])).before(AddedTo),
+    // Ours, write_rows.cu: outer dimensions, rows of the buffer, units of a row, new rows, ..., new, positions, buffer
+    writes("opara_write_rows_v128", 15, Elements(&[Argument(0), Argument(1), Argument(2), Times(4)]))
+        .of_bytes(4)
+        .before(PartlyKept),
+    writes("opara_write_rows_", 15, Elements(&[Argument(0), Argument(1), Argument(2)])).before(PartlyKept),
+    // Ours, argmax.cu: rows, columns, in, out
+    writes("opara_argmax_", 3, Elements(&[Argument(0)])).of_bytes(4),
+    // Ours, sample.cu: rows, vocabulary, tokens, what was seen
+    writes("opara_mark_", 3, Elements(&[Argument(0), Argument(1)])).before(PartlyKept),
+    // Ours, sample.cu: rows, vocabulary, whether rows have positions of their own, logits, parameters, positions, what was
+    // seen, out; what was seen may be null
+    writes("opara_sample_", 7, Elements(&[Argument(0)])).of_bytes(4),
     // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),

@@ -8,6 +8,7 @@ mod launch;
 
 use candle::{Result, Tensor};
 
+pub(crate) use self::cpu::first_largest;
 use super::own_on;
 use crate::cpu::record::apply;
 
