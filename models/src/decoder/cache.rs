@@ -5,8 +5,9 @@ use candle::{DType, Device, Tensor};
 use super::config::Config;
 use super::error::Result;
 
-/// Places are rounded up to a multiple of this, so that a last part of a prompt that is filled up fits.
-const STEP: usize = 64;
+/// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values are written behind the
+/// text: there is room for them.
+pub(super) const CHUNK: usize = 128;
 
 /// Keys and values of a batch of sequences, and how long each sequence is: all on the device, and of one size from the first
 /// token to the last.
@@ -41,7 +42,7 @@ impl Cache {
 
     /// Places that there are for texts of up to `context` tokens.
     pub(super) fn places(context: usize) -> usize {
-        context.max(1).next_multiple_of(STEP)
+        context.next_multiple_of(64) + CHUNK
     }
 
     /// Bytes of such a cache.

@@ -102,8 +102,6 @@ pub struct Config {
     pub embedding_scale: Option<f64>,
     /// What scores are multiplied by.
     pub attention_scale: f64,
-    /// Scores are `cap * tanh(score / cap)`.
-    pub attention_cap: Option<f64>,
     /// Logits are `cap * tanh(logit / cap)`.
     pub logit_cap: Option<f64>,
     /// The token before every text, if there is one.
@@ -227,13 +225,21 @@ impl Config {
             tied: of.flag("tie_word_embeddings")?.or(outer.flag("tie_word_embeddings")?).unwrap_or(is_gemma),
             embedding_scale: is_gemma.then(|| (hidden as f64).sqrt()),
             attention_scale,
-            attention_cap: of.number("attn_logit_softcapping")?,
             logit_cap: of.number("final_logit_softcapping")?,
             bos: of.tokens("bos_token_id")?.first().copied(),
             eos: of.tokens("eos_token_id")?,
         };
         config.check()?;
         Ok(config)
+    }
+
+    /// Takes the tokens that end a text from `generation_config.json`, if it names any.
+    pub(super) fn end_as(&mut self, generation: &Value) -> Result<()> {
+        let named = Fields(generation).tokens("eos_token_id")?;
+        if !named.is_empty() {
+            self.eos = named;
+        }
+        Ok(())
     }
 
     /// Fails on sizes that no model can have.
@@ -244,7 +250,9 @@ impl Config {
         }
         for Rotary { dim, theta, scaling } in &self.rotaries {
             if *dim > head_dim || !dim.is_multiple_of(2) || *dim == 0 {
-                return Err(DecoderError::config(format!("{dim} elements of a head of {head_dim} cannot turn in pairs")));
+                return Err(DecoderError::config(format!(
+                    "{dim} elements of a head of {head_dim} cannot turn in pairs"
+                )));
             }
             let lists = match scaling {
                 Scaling::Factors(factors) => vec![factors],
@@ -289,7 +297,9 @@ fn activation_of(name: &str) -> Result<Activation> {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::Gelu),
         "gelu" => Ok(Activation::GeluErf),
-        other => Err(DecoderError::config(format!("`hidden_act` is `{other}`: known are silu, gelu, gelu_pytorch_tanh"))),
+        other => {
+            Err(DecoderError::config(format!("`hidden_act` is `{other}`: known are silu, gelu, gelu_pytorch_tanh")))
+        }
     }
 }
 
@@ -369,7 +379,8 @@ fn rotary_of(of: Fields, architecture: Architecture, head_dim: usize, context: u
             Scaling::LongRope { short: list("short_factor")?, long: list("long_factor")?, original, magnitude }
         }
         other => {
-            let reason = format!("{architecture:?} with `rope_type` `{other}`: known are default, linear, llama3, longrope");
+            let reason =
+                format!("{architecture:?} with `rope_type` `{other}`: known are default, linear, llama3, longrope");
             return Err(DecoderError::config(reason));
         }
     };

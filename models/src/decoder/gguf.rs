@@ -41,7 +41,9 @@ impl Gguf {
             let size = (info.shape.elem_count() / info.ggml_dtype.block_size() * info.ggml_dtype.type_size()) as u64;
             let end = content.tensor_data_offset.saturating_add(info.offset).saturating_add(size);
             if end > bytes {
-                return Err(damaged(format!("tensor `{name}` ends at byte {end}, and the file has {bytes}: it is cut short")));
+                return Err(damaged(format!(
+                    "tensor `{name}` ends at byte {end}, and the file has {bytes}: it is cut short"
+                )));
             }
         }
         let name = match content.metadata.get("general.architecture") {
@@ -200,7 +202,6 @@ impl Gguf {
             tied: !self.has("output.weight"),
             embedding_scale: is_gemma.then(|| (hidden as f64).sqrt()),
             attention_scale: (scale_of as f64).powf(-0.5),
-            attention_cap: None,
             logit_cap: None,
             bos: self.count("tokenizer.ggml.bos_token_id").map(|token| token as u32),
             eos: ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"]

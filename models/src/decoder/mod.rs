@@ -6,11 +6,14 @@
 mod cache;
 mod config;
 mod error;
+mod generate;
 mod gguf;
 mod layer;
 mod room;
 mod rotary;
 mod sizes;
+mod template;
+mod text;
 mod weights;
 
 use std::path::Path;
@@ -18,15 +21,46 @@ use std::path::Path;
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::{ops, scope};
+use opara_weights::Checkpoint;
 
 pub use self::cache::Cache;
 pub use self::config::{Architecture, Config, LayerConfig};
 pub use self::error::{DecoderError, Result};
+pub use self::generate::{Generated, Generator, Writing};
 pub use self::rotary::{Rotary, Scaling};
+pub use self::template::Message;
+pub use self::text::Text;
 
 use self::gguf::Gguf;
 use self::layer::{Layer, Places};
 use self::weights::{Matrix, Norm, Product, Source};
+
+impl Config {
+    /// Of a checkpoint's `config.json`, with the tokens that end a text in `generation_config.json`, where that has them: the former
+    /// often lacks the one that ends a turn.
+    ///
+    /// # Errors
+    /// Those of [`from_json`](Self::from_json), and files that cannot be read.
+    pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let mut config = Self::from_json(&checkpoint.config()?)?;
+        let path = checkpoint.config_path().map(|path| path.with_file_name("generation_config.json"));
+        if let Some(path) = path.filter(|path| path.is_file()) {
+            let text =
+                std::fs::read_to_string(&path).map_err(|source| DecoderError::Read { path: path.clone(), source })?;
+            let json = serde_json::from_str(&text).map_err(|source| DecoderError::Json { path, source })?;
+            config.end_as(&json)?;
+        }
+        Ok(config)
+    }
+
+    /// Of a GGUF file's header.
+    ///
+    /// # Errors
+    /// [`DecoderError::Gguf`], [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`].
+    pub fn of_gguf(path: &Path) -> Result<Self> {
+        Gguf::open(path, DType::F32, &Device::Cpu)?.config()
+    }
+}
 
 /// A decoder with its weights, for texts of up to a number of tokens.
 ///
@@ -62,25 +96,23 @@ impl Decoder {
         Self::of(&Source::of(vb), config, context)
     }
 
-    /// Loads a GGUF file. Quantised weights stay so on the CPU, where candle's kernels multiply with them; on a GPU they are
-    /// expanded into `dtype`. The device must have room for them and for the cache of `batch` sequences.
+    /// Loads a GGUF file, for `batch` texts of up to `context` tokens. Quantised weights stay so on the CPU, where candle's kernels
+    /// multiply with them; on a GPU they are expanded into `dtype`. The file's header says whether the device has room.
     ///
     /// # Errors
     /// [`DecoderError::Gguf`] for a damaged file, [`DecoderError::UnknownArchitecture`], [`DecoderError::NoRoom`].
-    pub fn load_gguf(path: &Path, dtype: DType, device: &Device, batch: usize, context: Option<usize>) -> Result<Self> {
+    pub fn load_gguf(path: &Path, dtype: DType, device: &Device, batch: usize, context: usize) -> Result<Self> {
         let mut gguf = Gguf::open(path, dtype, device)?;
         let config = gguf.config()?;
-        let context = context.unwrap_or(config.max_positions);
         room::check(&config, gguf.bytes(), batch, context, dtype, device)?;
         Self::of(&Source::Gguf(Box::new(gguf)), &config, context)
     }
 
     fn of(source: &Source, config: &Config, context: usize) -> Result<Self> {
-        let Config { vocab, hidden, eps, one_plus, max_positions, .. } = *config;
+        let Config { vocab, hidden, eps, one_plus, max_positions: most, .. } = *config;
         config.check()?;
-        if context > max_positions {
-            let error = DecoderError::TooLong { prompt: 0, answer: context, context: max_positions, most: max_positions };
-            return Err(error);
+        if context > most {
+            return Err(DecoderError::TooLong { prompt: 0, answer: context, context: most, most });
         }
         let device = source.device();
         let table = source.table("model.embed_tokens", vocab, hidden)?;
@@ -140,7 +172,9 @@ impl Decoder {
         let mut x = {
             let _scope = scope("embedding");
             let x = self.table.embed(ids)?.to_dtype(self.dtype)?;
-            self.config.embedding_scale.map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
+            self.config
+                .embedding_scale
+                .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
         };
         let places = Places { start: &cache.position, rotaries: &self.rotaries };
         for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {

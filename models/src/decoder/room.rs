@@ -6,6 +6,17 @@ use super::cache::Cache;
 use super::config::Config;
 use super::error::{DecoderError, Result};
 
+impl Config {
+    /// Fails where a device has no room for weights in `dtype` and for the keys and values of `batch` texts of `context` tokens:
+    /// to be asked before they are loaded.
+    ///
+    /// # Errors
+    /// [`DecoderError::NoRoom`] with the numbers; [`DecoderError::TooLong`] for a context that is longer than the model's.
+    pub fn fits(&self, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<()> {
+        check(self, self.parameters() * dtype.size_in_bytes() as u64, batch, context, dtype, device)
+    }
+}
+
 /// Fails where the free memory is less than weights of so many bytes and the cache need. Where the system does not tell what is
 /// free, loading has to find out.
 pub(super) fn check(
@@ -16,6 +27,10 @@ pub(super) fn check(
     dtype: DType,
     device: &Device,
 ) -> Result<()> {
+    let most = config.max_positions;
+    if context > most {
+        return Err(DecoderError::TooLong { prompt: 0, answer: context, context: most, most });
+    }
     let Some(free) = free(device)? else { return Ok(()) };
     fits(config, weights, batch, context, dtype, free)
 }
@@ -47,7 +62,7 @@ mod tests {
     fn what_does_not_fit_is_said_with_the_numbers() {
         let config = Config::tiny();
         let (weights, cache) = (5 << 20, Cache::bytes(&config, 4, 64, DType::F16));
-        assert_eq!(cache, 4 * 64 * config.layers.len() as u64 * 2 * 2 * 8 * 2);
+        assert_eq!(cache, 4 * (64 + 128) * config.layers.len() as u64 * 2 * 2 * 8 * 2);
         assert!(fits(&config, weights, 4, 64, DType::F16, weights + cache).is_ok());
         let error = fits(&config, weights, 4, 64, DType::F16, weights + cache - 1).expect_err("a byte is missing");
         let told = error.to_string();

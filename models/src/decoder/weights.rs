@@ -163,9 +163,7 @@ impl Product {
     pub fn forward(&self, x: &Tensor, norm: Option<&Norm>, residual: Option<&Tensor>) -> candle::Result<Tensor> {
         let _scope = scope(self.label);
         match &self.weight {
-            Weight::Dense(weight) => {
-                ops::norm_linear(x, norm.map(Norm::scale), weight, self.bias.as_ref(), residual)
-            }
+            Weight::Dense(weight) => ops::norm_linear(x, norm.map(Norm::scale), weight, self.bias.as_ref(), residual),
             Weight::Parts(parts) => {
                 let y = self.by_parts(x, norm, parts)?;
                 residual.map_or_else(|| Ok(y.clone()), |residual| ops::add(residual, &y))
@@ -177,9 +175,7 @@ impl Product {
     pub fn gated(&self, x: &Tensor, norm: Option<&Norm>, activation: Activation) -> candle::Result<Tensor> {
         let _scope = scope(self.label);
         match &self.weight {
-            Weight::Dense(weight) => {
-                ops::norm_gated(x, norm.map(Norm::scale), weight, self.bias.as_ref(), activation)
-            }
+            Weight::Dense(weight) => ops::norm_gated(x, norm.map(Norm::scale), weight, self.bias.as_ref(), activation),
             Weight::Parts(parts) => ops::gated(&self.by_parts(x, norm, parts)?, activation),
         }
     }

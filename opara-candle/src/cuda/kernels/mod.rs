@@ -30,7 +30,7 @@ pub(super) fn known<'a>(
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
     let writes =
-        |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word) == Some(call.effects.output));
+        |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word).is_some_and(|at| call.writes(at)));
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
@@ -76,11 +76,16 @@ impl Call<'_> {
     pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
             Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),
+            Some(argument) if self.writes(argument) => (None, AccessMode::ReadWrite),
             Some(argument) => (self.read(argument, delta), AccessMode::Read),
             None => (None, AccessMode::Read),
         };
         let rest = Region::contiguous(delta, bytes.saturating_sub(delta));
         (region.filter(|r| r.end() <= bytes).unwrap_or(rest), mode)
+    }
+
+    fn writes(&self, argument: usize) -> bool {
+        argument == self.effects.output || Some(argument) == self.effects.updated
     }
 
     fn mode(&self) -> AccessMode {

@@ -160,14 +160,16 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let uses = uses(code)?;
     let element = effects.written_element(name).ok_or("its name has no type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
+    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_", "_gemv_"]
+        .iter()
+        .any(|part| name.contains(part))
+    {
         // Its threads take several neighbours, which the compiler loads and stores together.
         let sizes = stored.values_mut().chain(loaded.values_mut());
         sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
     }
-    ensure(stored == [(effects.output, element)].into(), || {
-        format!("it writes {stored:?}: argument, bytes of an element")
-    })?;
+    let written = effects.updated.into_iter().chain([effects.output]).map(|argument| (argument, element));
+    ensure(stored == written.collect(), || format!("it writes {stored:?}: argument, bytes of an element"))?;
     for input in effects.inputs {
         let read = loaded.get(input).copied();
         ensure(read == effects.read_element(name), || format!("it reads elements of {read:?} bytes of input {input}"))?;

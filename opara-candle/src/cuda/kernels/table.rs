@@ -9,7 +9,7 @@
 use self::{Before::*, Extent::*, Factor::*};
 use crate::kernel_catalog::{Row, TYPES};
 
-/// What kernels of the same arguments do. In all of them exactly one argument is written.
+/// What kernels of the same arguments do. In almost all of them exactly one argument is written.
 pub(super) struct Effects {
     /// As [`Row::effects`] has it.
     pub name: &'static str,
@@ -23,6 +23,8 @@ pub(super) struct Effects {
     pub inputs: &'static [usize],
     /// The argument that points to dimensions and strides; null if all is contiguous.
     pub strides: Option<usize>,
+    /// Another argument that is read and of which a part, as elements like the output's, is written: state.
+    pub updated: Option<usize>,
 }
 
 /// Which bytes are written, from the output pointer on.
@@ -71,7 +73,7 @@ const Y: usize = 1;
 const Z: usize = 2;
 
 const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
-    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
+    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None, updated: None }
 }
 
 /// Kernels over `numel, num_dims, info, ...`: each element of the output from one of each input.
@@ -97,6 +99,11 @@ impl Effects {
 
     const fn strides(mut self, argument: usize) -> Self {
         self.strides = Some(argument);
+        self
+    }
+
+    const fn updates(mut self, argument: usize) -> Self {
+        self.updated = Some(argument);
         self
     }
 }
@@ -172,6 +179,14 @@ pub(super) const EFFECTS: &[Effects] = &[
     writes("opara_attention_", 21, Elements(&[Argument(0)])),
     // Ours, product.cu: rows, columns, inner, whether max(y, 0) follows, x, weight, bias, out; the bias may be null
     writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
+    // Ours, gemv.cuh: numel, columns, inner, splits, eps, x, scale, weight, bias, residual, out; scale, bias and
+    // residual may be null
+    writes("opara_gemv_", 10, Elements(&[Argument(0)])),
+    // Ours, gemv.cuh: numel, columns, inner, splits, activation, eps, x, scale, weight, bias, out; scale and bias may be null
+    writes("opara_gated_gemv_", 10, Elements(&[Argument(0)])),
+    // Ours, cached_attention.cuh: numel, sizes, ..., qkv, scales of queries and of keys, start, rotary, cache, out; the scales
+    // may be null
+    writes("opara_cached_attention_", 17, Elements(&[Argument(0)])).updates(16),
     // Ours, embedding.cu: numel, columns, rows of the table, ids, table, out
     writes("opara_embedding_", 5, Elements(&[Argument(0)])),
     // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null

@@ -1,10 +1,10 @@
 //! Attention over a cache of keys and values whose length is on the device.
 
+mod composed;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
 mod launch;
-mod composed;
 
 use candle::{bail, DType, Result, Tensor};
 
@@ -78,7 +78,9 @@ fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
     let (batch, _, elements) = new.qkv.dims3()?;
     let (_, turning) = new.rotary.dims2()?;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements != (heads + 2 * kv_heads) * head_dim {
-        bail!("{elements} elements are not {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim}")
+        bail!(
+            "{elements} elements are not {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim}"
+        )
     }
     let (b, two, h, _, d) = cache.dims5()?;
     if (b, two, h, d) != (batch, 2, kv_heads, head_dim) || cache.dtype() != new.qkv.dtype() || !cache.is_contiguous() {

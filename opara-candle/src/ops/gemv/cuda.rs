@@ -7,7 +7,7 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, Gemv, Operands};
 use super::RmsScale;
 use crate::cuda::driver::address_of;
-use crate::cuda::driver::kernels::{ptx, Capabilities};
+use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
 
@@ -52,7 +52,7 @@ fn run(
         return Ok(None);
     }
     let rows = x.elem_count() / inner.max(1);
-    let capabilities = Capabilities::of(x.device().as_cuda_device()?, ptx::GEMV)?;
+    let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::code(x.dtype()))?;
     let Some(of) = Gemv::new(x.dtype(), [rows, columns, inner], gate, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);

@@ -1,4 +1,4 @@
-//! Launches of `gemv.cu`.
+//! Launches of `gemv.cuh`.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::ops::Activation;
 
-/// `WARPS` of `gemv.cu`.
+/// `WARPS` of `gemv.cuh`.
 const WARPS: usize = 8;
 
 /// Warps of a GPU that have enough loads in flight: 16 on each of an H100's processors.
@@ -85,6 +85,15 @@ impl Gemv {
     }
 }
 
+/// The module for a type.
+pub(super) fn code(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => ptx::GEMV_F16,
+        DType::BF16 => ptx::GEMV_BF16,
+        _ => ptx::GEMV_F32,
+    }
+}
+
 /// Bytes of shared memory that kernels have besides: sums of warps.
 const STATIC: usize = 4 * (WARPS * 32 + WARPS);
 
@@ -120,10 +129,10 @@ pub(super) fn gemv<T: DeviceRepr>(
     if [Some(x), Some(weight), scale].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
         bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
     }
-    let kind = if of.has_gate() { "gated_gemv" } else { "gemv" };
-    let function = function(device, &format!("opara_{kind}_{}_{}", of.kernel().0, of.dtype.as_str()), "gemv", ptx::GEMV)?;
+    let (kind, rows, name) = (if of.has_gate() { "gated_gemv" } else { "gemv" }, of.kernel().0, of.dtype.as_str());
+    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
     allow_shared(&function, of.shared())?;
-    let sizes = [rows * columns, columns, inner, of.splits()].map(|n| n as u32);
+    let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
     let activation = of.activation.map(Activation::code);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -163,7 +172,8 @@ mod tests {
     fn splits_depend_on_the_weight_alone_and_give_every_warp_something() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         let of = |rows, columns, inner| Gemv::new(DType::F16, [rows, columns, inner], None, &hopper).expect("it fits");
-        for (columns, inner, splits) in [(1152, 896, 4), (896, 4864, 8), (151_936, 896, 1), (4864, 896, 1), (8, 64, 1)] {
+        for (columns, inner, splits) in [(1152, 896, 4), (896, 4864, 8), (151_936, 896, 1), (4864, 896, 1), (8, 64, 1)]
+        {
             for rows in 1..=8 {
                 assert_eq!(of(rows, columns, inner).splits(), splits, "{rows} rows of {columns} x {inner}");
             }

@@ -42,7 +42,8 @@ pub fn norm_linear(
 ) -> Result<Tensor> {
     let (out, inner) = weight.dims2()?;
     let flops = product_flops(x.elem_count() / inner.max(1) * out, inner);
-    let operands = Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: residual.is_some() };
+    let operands =
+        Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: residual.is_some() };
     let run = move |t: &[&Tensor]| {
         let (x, norm, weight, bias, residual) = operands.of(t);
         let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, residual));

@@ -86,6 +86,11 @@ impl Capabilities {
         self.runs() == Some(Target { number: 90, suffix: Some('a') })
     }
 
+    /// Clusters of blocks.
+    pub fn has_clusters(&self) -> bool {
+        self.runs().is_some_and(|target| target.number >= 90)
+    }
+
     /// Whether a block may have so many bytes of shared memory.
     pub fn has_shared(&self, bytes: usize) -> bool {
         bytes <= self.shared_per_block
