@@ -95,7 +95,7 @@ fn run() -> Result<()> {
     }
     // The first text as it comes.
     let mut pieces = source.pieces();
-    let mut failed = Ok(());
+    let mut failed: Result<()> = Ok(());
     let first = fast.generate(&prompts, args.tokens, &ends, |tokens| {
         let shown = tokens[0].map_or(Ok(()), |token| {
             write!(out, "{}", pieces(token)?)?;

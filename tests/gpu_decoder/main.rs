@@ -131,10 +131,10 @@ fn attention_over_a_cache_is_that_of_the_cpu() -> Result<()> {
     ] {
         for (dtype, tolerance) in DTYPES {
             let scale = (head_dim as f64).powf(-0.5);
-            let of = CachedAttention { heads, kv_heads, head_dim, scale, window: None, cap: None, eps: 1e-5 };
+            let of = CachedAttention { heads, kv_heads, head_dim, scale, window: None, eps: 1e-5 };
             attend(of, pairs, false, dtype, tolerance, &device)?;
             attend(CachedAttention { window: Some(48), ..of }, pairs, true, dtype, 2. * tolerance, &device)?;
-            attend(CachedAttention { cap: Some(1.5), window: Some(4), ..of }, pairs, false, dtype, tolerance, &device)?;
+            attend(CachedAttention { window: Some(4), ..of }, pairs, false, dtype, tolerance, &device)?;
         }
     }
     Ok(())
@@ -143,7 +143,7 @@ fn attention_over_a_cache_is_that_of_the_cpu() -> Result<()> {
 #[test]
 fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, cap: None, eps: 1e-5 };
+    let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, eps: 1e-5 };
     let whole = Tensor::ones((3, 2, 2, 16, 64), DType::F16, &device)?;
     let cache = whole.narrow(0, 1, 1)?;
     let rotary = Tensor::zeros((16, 64), DType::F32, &device)?;

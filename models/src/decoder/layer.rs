@@ -67,7 +67,6 @@ impl Layer {
                 head_dim,
                 scale: config.attention_scale,
                 window: config.layers[at].window,
-                cap: None,
                 eps: eps as f32,
             },
             rotary: config.layers[at].rotary,

@@ -63,6 +63,8 @@ enum BoundLaunch {
 pub(in crate::cuda) struct GraphBuilder {
     graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
+    /// Which of them are kernels.
+    kernels: Vec<bool>,
     bound: Vec<Bound>,
     relocation: Relocation,
     /// Bytes on the host that memcpy nodes read.
@@ -79,7 +81,7 @@ impl GraphBuilder {
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
         let graph = Graph { raw, stream: stream.clone() };
-        Ok(Self { graph, nodes: Vec::new(), bound: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
+        Ok(Self { graph, nodes: Vec::new(), kernels: Vec::new(), bound: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
@@ -105,6 +107,7 @@ impl GraphBuilder {
 
     fn added(&mut self, node: sys::CUgraphNode) -> usize {
         self.nodes.push(node);
+        self.kernels.push(false);
         self.nodes.len() - 1
     }
 
@@ -112,15 +115,17 @@ impl GraphBuilder {
         after.iter().map(|&i| self.nodes[i]).collect()
     }
 
-    /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move.
-    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<usize> {
+    /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move. One that `waits` by
+    /// itself may begin while a kernel before it still runs.
+    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize], waits: bool) -> Result<usize> {
         let mut arguments = node.arguments.clone();
         for p in pointers {
             if let Some(start) = self.relocation.target(p.buffer) {
                 arguments.set_word(p.word, start + p.delta);
             }
         }
-        let dependencies = self.after(after);
+        let is_early = waits && matches!(after, [only] if self.kernels[*only]);
+        let dependencies = if is_early { Vec::new() } else { self.after(after) };
         let mut params = node.params;
         let mut new = std::ptr::null_mut();
         arguments.with_raw(|kernel_params, extra| {
@@ -147,7 +152,27 @@ impl GraphBuilder {
         })?;
         let launch = BoundLaunch::Kernel(Box::new(node.params), arguments);
         self.bind(new, launch, pointers.iter().map(|p| (p.word, *p)));
-        Ok(self.added(new))
+        if is_early {
+            self.begin_early(self.nodes[after[0]], new)?;
+        }
+        let added = self.added(new);
+        self.kernels[added] = true;
+        Ok(added)
+    }
+
+    /// Has a kernel begin as soon as the one before it lets it.
+    fn begin_early(&self, before: sys::CUgraphNode, kernel: sys::CUgraphNode) -> Result<()> {
+        let edge = sys::CUgraphEdgeData {
+            from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        // SAFETY: both nodes are kernels of the graph that is owned here, and the call copies the edge. The kernel waits by itself
+        // for what the other writes.
+        check("cuGraphAddDependencies", unsafe {
+            sys::cuGraphAddDependencies_v2(self.graph.raw, &before, &kernel, &edge, 1)
+        })
     }
 
     /// Adds a memset of the bytes `delta` into `buffer`, behind the nodes `after`.

@@ -34,12 +34,25 @@ pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
+/// Offsets of the pointers that a launch may read through before what comes before it has ended; `None` if it does not wait for
+/// that by itself.
+pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
+    let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.module) && shipped.waits)?;
+    let is_early = |word: &usize| {
+        let argument = kernel.arguments.argument_at(*word);
+        argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
+    };
+    Some(kernel.arguments.words().map(|(word, _)| word).filter(is_early).collect())
+}
+
 /// A kernel of the table.
 #[derive(Clone, Copy)]
 struct Shipped {
     effects: &'static Effects,
     parameters: usize,
     module: u64,
+    /// Whether it waits by itself for those before it.
+    waits: bool,
 }
 
 /// The kernel of this name, if its code does what the table says: another version of candle may have another.
@@ -55,7 +68,8 @@ fn shipped(name: &str) -> Option<Shipped> {
         let refused =
             |reason: &String| tracing::warn!(name, reason, "a kernel of candle's is not the one that is known");
         proof.inspect_err(refused).ok()?;
-        Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
+        let waits = entry.before_wait().is_some();
+        Some(Shipped { effects, parameters: entry.parameters, module: entry.module, waits })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);
     proven

@@ -157,6 +157,11 @@ fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
 /// Where it differs.
 pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let Entry { name, parameters, code, .. } = *kernel;
+    let uses_before_wait = kernel.before_wait().map(uses).transpose()?;
+    if let Some(Uses { stored, loaded, .. }) = uses_before_wait {
+        let early = stored.is_empty() && loaded.keys().all(|argument| effects.early.contains(argument));
+        ensure(early, || format!("it reads {loaded:?} and writes {stored:?} before it waits"))?;
+    }
     let uses = uses(code)?;
     let element = effects.written_element(name).ok_or("its name has no type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);

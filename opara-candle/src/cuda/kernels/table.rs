@@ -25,6 +25,8 @@ pub(super) struct Effects {
     pub strides: Option<usize>,
     /// Another argument that is read and of which a part, as elements like the output's, is written: state.
     pub updated: Option<usize>,
+    /// Arguments that are read before the kernel waits for those before it, if it does (`dependent.cuh`).
+    pub early: &'static [usize],
 }
 
 /// Which bytes are written, from the output pointer on.
@@ -73,7 +75,7 @@ const Y: usize = 1;
 const Z: usize = 2;
 
 const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
-    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None, updated: None }
+    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None, updated: None, early: &[] }
 }
 
 /// Kernels over `numel, num_dims, info, ...`: each element of the output from one of each input.
@@ -99,6 +101,11 @@ impl Effects {
 
     const fn strides(mut self, argument: usize) -> Self {
         self.strides = Some(argument);
+        self
+    }
+
+    const fn early(mut self, arguments: &'static [usize]) -> Self {
+        self.early = arguments;
         self
     }
 
@@ -181,12 +188,12 @@ pub(super) const EFFECTS: &[Effects] = &[
     writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
     // Ours, gemv.cuh: numel, columns, inner, splits, eps, x, scale, weight, bias, residual, out; scale, bias and
     // residual may be null
-    writes("opara_gemv_", 10, Elements(&[Argument(0)])),
+    writes("opara_gemv_", 10, Elements(&[Argument(0)])).early(&[7]),
     // Ours, gemv.cuh: numel, columns, inner, splits, activation, eps, x, scale, weight, bias, out; scale and bias may be null
-    writes("opara_gated_gemv_", 10, Elements(&[Argument(0)])),
+    writes("opara_gated_gemv_", 10, Elements(&[Argument(0)])).early(&[8]),
     // Ours, cached_attention.cuh: numel, sizes, ..., qkv, scales of queries and of keys, start, rotary, cache, out; the scales
     // may be null
-    writes("opara_cached_attention_", 17, Elements(&[Argument(0)])).updates(16),
+    writes("opara_cached_attention_", 16, Elements(&[Argument(0)])).updates(15),
     // Ours, embedding.cu: numel, columns, rows of the table, ids, table, out
     writes("opara_embedding_", 5, Elements(&[Argument(0)])),
     // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null

@@ -7,6 +7,7 @@
 // together at the end ("Flash-Decoding", Dao et al., 2023), always in the same order.
 #pragma once
 #include "cluster.cuh"
+#include "dependent.cuh"
 #include "rows.cuh"
 
 constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
@@ -92,7 +93,7 @@ struct State {
 
 struct Sizes {
     unsigned heads, kv_heads, dim, pairs, positions, capacity, window;
-    float scale, cap, eps;
+    float scale, eps;
 };
 
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS>
@@ -102,6 +103,8 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, sub = lane / LANES, first = lane % LANES * EACH;
     const unsigned kv = blockIdx.x, item = blockIdx.y, block = blockIdx.z, group = of.heads / of.kv_heads, dim = of.dim;
     const bool is_there = first < dim;
+    let_the_next_begin();
+    wait_for_those_before();
 
     const unsigned at = min(start[item], min(of.capacity, of.positions) - 1), end = at + 1;
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
@@ -163,7 +166,6 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
                 for (unsigned n = 0; n < EACH; n++)
                     dot = fmaf(q[h][n], p == at ? new_key[n] : widen(key[a].at[n]), dot);
                 score[a] = of_warp<Add>(dot, LANES) * of.scale;
-                if (of.cap > 0) score[a] = of.cap * tanhf(score[a] / of.cap);
                 score[a] = p < stop ? score[a] * LOG2E : -INFINITY;
                 most = fmaxf(most, score[a]);
             }
@@ -269,9 +271,9 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
     extern "C" __global__ void CLUSTER(SHARES) __launch_bounds__(THREADS)                                              \
         opara_cached_attention_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads,           \
             unsigned dim, unsigned pairs, unsigned positions, unsigned capacity, unsigned window, float scale,         \
-            float cap, float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,             \
-            const float *rotary, T *cache, T *y) {                                                                     \
-        const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, scale, cap, eps};                  \
+            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
+            T *cache, T *y) {                                                                                          \
+        const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, scale, eps};                       \
         attend<T, LANES, HEADS, SHARES>(of, qkv, q_scale, k_scale, start, rotary, cache, y);                           \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \

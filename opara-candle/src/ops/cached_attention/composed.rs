@@ -63,11 +63,6 @@ fn turned(
     Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
 }
 
-/// `cap * tanh(scores / cap)`.
-fn capped(scores: Tensor, cap: Option<f64>) -> Result<Tensor> {
-    cap.map_or_else(|| Ok(scores.clone()), |cap| scores.affine(1. / cap, 0.)?.tanh()?.affine(cap, 0.))
-}
-
 /// The CPU looks at positions: each sequence by itself, over the places that its tokens see.
 fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
@@ -81,7 +76,7 @@ fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Te
         // Heads that share keys follow one another, as rows of one product.
         let q = turned.get(item)?.narrow(1, 0, heads)?.affine(of.scale, 0.)?.transpose(0, 1)?;
         let q = q.reshape((kv_heads, heads / kv_heads * tokens, head_dim))?;
-        let mut scores = capped(q.contiguous()?.matmul(&k.t()?)?, of.cap)?;
+        let mut scores = q.contiguous()?.matmul(&k.t()?)?;
         if tokens > 1 {
             let hidden = (0..tokens).flat_map(|token| {
                 let at = start + token;
@@ -118,13 +113,6 @@ fn by_mask(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor
 
     let (k, v) = (cache.narrow(1, 0, 1)?.squeeze(1)?, cache.narrow(1, 1, 1)?.squeeze(1)?);
     let q = turned.narrow(2, 0, heads)?.transpose(1, 2)?.reshape((batch, kv_heads, group * tokens, head_dim))?;
-    let y = match of.cap {
-        None => attention(&q, &k, &v, Some(&mask), of.scale)?,
-        Some(_) => {
-            let scores = q.affine(of.scale, 0.)?.matmul(&k.contiguous()?.transpose(2, 3)?)?;
-            let scores = capped(scores, of.cap)?.broadcast_add(&mask)?;
-            softmax_last_dim(&scores)?.matmul(&v.contiguous()?)?
-        }
-    };
+    let y = attention(&q, &k, &v, Some(&mask), of.scale)?;
     y.reshape((batch, heads, tokens, head_dim))?.transpose(1, 2)?.reshape((batch, tokens, heads * head_dim))
 }

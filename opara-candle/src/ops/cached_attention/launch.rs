@@ -74,7 +74,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Sizes { of, dtype, batch, capacity, pairs, positions } = *sizes;
-    let CachedAttention { heads, kv_heads, head_dim, scale, window, cap, eps } = of;
+    let CachedAttention { heads, kv_heads, head_dim, scale, window, eps } = of;
     let Operands { norms, start, rotary, cache } = *operands;
     let Some((lanes, group)) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let numel = batch * heads * head_dim;
@@ -99,7 +99,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     // What the kernel's clusters are made of, where the code has any.
     let blocks = if Capabilities::of(device, code)?.has_clusters() { 8 } else { 1 };
     let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0)].map(|n| n as u32);
-    let numbers = [scale as f32, cap.unwrap_or(0.) as f32, eps];
+    let numbers = [scale as f32, eps];
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn heads_of_published_models_have_a_kernel() {
         let kernel = |heads, kv_heads, head_dim, pairs| {
-            let of = CachedAttention { heads, kv_heads, head_dim, scale: 1., window: None, cap: None, eps: 1e-6 };
+            let of = CachedAttention { heads, kv_heads, head_dim, scale: 1., window: None, eps: 1e-6 };
             Sizes { of, dtype: DType::F16, batch: 1, capacity: 64, pairs, positions: 64 }.kernel()
         };
         assert_eq!(kernel(14, 2, 64, 32), Some((8, 8)), "Qwen2.5-0.5B");

@@ -23,8 +23,6 @@ pub struct CachedAttention {
     pub scale: f64,
     /// How many tokens a token sees, itself included; all, if not given.
     pub window: Option<usize>,
-    /// Scores are `cap * tanh(score / cap)`.
-    pub cap: Option<f64>,
     /// What is added to the mean square where queries and keys are normalised.
     pub eps: f32,
 }
@@ -54,7 +52,7 @@ pub struct NewTokens<'a> {
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
 /// # use opara_candle::ops::{self, CachedAttention, NewTokens};
-/// let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, cap: None, eps: 1e-6 };
+/// let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, eps: 1e-6 };
 /// let cache = Tensor::zeros((1, 2, 2, 16, 8), DType::F32, &Cpu)?; // (batch, 2, kv_heads, capacity, head_dim)
 /// let qkv = Tensor::zeros((1, 3, 64), DType::F32, &Cpu)?; // three new tokens
 /// let (start, rotary) = (Tensor::zeros(1, DType::U32, &Cpu)?, Tensor::zeros((16, 8), DType::F32, &Cpu)?);

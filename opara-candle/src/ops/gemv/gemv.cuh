@@ -4,6 +4,7 @@
 // the weight decide: a row's result does not depend on the rows beside it.
 #pragma once
 #include "activation.cuh"
+#include "dependent.cuh"
 #include "rows.cuh"
 
 constexpr unsigned WARPS = 8;
@@ -100,7 +101,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                 held[d][l] = at + lane * N < inner ? load_once<T>(from[l] + at) : Vec<T, N>{};
         }
     };
+    let_the_next_begin();
     ask(split);
+    wait_for_those_before();
     stage<T, R>(rows, inner, padded, eps, x, scale, room);
 
     float sum[LOADS][R] = {};
