@@ -378,7 +378,7 @@ mod generation {
         let cache = Config::tiny().fits(1 << 30, 256, DType::F32, CPU).expect_err("no room");
         assert!(matches!(cache, DecoderError::NoRoom { .. }), "{cache}");
         let context = Config::tiny().fits(1, 257, DType::F32, CPU).expect_err("too long");
-        assert!(matches!(context, DecoderError::TooLong { context: 256, .. }), "{context}");
+        assert!(matches!(context, DecoderError::ContextTooLong { context: 257, most: 256 }), "{context}");
     }
 }
 

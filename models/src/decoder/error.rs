@@ -75,6 +75,18 @@ pub enum DecoderError {
         most: usize,
     },
 
+    /// A model was to be loaded for longer texts than it was made for.
+    #[error(
+        "a context of {context} tokens, for prompt and answer together, is longer than the model's {most}: shorten the prompt, or \
+         ask for fewer tokens"
+    )]
+    ContextTooLong {
+        /// Tokens of a text.
+        context: usize,
+        /// The model's own limit.
+        most: usize,
+    },
+
     /// Weights and cache together are larger than the device's free memory.
     #[error(
         "the model needs {} MiB for weights and {} MiB for the keys and values of {batch} x {context} tokens, and the device \

@@ -112,7 +112,7 @@ impl Decoder {
         let Config { vocab, hidden, eps, one_plus, max_positions: most, .. } = *config;
         config.check()?;
         if context > most {
-            return Err(DecoderError::TooLong { prompt: 0, answer: context, context: most, most });
+            return Err(DecoderError::ContextTooLong { context, most });
         }
         let device = source.device();
         let table = source.table("model.embed_tokens", vocab, hidden)?;

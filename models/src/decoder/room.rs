@@ -11,7 +11,7 @@ impl Config {
     /// to be asked before they are loaded.
     ///
     /// # Errors
-    /// [`DecoderError::NoRoom`] with the numbers; [`DecoderError::TooLong`] for a context that is longer than the model's.
+    /// [`DecoderError::NoRoom`] with the numbers; [`DecoderError::ContextTooLong`].
     pub fn fits(&self, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<()> {
         check(self, self.parameters() * dtype.size_in_bytes() as u64, batch, context, dtype, device)
     }
@@ -29,7 +29,7 @@ pub(super) fn check(
 ) -> Result<()> {
     let most = config.max_positions;
     if context > most {
-        return Err(DecoderError::TooLong { prompt: 0, answer: context, context: most, most });
+        return Err(DecoderError::ContextTooLong { context, most });
     }
     let Some(free) = free(device)? else { return Ok(()) };
     fits(config, weights, batch, context, dtype, free)
