@@ -96,6 +96,11 @@ impl Capabilities {
         bytes <= self.shared_per_block
     }
 
+    /// Bytes of shared memory that a block may have beside so many that its kernel has anyway.
+    pub fn shared_beside(&self, bytes: usize) -> usize {
+        self.shared_per_block.saturating_sub(bytes)
+    }
+
     /// Whether the device is one of Hopper's, whose code may be built for its warpgroups.
     pub fn is_hopper(&self) -> bool {
         self.device == 90
