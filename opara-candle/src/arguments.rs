@@ -129,10 +129,17 @@ pub(crate) fn write(to: &Tensor, from: &Tensor) -> Result<()> {
     if to.dims() != from.dims() {
         candle::bail!("a tensor of shape {:?} cannot take the elements of one of shape {:?}", to.dims(), from.dims())
     }
-    if to.elem_count() == 0 {
-        return Ok(());
+    if !to.is_contiguous() {
+        candle::bail!("a tensor that is not contiguous cannot be overwritten: {:?}", to.layout())
     }
-    to.flatten_all()?.slice_set(&from.contiguous()?.flatten_all()?, 0, 0)
+    /// candle's kernel counts elements in 32 bits.
+    const AT_ONCE: usize = 1 << 30;
+    let (to, from) = (to.flatten_all()?, from.contiguous()?.flatten_all()?);
+    for start in (0..to.elem_count()).step_by(AT_ONCE) {
+        let part = |t: &Tensor| t.narrow(0, start, AT_ONCE.min(t.elem_count() - start));
+        part(&to)?.slice_set(&part(&from)?, 0, 0)?;
+    }
+    Ok(())
 }
 
 /// Whether two tensors are views of one storage.
