@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Barrier;
+use std::sync::Arc;
 use std::thread;
 
 use candle::{DType, Device, Result, Tensor};
@@ -12,6 +12,7 @@ use common::writing::{assert_same, input, step, Writing};
 use common::{beside, devices, gpu};
 use opara_candle::trace::{AccessMode, Role};
 use opara_candle::{ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StepExecutor};
+use opara_models::t5::{Config, Generator, T5};
 
 fn strict() -> Builder {
     OparaExecutor::builder().on_uncapturable(OnUncapturable::Error)
@@ -59,11 +60,9 @@ fn operators_in_place_touch_what_they_say_and_no_more() -> anyhow::Result<()> {
 fn two_threads_step_two_states_by_one_executor() -> anyhow::Result<()> {
     for device in devices()? {
         let executor = built(&Writing::new(&device)?, &device)?;
-        let both = Barrier::new(2);
         let run = |offset: usize| -> opara_candle::Result<()> {
             let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
             for i in 0..50 {
-                both.wait();
                 let outputs = executor.step(&input(offset + i, &device)?, &mut state)?;
                 assert_same(&outputs, &step(&input(offset + i, &device)?, &eager)?);
             }
@@ -223,6 +222,28 @@ fn a_stream_runs_ahead_and_ends_where_it_should() -> anyhow::Result<()> {
 }
 
 #[test]
+fn t5_writes_the_ids_of_eager_execution() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let config = Config::tiny();
+    for dtype in [DType::F32, DType::F16] {
+        let model = Arc::new(T5::load(opara_weights::seeded(7, dtype, &device), &config)?);
+        let generator = Generator::new(model.clone(), 40, strict())?;
+        for len in [21, 9] {
+            let ids: Vec<u32> = (0..2 * len).map(|i| (i * 31 % config.vocab_size) as u32).collect();
+            let ids = Tensor::from_vec(ids, (2, len), &device)?;
+            let expected = model.generate(&ids, None, 40)?;
+            for _ in 0..2 {
+                assert_eq!(generator.generate(&ids, None)?, expected, "{dtype:?}, {len} tokens");
+            }
+        }
+        let report = generator.executors().expect("they were built").step.report();
+        assert_eq!((report.mode, report.verified), (Mode::Graph, true), "{report}");
+        eprintln!("{report}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_step_that_cannot_be_captured_steps_eagerly() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let reads_back = |_: &[Tensor], s: &Tensor| {
@@ -243,7 +264,7 @@ fn a_step_that_cannot_be_captured_steps_eagerly() -> anyhow::Result<()> {
 #[test]
 fn rechecks_compare_outputs_and_state() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let strange = std::sync::Arc::new(AtomicBool::new(false));
+    let strange = Arc::new(AtomicBool::new(false));
     let seen = strange.clone();
     let step = move |x: &[Tensor], sum: &Tensor| {
         let factor = if seen.load(Ordering::SeqCst) { 10. } else { 1. };

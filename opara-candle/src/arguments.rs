@@ -42,7 +42,9 @@ impl StateArguments {
     pub fn copies(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut copies = self.with_own_state(arguments)?;
         let inputs = self.inputs(copies.len());
-        copies[..inputs].iter_mut().try_for_each(|input| Ok::<_, candle::Error>(*input = copy(input)?))?;
+        for input in &mut copies[..inputs] {
+            *input = copy(input)?;
+        }
         Ok(copies)
     }
 
