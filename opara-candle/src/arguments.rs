@@ -42,7 +42,9 @@ impl StateArguments {
     pub fn copies(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut copies = self.with_own_state(arguments)?;
         let inputs = self.inputs(copies.len());
-        copies[..inputs].iter_mut().try_for_each(|input| Ok::<_, candle::Error>(*input = copy(input)?))?;
+        for input in &mut copies[..inputs] {
+            *input = copy(input)?;
+        }
         Ok(copies)
     }
 
@@ -129,10 +131,17 @@ pub(crate) fn write(to: &Tensor, from: &Tensor) -> Result<()> {
     if to.dims() != from.dims() {
         candle::bail!("a tensor of shape {:?} cannot take the elements of one of shape {:?}", to.dims(), from.dims())
     }
-    if to.elem_count() == 0 {
-        return Ok(());
+    if !to.is_contiguous() {
+        candle::bail!("a tensor that is not contiguous cannot be overwritten: {:?}", to.layout())
     }
-    to.flatten_all()?.slice_set(&from.contiguous()?.flatten_all()?, 0, 0)
+    /// candle's kernel counts elements in 32 bits.
+    const AT_ONCE: usize = 1 << 30;
+    let (to, from) = (to.flatten_all()?, from.contiguous()?.flatten_all()?);
+    for start in (0..to.elem_count()).step_by(AT_ONCE) {
+        let part = |t: &Tensor| t.narrow(0, start, AT_ONCE.min(t.elem_count() - start));
+        part(&to)?.slice_set(&part(&from)?, 0, 0)?;
+    }
+    Ok(())
 }
 
 /// Whether two tensors are views of one storage.

@@ -222,7 +222,7 @@ pub enum Error {
     /// Building has called the module by then, so that its state is not what it was: make the module anew.
     #[error(
         "the module keeps state from call to call{}: {reason}. Building has called it, which moved that state on. Make it \
-         anew, and pass the state in and out of it as tensors, or let plain calls run it from the first one on: \
+         anew, and carry the state on by `Builder::build_step`, or let plain calls run it from the first one on: \
          `Builder::on_stateful(OnStateful::Eager)`",
         if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
     )]

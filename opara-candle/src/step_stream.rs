@@ -14,6 +14,7 @@ use crate::{cuda, Error, Result};
 /// state is as it is after [`steps`](Self::steps) steps, up to `ahead` more than were taken from it.
 pub struct StepStream<'a, S> {
     executor: &'a StepExecutor<S>,
+    inputs: &'a [Tensor],
     state: &'a mut S,
     ahead: usize,
     at_most: usize,
@@ -36,7 +37,7 @@ enum Given {
 }
 
 impl<S: Carry> StepExecutor<S> {
-    /// Steps without inputs, again and again; the first output of each are tokens, of u32.
+    /// Steps again and again, all [with the same inputs](StepStream::on), if any; the first output of each are tokens, of u32.
     ///
     /// On a GPU so many steps as `ahead` says, at least one, are enqueued before the host waits for the tokens of the first:
     /// it takes them while the next ones run, and the GPU does not wait for the host. On the CPU a step runs when its tokens
@@ -62,6 +63,7 @@ impl<S: Carry> StepExecutor<S> {
     pub fn stream<'a>(&'a self, state: &'a mut S, ahead: usize) -> StepStream<'a, S> {
         StepStream {
             executor: self,
+            inputs: &[],
             state,
             ahead: ahead.max(1),
             at_most: usize::MAX,
@@ -75,7 +77,13 @@ impl<S: Carry> StepExecutor<S> {
     }
 }
 
-impl<S> StepStream<'_, S> {
+impl<'a, S> StepStream<'a, S> {
+    /// The inputs of each step. Default: none.
+    pub fn on(mut self, inputs: &'a [Tensor]) -> Self {
+        self.inputs = inputs;
+        self
+    }
+
     /// Ends when each row has given one of these tokens: the item in which the last one does is the last item.
     pub fn until(mut self, stops: impl Into<Vec<u32>>) -> Self {
         self.stops = stops.into();
@@ -107,7 +115,7 @@ impl<S: Carry> StepStream<'_, S> {
     /// Runs or enqueues one more step.
     fn step(&mut self) -> Result<()> {
         let free = &mut self.free;
-        let given = self.executor.lend(&[], self.state, |outputs| given(outputs, free))??;
+        let given = self.executor.lend(self.inputs, self.state, |outputs| given(outputs, free))??;
         self.given.push_back(given);
         self.steps += 1;
         Ok(())

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod arguments;
+mod bound;
 mod captured_graph;
 #[cfg(feature = "cudnn")]
 pub(crate) mod convolution;

@@ -111,7 +111,7 @@ fn exponential(x: f32) -> f32 {
     if x.is_nan() || x < -87. {
         return 0.;
     }
-    let n = (x * 1.44269504 + 0.5).floor();
+    let n = (x * std::f32::consts::LOG2_E + 0.5).floor();
     let x = x + -(n * 0.693359375);
     let x = x + n * 2.12194440e-4;
     let coefficients = [1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1f32];

@@ -176,7 +176,8 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
         return;
     }
 
-    auto scaled = [&](unsigned at, float v) { return __fdiv_rn(__fadd_rn(penalised(at, v), -best.value), temperature); };
+    const float top = best.value;
+    auto scaled = [&](unsigned at, float v) { return __fdiv_rn(__fadd_rn(penalised(at, v), -top), temperature); };
     unsigned limit = 0x7f7fffffu;
     const unsigned top_k = parameters[TOP_K];
     if (top_k > 0 && top_k < vocab) {
