@@ -309,7 +309,7 @@ pub enum Error {
     Mismatch {
         /// Which replay.
         mode: &'static str,
-        /// Which output.
+        /// Which output. The tensors of a step's state are counted on behind its outputs.
         output: usize,
         /// Elements whose bits differ.
         differing: usize,

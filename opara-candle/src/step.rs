@@ -92,8 +92,8 @@ impl<S: Carry> StepExecutor<S> {
     ///
     /// # Errors
     /// [`Error::StateCount`], [`Error::StateShape`] and [`Error::StateDevice`] for a state that is not like the one that
-    /// this was built for, [`Error::StateShared`] and [`Error::StateLayout`] for one that cannot be written in place, and
-    /// those of [`OparaExecutor::call`]. Of these it is unchanged.
+    /// this was built for, [`Error::StateShared`] and [`Error::StateLayout`] for one that cannot be written in place, which
+    /// leave it as it is; and those of [`OparaExecutor::call`].
     pub fn step(&self, inputs: &[Tensor], state: &mut S) -> Result<Vec<Tensor>> {
         self.executor.call_with(&self.arguments(inputs, state)?, &|| example(inputs, state))
     }
