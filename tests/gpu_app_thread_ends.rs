@@ -140,3 +140,32 @@ fn threads_with_convolutions_end_beside_new_shapes() -> anyhow::Result<()> {
         Ok(())
     })
 }
+
+/// Where every thread has a stream of its own, the driver hangs if a thread ends with work on it while another one builds.
+#[test]
+fn threads_end_with_work_on_their_own_stream_beside_building() -> anyhow::Result<()> {
+    isolated("threads_end_with_work_on_their_own_stream_beside_building", || {
+        let Some(device) = devices()?.pop() else { return Ok(()) };
+        let module = |x: &Tensor| x.tanh()?.sqr();
+        let fast = OparaExecutor::new(module, &rows(&device, 2)?)?;
+        let large = Tensor::ones((64, 1 << 14), DType::F32, &device)?;
+        device.synchronize()?;
+        // Nothing waits for the answers.
+        let lives = |_: usize| {
+            (0..8).try_for_each(|_| {
+                on_threads_that_end(&[&|| Ok(drop(fast.forward(&rows(&device, 2)?)?)), &|| {
+                    Ok(drop(large.tanh()?.sqr()?))
+                }])
+            })
+        };
+        let builds = || {
+            (0..24).try_for_each(|_| {
+                let x = rows(&device, 3)?;
+                let built = OparaExecutor::new(module, &x)?;
+                ensure!(same_bits(&built.forward(&x)?, &module(&x)?)?, "wrong numbers");
+                Ok(())
+            })
+        };
+        beside(builds, &[&lives, &lives, &lives])
+    })
+}

@@ -13,7 +13,7 @@ use super::status::Status;
 use super::thread_capture::{
     self, device_stream_for, enqueue, ignores_events, is_captured, private_stream_for, refuses,
 };
-use super::written_memory;
+use super::{thread_end, written_memory};
 use crate::cuda::driver::watched_memory;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -240,7 +240,9 @@ super::interpose! {
         let stream = device_stream_for(stream.cast()).cast();
         watched_memory::before_free(address, stream);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(address, stream) }
+        let status = unsafe { next(address, stream) };
+        thread_end::used(stream.cast());
+        status
     }
 }
 
@@ -322,7 +324,9 @@ super::interpose! {
             return REFUSED;
         }
         // SAFETY: the arguments are the caller's.
-        unsafe { next(graph, stream) }
+        let status = unsafe { next(graph, stream) };
+        thread_end::used(stream.cast());
+        status
     }
 }
 

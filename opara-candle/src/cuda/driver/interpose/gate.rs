@@ -50,7 +50,16 @@ impl Ongoing {
 
     /// Ends it from another thread, unless it is in a call.
     fn end(&self) {
-        let Some(is_ended) = self.is_ended.try_lock().filter(|is_ended| !is_ended.get()) else { return };
+        if let Some(is_ended) = self.is_ended.try_lock() {
+            self.end_with(&is_ended);
+        }
+    }
+
+    /// Ends it, if it has not ended. The caller holds the lock.
+    fn end_with(&self, is_ended: &Cell<bool>) {
+        if is_ended.get() {
+            return;
+        }
         let mut graph = std::ptr::null_mut();
         // SAFETY: the capture's mode lets any thread end it. Its own thread is in no call, and makes none any more. The graph
         // is this function's.
@@ -123,9 +132,8 @@ impl Capturing {
 
 impl Drop for Capturing {
     fn drop(&mut self) {
-        if !self.0.is_over() {
-            self.0.end();
-        }
+        // Another thread holds the lock for a moment only, to look or to end the capture.
+        self.0.end_with(&self.0.is_ended.lock());
         STATE.lock().captures.retain(|ongoing| !Arc::ptr_eq(ongoing, &self.0));
         CHANGED.notify_all();
     }

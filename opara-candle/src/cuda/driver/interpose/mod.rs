@@ -36,6 +36,7 @@ mod runtime;
 mod scale;
 mod status;
 mod thread_capture;
+mod thread_end;
 mod written_memory;
 
 use std::ffi::c_void;

@@ -15,6 +15,7 @@ use super::library_call::LibraryCall;
 use super::private_stream::PrivateStream;
 use super::restore::Restore;
 use super::status::Status;
+use super::thread_end;
 use crate::trace::scope;
 use crate::Error;
 
@@ -211,9 +212,14 @@ pub(super) fn enqueue<T: Status>(stream: *mut c_void, call: impl Fn(Enqueue) -> 
         let status = in_call.map_or(T::REFUSED, |_in_call| call(private));
         (status, capture.runs().then_some(capture.device.cast()))
     });
+    let runs_on = |stream: *mut c_void| {
+        let status = call(Enqueue { stream, is_captured: false });
+        thread_end::used(stream);
+        status
+    };
     match captured {
-        None => call(Enqueue { stream, is_captured: false }),
-        Some((status, Some(stream))) if status == T::SUCCESS => call(Enqueue { stream, is_captured: false }),
+        None => runs_on(stream),
+        Some((status, Some(stream))) if status == T::SUCCESS => runs_on(stream),
         Some((status, _)) => status,
     }
 }
