@@ -1,49 +1,51 @@
-// Products in f32 by tensor cores, activation(x * weight^T + bias). Each is three of TF32, and the sums of 32 columns are added up
-// outside of tensor cores, which round towards zero (Ootomo and Yokota, "Recovering single precision accuracy from tensor cores",
-// 2022): what comes out is as near as what other cores add up one by one. Operands that cannot be split make NaN, and their
-// results are computed once more without tensor cores.
+// f32 GEMM on tensor cores: y = activation(x * weight^T + bias). Every product is three TF32 products, and partial sums
+// over 32 columns are accumulated in f32 outside the tensor cores, which round towards zero (Ootomo and Yokota,
+// "Recovering single precision accuracy from tensor cores", 2022). The result is about as accurate as an f32 GEMM on
+// CUDA cores. Operands that cannot be split give NaN; those results are recomputed without tensor cores.
 
-// Code for other architectures has no such kernels, rather than empty ones.
+// For other architectures no kernels are compiled, rather than empty ones.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #include "activation.cuh"
 #include "cluster.cuh"
 #include "warpgroup.cuh"
 
-// What a block makes of y is so wide, and 64 rows high for each of its warpgroups.
-constexpr unsigned ACROSS = 64;
+// Columns of the output tile of a block. It has 64 rows per warpgroup.
+constexpr unsigned TILE_COLUMNS = 64;
 
-// Of x or the weight: COUNT rows, a ROW of each at a time, as one of THREADS asks for its parts of them.
-template <unsigned COUNT, unsigned THREADS> struct Matrix {
-    static constexpr unsigned STEP = THREADS / PARTS;
-    static_assert(STEP % 8 == 0 && COUNT % STEP == 0, "parts of a thread lie alike in their rows");
+// Copies tiles of COUNT rows and ROW columns of x or of the weight to shared memory. Each of THREADS threads copies its
+// own 16-byte chunks.
+template <unsigned COUNT, unsigned THREADS> struct TileLoader {
+    static constexpr unsigned STEP = THREADS / CHUNKS;
+    static_assert(STEP % 8 == 0 && COUNT % STEP == 0, "a thread's chunks have the same swizzle in all of its rows");
     const float *at;
     unsigned rows, columns, column, end;
 
-    // From a row and a column on, up to `end`.
-    __device__ Matrix(const float *matrix, unsigned first, unsigned all, unsigned columns, unsigned begin, unsigned end)
-        : columns(columns), column(begin + threadIdx.x % PARTS * WIDE<float>), end(end) {
-        const unsigned row = first + threadIdx.x / PARTS;
+    // The tile begins at row `first` of `all` rows and at column `begin`; columns from `end` on count as zeros.
+    __device__ TileLoader(const float *matrix, unsigned first, unsigned all, unsigned columns, unsigned begin, unsigned end)
+        : columns(columns), column(begin + threadIdx.x % CHUNKS * WIDE<float>), end(end) {
+        const unsigned row = first + threadIdx.x / CHUNKS;
         rows = row < all ? all - row : 0;
         at = matrix + (size_t)row * columns + column;
     }
 
-    // Calls `f` with each of the thread's rows, counted from its first.
+    // Calls f with the offset of each of the thread's rows from its first.
     template <typename F> __device__ static void each(F f) {
 #pragma unroll
         for (unsigned row = 0; row < COUNT; row += STEP) f(row);
     }
 
-    // Asks for the next columns, zeros where there are none.
+    // Starts the asynchronous copy of the next ROW columns, with zeros outside the matrix.
     __device__ void fill(float *room) {
         each([&](unsigned row) {
-            copy_later(room + row * ROW, at + (size_t)row * columns, row < rows && column < end);
+            copy_async(room + row * ROW, at + (size_t)row * columns, row < rows && column < end);
         });
         at += ROW, column += ROW;
     }
 };
 
-// N neighbours of y without tensor cores, from a row of x and N rows of the weight: each sum term by term, as f32 adds up.
+// N contiguous elements of y without tensor cores, from one row of x and N rows of the weight. Each sum is accumulated
+// in f32, term by term.
 template <int N>
 __device__ inline Vec<float, N> without_tensor_cores(unsigned inner, const float *x, const float *weight) {
     Vec<float, N> sum{};
@@ -58,111 +60,117 @@ __device__ inline Vec<float, N> without_tensor_cores(unsigned inner, const float
             for (int e = 0; e < N; e++) sum.at[n] = fmaf(of_x.at[e], of_weight.at[e], sum.at[n]);
             is_a_number |= sum.at[n] == sum.at[n];
         }
-        // NaN stays, whatever is added.
+        // Once all N sums are NaN, nothing can change them.
         if (!is_a_number) break;
     }
     return sum;
 }
 
-// A cluster of SPLITS blocks makes the same of y, each from a part of the columns of x and the weight.
+// The SPLITS blocks of a cluster compute the same tile of y (K-split): each accumulates over a part of the columns of x
+// and of the weight.
 template <unsigned GROUPS, unsigned SPLITS>
 __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, int activation, const float *x,
                                const float *weight, const float *bias, float *y) {
-    constexpr unsigned THREADS = 128 * GROUPS, DOWN = 64 * GROUPS;
-    // A stage is the weight, what is beyond what tensor cores see of it, and x.
-    constexpr unsigned REST = ACROSS * ROW, X = 2 * REST, STAGE = X + DOWN * ROW;
-    using Down = Matrix<DOWN, THREADS>;
-    using Across = Matrix<ACROSS, THREADS>;
+    constexpr unsigned THREADS = 128 * GROUPS, TILE_ROWS = 64 * GROUPS;
+    // A stage holds a tile of the weight, the low parts of that tile, and a tile of x.
+    constexpr unsigned LOW = TILE_COLUMNS * ROW, X = 2 * LOW, STAGE = X + TILE_ROWS * ROW;
+    using XTile = TileLoader<TILE_ROWS, THREADS>;
+    using WeightTile = TileLoader<TILE_COLUMNS, THREADS>;
     extern __shared__ __align__(BASE) float room[];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned row = blockIdx.y * DOWN, column = blockIdx.x * ACROSS;
-    const unsigned mine = place(threadIdx.x / PARTS, threadIdx.x % PARTS);
+    const unsigned row = blockIdx.y * TILE_ROWS, column = blockIdx.x * TILE_COLUMNS;
+    const unsigned my_chunk = swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
     const unsigned steps = (inner + ROW - 1) / ROW, first = steps * blockIdx.z / SPLITS;
     const unsigned past = steps * (blockIdx.z + 1) / SPLITS, bound = min(inner, past * ROW);
-    Down of_x(x, row, rows, inner, first * ROW, bound);
-    Across of_weight(weight, column, columns, inner, first * ROW, bound);
+    XTile of_x(x, row, rows, inner, first * ROW, bound);
+    WeightTile of_weight(weight, column, columns, inner, first * ROW, bound);
 
     auto fill = [&](unsigned stage) {
-        of_weight.fill(room + stage + mine);
-        of_x.fill(room + stage + X + mine);
+        of_weight.fill(room + stage + my_chunk);
+        of_x.fill(room + stage + X + my_chunk);
         commit();
     };
-    // A thread takes what it has asked for itself, then all meet.
+    // Computes the low parts of the weight tile. A thread reads only chunks that it copied itself; the barrier then
+    // publishes all of them.
     auto split = [&](unsigned stage) {
-        Across::each([&](unsigned r) {
-            float *const at = room + stage + mine + r * ROW;
+        WeightTile::each([&](unsigned r) {
+            float *const at = room + stage + my_chunk + r * ROW;
             Vec<float, 4> four = load<float, 4>(at);
 #pragma unroll
-            for (float &v : four.at) v = __uint_as_float(Halves::beyond(__float_as_uint(v)));
-            store<float, 4>(at + REST, four);
+            for (float &v : four.at) v = __uint_as_float(Tf32Split::dropped_part(__float_as_uint(v)));
+            store<float, 4>(at + LOW, four);
         });
-        publish();
+        fence_shared_writes();
         __syncthreads();
     };
-    unsigned leading[4][4], rest[4][4];
+    unsigned high[4][4], low[4][4];
     auto load_x = [&](unsigned stage) {
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             unsigned own[4];
-            load_matrices<false>(own, room + stage + X + place(warp * 16 + lane % 16, d * 2 + lane / 16));
+            ldmatrix<false>(own, room + stage + X + swizzled(warp * 16 + lane % 16, d * 2 + lane / 16));
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const Halves halves(own[e]);
-                leading[d][e] = halves.leading, rest[d][e] = halves.rest;
+                const Tf32Split parts(own[e]);
+                high[d][e] = parts.high, low[d][e] = parts.low;
             }
         }
     };
 
-    // One is multiplied, one is split, one is on its way. Behind the last columns are zeros.
-    unsigned here = 0, next = STAGE, last = 2 * STAGE;
-    fill(here), fill(next);
-    wait_but<1>();
-    split(here);
+    // Three stages in flight: one is multiplied, one is split, one is being copied. Past the last column the tiles are
+    // zero.
+    unsigned current = 0, next = STAGE, loading = 2 * STAGE;
+    fill(current), fill(next);
+    wait_pending<1>();
+    split(current);
     float sum[8][4] = {}, part[8][4];
     for (unsigned step = first; step < past; step++) {
-        load_x(here);
-        begin();
-        const unsigned long long of_leading = describe(room + here), of_rest = describe(room + here + REST);
+        load_x(current);
+        wgmma_fence();
+        const unsigned long long high_of_weight = matrix_descriptor(room + current);
+        const unsigned long long low_of_weight = matrix_descriptor(room + current + LOW);
 #pragma unroll
         for (int d = 0; d < 4; d++) {
-            multiply(part, rest[d], of_leading + d * EIGHT_COLUMNS, d > 0);
-            multiply(part, leading[d], of_rest + d * EIGHT_COLUMNS, true);
+            wgmma(part, low[d], high_of_weight + d * EIGHT_COLUMNS, d > 0);
+            wgmma(part, high[d], low_of_weight + d * EIGHT_COLUMNS, true);
         }
 #pragma unroll
-        for (int d = 0; d < 4; d++) multiply(part, leading[d], of_leading + d * EIGHT_COLUMNS, true);
-        end();
-        wait_but<0>();
+        for (int d = 0; d < 4; d++) wgmma(part, high[d], high_of_weight + d * EIGHT_COLUMNS, true);
+        wgmma_commit();
+        wait_pending<0>();
         split(next);
-        // All have met: nobody is at what was multiplied before this.
-        fill(last);
-        wait(part);
+        // The barrier in `split` has passed: no warp still reads the stage multiplied before this one, so it can be
+        // refilled.
+        fill(loading);
+        wgmma_wait(part);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[n][e] += part[n][e];
-        const unsigned free = here;
-        here = next, next = last, last = free;
+        const unsigned free = current;
+        current = next, next = loading, loading = free;
     }
 
-    // By way of shared memory, where nobody multiplies any more: the eights of four rows in banks of their own.
-    constexpr unsigned PITCH = ACROSS + 8, N = WIDE<float>;
-    wait_but<0>();
+    // The epilogue goes through shared memory, which no warp uses for operands any more. The padding of 8 floats per
+    // row puts the eight-float groups of four rows into different banks.
+    constexpr unsigned PITCH = TILE_COLUMNS + 8, N = WIDE<float>;
+    wait_pending<0>();
     __syncthreads();
     float *const own = room + (warp * 16 + lane / 4) * PITCH + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++) store<float, 2>(own + 8 * r * PITCH + n * 8, {sum[n][2 * r], sum[n][2 * r + 1]});
-    meet<SPLITS>();
+    sync_cluster<SPLITS>();
     with_activation(activation, [&](auto of) {
 #pragma unroll 1
-        for (unsigned i = blockIdx.z * THREADS + threadIdx.x; i < DOWN * ACROSS / N; i += SPLITS * THREADS) {
-            const unsigned r = i / (ACROSS / N), c = i % (ACROSS / N) * N;
+        for (unsigned i = blockIdx.z * THREADS + threadIdx.x; i < TILE_ROWS * TILE_COLUMNS / N; i += SPLITS * THREADS) {
+            const unsigned r = i / (TILE_COLUMNS / N), c = i % (TILE_COLUMNS / N) * N;
             if (row + r >= rows || column + c >= columns) continue;
-            Vec<float, N> all = load_of<SPLITS>(0, room + r * PITCH + c), added{};
+            Vec<float, N> all = load_from_block<SPLITS>(0, room + r * PITCH + c), added{};
 #pragma unroll
             for (unsigned split = 1; split < SPLITS; split++) {
-                const Vec<float, N> some = load_of<SPLITS>(split, room + r * PITCH + c);
+                const Vec<float, N> some = load_from_block<SPLITS>(split, room + r * PITCH + c);
 #pragma unroll
                 for (int e = 0; e < N; e++) all.at[e] += some.at[e];
             }
@@ -182,8 +190,8 @@ __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, 
             store<float, N>(y + (size_t)(row + r) * columns + column + c, all);
         }
     });
-    // Until nobody reads what is this block's.
-    if (SPLITS > 1) meet<SPLITS>();
+    // Keep this block's shared memory alive until all blocks of the cluster have read it.
+    if (SPLITS > 1) sync_cluster<SPLITS>();
 }
 
 #define PRODUCT(GROUPS, BLOCKS, SPLITS, NAME)                                                                          \
