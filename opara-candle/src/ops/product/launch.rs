@@ -7,22 +7,22 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
-use crate::cuda::driver::product::Product;
+use crate::cuda::driver::product::Gemm;
 
-/// How a product falls to blocks.
+/// The output tile of a tile, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Block {
-    /// A block makes so many rows for each of them, and [`COLUMNS`].
+pub(super) struct Tile {
+    /// Warpgroups of a tile: 64 rows each, and [`COLUMNS`] columns.
     warpgroups: usize,
-    /// Blocks of a cluster that make the same, each from a part of what is added up.
+    /// K-split: the tiles of a cluster compute the same tile, each from a part of the inner dimension.
     splits: usize,
 }
 
-/// `ACROSS` of `product.cu`.
+/// `TILE_COLUMNS` of `product.cu`.
 const COLUMNS: usize = 64;
 
-impl Block {
-    /// Those that there are kernels for.
+impl Tile {
+    /// All tiles with a compiled kernel.
     const ALL: [Self; 6] = [
         Self { warpgroups: 1, splits: 1 },
         Self { warpgroups: 1, splits: 2 },
@@ -36,74 +36,77 @@ impl Block {
         64 * self.warpgroups
     }
 
-    /// Bytes of shared memory: three stages of rows of 128, of the operands and once more of the weight.
+    /// Bytes of shared memory: three stages, each with tiles of the operands and the low parts of the weight tile, in
+    /// rows of 128 bytes.
     fn shared(self) -> usize {
         3 * (2 * COLUMNS + self.rows()) * 128
     }
 }
 
-/// Those that there are kernels for, if they compute this product on the device: one of f32 that may not be TF32, whose rows are
-/// whole numbers of 16 bytes.
+/// The tiles whose kernels support this matmul on the device: f32 that may not be computed as TF32, with rows that are
+/// multiples of 16 bytes.
 ///
 /// # Errors
-/// A call of the driver that failed.
-pub(super) fn blocks_of(device: &CudaDevice, of: &Product) -> Result<Vec<Block>> {
-    Ok(blocks_for(of, &Capabilities::of(device, ptx::PRODUCT)?))
+/// A failed driver call.
+pub(super) fn tiles_for(device: &CudaDevice, of: &Gemm) -> Result<Vec<Tile>> {
+    Ok(supported_tiles(of, &Capabilities::of(device, ptx::PRODUCT)?))
 }
 
-fn blocks_for(of: &Product, capabilities: &Capabilities) -> Vec<Block> {
-    /// Blocks along the rows, at most.
+fn supported_tiles(of: &Gemm, capabilities: &Capabilities) -> Vec<Tile> {
+    /// Maximum tiles along the rows.
     const MOST: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
-    let are_countable = of.rows <= MOST * Block::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
+    let are_countable = of.rows <= MOST * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
     if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
         return Vec::new();
     }
-    Block::ALL.into_iter().filter(|block| capabilities.has_shared(block.shared())).collect()
+    Tile::ALL.into_iter().filter(|tile| capabilities.has_shared(tile.shared())).collect()
 }
 
-/// What is left to libraries, because the code or the device lacks what the kernels need.
+/// The reason why f32 matmuls use libraries only, if the compiled code or the device lacks warpgroup instructions.
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
     Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?))
 }
 
 fn lacking(of: &Capabilities) -> Option<String> {
-    let how = if of.is_hopper() { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
-    let said = format!("products of f32 are left to cuBLAS, without warpgroups ({}){how}", of.described());
+    let advice = if of.is_hopper() { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
+    let said = format!(
+        "f32 matmuls use cuBLAS only: the library's kernels need warpgroup instructions ({}){advice}",
+        of.described()
+    );
     (!of.has_warpgroups()).then_some(said)
 }
 
-/// The product `of` the operands by such blocks, and what is done to it, into `y`.
+/// The matmul `of` the operands with its epilogue, into `y`.
 ///
 /// # Errors
-/// A product that is none of [`blocks_of`], slices that are too short or begin elsewhere than at multiples of 16 bytes, or a
-/// launch that fails.
+/// A matmul that the tile does not support, slices that are too short or not aligned to 16 bytes, or a failed launch.
 pub(super) fn product<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &Product,
-    block: Block,
+    of: &Gemm,
+    tile: Tile,
     x: &CudaView<T>,
     weight: &CudaView<T>,
     bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Product { rows, inner, columns, .. } = *of;
+    let Gemm { rows, inner, columns, .. } = *of;
     let are_aligned =
         [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
-    if !blocks_of(device, of)?.contains(&block) || of.bias != bias.is_some() || !are_aligned {
-        bail!("{of:?} is not one of tensor cores")
+    if !tiles_for(device, of)?.contains(&tile) || of.bias != bias.is_some() || !are_aligned {
+        bail!("no kernel with {tile:?} supports {of:?} with these operands")
     }
     expect("the operand", x.len(), rows * inner)?;
     expect("the weight", weight.len(), columns * inner)?;
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
-    let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", block.rows(), block.splits);
+    let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", tile.rows(), tile.splits);
     let function = function(device, &name, "product", ptx::PRODUCT)?;
-    let shared = block.shared();
+    let shared = tile.shared();
     allow_shared(&function, shared)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
     let stream = device.cuda_stream();
@@ -115,13 +118,14 @@ pub(super) fn product<T: DeviceRepr>(
     arg_or_null(&mut launch, bias);
     launch.arg(y);
     let config = LaunchConfig {
-        grid_dim: (columns.div_ceil(COLUMNS) as u32, rows.div_ceil(block.rows()) as u32, block.splits as u32),
-        block_dim: (128 * block.warpgroups as u32, 1, 1),
+        grid_dim: (columns.div_ceil(COLUMNS) as u32, rows.div_ceil(tile.rows()) as u32, tile.splits as u32),
+        block_dim: (128 * tile.warpgroups as u32, 1, 1),
         shared_mem_bytes: shared as u32,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * inner` elements of `x`, `columns * inner` of the
-    // weight and `columns` of a bias, nothing through null, and writes each of `rows * columns` of `y`: all were held against
-    // the slices above, and where they begin. Shared memory is as large as the kernel divides it.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * inner` elements of `x`, `columns * inner`
+    // of the weight, `columns` of the bias unless that is null, and writes `rows * columns` elements of `y`. The slice
+    // lengths and alignments were checked above. The dynamic shared memory has the size that the kernel divides into
+    // stages.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
@@ -133,8 +137,8 @@ mod tests {
     use crate::ops::Activation;
 
     #[test]
-    fn there_are_blocks_where_code_and_device_have_warpgroups_and_room() {
-        let of = Product {
+    fn tiles_need_warpgroup_code_a_hopper_device_and_enough_shared_memory() {
+        let of = Gemm {
             dtype: DType::F32,
             tf32: false,
             rows: 128,
@@ -143,20 +147,20 @@ mod tests {
             bias: true,
             activation: Activation::None,
         };
-        let blocks = |target, device, shared| blocks_for(&of, &capabilities(target, device, shared)).len();
-        assert_eq!(blocks("sm_90a", 90, 227 << 10), Block::ALL.len());
-        assert_eq!(blocks("sm_90a", 90, 80 << 10), 4, "those of one warpgroup");
+        let tiles = |target, device, shared| supported_tiles(&of, &capabilities(target, device, shared)).len();
+        assert_eq!(tiles("sm_90a", 90, 227 << 10), Tile::ALL.len());
+        assert_eq!(tiles("sm_90a", 90, 80 << 10), 4, "tiles of one warpgroup");
         for (target, device, shared) in
             [("sm_80", 90, 227 << 10), ("sm_80", 80, 163 << 10), ("sm_86", 86, 99 << 10), ("sm_89", 89, 99 << 10)]
         {
-            assert_eq!(blocks(target, device, shared), 0, "{target} on {device}");
+            assert_eq!(tiles(target, device, shared), 0, "{target} on {device}");
         }
-        let half = Product { dtype: DType::F16, ..of };
-        assert!(blocks_for(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
+        let half = Gemm { dtype: DType::F16, ..of };
+        assert!(supported_tiles(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
     }
 
     #[test]
-    fn what_is_lacking_is_said() {
+    fn report_says_why_f32_matmuls_use_cublas() {
         let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
         assert_eq!(said("sm_90a", 90), None);
         let on_hopper = said("sm_80", 90).expect("no code for warpgroups");
@@ -166,16 +170,16 @@ mod tests {
     }
 
     #[test]
-    fn code_has_the_kernels_exactly_if_its_target_has_warpgroups() {
+    fn gemm_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
         let has_kernels = ptx::PRODUCT.contains(".entry");
         assert_eq!(has_kernels, capabilities_of_build(ptx::PRODUCT).has_warpgroups());
-        for block in Block::ALL.into_iter().filter(|_| has_kernels) {
-            let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", block.rows(), block.splits);
+        for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
+            let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
             assert!(ptx::PRODUCT.contains(&name), "{name}");
         }
     }
 
-    /// On the device that the code was compiled for.
+    /// The capabilities of the device that the code was compiled for.
     fn capabilities_of_build(code: &str) -> Capabilities {
         let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
         let number: String = target.chars().filter(char::is_ascii_digit).collect();

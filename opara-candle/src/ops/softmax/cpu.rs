@@ -6,14 +6,14 @@ use pulp::{Arch, Simd, WithSimd};
 use super::RowStarts;
 use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, WORTH_A_THREAD};
 
-/// Elements of one task.
+/// Elements per parallel task.
 const TASK: usize = 20_000;
 
-/// What an element costs, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, most of it a call of `exp`, which is not
-/// vectorised.
+/// The cost of one element, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, mostly the scalar call of `exp`.
 const ELEMENT: usize = 300;
 
-/// Softmax of `x + bias`; `None` where candle's operators have to do it, or have to refuse.
+/// Softmax of `x + bias`. `None` if the kernel does not support the operands: the caller then runs candle's operators,
+/// which also report errors.
 pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
     if x.elem_count() == 0 || bias.is_some_and(|(bias, _)| bias.dtype() != x.dtype()) {
         return Ok(None);
@@ -25,16 +25,16 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
     }
 }
 
-/// Softmax of contiguous rows on the CPU.
+/// The custom operator on contiguous rows.
 struct Softmax {
-    /// Of the bias, if there is one.
+    /// Where the rows of the bias start, if there is a bias.
     starts: Option<RowStarts>,
 }
 
 impl Softmax {
     fn run(&self, x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
         let shape = x.1.shape();
-        let Some(&columns) = shape.dims().last() else { bail!("a softmax of a single number") };
+        let Some(&columns) = shape.dims().last() else { bail!("softmax needs at least one dimension") };
         macro_rules! run {
             ($t:ty) => {{
                 let bias = match bias.zip(self.starts) {
@@ -73,7 +73,7 @@ impl CustomOp2 for Softmax {
     }
 }
 
-/// Softmax of each row of so many columns, to which a row of the bias is added before.
+/// Softmax of each row of `columns` elements, with a row of the bias added first.
 fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) -> Vec<T> {
     let mut y = vec![T::zero(); x.len()];
     let per_task = TASK.div_ceil(columns);
@@ -99,7 +99,7 @@ fn is_worth_threads(elements: usize) -> bool {
     elements * ELEMENT > WORTH_A_THREAD
 }
 
-/// The softmax of a row, in its place. All but `exp` becomes vectors as wide as the machine's.
+/// Softmax of one row in place. The compiler vectorises all of it except `exp`.
 struct Normalise<'a, A>(&'a mut [A]);
 
 impl<A: Sum> WithSimd for Normalise<'_, A> {
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_of_short_texts_are_worth_threads() {
-        // BERT-base, and the tiniest of its kind.
+    fn attention_scores_of_short_texts_use_threads() {
+        // BERT-base with 12 heads, and the smallest BERT with 2 heads.
         assert!(is_worth_threads(12 * 128 * 128) && is_worth_threads(12 * 64 * 64));
         assert!(!is_worth_threads(2 * 64 * 64));
     }
