@@ -1,13 +1,15 @@
-// The functions of fused kernels. fuse/fused_kernel.rs generates the body of a kernel behind this text, and both are compiled
-// at run time: a result that one of candle's kernels would store, and the next one load, stays in registers. Each function
-// computes as candle's kernel does, in the same type, and adds up in the same order, so that results keep their bits.
+// Device functions of fused kernels. fuse/fused_kernel.rs generates a kernel body that follows this text, and both are
+// compiled at run time. Intermediate results stay in registers instead of going through memory between candle's
+// kernels. Each function computes in the same type and sums in the same order as candle's kernel, so that results keep
+// their bits.
 #pragma once
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 #include "candle_rows.cuh"
 
-// The argument of a fused kernel: pointers to results and operands in memory. driver/kernels/fused.rs declares the same.
+// The argument of a fused kernel: pointers to results and operands in memory. driver/kernels/fused.rs declares the same
+// struct.
 struct FusedArgument {
     void *to[12];
     const void *from[16];

@@ -34,10 +34,10 @@ where
 {
     let Operands { x, weight, bias } = operands;
     let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
-    let gemm = of.gemm().filter(|_| aligned());
-    let run = |implementation| match (implementation, &gemm) {
-        (Implementation::CublasLt(algorithm), Some(gemm)) => {
-            cublaslt::run(device, gemm, &algorithm, x, weight, Some(bias), y)
+    let matmul = of.as_matmul().filter(|_| aligned());
+    let run = |implementation| match (implementation, &matmul) {
+        (Implementation::CublasLt(algorithm), Some(matmul)) => {
+            cublaslt::run(device, matmul, &algorithm, x, weight, Some(bias), y)
         }
         (Implementation::CublasLt(_), None) => bail!("{of:?} is not a 1 x 1 convolution: cuBLASLt cannot run it"),
         (Implementation::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
@@ -45,11 +45,11 @@ where
     let implementations = || {
         let mut implementations: Vec<Implementation> =
             cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Implementation::Cudnn).collect();
-        if let Some(gemm) = &gemm {
-            implementations.extend(cublaslt::algorithms(device, gemm)?.into_iter().map(Implementation::CublasLt));
+        if let Some(matmul) = &matmul {
+            implementations.extend(cublaslt::algorithms(device, matmul)?.into_iter().map(Implementation::CublasLt));
         }
         Ok(implementations.into_iter().map(|implementation| (implementation, 1.)).collect())
     };
     let guess = || Ok(Implementation::Cudnn(cudnn::guess::<T, C>(device, of)?));
-    IMPLEMENTATIONS.run(device, (*of, gemm.is_some()), implementations, guess, run)
+    IMPLEMENTATIONS.run(device, (*of, matmul.is_some()), implementations, guess, run)
 }

@@ -75,7 +75,7 @@ fn variant(
     let is_square = matches!(kernel, (3, 3) | (5, 5) | (7, 7));
     if !is_square || config.dilation > 1 || stride > 2 || !aligned(2) {
         let fits = |n: &usize| plane.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || plane.fills(*n));
-        return plane.taking([8, 4, 2].into_iter().find(fits));
+        return plane.variant([8, 4, 2].into_iter().find(fits));
     }
     let (channels, pixels) = match (bytes, stride, plane.fills(4)) {
         (4, _, true) => (2, 7),

@@ -98,7 +98,7 @@ pub(super) fn pool<T: DeviceRepr>(
 fn variant(plane: &Plane, windows: &Windows, bytes: usize, addresses: &[u64]) -> (String, usize) {
     const PIXELS: usize = 3;
     let channels = [8, 4, 2].into_iter().find(|&n| plane.is_aligned(n, bytes, addresses));
-    let (variant, threads) = plane.taking(channels);
+    let (variant, threads) = plane.variant(channels);
     let has_strips = matches!((channels, bytes), (Some(8), 2) | (Some(4), 4));
     let strips = threads / plane.to().1 * plane.to().1.div_ceil(PIXELS);
     match has_strips && (windows.kernel, windows.stride) == (3, 1) && strips >= H200_THREADS / 8 {

@@ -8,7 +8,7 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, Tile};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
-use crate::cuda::driver::product::Gemm;
+use crate::cuda::driver::product::Matmul;
 use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
@@ -18,7 +18,7 @@ use crate::ops::Activation;
 enum Implementation {
     /// candle's matmul: cuBLAS chooses the kernel.
     Candle,
-    CublasLt(Gemm, Algorithm),
+    CublasLt(Matmul, Algorithm),
     /// This library's kernel, with the whole epilogue.
     Ours(Tile),
 }
@@ -29,7 +29,7 @@ enum Implementation {
 const MARGIN: f64 = 0.25;
 
 /// The chosen implementation of each matmul.
-static IMPLEMENTATIONS: Choices<Gemm, Implementation> = Choices::new();
+static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new();
 
 /// `activation(x * weight^T + bias)` with the fastest implementation. `None` if none supports the operands: the caller
 /// then runs candle's operators, which also report errors. `product` is candle's `x * weight^T`; `finish` is the
@@ -47,7 +47,7 @@ pub(super) fn linear(
         return Ok(None);
     }
     let (columns, inner) = weight.dims2()?;
-    let plain = Gemm {
+    let plain = Matmul {
         dtype: x.dtype(),
         tf32: false,
         rows: x.elem_count() / inner,
@@ -56,7 +56,7 @@ pub(super) fn linear(
         bias: false,
         activation: Activation::None,
     };
-    let whole = Gemm { bias: bias.is_some(), activation, ..plain };
+    let whole = Matmul { bias: bias.is_some(), activation, ..plain };
     let device = x.device().as_cuda_device()?;
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
     let run = |implementation| {
@@ -113,7 +113,7 @@ fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
 }
 
 struct Linear {
-    of: Gemm,
+    of: Matmul,
     implementation: Implementation,
     weight: Tensor,
     bias: Option<Tensor>,
@@ -145,7 +145,7 @@ mod tests {
 
     /// Needs a GPU; skips without one.
     #[test]
-    fn f32_gemm_kernels_agree_with_f64() -> Result<()> {
+    fn f32_matmul_kernels_agree_with_f64() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let numbers = |seed: usize, shape: (usize, usize)| {
             let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
@@ -160,7 +160,7 @@ mod tests {
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
             {
                 let of =
-                    Gemm { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                    Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
                 let sum = match bias {
                     Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
                     None => product.clone(),
@@ -190,7 +190,7 @@ mod tests {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
         let of =
-            Gemm { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
             let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
@@ -220,7 +220,7 @@ mod tests {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
         let of =
-            Gemm { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
             let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)

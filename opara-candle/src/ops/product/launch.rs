@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
-use crate::cuda::driver::product::Gemm;
+use crate::cuda::driver::product::Matmul;
 
 /// The output tile of a tile, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,11 +48,11 @@ impl Tile {
 ///
 /// # Errors
 /// A failed driver call.
-pub(super) fn tiles_for(device: &CudaDevice, of: &Gemm) -> Result<Vec<Tile>> {
+pub(super) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
     Ok(supported_tiles(of, &Capabilities::of(device, ptx::PRODUCT)?))
 }
 
-fn supported_tiles(of: &Gemm, capabilities: &Capabilities) -> Vec<Tile> {
+fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
     /// Maximum tiles along the rows.
     const MOST: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
@@ -87,14 +87,14 @@ fn lacking(of: &Capabilities) -> Option<String> {
 /// A matmul that the tile does not support, slices that are too short or not aligned to 16 bytes, or a failed launch.
 pub(super) fn product<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &Gemm,
+    of: &Matmul,
     tile: Tile,
     x: &CudaView<T>,
     weight: &CudaView<T>,
     bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Gemm { rows, inner, columns, .. } = *of;
+    let Matmul { rows, inner, columns, .. } = *of;
     let are_aligned =
         [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
     if !tiles_for(device, of)?.contains(&tile) || of.bias != bias.is_some() || !are_aligned {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn tiles_need_warpgroup_code_a_hopper_device_and_enough_shared_memory() {
-        let of = Gemm {
+        let of = Matmul {
             dtype: DType::F32,
             tf32: false,
             rows: 128,
@@ -155,7 +155,7 @@ mod tests {
         {
             assert_eq!(tiles(target, device, shared), 0, "{target} on {device}");
         }
-        let half = Gemm { dtype: DType::F16, ..of };
+        let half = Matmul { dtype: DType::F16, ..of };
         assert!(supported_tiles(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
     }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gemm_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
+    fn matmul_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
         let has_kernels = ptx::PRODUCT.contains(".entry");
         assert_eq!(has_kernels, capabilities_of_build(ptx::PRODUCT).has_warpgroups());
         for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
