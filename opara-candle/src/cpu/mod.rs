@@ -33,7 +33,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     };
     let first = pass(inputs)?;
     let traced = first.program.check_outputs();
-    // If the module will run eagerly anyway, it only remains to check whether it keeps state.
+    // If the module will run eagerly anyway, only the check for state remains.
     let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
     let (mut passes, mut recorded, mut refused) = (vec![first], Vec::new(), None);
     for Other { inputs, given } in others {
@@ -48,17 +48,18 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
             Err(error) => return Err(error),
         }
     }
-    // Last, so that state that the other passes left behind shows.
+    // The last pass, so that state left by the other passes shows.
     passes.push(pass(inputs)?);
     state::check(&passes, &contiguous)?;
     traced?;
     refused.map_or(Ok(()), Err)?;
-    // The first call may have built tables that all later calls reuse.
+    // The first call may have built tables that later calls reuse.
     let compared = if recorded.is_empty() { 0..1 } else { 1..passes.len() - 1 };
     let again = passes.len() - 1;
     let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
     if let Err(difference) = agree {
-        // The reason may be the values, state, or a table that the first call built: one more call on the example tells.
+        // The difference may come from the values, from state, or from a table that the first call built: another call
+        // on the example tells.
         passes.push(pass(inputs)?);
         let agrees = state::check_calls(&passes, again, &contiguous)?;
         if !(agrees && recorded.is_empty()) {
@@ -97,12 +98,12 @@ impl Replay for CpuReplay {
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        // The recording was on contiguous inputs, so it holds no operator that would make them contiguous.
+        // The recording was made with contiguous inputs, so it contains no operator that makes them contiguous.
         let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
         self.lanes.run(&inputs, self.parallel)
     }
 
-    /// Parallel branches on worker threads, or one operator after the other, each with all cores.
+    /// Parallel branches on worker threads; or one operator after the other, each with all cores.
     fn variants(&self) -> usize {
         if self.lanes.is_parallel() {
             2

@@ -1,33 +1,33 @@
-//! Families of kernels, as reports count them.
+//! Kernel families, for reports.
 
 use std::fmt;
 
 use self::Family::*;
 
-/// What a kernel computes.
+/// The family of a kernel's computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// Matrix by matrix or vector, and the reductions that belong to them.
+    /// Matmuls, matrix-vector products, and the reductions that belong to them.
     Products,
-    /// Convolutions in any form.
+    /// Convolutions of any kind.
     Convolutions,
-    /// Attention in one kernel.
+    /// Fused attention.
     Attention,
-    /// Softmax on its own.
+    /// Stand-alone softmax.
     Softmax,
     /// Layer norm, RMS norm, batch norm.
     Normalisation,
-    /// Sums, maxima and the like along a dimension.
+    /// Sums, maxima and other reductions along a dimension.
     Reductions,
-    /// One element of the result from one of each operand.
+    /// Element-wise operations.
     ElementWise,
     /// Copies, fills, concatenations, transposes.
     Layout,
-    /// Maxima and means over windows.
+    /// Max and mean pooling.
     Pools,
-    /// Rows or elements by their indices.
+    /// Gathers of rows or elements by index.
     Lookups,
-    /// What no rule knows.
+    /// Not recognised.
     Other,
 }
 

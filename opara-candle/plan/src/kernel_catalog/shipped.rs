@@ -1,26 +1,25 @@
-//! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
+//! The kernels of candle 0.11 and of this library, by the prefixes of their names.
 
 use super::Family::{self, *};
 use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
 use super::{Class, Traffic};
 
-/// Kernels whose names have one beginning.
+/// The kernels whose names share a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row {
-    /// How their names begin. What follows are the types of their elements.
+    /// The prefix. The element types follow it.
     pub prefix: &'static str,
-    /// What they compute.
+    /// Their family.
     pub family: Family,
-    /// What limits them.
+    /// The resource that limits them.
     pub class: Class,
-    /// What memory they move.
+    /// The memory that they move.
     pub traffic: Traffic,
-    /// What a fused kernel computes in their place; `None` if they are left alone.
+    /// The operation of a fused kernel in their place; `None` if they are not fused.
     pub fused_as: Option<FusedAs>,
-    /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
-    /// share one.
+    /// The name of their entry in the CUDA backend's table of effects. Kernels with the same signature share an entry.
     pub effects: &'static str,
-    /// Whether they are told by the beginning alone; the other names end in a type.
+    /// Does the prefix alone identify them? All other names must end in a type.
     is_untyped: bool,
 }
 
@@ -55,18 +54,18 @@ impl Row {
         self
     }
 
-    /// The row of a kernel that is surely candle's or ours.
+    /// The row of a kernel of candle's or this library's.
     pub fn of(name: &str) -> Option<&'static Self> {
         ROWS.iter().find(|row| name.starts_with(row.prefix))
     }
 
-    /// The row of any kernel, of a library too: short beginnings count only where a type ends the name.
+    /// The row of any kernel, also of a library's: the prefix counts only if the name ends in a type.
     pub fn of_any(name: &str) -> Option<&'static Self> {
         Self::of(name).filter(|row| row.is_untyped || TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
     }
 }
 
-/// The table. A beginning comes before those that it begins with.
+/// The table. A longer prefix comes before its own prefixes.
 pub const ROWS: &[Row] = &[
     // affine.cu, cast.cu, fill.cu, ternary.cu
     row("affine_", ElementWise).fuses(Affine),
@@ -109,7 +108,7 @@ pub const ROWS: &[Row] = &[
     row("im2col1d_", Layout),
     row("im2col_", Layout),
     row("col2im1d_", Layout),
-    // Ours
+    // This library's kernels.
     row("opara_cat_sums_", Layout),
     row("opara_cat_v128", Layout).untyped(),
     row("opara_cat_", Layout),
@@ -125,7 +124,7 @@ pub const ROWS: &[Row] = &[
     row("opara_rms_norm_", Normalisation),
     row("opara_add_rms_norm_", Normalisation),
     row("opara_softmax_", Softmax),
-    // Ours, generated: a fusion group, whose effects are those of its members
+    // This library's generated kernels: fusion groups, whose effects are those of their members.
     row("opara_chain", ElementWise).untyped(),
     // quantized.cu
     row("dequantize_block_q4_0_", Other),
@@ -153,7 +152,7 @@ pub const ROWS: &[Row] = &[
     row("le_", ElementWise),
     row("gt_", ElementWise),
     row("ge_", ElementWise),
-    // unary.cu: with a parameter, then without; others than these are left alone by fusion
+    // unary.cu: with a parameter, then without; the other unary kernels are not fused.
     row("uelu_", ElementWise),
     row("upowf_", ElementWise),
     row("ucopy_", Layout).fuses(Copy).effects("u"),
@@ -172,7 +171,7 @@ pub const ROWS: &[Row] = &[
     row("u", ElementWise),
 ];
 
-/// Element types in names, with their sizes in bytes.
+/// Element types as they occur in names, with their sizes in bytes.
 pub const TYPES: &[(&str, u64)] = &[
     ("_fp8_e4m3", 1),
     ("_f8_e4m3", 1),
@@ -192,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_row_hides_a_later_one() {
+    fn every_row_can_be_reached() {
         for (at, row) in ROWS.iter().enumerate() {
             let hidden_by = ROWS[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
             assert_eq!(hidden_by, None, "`{}` is never reached", row.prefix);
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_a_type_is_not_taken_for_one_of_candles() {
+    fn a_name_without_a_type_does_not_match_a_short_prefix() {
         assert_eq!(Row::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
         assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
         assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
