@@ -1,5 +1,5 @@
-//! What an executor does after it was built, on the CPU: shapes that push each other out, outputs that are lent, modules
-//! that change, re-checks, threads.
+//! The executor after it was built, on the CPU: evicted shapes, borrowed outputs, modules that change, re-checks,
+//! threads.
 
 mod common;
 
@@ -26,11 +26,11 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+fn nine_shapes_in_turn_are_not_rebuilt_forever() -> anyhow::Result<()> {
     assert_nine_shapes_settle(tanh, eager, rows)
 }
 
-/// A module that takes a branch by the number of rows, of which one cannot be recorded.
+/// A module whose branch depends on the number of rows; one branch cannot be recorded.
 fn by_rows(t: &[Tensor]) -> Result<Vec<Tensor>> {
     match t[0].dim(0)? {
         1 => tanh(t),
@@ -40,7 +40,7 @@ fn by_rows(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Result<()> {
+fn reports_and_traces_belong_to_the_given_input_shapes() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
     let fast = OparaExecutor::builder().build_fn(counted(&calls, by_rows), &rows(1)?)?;
     for n in [2, 3] {
@@ -74,7 +74,7 @@ fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Resul
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<()> {
     let replayed = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
     assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Lanes, Mode::Eager));
@@ -100,7 +100,7 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
 }
 
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<()> {
     let build = || OparaExecutor::builder().build_fn(tanh, &rows(2).map_err(Error::Candle)?);
     let executors = [build()?, build()?];
     let both = Barrier::new(2);
@@ -123,7 +123,7 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
     let fast = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     fast.call(&rows(3)?)?;
     let both = Barrier::new(2);
@@ -142,7 +142,7 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
             Ok(())
         })?
     })?;
-    // On the thread that panics, too.
+    // Also on the thread that panics.
     let x = rows(2)?;
     let panics =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fast.lend::<()>(&x, |_| panic!("a closure's panic"))));
@@ -155,7 +155,7 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
     let (function, stopped) = stopped_at(5, tanh);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
     thread::scope(|scope| -> anyhow::Result<()> {
@@ -173,7 +173,7 @@ fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::R
 }
 
 #[test]
-fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
+fn a_swapped_weight_is_used_after_invalidate() -> anyhow::Result<()> {
     let weight = Arc::new(Mutex::new(waves(1, 6)?));
     let shared = weight.clone();
     let function = move |t: &[Tensor]| {
@@ -203,7 +203,7 @@ fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_variable_behind_a_folded_operator_is_seen_after_invalidate() -> anyhow::Result<()> {
+fn a_changed_variable_behind_a_folded_operator_is_used_after_invalidate() -> anyhow::Result<()> {
     let variable = Var::from_tensor(&waves(1, 6)?)?;
     let read = variable.clone();
     let function = move |t: &[Tensor]| Ok(vec![ops::add(&t[0], &ops::affine(&read, 2., 0.)?)?]);
@@ -218,14 +218,14 @@ fn a_variable_behind_a_folded_operator_is_seen_after_invalidate() -> anyhow::Res
     Ok(())
 }
 
-/// A module whose tenth call, and all after it, have other outputs.
+/// A module whose outputs change at the tenth call.
 fn changes_at_the_tenth_call() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let calls = AtomicUsize::new(0);
     move |t| Ok(vec![ops::affine(&t[0], if calls.fetch_add(1, Ordering::Relaxed) < 9 { 1. } else { 2. }, 0.)?])
 }
 
 #[test]
-fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
+fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
     for lent in [false, true] {
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let x = rows(2)?;
@@ -238,7 +238,7 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
                     .map_err(Error::Candle),
             };
             let twice = [(&x[0] * 2.)?];
-            // At most nine of three calls each.
+            // At most nine rounds of three calls each.
             let found = (1..28).find_map(|call| match answer() {
                 Ok(got) if fast.report().mismatches == 0 => {
                     assert_eq!(fast.report().rechecks, call / 3);
@@ -266,12 +266,12 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
 }
 
 #[test]
-fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result<()> {
+fn a_recheck_calls_the_module_once_per_interval() -> anyhow::Result<()> {
     for (every, expected) in [(0, 0), (1, 20), (5, 4)] {
         let calls = Arc::new(AtomicUsize::new(0));
         let fast = OparaExecutor::builder().recheck(every).build_fn(counted(&calls, tanh), &rows(2)?)?;
         let before = calls.load(Ordering::Relaxed);
-        // One row of a wider matrix, whose columns are not contiguous.
+        // A slice of a wider matrix, which is not contiguous.
         let wide = waves(1, (2, 8))?.narrow(1, 1, 6)?;
         for i in 0..20 {
             let x = if i % 2 == 0 { rows(2)? } else { [wide.clone()] };
@@ -280,7 +280,7 @@ fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result
         assert_eq!(calls.load(Ordering::Relaxed) - before, expected);
         let report = fast.report();
         assert_eq!((report.rechecks, report.mismatches, report.mode), (expected as u64, 0, Mode::Lanes));
-        // Other shapes are counted by themselves.
+        // Each shape counts its own calls.
         fast.call(&rows(3)?)?;
         assert_eq!(fast.report().rechecks, expected as u64 + u64::from(every == 1));
     }
@@ -288,7 +288,7 @@ fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result
 }
 
 #[test]
-fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
+fn a_recheck_returns_the_modules_error() -> anyhow::Result<()> {
     let fails = Arc::new(AtomicUsize::new(0));
     let flag = fails.clone();
     let function = move |t: &[Tensor]| match flag.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! The stages of building, on the CPU: what each gave is written down, and building ends behind the one that is asked for.
+//! The stages of building, on the CPU: each stage can be dumped to files, and building can stop after any stage.
 
 mod common;
 
@@ -12,13 +12,13 @@ use opara_candle::trace::Trace;
 use opara_candle::{ops, Mode, OparaExecutor, Stage};
 use tracing::Level;
 
-/// Two branches that meet.
+/// Two branches that join.
 fn branches(t: &[Tensor]) -> Result<Vec<Tensor>> {
     let sum = ops::add(&ops::tanh(&t[0])?, &ops::relu(&t[0])?)?;
     Ok(vec![sum])
 }
 
-/// The folder of the one set of shapes that was built for.
+/// The folder of the only set of shapes that was built.
 const SHAPES: &str = "f32-4x6";
 
 const FILES: [&str; 8] = [
@@ -42,7 +42,7 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
-fn what_each_stage_gave_is_written_down() -> anyhow::Result<()> {
+fn every_stage_is_dumped_to_a_file() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let fast = OparaExecutor::builder().dump(folder.path()).build_fn(branches, &one(0)?)?;
     let of_shapes = folder.path().join(SHAPES);
@@ -64,7 +64,7 @@ fn what_each_stage_gave_is_written_down() -> anyhow::Result<()> {
 }
 
 #[test]
-fn building_ends_behind_the_stage_that_is_asked_for() -> anyhow::Result<()> {
+fn building_stops_after_the_requested_stage() -> anyhow::Result<()> {
     for (stage, built) in Stage::ALL.into_iter().zip(1..) {
         let folder = tempfile::tempdir()?;
         let builder = OparaExecutor::builder().dump(folder.path()).stop_after(stage);

@@ -1,4 +1,4 @@
-//! Shapes of use on the CPU: dtypes, layouts, outputs that alias, nesting, threads, sizes.
+//! Usage patterns on the CPU: dtypes, layouts, aliasing outputs, nesting, threads, sizes.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{
 use opara_candle::{ops, Mode, OparaExecutor};
 
 #[test]
-fn every_dtype_goes_in_and_comes_out() {
+fn every_dtype_can_be_an_input_and_an_output() {
     for dtype in DTYPES {
         let function = |t: &[Tensor]| {
             let sum = ops::add(&t[0], &t[1])?;
@@ -64,7 +64,7 @@ fn four_inputs_and_five_outputs_of_mixed_dtypes() {
 }
 
 #[test]
-fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
+fn inputs_may_change_their_memory_layout_between_calls() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| {
         let twice = ops::add(&t[0], &t[0])?;
         let sum = ops::sum_keepdim(&t[0], 1)?;
@@ -86,7 +86,7 @@ fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// candle's `contiguous` hands a contiguous tensor back as it is, so nothing is recorded of it.
+/// candle's `contiguous` returns a contiguous tensor unchanged, so nothing is recorded for it.
 #[test]
 fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| {
@@ -106,7 +106,7 @@ fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow:
 }
 
 #[test]
-fn products_take_inputs_in_any_layout() -> anyhow::Result<()> {
+fn matmuls_accept_inputs_in_any_layout() -> anyhow::Result<()> {
     let weight = waves(9, (64, 32))?;
     let function = move |t: &[Tensor]| Ok(vec![ops::matmul(&t[0], &weight)?]);
     for (way, example) in &layouts(&waves(0, (48, 64))?)?[..3] {
@@ -179,7 +179,7 @@ fn outputs_that_are_inputs_views_or_each_other() {
 }
 
 #[test]
-fn an_output_that_no_input_reaches_is_the_callers_own() -> anyhow::Result<()> {
+fn the_caller_may_overwrite_an_output_that_depends_on_no_input() -> anyhow::Result<()> {
     let weight = waves(3, (2, 2))?;
     let function = move |_: &[Tensor]| {
         let ones = ops::constant("ones", || Tensor::ones((2, 3), DType::F32, CPU))?;
@@ -204,7 +204,7 @@ fn an_output_that_is_a_weight_runs_eagerly() -> anyhow::Result<()> {
 }
 
 #[test]
-fn functions_without_an_operator_or_without_a_use_for_an_input() -> anyhow::Result<()> {
+fn functions_without_operators_or_with_unused_inputs() -> anyhow::Result<()> {
     let two = |i: usize| Ok(vec![waves(i, (4, 6))?, waves(i + 9, 3)?]);
     replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
     replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![ops::relu(&t[1])?]), two);
@@ -214,7 +214,7 @@ fn functions_without_an_operator_or_without_a_use_for_an_input() -> anyhow::Resu
 }
 
 #[test]
-fn scalars_go_in_and_come_out() {
+fn scalars_can_be_inputs_and_outputs() {
     let function = |t: &[Tensor]| {
         let sum = ops::custom("sum_all", &[&t[1]], |t| t[0].sum_all())?;
         Ok(vec![ops::add(&t[0], &sum)?, ops::mul(&t[1], &t[0])?, sum, t[0].clone()])
@@ -223,7 +223,7 @@ fn scalars_go_in_and_come_out() {
 }
 
 #[test]
-fn empty_tensors_go_in_come_out_and_lie_between() {
+fn empty_tensors_can_be_inputs_outputs_and_intermediates() {
     let function = |t: &[Tensor]| {
         let (none, some) = (&t[0], &t[1]);
         let nothing = ops::tanh(&ops::narrow(some, 0, 2, 0)?)?;
@@ -242,7 +242,7 @@ fn empty_tensors_go_in_come_out_and_lie_between() {
 }
 
 #[test]
-fn an_operator_may_write_to_what_it_made() {
+fn an_operator_may_write_to_its_own_result() {
     let function = |t: &[Tensor]| {
         let padded = ops::custom("pad", &[&t[0]], |t| {
             let padded = Tensor::zeros((6, 6), DType::F32, CPU)?;
@@ -264,7 +264,7 @@ fn an_operator_may_write_to_what_it_made() {
 }
 
 #[test]
-fn many_parts_are_joined_and_parted() {
+fn concatenation_and_splitting_of_many_parts() {
     let function = |t: &[Tensor]| {
         let parts = (0..40).map(|i| ops::affine(&ops::narrow(&t[0], 1, i % 5, 1 + i % 2)?, i as f64, 1.));
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -277,7 +277,7 @@ fn many_parts_are_joined_and_parted() {
 }
 
 #[test]
-fn convolutions_that_read_one_result_are_free_of_each_other() {
+fn convolutions_with_a_common_input_are_independent() {
     let weights: Vec<Tensor> = (0..5).map(|i| waves(i, (8, 8, 3, 3))).collect::<Result<_>>().expect("weights");
     let same = ops::ConvConfig::default().padding(1);
     let function = move |t: &[Tensor]| {
@@ -326,7 +326,7 @@ fn an_executor_may_be_built_inside_a_wrapped_module() {
         Ok(vec![ops::add(&inner.forward(&y)?, &t[0])?])
     };
     let fast = replayed(Mode::Lanes, function, one);
-    assert_eq!(fast.report().ops, 4, "the outer one sees the inner one's operators");
+    assert_eq!(fast.report().ops, 4, "the outer executor records the inner one's operators");
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn an_eager_executor_calls_others_with_any_shape() -> anyhow::Result<()> {
 }
 
 #[test]
-fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+fn executors_of_one_module_alternate_and_share_borrowed_outputs() -> anyhow::Result<()> {
     let weight = waves(7, (6, 6))?;
     take_turns_and_lend(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
 }
@@ -361,7 +361,7 @@ fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
 }
 
 #[test]
-fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
+fn shapes_and_dtypes_may_alternate_on_one_executor() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::mul(&t[0], &t[0])?, &t[0])?, ops::sum_keepdim(&t[0], 0)?]);
     let fast = OparaExecutor::builder().max_shapes(3).build_fn(function, &one(0)?)?;
     for round in 0..3 {

@@ -1,4 +1,4 @@
-//! The executor on a GPU. Without one, or without the `cuda` feature, each test says that it skips.
+//! The executor on a GPU. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -12,7 +12,7 @@ use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
 
 const SEQ: usize = 128;
 
-/// candle-transformers' BERT-base as its users call it, with seeded weights.
+/// candle-transformers' BERT-base with seeded weights.
 fn bert(device: &Device, dtype: DType) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + Clone> {
     let vb = opara_weights::seeded(1, dtype, device);
     let model = Arc::new(bert::BertModel::load(vb, &bert::Config::default())?);
@@ -41,7 +41,7 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
             for seed in 1..4 {
                 let input = sentence(&device, seed)?;
                 let expected = module(&input)?.remove(0);
-                // Other tensors come and go between calls.
+                // Other tensors are allocated and freed between calls.
                 let noise = Tensor::rand(0f32, 1., (1 << 20, seed as usize), &device)?;
                 assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0, "input {seed}");
                 assert_eq!(fast.lend(&input, |out| differing(&expected, &out[0]))??, 0, "lent, input {seed}");
@@ -84,8 +84,8 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     let input = sentence(&device, 5)?;
     let fast = OparaExecutor::builder().build_fn(bert(&device, DType::F16)?, &input)?;
     let expected = fast.call(&input)?.remove(0);
-    // Comparing on the device keeps 10,000 read-backs out of it; NaN would differ from itself, so bits of finite
-    // outputs are compared by value and the rest once on the host.
+    // Compares on the device, to avoid 10,000 read-backs. NaN would differ from itself, so finite outputs are compared
+    // by value, and the bits once on the host.
     let mut differences = Tensor::zeros((), DType::F32, &device)?;
     for _ in 0..10_000 {
         let differs = fast.lend(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
@@ -97,9 +97,9 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// candle-transformers' T5 uploads its table of relative positions in every forward: 64 KiB at 128 tokens.
+/// candle-transformers' T5 uploads its table of relative positions in every forward pass: 64 KiB at 128 tokens.
 #[test]
-fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {
+fn t5_with_uploads_is_captured() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let config = t5::Config { d_model: 512, d_ff: 2048, num_layers: 6, num_heads: 8, ..Default::default() };
     for (dtype, tokens) in [(DType::F32, 128), (DType::F32, 512), (DType::F16, 128)] {
@@ -122,7 +122,7 @@ fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
+fn an_uncapturable_module_runs_eagerly_with_a_reason() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let reads_back = |x: &Tensor| -> Result<Tensor> {
         let mean = x.mean_all()?.to_scalar::<f32>()?;
@@ -136,14 +136,14 @@ fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
     assert_eq!(differing(&reads_back(&x)?, &fast.forward(&x)?)?, 0);
     let refused = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reads_back, &x);
     assert!(refused.is_err());
-    // The stream is sound after a failed capture.
+    // The stream is usable after a failed capture.
     let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
     Ok(())
 }
 
 #[test]
-fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow::Result<()> {
+fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let layers = |vb: VarBuilder| Ok(seq().add(linear(64, 64, vb.pp("up"))?).add(|x: &Tensor| x.relu()));
     let vb = opara_weights::seeded(3, DType::F32, &device);
@@ -164,7 +164,7 @@ fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow
     };
     let reads_back = OparaExecutor::load(make, &inputs[0])?;
     assert_eq!(reads_back.report().mode, Mode::Eager);
-    // Each call of either has a new shape, which is captured, or cannot be, while the other waits for its turn.
+    // Every call of either executor has a new shape, which must be captured or refused while the other waits.
     let calls = |executor: &OparaExecutor| inputs.iter().map(|x| executor.forward(x)).collect::<Result<Vec<_>>>();
     let outputs = std::thread::scope(|scope| {
         let other = scope.spawn(|| calls(&reads_back));
@@ -226,7 +226,7 @@ fn a_module_with_state_is_an_error() -> anyhow::Result<()> {
 }
 
 #[test]
-fn outputs_that_are_inputs_views_or_twins() -> anyhow::Result<()> {
+fn outputs_that_are_inputs_views_or_duplicates() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = Tensor::rand(0f32, 1., (3, 4), &device)?;
     let function = {

@@ -1,6 +1,5 @@
-//! What an executor does after it was built, on a GPU: shapes that push each other out, outputs that are lent, modules
-//! that change or free memory, re-checks, threads. Without a GPU, or without the `cuda` feature, each test says that it
-//! skips.
+//! The executor after it was built, on a GPU: evicted shapes, borrowed outputs, modules that change or free memory,
+//! re-checks, threads. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -13,7 +12,7 @@ use common::{assert_nine_shapes_settle, assert_same, devices, gpu, isolated, log
 use opara_candle::{Error, Mode, OparaExecutor};
 use tracing::Level;
 
-/// Of a lock.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
 fn rows(n: usize, device: &Device) -> Result<[Tensor; 1]> {
@@ -30,7 +29,7 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
     plain(t)
 }
 
-/// An executor of [`plain`] that is captured for two rows.
+/// An executor of [`plain`], captured for two rows.
 fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
     let fast = OparaExecutor::builder().build_fn(plain, &rows(2, device)?)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
@@ -38,13 +37,13 @@ fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
 }
 
 #[test]
-fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+fn nine_shapes_in_turn_are_not_rebuilt_forever() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     assert_nine_shapes_settle(plain, plain, |n| rows(n, &device))
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let replayed = captured(&device)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2, &device)?)?;
@@ -65,9 +64,9 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
     Ok(())
 }
 
-/// Each thread is in a closure and calls the executor whose outputs the other one's closure has.
+/// Each thread borrows one executor's outputs, and calls the other executor inside its closure.
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<()> {
     for device in devices()? {
         let executors = [captured(&device)?, captured(&device)?];
         let both = Barrier::new(2);
@@ -99,7 +98,7 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
     for device in devices()? {
         let fast = captured(&device)?;
         fast.call(&rows(3, &device)?)?;
@@ -133,7 +132,7 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 
 /// Needs captures that other threads do not wait for.
 #[test]
-fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (function, stopped) = stopped_at(5, plain);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
@@ -151,7 +150,7 @@ fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::R
     })
 }
 
-/// A module that keeps one table, for the shape that it saw last, and frees the one before.
+/// A module that keeps one table, for the last shape, and frees the one before.
 fn table_of_the_last_shape() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let table = Mutex::new(None::<(usize, Tensor)>);
     move |t: &[Tensor]| {
@@ -174,12 +173,12 @@ fn with_table(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> anyhow::Result<()> {
-    isolated("two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape", || {
-        // Where every thread has a stream of its own, threads that share a table must wait for each other themselves.
+fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
+    isolated("two_threads_share_a_module_that_keeps_one_table", || {
+        // With per-thread streams, threads that share a table must synchronise themselves.
         for device in devices()?.into_iter().take(2) {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
-            // Inputs and expected answers are made before: other threads' uploads are another test's.
+            // Inputs and expected answers are computed before: concurrent uploads are tested elsewhere.
             let work = |n: usize| Ok::<_, candle::Error>((rows(n, &device)?, with_table(&rows(n, &device)?)?));
             let work = [work(4)?, work(5)?];
             device.synchronize()?;
@@ -189,7 +188,7 @@ fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> 
                 let mut answers = Vec::new();
                 for _ in 0..200 {
                     answers.push(fast.call(x)?);
-                    // Takes the memory of a table that is gone.
+                    // Reuses the memory of a freed table.
                     answers.push(fast.lend(x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>())??);
                 }
                 device.synchronize()?;
@@ -206,17 +205,17 @@ fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> 
                 }
             }
             let report = fast.report();
-            // Building it again for every call would cost more than it saves.
+            // Rebuilding for every call would cost more than it saves.
             assert!(report.rebuilds <= 16, "{report}");
         }
         Ok(())
     })
 }
 
-/// One thread: the table of the first shape is freed while its plan is there, and its memory holds other numbers then.
+/// On one thread: the table of the first shape is freed while its plan exists, and its memory is overwritten.
 #[test]
-fn a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times() -> anyhow::Result<()> {
-    isolated("a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times", || {
+fn a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times() -> anyhow::Result<()> {
+    isolated("a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times", || {
         let Some(device) = gpu() else { return Ok(()) };
         let (log, report) = logged(Level::WARN, || {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
@@ -237,11 +236,11 @@ fn a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times() -> 
 }
 
 #[test]
-fn swapped_weights_and_variables_are_seen_after_invalidate() -> anyhow::Result<()> {
+fn swapped_weights_and_variables_are_used_after_invalidate() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let on_device = |i: usize| waves(i, 6)?.to_device(&device);
     let weight = Arc::new(Mutex::new(on_device(1)?));
-    // The first weight is not freed, so that nothing but `invalidate` tells.
+    // The first weight is not freed, so only `invalidate` can reveal the change.
     let first = weight.lock().expect(FREE).clone();
     let variable = Var::from_tensor(&on_device(3)?)?;
     let function = {
@@ -267,9 +266,9 @@ fn swapped_weights_and_variables_are_seen_after_invalidate() -> anyhow::Result<(
     Ok(())
 }
 
-/// Finds out how often building calls a module, then builds one that changes its answer at the tenth call after that.
+/// Counts how often building calls a module, then builds one that changes its answer at the tenth call after that.
 #[test]
-fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
+fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let x = rows(2, &device)?;
     let calls = Arc::new(AtomicUsize::new(0));
@@ -312,7 +311,7 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of NaN, infinities and zeros of both signs, of every dtype that a module may return, and inputs in any layout.
+/// With NaN, infinities and zeros of both signs, every output dtype, and inputs in any layout.
 #[test]
 fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
     for device in devices()? {

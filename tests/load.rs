@@ -1,4 +1,4 @@
-//! Modules that are neither `Send` nor `Sync`: made, run and dropped on the one thread where they live, replayed from any.
+//! Modules that are neither `Send` nor `Sync`: created, run and dropped on a capture thread, replayed from any thread.
 
 use std::rc::Rc;
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -18,12 +18,12 @@ fn weights() -> VarBuilder<'static> {
     opara_weights::seeded(5, DType::F32, CPU)
 }
 
-/// Layers of this crate in a container that cannot leave its thread.
+/// Layers of this crate in a container that is not `Send`.
 fn mlp(vb: VarBuilder) -> Result<Sequential> {
     Ok(seq().add(nn::linear(WIDTH, 96, vb.pp("up"))?).add(ops::gelu).add(nn::linear(96, WIDTH, vb.pp("down"))?))
 }
 
-/// The same over candle's own layers.
+/// The same with candle's own layers.
 fn plain_mlp(vb: VarBuilder) -> Result<Sequential> {
     let (up, down) = (candle_nn::linear(WIDTH, 96, vb.pp("up"))?, candle_nn::linear(96, WIDTH, vb.pp("down"))?);
     Ok(seq().add(up).add(Activation::GeluPytorchTanh).add(down))
@@ -86,7 +86,7 @@ fn functions_of_several_tensors() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_module_that_cannot_be_made_is_an_error() -> anyhow::Result<()> {
+fn a_module_that_cannot_be_created_is_an_error() -> anyhow::Result<()> {
     let error = OparaExecutor::load(|| mlp(weights().set_dtype(DType::U8)), &rows(2)?).unwrap_err();
     assert!(matches!(error, Error::Candle(_)), "{error}");
     let make = || if rows(2)?.dim(0)? == 2 { panic!("no such model") } else { mlp(weights()) };
@@ -135,8 +135,8 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn all_of_rayons_threads_may_wait_for_one_module() -> anyhow::Result<()> {
-    // Large enough for candle to spread its product over rayon's threads.
+fn all_rayon_threads_may_wait_for_one_module() -> anyhow::Result<()> {
+    // Large enough for candle to spread its matmul over rayon's threads.
     let make = || {
         let vb = weights();
         Ok(seq().add(candle_nn::linear(WIDTH, 512, vb.pp("a"))?).add(candle_nn::linear(512, 512, vb.pp("b"))?))
@@ -149,20 +149,20 @@ fn all_of_rayons_threads_may_wait_for_one_module() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells on which thread it is dropped.
-struct Tells(Sender<Option<String>>);
+/// Reports the thread that drops it.
+struct ReportsDrop(Sender<Option<String>>);
 
-impl Drop for Tells {
+impl Drop for ReportsDrop {
     fn drop(&mut self) {
         let _ = self.0.send(thread::current().name().map(Into::into));
     }
 }
 
 #[test]
-fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<()> {
+fn a_module_is_dropped_on_its_thread_while_others_run() -> anyhow::Result<()> {
     let (tell, told) = channel();
     let make = move || {
-        let (tells, model) = (Tells(tell), mlp(weights())?);
+        let (tells, model) = (ReportsDrop(tell), mlp(weights())?);
         Ok(move |x: &Tensor| {
             let _ = &tells;
             model.forward(x)
@@ -187,7 +187,7 @@ fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<
         let caller = scope.spawn(|| slow.forward(&rows(3)?));
         entered.recv()?;
         drop(dropped);
-        // Its thread is its own: nobody waits for the module that is still running.
+        // The module has a thread of its own, so its drop does not wait for the module that is still running.
         assert_eq!(told.recv()?.as_deref(), Some("opara-capture"));
         assert_same_bits(&slow.forward(&rows(2)?)?, &rows(2)?.tanh()?);
         drop(leave);
@@ -197,20 +197,20 @@ fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<
     Ok(())
 }
 
-/// Panics when it is dropped.
-struct Grudge(Receiver<()>);
+/// Panics in its destructor.
+struct PanicsOnDrop(Receiver<()>);
 
-impl Drop for Grudge {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         assert!(self.0.try_recv().is_ok(), "nobody said goodbye");
     }
 }
 
 #[test]
-fn a_panic_when_a_module_is_dropped_harms_nobody() -> anyhow::Result<()> {
+fn a_panic_in_a_modules_destructor_is_contained() -> anyhow::Result<()> {
     let (_silent, goodbye) = channel();
     let make = move || {
-        let grudge = Grudge(goodbye);
+        let grudge = PanicsOnDrop(goodbye);
         Ok(move |x: &Tensor| {
             let _ = &grudge;
             ops::tanh(x)
@@ -221,10 +221,10 @@ fn a_panic_when_a_module_is_dropped_harms_nobody() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls an executor when it is dropped.
-struct LastWords(OparaExecutor, Sender<Result<Tensor>>);
+/// Calls an executor in its destructor.
+struct CallsOnDrop(OparaExecutor, Sender<Result<Tensor>>);
 
-impl Drop for LastWords {
+impl Drop for CallsOnDrop {
     fn drop(&mut self) {
         let _ = self.1.send(rows(2).and_then(|x| self.0.forward(&x)));
     }
@@ -234,7 +234,7 @@ impl Drop for LastWords {
 fn a_module_may_call_another_while_it_is_dropped() -> anyhow::Result<()> {
     let (say, said) = channel();
     let make = move || {
-        let last_words = LastWords(OparaExecutor::load(|| mlp(weights()), &rows(2)?)?, say);
+        let last_words = CallsOnDrop(OparaExecutor::load(|| mlp(weights()), &rows(2)?)?, say);
         Ok(move |x: &Tensor| last_words.0.forward(x))
     };
     drop(OparaExecutor::load(make, &rows(2)?)?);
@@ -243,7 +243,7 @@ fn a_module_may_call_another_while_it_is_dropped() -> anyhow::Result<()> {
 }
 
 #[test]
-fn executors_inside_a_module_that_lives_there() -> anyhow::Result<()> {
+fn executors_inside_a_module_on_a_capture_thread() -> anyhow::Result<()> {
     let x = rows(2)?;
     let shared = OparaExecutor::load(|| mlp(weights().pp("shared")), &x)?;
     let make = move || {
@@ -272,7 +272,7 @@ fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()>
     let eager = mlp(weights())?;
     let expected = (2..50).map(|n| eager.forward(&rows(n)?.tanh()?)?.sqr()).collect::<Result<Vec<_>>>()?;
     let outputs = thread::scope(|scope| {
-        // Every call has a new shape, for which the shared executor locks and waits for the one thread.
+        // Every call has a new shape, for which the shared executor locks and waits for the thread.
         let other = scope.spawn(|| (2..50).rev().try_for_each(|n| shared.forward(&rows(n)?).map(drop)));
         let outputs = (2..50).map(|n| outer.forward(&rows(n)?)).collect::<Result<Vec<_>>>();
         other.join().expect("the other caller panicked").and(outputs)
@@ -282,7 +282,7 @@ fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()>
 }
 
 #[test]
-fn a_recording_follows_a_call_to_where_the_module_lives() -> anyhow::Result<()> {
+fn a_recording_continues_on_the_modules_thread() -> anyhow::Result<()> {
     let inner = OparaExecutor::load(|| mlp(weights()), &rows(2)?)?;
     let outer = move |x: &Tensor| {
         let _scope = scope("outer");
@@ -305,7 +305,7 @@ fn an_executor_built_inside_a_forward_pass() -> anyhow::Result<()> {
 }
 
 #[test]
-fn many_come_and_go_on_several_threads() -> anyhow::Result<()> {
+fn many_executors_are_built_and_dropped_on_several_threads() -> anyhow::Result<()> {
     let errors = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 1..5 {
