@@ -1,4 +1,4 @@
-//! One model on the device, and all that can run it.
+//! One model on the device, with all contestants that can run it.
 
 use anyhow::{anyhow, bail, Result};
 use candle::{DType, Device};
@@ -9,30 +9,30 @@ use crate::cell::Race;
 use crate::own::{self, Subject};
 use crate::peer::Framework;
 
-/// Seed of weights.
+/// Seed of the weights.
 pub const SEED: u64 = 0;
 
-/// One model in one type, and all that can run it.
+/// One model in one dtype, with all contestants that can run it.
 pub struct Bench<'a> {
     model: Native,
     dtype: DType,
     device: &'a Device,
     frameworks: &'a mut [Framework],
-    /// Loaded with the first cell.
+    /// Loaded for the first cell.
     subject: Option<Subject>,
 }
 
 impl<'a> Bench<'a> {
-    /// The model, which is loaded when it first runs.
+    /// The model is loaded when it first runs.
     pub fn new(model: Native, dtype: DType, device: &'a Device, frameworks: &'a mut [Framework]) -> Self {
         Self { model, dtype, device, frameworks, subject: None }
     }
 
-    /// Makes the contestants that are wanted ready, lets `f` run them, and returns what came of them. What goes wrong with
-    /// one is its outcome.
+    /// Prepares the wanted contestants, lets `f` run them, and returns their outcomes. An error of one contestant is
+    /// its outcome.
     ///
     /// # Errors
-    /// A model that cannot be made or run eagerly.
+    /// A model that cannot be built or run eagerly.
     pub fn race(
         &mut self,
         key: &Key,
@@ -40,7 +40,7 @@ impl<'a> Bench<'a> {
         f: impl FnOnce(&mut Race),
     ) -> Result<Vec<Contestant>> {
         eprintln!("{key}");
-        // Loading is work for the host and for the GPU: all load, and what is timed comes after.
+        // Loading keeps host and GPU busy, so everything is loaded before anything is timed.
         let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
         let subject = match &self.subject {
             Some(subject) => subject,
@@ -53,7 +53,7 @@ impl<'a> Bench<'a> {
         let expected = subject.eager(&input)?;
         let loaded = self.frameworks.iter_mut().zip(loading).map(|(framework, loading)| {
             let loaded = loading.and_then(|()| framework.loaded());
-            // An error in one cell may have left the process without a working device.
+            // An error in one cell may have left the process without a usable device.
             loaded.or_else(|_| framework.reload(key, SEED))
         });
         let loaded: Vec<Result<()>> = loaded.collect();
@@ -80,8 +80,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// How far outputs may lie from those of eager execution, as a part of the largest value: other kernels round otherwise,
-/// and cuDNN's choose TF32 or not.
+/// Maximum difference from the eager outputs, relative to the largest value: other kernels round differently, and cuDNN
+/// may or may not use TF32.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 2e-3,

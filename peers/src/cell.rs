@@ -1,4 +1,4 @@
-//! One cell: contestants get ready one after another, and then take turns.
+//! One cell: contestants are prepared one after another, and then measured in turns.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,32 @@ use opara_peers::results::{Contestant, Measured, Outcome};
 use crate::gpu::Gpu;
 use crate::way::{Ready, Way};
 
-/// How long the GPU's counters are read, and how long a contestant runs before: they lag behind by a tenth of a second.
+/// How long the GPU's counters are read, and how long a contestant runs before: the counters lag by a tenth of a
+/// second.
 const WATCHED: Duration = Duration::from_millis(150);
 const BEFORE: Duration = Duration::from_millis(150);
 
 /// How often and how long contestants run; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Turns {
-    /// Calls of each contestant that are measured, with the L2 cache flushed before each and as often without.
+    /// Measured calls of each contestant, once with a flush of the L2 cache before each call and once without.
     #[arg(long, default_value_t = 300, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub calls: usize,
 
-    /// Calls that a contestant makes before the next one has its turn.
+    /// Calls of a contestant per turn.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     pub turn: u16,
 
-    /// Seconds after which a contestant has no more turns in a series; slow ones make fewer calls then.
+    /// Seconds after which a contestant gets no more turns in a series; slow ones make fewer calls.
     #[arg(long, default_value_t = 3.)]
     pub seconds: f64,
 }
 
 /// The contestants of a cell, in the order of their turns.
 pub struct Race {
-    /// What eager execution gives on this library's operators.
+    /// The eager output on this library's operators.
     expected: Tensor,
-    /// How far outputs may lie from that, as a part of its largest value.
+    /// Maximum difference from it, relative to its largest value.
     tolerance: f32,
     entrants: Vec<Entrant>,
 }
@@ -51,7 +52,7 @@ impl Race {
         Self { expected, tolerance, entrants: Vec::new() }
     }
 
-    /// Enters a contestant, unless it is not ready or its output is not the expected one: then that is its outcome.
+    /// Enters a contestant. If it is not ready, or its output is wrong, that is its outcome.
     pub fn enter(&mut self, name: String, ready: Result<Ready>) {
         let state = ready.and_then(|ready| self.checked(ready));
         match &state {
@@ -75,9 +76,9 @@ impl Race {
         Ok((ready.way, measured))
     }
 
-    /// Lets them take turns.
+    /// Measures all contestants in turns.
     pub fn run(&mut self, turns: &Turns) {
-        /// Of the order, which is the same for whoever measures.
+        /// Seed of the turn order, so that it is the same in every run.
         const SEED: u64 = 1;
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut order: Vec<usize> = (0..self.entrants.len()).collect();
@@ -85,8 +86,9 @@ impl Race {
             let rounds = turns.calls.div_ceil(turns.turn.into());
             let mut spent = vec![Duration::ZERO; self.entrants.len()];
             for _ in 0..rounds {
-                // Everyone follows everyone: what one leaves behind, in heat or in caches, hits all alike. Behind the same
-                // neighbour in every round, whoever followed the busiest ran at a lower clock: up to 7 % for the same kernels.
+                // Shuffle the order each round, so that the heat and cache contents that one contestant leaves affect
+                // all others equally. With a fixed order, the contestant after the busiest one ran at a lower clock: up
+                // to 7 % slower for the same kernels.
                 random.shuffle(&mut order);
                 for &at in &order {
                     if spent[at].as_secs_f64() < turns.seconds {
@@ -99,7 +101,7 @@ impl Race {
         }
     }
 
-    /// Reads the GPU's counters while each runs.
+    /// Reads the GPU's counters while each contestant runs.
     pub fn watch(&mut self, gpu: &Gpu) {
         for Entrant { state, .. } in &mut self.entrants {
             let Ok((way, measured)) = state else { continue };
@@ -111,12 +113,12 @@ impl Race {
                 way.spin(BEFORE + WATCHED)?;
                 watching.join().unwrap_or_else(|_| anyhow::bail!("the reader of the counters panicked"))
             });
-            // Not every GPU has such counters, and not every machine lets one read them.
+            // Not every GPU has such counters, and not every machine allows reading them.
             measured.utilization = watched.ok();
         }
     }
 
-    /// Times their kernels. Later calls may be slower.
+    /// Times the kernels of the contestants. Later calls may be slower.
     pub fn profile(&mut self) {
         for Entrant { name, state } in &mut self.entrants {
             let Ok((way, measured)) = state else { continue };
@@ -127,7 +129,7 @@ impl Race {
         }
     }
 
-    /// What came of them.
+    /// The outcomes of all contestants.
     pub fn outcomes(self) -> Vec<Contestant> {
         let outcome = |state: Result<(_, Measured)>| match state {
             Ok((_, measured)) => Outcome::Measured(Box::new(measured)),
@@ -159,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes down its turns, takes some time for them, and fails after some.
+    /// Records its turns, takes some time for each, and fails after some.
     struct Noted {
         name: &'static str,
         log: Rc<RefCell<Vec<(&'static str, bool)>>>,
@@ -193,7 +195,7 @@ mod tests {
     const TURNS: Turns = Turns { calls: 6, turn: 2, seconds: 60. };
 
     #[test]
-    fn contestants_take_turns_and_what_fails_is_told() -> Result<()> {
+    fn contestants_take_turns_and_failures_are_reported() -> Result<()> {
         let log = Rc::default();
         let way = |name, fails_after| Noted { name, log: Rc::clone(&log), fails_after };
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_out_of_time_has_no_more_turns() -> Result<()> {
+    fn a_contestant_out_of_time_gets_no_more_turns() -> Result<()> {
         let log = Rc::default();
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
         let mut race = Race::new(expected, 1e-3);
