@@ -46,7 +46,7 @@ impl Tokenizer {
     fn trained(path: &Path, seq_len: usize) -> Result<Self> {
         let mut tokenizer = tokenizers::Tokenizer::from_file(path)
             .map_err(Error::from_boxed)
-            .with_context(|| format!("cannot understand {}", path.display()))?;
+            .with_context(|| format!("cannot parse {}", path.display()))?;
         let mut padding = tokenizer.get_padding().cloned().unwrap_or_default();
         padding.strategy = PaddingStrategy::Fixed(seq_len);
         let truncation = TruncationParams { max_length: seq_len, ..Default::default() };
@@ -124,7 +124,7 @@ mod tests {
         let path = folder.path().join("tokenizer.json");
         std::fs::write(&path, "{")?;
         let error = format!("{:#}", Tokenizer::trained(&path, 4).err().context("it is damaged")?);
-        assert!(error.starts_with(&format!("cannot understand {}: ", path.display())), "{error}");
+        assert!(error.starts_with(&format!("cannot parse {}: ", path.display())), "{error}");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Threads that build, call, lend, evict and drop executors of their own.
+//! Threads that build, call, evict and drop their own executors and borrow their outputs.
 
 use opara_candle::OparaExecutor;
 
@@ -6,10 +6,10 @@ use crate::modules::{Kind, Module};
 use crate::tally::{Seen, Tally};
 use crate::world::{read, World};
 
-/// Executors that live at the same time.
+/// Executors alive at the same time.
 const ALIVE: usize = 3;
 
-/// One thread of this role.
+/// A thread of this role.
 pub struct Builds<'a> {
     world: &'a World,
     alive: Vec<(Kind, OparaExecutor)>,
@@ -20,7 +20,7 @@ impl<'a> Builds<'a> {
         Self { world, alive: Vec::new() }
     }
 
-    /// Builds an executor, or calls one with shapes of which it keeps two, or drops one.
+    /// Builds an executor, calls one with shapes of which it caches two, or drops one.
     pub fn round(&mut self, rng: &mut fastrand::Rng, tally: &mut Tally) {
         match rng.u32(..4) {
             0 => self.build(rng, tally),
