@@ -1,4 +1,4 @@
-//! One model, run eagerly and by executors, and what an example shows of that.
+//! A model that runs eagerly and in executors, and the reports of the examples.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,61 +12,61 @@ use crate::{Latencies, Options, Run};
 
 type Forward = dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync;
 
-/// A model as a function of its inputs. Clones share it.
+/// A model as a function of its inputs. Clones share the model.
 #[derive(Clone)]
 pub struct Model(Arc<Forward>);
 
 impl Model {
-    /// A model that is a function of several inputs.
+    /// Wraps a function of several inputs.
     pub fn new(f: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static) -> Self {
         Self(Arc::new(f))
     }
 
-    /// A model of one input and one output.
+    /// Wraps a module with one input and one output.
     pub fn of(module: impl Module + Send + Sync + 'static) -> Self {
         Self::new(move |inputs| Ok(vec![module.forward(&inputs[0])?]))
     }
 
-    /// Runs it eagerly.
+    /// Runs the model eagerly.
     ///
     /// # Errors
-    /// Those of the model.
+    /// An error of the model.
     pub fn call(&self, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         (self.0)(inputs)
     }
 
-    /// An executor of it.
+    /// Builds an executor of the model.
     ///
     /// # Errors
-    /// Those of the model and of the device.
+    /// An error of the model or of the device.
     pub fn executor(&self, builder: Builder, example: &[Tensor]) -> Result<OparaExecutor> {
         let model = self.clone();
         Ok(builder.build_fn(move |inputs| model.call(inputs), example)?)
     }
 }
 
-/// Options of what an example shows; flatten them into its own.
+/// Options for an example's reports; flatten them into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Show {
     /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
     #[arg(long)]
     compare: bool,
 
-    /// Draw the schedule into this SVG file.
+    /// Draw the schedule to this SVG file.
     #[arg(long)]
     svg: Option<PathBuf>,
 
-    /// Save the recorded trace into this file.
+    /// Save the recorded trace to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
 }
 
 impl Show {
-    /// Writes the files asked for, measures `model` on `example` eagerly and by `fast`, its executor, and prints the
+    /// Writes the requested files, measures `model` on `example`, eagerly and with its executor `fast`, and prints the
     /// report to `out`.
     ///
     /// # Errors
-    /// Files that cannot be written, and errors of the model.
+    /// A file that cannot be written, or an error of the model.
     pub fn run(
         &self,
         out: impl Write,

@@ -46,7 +46,7 @@ fn bert_and_t5_accept_a_weights_file() -> Result<()> {
     for (name, file) in [("bert", &bert), ("t5", &t5)] {
         let file = file.to_str().context("a path of UTF-8")?;
         let told = stderr(&example(name, &[&SHORT[..], &["--model", file]].concat())?.success());
-        assert!(told.contains("no config.json beside the weights file"), "{told}");
+        assert!(told.contains("no config.json in the folder of the weights file"), "{told}");
         assert!(!told.contains("does not use"), "{told}");
         // A model of another size than the file.
         let misfit = example(name, &["--cpu", "--model", file])?.code(1);

@@ -1,4 +1,4 @@
-//! DeepFM against PyTorch's answers, which `reference/deepfm.py` wrote.
+//! Compares DeepFM with PyTorch's results, which `reference/deepfm.py` wrote.
 
 use candle::{DType, Device, Module, Result, Tensor};
 use opara_candle::{Mode, OnUncapturable, OparaExecutor};
@@ -39,7 +39,7 @@ fn message<T>(result: Result<T>) -> String {
 }
 
 #[test]
-fn probabilities_are_those_of_pytorch() -> Result<()> {
+fn probabilities_match_pytorch() -> Result<()> {
     let reference = Reference::read();
     let model = reference.model(DType::F32)?;
     let ids = reference.ids()?;
