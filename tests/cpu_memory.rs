@@ -58,7 +58,7 @@ fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
         let x = waves(columns, (1, columns))?;
         assert!(common::same_bits(&fast.forward(&x)?, &function(&x)?)?, "{columns} columns");
         let report = fast.report_for(&[x])?;
-        assert_eq!(report.mode, Mode::Lanes, "{report}");
+        assert_eq!(report.mode, Mode::Threads, "{report}");
         Ok(())
     };
     (1..=100).try_for_each(call)?;

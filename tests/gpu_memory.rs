@@ -62,7 +62,7 @@ fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
     let module = move |x: &Tensor| x.matmul(&weight.affine(2., 0.)?)?.relu()?.matmul(&weight)?.gelu();
     // The largest first: what all plans share does not grow then.
     let input = |rows: usize| Tensor::rand(-1f32, 1., (rows, 256), &device);
-    let fast = OparaExecutor::builder().fuse(false).race(false).build(module, &input(1_100)?)?;
+    let fast = OparaExecutor::builder().fuse(false).benchmark_challengers(false).build(module, &input(1_100)?)?;
     let call = |rows: usize| -> anyhow::Result<()> {
         let x = input(rows)?;
         fast.forward(&x)?;

@@ -191,14 +191,14 @@ fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_ov
     let Some(device) = gpu() else { return Ok(()) };
     let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
-    let mut lent = expected.clone();
+    let mut borrowed = expected.clone();
     for i in 0..20 {
         expected = step(&expected)?;
-        match fast.lend(&lent, <[Tensor]>::to_vec) {
-            Ok(outputs) => lent = outputs,
+        match fast.call_zero_copy(&borrowed, <[Tensor]>::to_vec) {
+            Ok(outputs) => borrowed = outputs,
             Err(_) => return Ok(()),
         }
-        assert_same(&lent, &expected, format_args!("call {i}"));
+        assert_same(&borrowed, &expected, format_args!("call {i}"));
     }
     Ok(())
 }

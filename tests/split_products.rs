@@ -1,4 +1,4 @@
-//! Products of f32 by tensor cores, as `product.cu` computes them, emulated on the CPU: operands are rounded to TF32 bit by bit.
+//! Products of f32 by tensor cores, as `matmul.cu` computes them, emulated on the CPU: operands are rounded to TF32 bit by bit.
 //!
 //! An operand is split into two TF32 numbers, and three products stand for one. Numbers beyond 4e34, infinities and NaN cannot
 //! be split. These tests prove that such operands never give a number: the kernel sees NaN or something too large, and adds up
@@ -92,7 +92,7 @@ fn product(x: &[f32], weight: &[f32], overflow: Overflow) -> (f32, bool) {
     }
 }
 
-/// The same in f32: `without_tensor_cores` of `product.cu`.
+/// The same in f32: `without_tensor_cores` of `matmul.cu`.
 fn one_by_one(x: &[f32], weight: &[f32]) -> f32 {
     x.iter().zip(weight).fold(0., |sum, (&x, &weight)| x.mul_add(weight, sum))
 }

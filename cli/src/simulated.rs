@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use opara_plan::prepared::Prepared;
 use opara_plan::schedule::Schedule;
-use opara_plan::simulate::{simulate, Device};
+use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::timeline::Timeline;
 use opara_plan::Scheduler;
 
@@ -40,7 +40,7 @@ pub struct Simulated {
     /// When what was to run where.
     pub schedule: Schedule,
     /// What it ran on.
-    pub device: Device,
+    pub device: DeviceModel,
     /// When it ran.
     pub timeline: Timeline,
 }

@@ -4,7 +4,7 @@
 //!     cargo run --release --example soak -- --cpu --seconds 10
 //!     cargo run --release --features cudnn --example soak -- --devices
 //!
-//! Some threads run plain candle code. Some call executors, shared among them, with changing shapes. Some build, lend,
+//! Some threads run plain candle code. Some call executors, shared among them, with changing shapes. Some build, borrow outputs,
 //! evict and drop executors of their own. Some end and start anew, with tensors in their thread-locals. Right answers
 //! are computed by the modules themselves before any executor is built.
 //!

@@ -204,7 +204,7 @@ pub enum Error {
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
-    /// A trace, a schedule or a picture was asked for of inputs that the module itself answers.
+    /// A trace or a schedule was asked for, but calls with these inputs run eagerly.
     #[error("nothing is recorded for these inputs, since calls of them run eagerly: {reason}")]
     NotRecorded {
         /// Why they run eagerly.
@@ -215,19 +215,20 @@ pub enum Error {
     #[error("times of single ops are measured of captured modules on a CUDA device only")]
     NotMeasurable,
 
-    /// A closure that outputs are lent to calls the executor that lends them, with inputs of the same shapes and dtypes.
+    /// A closure of [`call_zero_copy`](crate::OparaExecutor::call_zero_copy) calls its own executor with inputs of the same shapes
+    /// and dtypes. That call would overwrite the outputs that the closure borrows.
     #[error(
-        "the executor was called with the same shapes by the closure that it lends its outputs to: copy them and call it \
-         afterwards"
+        "the executor was called with the same shapes inside a closure that borrows its outputs: copy them and call it after \
+         the closure"
     )]
-    Lent,
+    OutputsBorrowed,
 
     /// The module freed memory that its recorded pass reads, while a plan was built or measured.
     #[error(
         "the module frees memory that its recorded pass reads: let it keep its tensors (weights, caches, tables for each \
          shape) for as long as it lives"
     )]
-    Freed,
+    MemoryFreed,
 
     /// The module panicked while it was made, recorded or replayed.
     #[error("the module panicked: {message}")]
@@ -318,7 +319,7 @@ impl Error {
                 | NotCapturable { .. }
                 | DrawsRandomNumbers { .. }
                 | Mismatch { .. }
-                | Freed
+                | MemoryFreed
         )
     }
 

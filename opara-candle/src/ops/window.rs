@@ -178,7 +178,7 @@ impl PoolConfig {
     }
 
     /// The same with padding.
-    pub fn pad(self, padding: impl Into<Padding>) -> Self {
+    pub fn padding(self, padding: impl Into<Padding>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 

@@ -8,9 +8,9 @@ use self::Family::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// Matrix by matrix or vector, and the reductions that belong to them.
-    Products,
+    Matmul,
     /// Convolutions in any form.
-    Convolutions,
+    Convolution,
     /// Attention in one kernel.
     Attention,
     /// Softmax on its own.
@@ -18,15 +18,15 @@ pub enum Family {
     /// Layer norm, RMS norm, batch norm.
     Normalisation,
     /// Sums, maxima and the like along a dimension.
-    Reductions,
+    Reduction,
     /// One element of the result from one of each operand.
     ElementWise,
     /// Copies, fills, concatenations, transposes.
     Layout,
     /// Maxima and means over windows.
-    Pools,
+    Pooling,
     /// Rows or elements by their indices.
-    Lookups,
+    Gather,
     /// What no rule knows.
     Other,
 }
@@ -34,16 +34,16 @@ pub enum Family {
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Products => "matrix products",
-            Convolutions => "convolutions",
+            Matmul => "matmul",
+            Convolution => "convolutions",
             Attention => "attention, fused",
             Softmax => "softmax",
             Normalisation => "normalisation",
-            Reductions => "reductions",
+            Reduction => "reductions",
             ElementWise => "element-wise",
             Layout => "copies and layout",
-            Pools => "pools",
-            Lookups => "lookups",
+            Pooling => "pooling",
+            Gather => "gather, embedding",
             Other => "other",
         })
     }

@@ -33,7 +33,7 @@ const BARRIER_US: f64 = 2.;
 const BUDGET: usize = 1 << 13;
 
 pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
-    Schedule::of_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
+    Schedule::from_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
 }
 
 /// A model of what a stage costs in microseconds: its longest group, but no less than all its ops need of the device

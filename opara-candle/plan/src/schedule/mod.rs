@@ -105,14 +105,19 @@ impl Schedule {
     /// [`Error::InvalidSchedule`] if an op has no stream, is not launched once, or is launched before one that it
     /// depends on.
     pub fn new(graph: &OpGraph, stream: Vec<usize>, order: Vec<OpId>) -> Result<Self> {
-        Self::in_stages(graph, stream, order, Vec::new())
+        Self::with_barriers(graph, stream, order, Vec::new())
     }
 
     /// The same with barriers at these positions of the order.
     ///
     /// # Errors
     /// As for [`new`](Self::new), and for barriers that are not ascending positions inside the order.
-    pub fn in_stages(graph: &OpGraph, mut stream: Vec<usize>, order: Vec<OpId>, barriers: Vec<usize>) -> Result<Self> {
+    pub fn with_barriers(
+        graph: &OpGraph,
+        mut stream: Vec<usize>,
+        order: Vec<OpId>,
+        barriers: Vec<usize>,
+    ) -> Result<Self> {
         let position = positions(graph, &stream, &order)?;
         if !barriers.is_sorted_by(|a, b| a < b) || barriers.iter().any(|&b| b == 0 || b >= order.len()) {
             return Err(Error::InvalidSchedule("barriers have to be ascending positions inside the order".into()));
@@ -127,17 +132,17 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The same launch order on at most so many streams, if there are more: those that begin later share the first ones, in
-    /// turns, and what shares a stream runs in launch order.
+    /// The same launch order on at most `streams` streams: stream `i` becomes stream `i % streams`. Ops that then share a stream
+    /// run in launch order.
     ///
     /// # Errors
     /// As for [`new`](Self::new): the schedule is one of another graph.
-    pub fn sharing(self, graph: &OpGraph, streams: usize) -> Result<Self> {
+    pub fn cap_streams(self, graph: &OpGraph, streams: usize) -> Result<Self> {
         if self.streams() <= streams {
             return Ok(self);
         }
         let stream = self.stream.into_iter().map(|stream| stream % streams.max(1)).collect();
-        Ok(Self { urgent: self.urgent, ..Self::in_stages(graph, stream, self.order, self.barriers)? })
+        Ok(Self { urgent: self.urgent, ..Self::with_barriers(graph, stream, self.order, self.barriers)? })
     }
 
     /// Every launch and barrier in order.
@@ -281,7 +286,7 @@ pub(crate) mod tests {
             assert!(error.contains(why), "{error}");
         }
         let stages =
-            |barriers: &[usize]| Schedule::in_stages(&diamond(), vec![0; 4], vec![0, 1, 2, 3], barriers.into());
+            |barriers: &[usize]| Schedule::with_barriers(&diamond(), vec![0; 4], vec![0, 1, 2, 3], barriers.into());
         for barriers in [&[0][..], &[4], &[2, 2], &[3, 1]] {
             assert!(stages(barriers).is_err(), "{barriers:?}");
         }
@@ -291,7 +296,7 @@ pub(crate) mod tests {
     #[test]
     fn a_barrier_joins_what_nothing_waits_for() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0], vec![1], vec![2]]);
-        let schedule = Schedule::in_stages(&graph, vec![0, 1, 0, 1, 0], vec![0, 1, 2, 3, 4], vec![3]).unwrap();
+        let schedule = Schedule::with_barriers(&graph, vec![0, 1, 0, 1, 0], vec![0, 1, 2, 3, 4], vec![3]).unwrap();
         assert_eq!(schedule.predecessors, [vec![], vec![], vec![0], vec![], vec![]]);
         let steps: Vec<_> = schedule.steps().into_iter().map(|step| (step.op, step.after)).collect();
         let expected = [

@@ -98,7 +98,7 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        Schedule::on_paths(graph, launch_order(graph, profile, self.resource))?.sharing(graph, MOST_STREAMS)
+        Schedule::on_paths(graph, launch_order(graph, profile, self.resource))?.cap_streams(graph, MOST_STREAMS)
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     let graph = problem.graph;
     let mut waves: Vec<Stage> = vec![Stage::new(); graph.depth()];
     (0..graph.len()).for_each(|op| waves[graph.level(op)].push(vec![op]));
-    Schedule::of_stages(graph, &waves)
+    Schedule::from_stages(graph, &waves)
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ impl Schedule {
     /// As for [`Schedule::new`].
     ///
     /// # Complexity
-    /// Linear in ops and edges, beside that of [`Schedule::in_stages`].
-    pub fn of_stages(graph: &OpGraph, stages: &[Stage]) -> Result<Self> {
+    /// Linear in ops and edges, beside that of [`Schedule::with_barriers`].
+    pub fn from_stages(graph: &OpGraph, stages: &[Stage]) -> Result<Self> {
         let mut stream = vec![0; graph.len()];
         let mut order = Vec::with_capacity(graph.len());
         let mut barriers = Vec::new();
@@ -38,7 +38,7 @@ impl Schedule {
             }
             before = Some(stage);
         }
-        Self::in_stages(graph, stream, order, barriers)
+        Self::with_barriers(graph, stream, order, barriers)
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn a_barrier_stands_where_the_dependencies_do_not_say_as_much() {
         let stages = [vec![vec![0]], vec![vec![1], vec![2, 5], vec![3]], vec![vec![4, 7], vec![6]], vec![vec![8]]];
-        let schedule = Schedule::of_stages(&block(), &stages).unwrap();
+        let schedule = Schedule::from_stages(&block(), &stages).unwrap();
         assert_eq!(schedule.order, [0, 1, 2, 5, 3, 4, 7, 6, 8]);
         assert_eq!(schedule.stream, [0, 0, 1, 2, 0, 1, 1, 0, 0]);
         assert_eq!(schedule.barriers, [5, 8], "1, 2 and 3 wait for 0 by themselves");
@@ -68,16 +68,16 @@ mod tests {
     #[test]
     fn an_op_that_depends_on_nothing_starts_no_earlier_than_its_stage() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![0], vec![]]);
-        let schedule = Schedule::of_stages(&graph, &[vec![vec![0]], vec![vec![1], vec![2]]]).unwrap();
+        let schedule = Schedule::from_stages(&graph, &[vec![vec![0]], vec![vec![1], vec![2]]]).unwrap();
         assert_eq!(schedule.barriers, [1]);
-        let lone = Schedule::of_stages(&graph, &[vec![vec![0, 1]], vec![], vec![vec![2]]]).unwrap();
+        let lone = Schedule::from_stages(&graph, &[vec![vec![0, 1]], vec![], vec![vec![2]]]).unwrap();
         assert_eq!((lone.barriers.as_slice(), &lone.predecessors[2]), (&[][..], &vec![1]), "its stream holds it back");
     }
 
     #[test]
     fn stages_that_are_no_schedule_are_refused() {
         for stages in [vec![], vec![vec![vec![0, 9]]], vec![vec![(1..9).collect()], vec![vec![0]]]] {
-            assert!(Schedule::of_stages(&block(), &stages).is_err(), "{stages:?}");
+            assert!(Schedule::from_stages(&block(), &stages).is_err(), "{stages:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::simulate;
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::prepared::Prepared;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::Trace;
@@ -11,7 +11,7 @@ use crate::Result;
 
 /// A policy's schedule, simulated and measured on the device that the trace was recorded on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Compared {
+pub struct SimulatedAndMeasured {
     /// The policy.
     pub policy: Policy,
     /// Microseconds of a pass, simulated.
@@ -20,14 +20,14 @@ pub struct Compared {
     pub measured_us: f64,
 }
 
-impl Compared {
+impl SimulatedAndMeasured {
     /// Every policy that was measured on a trace, in the order of the measurements. Schedules that follow from the trace
     /// are compared, tuned ones do not.
     ///
     /// # Errors
     /// Those of the policies.
     pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
-        let device = Device::of(&trace.device);
+        let device = DeviceModel::of(&trace.device);
         let problem = prepared.problem();
         let mut compared = Vec::new();
         for measured in &trace.measured {

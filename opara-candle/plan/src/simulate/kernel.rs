@@ -1,6 +1,6 @@
 //! The model of one op on a simulated device.
 
-use crate::device::{Device, RESOURCES};
+use crate::device::{DeviceModel, RESOURCES};
 use crate::duration::{self, Demand};
 use crate::profile::OpProfile;
 use crate::trace::{Op, Trace, Work};
@@ -36,7 +36,7 @@ const PORTIONS: u64 = 16;
 pub(super) const LONGEST_US: f64 = 1e12;
 
 impl SimulatedKernel {
-    pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &Device, device: &Device) -> Self {
+    pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &DeviceModel, device: &DeviceModel) -> Self {
         let us = limited(if recorded == device {
             cost.us
         } else {
@@ -74,7 +74,7 @@ impl SimulatedKernel {
 
 /// How many multiprocessors are simulated, and how many of the device each of them stands for: what is placed on it is
 /// placed on all of these.
-pub(super) fn processors(device: &Device) -> (u64, u64) {
+pub(super) fn processors(device: &DeviceModel) -> (u64, u64) {
     let processors = u64::from(device.spec.processors.max(1));
     let of_each = processors.div_ceil(PROCESSORS);
     (processors.div_ceil(of_each), of_each)

@@ -15,8 +15,8 @@ mod kernel;
 mod processors;
 mod run;
 
-pub use self::agreement::{Agreement, Compared, PROCESS_NOISE};
-pub use crate::device::{Device, UnknownDevice};
+pub use self::agreement::{Agreement, SimulatedAndMeasured, PROCESS_NOISE};
+pub use crate::device::{DeviceModel, UnknownDevice};
 
 use self::kernel::SimulatedKernel;
 use self::run::Run;
@@ -27,22 +27,22 @@ use crate::timeline::{Span, Timeline};
 ///
 /// ```
 /// use opara_plan::prepared::{Prepared, Settings};
-/// use opara_plan::simulate::{simulate, Device};
+/// use opara_plan::simulate::{simulate, DeviceModel};
 /// use opara_plan::trace::Trace;
 /// use opara_plan::{Policy, Scheduler};
 ///
 /// let prepared = Prepared::new(&Trace::default(), Settings::default());
 /// let schedule = Policy::Opara.schedule(&prepared.problem())?;
-/// let timeline = simulate(&prepared.problem(), &schedule, &Device::named("a100-sxm")?);
+/// let timeline = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100-sxm")?);
 /// assert_eq!(timeline.total_us, 0.);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Complexity
 /// Linear in ops and edges, with the multiprocessors and what is in flight as factors.
-pub fn simulate(problem: &Problem, schedule: &Schedule, device: &Device) -> Timeline {
+pub fn simulate(problem: &Problem, schedule: &Schedule, device: &DeviceModel) -> Timeline {
     let trace = problem.trace;
-    let recorded = Device::of(&trace.device);
+    let recorded = DeviceModel::of(&trace.device);
     let kernels: Vec<SimulatedKernel> = trace
         .ops
         .iter()

@@ -1,7 +1,7 @@
 //! Which multiprocessor has room for which blocks.
 
 use super::kernel::processors;
-use crate::device::{Device, RESOURCES};
+use crate::device::{DeviceModel, RESOURCES};
 
 /// Blocks on multiprocessors: which one, and how many.
 pub(super) type Placement = Vec<(usize, u32)>;
@@ -19,7 +19,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    pub fn new(device: &Device) -> Self {
+    pub fn new(device: &DeviceModel) -> Self {
         let processors = processors(device).0 as usize;
         let most = device.processor()[RESOURCES - 1] as usize;
         let left = device.processor().map(|has| u64::from(has) * processors as u64);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn blocks_go_where_there_is_most_room() {
-        let mut device = Device::named("h200").unwrap();
+        let mut device = DeviceModel::named("h200").unwrap();
         device.spec.processors = 3;
         let mut processors = Processors::new(&device);
         let half = [1024, 0, 0, 1];

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::kernel::{limited, Shared, SimulatedKernel};
 use super::processors::{Placement, Processors};
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::schedule::{Schedule, Step};
 use crate::trace::OpId;
 
@@ -59,7 +59,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(kernels: &'a [SimulatedKernel], schedule: &Schedule, device: &Device) -> Self {
+    pub fn new(kernels: &'a [SimulatedKernel], schedule: &Schedule, device: &DeviceModel) -> Self {
         let steps = schedule.steps();
         let mut successors = vec![Vec::new(); steps.len()];
         for (at, step) in steps.iter().enumerate() {
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
 }
 
 /// None for what begins the pass, and none along a chain: what a kernel takes in one is measured from launch to launch.
-fn latency_us(step: &Step, successors: &[Vec<usize>], device: &Device) -> f64 {
+fn latency_us(step: &Step, successors: &[Vec<usize>], device: &DeviceModel) -> f64 {
     match step.after[..] {
         [] => 0.,
         [before] if successors[before].len() == 1 => 0.,

@@ -3,7 +3,7 @@
 use candle::{bail, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::product::Product;
+use super::matmul::Matmul;
 use crate::ops::Activation;
 
 /// All that the choice of an algorithm depends on.
@@ -33,11 +33,11 @@ pub(crate) struct Convolution {
 
 impl Convolution {
     /// The same as a product of pixels, where a window is one of them.
-    pub fn product(&self) -> Option<Product> {
+    pub fn product(&self) -> Option<Matmul> {
         let [batch, inner, h, w] = self.x;
         let [columns, _, kh, kw] = self.weight;
         let is_product = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
-        (is_product && self.channels_last).then_some(Product {
+        (is_product && self.channels_last).then_some(Matmul {
             dtype: self.dtype,
             tf32: true,
             rows: batch * h * w,

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::kernels;
-use super::product::Product;
+use super::matmul::Matmul;
 use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::Activation;
 
@@ -70,7 +70,7 @@ struct Described {
 
 impl Described {
     /// `bias` is its address on the device, which counts only where the product runs.
-    fn new(of: &Product, bias: u64) -> Result<Self> {
+    fn new(of: &Matmul, bias: u64) -> Result<Self> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
         use sys::cublasLtEpilogue_t::{
             CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_BIAS,
@@ -144,7 +144,7 @@ const ALIGNMENT: u32 = 16;
 
 /// How partial sums of one element may be added up. Of 16 bits only in the type that products are added up in: in that of the
 /// result they may overflow where the result does not.
-fn reductions(of: &Product) -> u32 {
+fn reductions(of: &Matmul) -> u32 {
     use sys::cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK};
     let all = of.dtype == DType::F32;
     (if all { CUBLASLT_REDUCTION_SCHEME_MASK } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE }) as u32
@@ -156,7 +156,7 @@ pub(crate) fn is_aligned(address: u64) -> bool {
 }
 
 /// What cuBLASLt proposes, best first.
-pub(crate) fn algorithms(device: &CudaDevice, of: &Product) -> Result<Vec<Algorithm>> {
+pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MOST: usize = 8;
     let described = Described::new(of, 0)?;
@@ -202,14 +202,14 @@ pub(crate) fn algorithms(device: &CudaDevice, of: &Product) -> Result<Vec<Algori
 /// support.
 pub(crate) fn run<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &Product,
+    of: &Matmul,
     chosen: &Algorithm,
     x: &CudaView<'_, T>,
     weight: &CudaView<'_, T>,
     bias: Option<&CudaView<'_, T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Product { dtype, rows, inner, columns, .. } = *of;
+    let Matmul { dtype, rows, inner, columns, .. } = *of;
     let held = [x.len(), weight.len(), bias.map_or(0, CudaView::len), y.len()];
     let needed = [rows * inner, columns * inner, if of.bias { columns } else { 0 }, rows * columns];
     let fit = size_of::<T>() == dtype.size_in_bytes() && of.bias == bias.is_some();

@@ -86,7 +86,7 @@ impl WatchedMemory {
     /// run nothing of the user's and free nothing that is watched.
     ///
     /// # Errors
-    /// [`Error::Freed`] if the memory has been freed, and those of `launch`.
+    /// [`Error::MemoryFreed`] if the memory has been freed, and those of `launch`.
     pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         self.unless_freed(|launched| {
             launch()?;
@@ -100,7 +100,7 @@ impl WatchedMemory {
     fn unless_freed(&self, launch: impl FnOnce(&mut Option<Event>) -> Result<()>) -> Result<()> {
         let mut state = self.0.state.lock();
         match self.is_freed() {
-            true => Err(Error::Freed),
+            true => Err(Error::MemoryFreed),
             false => launch(&mut state.launched),
         }
     }
@@ -214,7 +214,7 @@ mod tests {
                 Ok(())
             })?;
             assert!(ended.recv().is_err(), "it was freed after");
-            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::Freed)));
+            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::MemoryFreed)));
             Ok(())
         })
     }

@@ -1,17 +1,17 @@
 //! The table of effects: where each kernel of candle 0.11, and of ours, writes, and what it does with what was there before.
 //!
-//! A row of the catalogue of kernels ([`Row`]) names its entry; kernels of the same arguments share one.
+//! A row of the catalogue of kernels ([`KernelEntry`]) names its entry; kernels of the same arguments share one.
 //!
 //! From the sources (`candle-kernels/src/*.cu`) and the launches in candle-core and candle-nn; candle-transformers has
 //! no kernels of its own. `proof` holds which argument is written, as what type, and whether it is read, against the
 //! kernels' machine code.
 
 use self::{Before::*, Extent::*, Factor::*};
-use crate::kernel_catalog::{Row, TYPES};
+use crate::kernel_catalog::{KernelEntry, ELEMENT_TYPES};
 
 /// What kernels of the same arguments do. In all of them exactly one argument is written.
 pub(super) struct Effects {
-    /// As [`Row::effects`] has it.
+    /// As [`KernelEntry::effects`] has it.
     pub name: &'static str,
     /// The argument that is written.
     pub output: usize,
@@ -170,7 +170,7 @@ pub(super) const EFFECTS: &[Effects] = &[
     writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
     // Ours, attention.cu: numel, queries, keys, heads, scale, strides of four, q, k, v, bias, out; the bias may be null
     writes("opara_attention_", 21, Elements(&[Argument(0)])),
-    // Ours, product.cu: rows, columns, inner, whether max(y, 0) follows, x, weight, bias, out; the bias may be null
+    // Ours, matmul.cu: rows, columns, inner, whether max(y, 0) follows, x, weight, bias, out; the bias may be null
     writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
     // Ours, embedding.cu: numel, columns, rows of the table, ids, table, out
     writes("opara_embedding_", 5, Elements(&[Argument(0)])),
@@ -225,18 +225,18 @@ pub(super) const EFFECTS: &[Effects] = &[
 impl Effects {
     /// Those of a kernel that is surely candle's or ours.
     pub fn of(name: &str) -> Option<&'static Self> {
-        let row = Row::of(name)?;
+        let row = KernelEntry::of(name)?;
         EFFECTS.iter().find(|effects| effects.name == row.effects)
     }
 
     /// Bytes of an element that the kernel of this name writes.
     pub fn written_element(&self, name: &str) -> Option<u64> {
-        let last = || TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
+        let last = || ELEMENT_TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
         self.element.or_else(last)
     }
 
     /// Bytes of an element of the `inputs`: names give their type first.
     pub fn read_element(&self, name: &str) -> Option<u64> {
-        TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
+        ELEMENT_TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
     }
 }

@@ -74,7 +74,7 @@ fn stages_of_a_block_by_hand() {
     let profile = [op(4., 0.25); 9];
     let found = stages(&block(), Pruning::default(), modelled(&profile));
     assert_eq!(found, [vec![vec![0]], vec![vec![1], vec![2, 5], vec![3, 6], vec![4, 7]], vec![vec![8]]]);
-    let schedule = Schedule::of_stages(&block(), &found).unwrap();
+    let schedule = Schedule::from_stages(&block(), &found).unwrap();
     assert_eq!(schedule.barriers, [8], "the branches wait for op 0 by themselves");
 }
 
@@ -127,7 +127,7 @@ fn wide_and_long_blocks_end_soon() {
         let profile = vec![op(4., 0.1); graph.len()];
         let found = stages(&graph, Pruning::default(), modelled(&profile));
         assert!(found.iter().any(|stage| stage.len() > 1));
-        Schedule::of_stages(&graph, &found).unwrap();
+        Schedule::from_stages(&graph, &found).unwrap();
     }
 }
 
@@ -148,7 +148,7 @@ proptest! {
         let graph = OpGraph::from_predecessors(dag);
         let profile: Vec<OpProfile> = times.iter().map(|&us| op(us, us / 10.)).collect();
         let found = stages(&graph, Pruning::default(), modelled(&profile));
-        prop_assert!(Schedule::of_stages(&graph, &found).is_ok(), "{:?}", found);
+        prop_assert!(Schedule::from_stages(&graph, &found).is_ok(), "{:?}", found);
         prop_assert!(found.iter().all(|stage| connected(&graph, &stage.concat()).len() == stage.len()));
     }
 }

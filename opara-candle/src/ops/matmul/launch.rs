@@ -1,4 +1,4 @@
-//! Launches of `product.cu`.
+//! Launches of `matmul.cu`.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
-use crate::cuda::driver::product::Product;
+use crate::cuda::driver::matmul::Matmul;
 
 /// How a product falls to blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) struct Block {
     splits: usize,
 }
 
-/// `ACROSS` of `product.cu`.
+/// `ACROSS` of `matmul.cu`.
 const COLUMNS: usize = 64;
 
 impl Block {
@@ -47,11 +47,11 @@ impl Block {
 ///
 /// # Errors
 /// A call of the driver that failed.
-pub(super) fn blocks_of(device: &CudaDevice, of: &Product) -> Result<Vec<Block>> {
-    Ok(blocks_for(of, &Capabilities::of(device, ptx::PRODUCT)?))
+pub(super) fn blocks_of(device: &CudaDevice, of: &Matmul) -> Result<Vec<Block>> {
+    Ok(blocks_for(of, &Capabilities::of(device, ptx::MATMUL)?))
 }
 
-fn blocks_for(of: &Product, capabilities: &Capabilities) -> Vec<Block> {
+fn blocks_for(of: &Matmul, capabilities: &Capabilities) -> Vec<Block> {
     /// Blocks along the rows, at most.
     const MOST: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
@@ -68,7 +68,7 @@ fn blocks_for(of: &Product, capabilities: &Capabilities) -> Vec<Block> {
 /// # Errors
 /// A call of the driver that failed.
 pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
-    Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?))
+    Ok(lacking(&Capabilities::of(device, ptx::MATMUL)?))
 }
 
 fn lacking(of: &Capabilities) -> Option<String> {
@@ -84,14 +84,14 @@ fn lacking(of: &Capabilities) -> Option<String> {
 /// launch that fails.
 pub(super) fn product<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &Product,
+    of: &Matmul,
     block: Block,
     x: &CudaView<T>,
     weight: &CudaView<T>,
     bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Product { rows, inner, columns, .. } = *of;
+    let Matmul { rows, inner, columns, .. } = *of;
     let are_aligned =
         [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
     if !blocks_of(device, of)?.contains(&block) || of.bias != bias.is_some() || !are_aligned {
@@ -102,7 +102,7 @@ pub(super) fn product<T: DeviceRepr>(
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
     let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", block.rows(), block.splits);
-    let function = function(device, &name, "product", ptx::PRODUCT)?;
+    let function = function(device, &name, "product", ptx::MATMUL)?;
     let shared = block.shared();
     allow_shared(&function, shared)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn there_are_blocks_where_code_and_device_have_warpgroups_and_room() {
-        let of = Product {
+        let of = Matmul {
             dtype: DType::F32,
             tf32: false,
             rows: 128,
@@ -151,7 +151,7 @@ mod tests {
         {
             assert_eq!(blocks(target, device, shared), 0, "{target} on {device}");
         }
-        let half = Product { dtype: DType::F16, ..of };
+        let half = Matmul { dtype: DType::F16, ..of };
         assert!(blocks_for(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
     }
 
@@ -167,11 +167,11 @@ mod tests {
 
     #[test]
     fn code_has_the_kernels_exactly_if_its_target_has_warpgroups() {
-        let has_kernels = ptx::PRODUCT.contains(".entry");
-        assert_eq!(has_kernels, capabilities_of_build(ptx::PRODUCT).has_warpgroups());
+        let has_kernels = ptx::MATMUL.contains(".entry");
+        assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
         for block in Block::ALL.into_iter().filter(|_| has_kernels) {
             let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", block.rows(), block.splits);
-            assert!(ptx::PRODUCT.contains(&name), "{name}");
+            assert!(ptx::MATMUL.contains(&name), "{name}");
         }
     }
 

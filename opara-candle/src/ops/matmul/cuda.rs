@@ -7,7 +7,7 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, Block};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
-use crate::cuda::driver::product::Product;
+use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
@@ -17,7 +17,7 @@ use crate::ops::Activation;
 enum Way {
     /// By cuBLAS's own choice.
     Candle,
-    CublasLt(Product, Algorithm),
+    CublasLt(Matmul, Algorithm),
     /// Ours, with all that follows.
     Ours(Block),
 }
@@ -28,7 +28,7 @@ enum Way {
 const MARGIN: f64 = 0.25;
 
 /// The way for each product.
-static WAYS: Choices<Product, Way> = Choices::new();
+static WAYS: Choices<Matmul, Way> = Choices::new();
 
 /// `activation(x * weight^T + bias)` in the way that is the fastest; `None` where candle's operators have to do it, or have to
 /// refuse. `product` is candle's `x * weight^T`, and `finish` does what follows.
@@ -45,7 +45,7 @@ pub(super) fn linear(
         return Ok(None);
     }
     let (columns, inner) = weight.dims2()?;
-    let plain = Product {
+    let plain = Matmul {
         dtype: x.dtype(),
         tf32: false,
         rows: x.elem_count() / inner,
@@ -54,7 +54,7 @@ pub(super) fn linear(
         bias: false,
         activation: Activation::None,
     };
-    let whole = Product { bias: bias.is_some(), activation, ..plain };
+    let whole = Matmul { bias: bias.is_some(), activation, ..plain };
     let device = x.device().as_cuda_device()?;
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
     let run = |way| {
@@ -108,7 +108,7 @@ fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
 }
 
 struct Linear {
-    of: Product,
+    of: Matmul,
     way: Way,
     weight: Tensor,
     bias: Option<Tensor>,
@@ -155,7 +155,7 @@ mod tests {
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
             {
                 let of =
-                    Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                    Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
                 let sum = match bias {
                     Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
                     None => product.clone(),
@@ -180,7 +180,7 @@ mod tests {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
         let of =
-            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
             let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
@@ -209,7 +209,7 @@ mod tests {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
         let of =
-            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
             let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)

@@ -6,7 +6,7 @@ use crate::ops::Activation;
 
 /// `y = x * weight^T`, of matrices whose rows follow each other, and what is done to `y` in the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Product {
+pub(crate) struct Matmul {
     /// Of all operands: f32, f16 or bf16.
     pub dtype: DType,
     /// Whether f32 may pass as TF32.
