@@ -74,7 +74,7 @@ fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Resul
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn a_closure_that_calls_with_the_borrowed_shapes_gets_an_error() -> anyhow::Result<()> {
     let replayed = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
     assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Threads, Mode::Eager));
@@ -100,7 +100,7 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
 }
 
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_borrow_outputs_of_two_executors_crosswise() -> anyhow::Result<()> {
     let build = || OparaExecutor::builder().build_fn(tanh, &rows(2).map_err(Error::Candle)?);
     let executors = [build()?, build()?];
     let both = Barrier::new(2);
@@ -314,7 +314,7 @@ fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
 }
 
 #[test]
-fn many_threads_call_lend_recheck_and_invalidate() -> anyhow::Result<()> {
+fn many_threads_call_borrow_recheck_and_invalidate() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::tanh(&t[0])?, &t[0])?]);
     let fast = OparaExecutor::builder().max_shapes(2).recheck(2).build_fn(function, &rows(1)?)?;
     let all = Barrier::new(4);

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor, D};
 use common::{
-    answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed, take_turns_and_lend,
+    alternate_and_borrow, answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed,
     waves, CPU, DTYPES,
 };
 use opara_candle::{ops, Mode, OparaExecutor};
@@ -343,9 +343,9 @@ fn an_eager_executor_calls_others_with_any_shape() -> anyhow::Result<()> {
 }
 
 #[test]
-fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+fn executors_of_one_module_alternate_and_borrow_from_each_other() -> anyhow::Result<()> {
     let weight = waves(7, (6, 6))?;
-    take_turns_and_lend(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
+    alternate_and_borrow(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn a_closure_that_calls_with_the_borrowed_shapes_gets_an_error() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let replayed = captured(&device)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2, &device)?)?;
@@ -67,7 +67,7 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
 
 /// Each thread is in a closure and calls the executor whose outputs the other one's closure has.
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_borrow_outputs_of_two_executors_crosswise() -> anyhow::Result<()> {
     for device in devices()? {
         let executors = [captured(&device)?, captured(&device)?];
         let both = Barrier::new(2);
@@ -76,11 +76,11 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
             executors[own].call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
                 both.wait();
                 let called = executors[1 - own].call(&x);
-                let borrowed = executors[1 - own]
+                let other = executors[1 - own]
                     .call_zero_copy(&x, |borrowed| borrowed.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
                 both.wait();
                 assert_same(&called?, &plain(&x)?, "the other executor's answer");
-                assert_same(&borrowed??, &plain(&x)?, "the other executor's outputs");
+                assert_same(&other??, &plain(&x)?, "the other executor's outputs");
                 assert_same(borrowed, &plain(&x)?, "borrowed outputs");
                 Ok(())
             })?

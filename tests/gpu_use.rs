@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor};
 use common::{
-    answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, take_turns_and_lend, waves, DTYPES,
+    alternate_and_borrow, answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, waves, DTYPES,
 };
 use opara_candle::{Mode, OparaExecutor};
 
@@ -187,7 +187,7 @@ fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
 }
 
 #[test]
-fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
+fn borrowed_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
@@ -392,10 +392,10 @@ fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> 
 }
 
 #[test]
-fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+fn executors_of_one_module_alternate_and_borrow_from_each_other() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(7, (6, 6))?.to_device(&device)?;
-    take_turns_and_lend(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
+    alternate_and_borrow(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
 }
 
 #[test]

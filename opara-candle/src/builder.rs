@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle::{Module, Tensor};
 
 use crate::backend::Function;
-use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::panics::caught;
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;

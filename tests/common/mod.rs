@@ -270,7 +270,7 @@ fn isolated_in(
 }
 
 /// Two executors of one module of 6 columns answer alternately, and one borrows the other's outputs.
-pub fn take_turns_and_lend<M>(module: M, device: &Device) -> anyhow::Result<()>
+pub fn alternate_and_borrow<M>(module: M, device: &Device) -> anyhow::Result<()>
 where
     M: Fn(&Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
 {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
 
+use self::scheduled_program::ScheduledProgram;
 use self::state::Pass;
 use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay};
 use crate::examples::{Examples, Other};

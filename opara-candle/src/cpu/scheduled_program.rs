@@ -12,8 +12,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
 use super::record::{CpuProgram, Source};
-use crate::error::caught;
 use crate::optimize::Optimized;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
