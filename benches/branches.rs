@@ -49,7 +49,7 @@ impl Block {
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let _scope = scope("block");
-        let pooled = ops::max_pool2d(x, &PoolConfig::new(3, 1).pad(1))?;
+        let pooled = ops::max_pool2d(x, &PoolConfig::new(3, 1).padding(1))?;
         let inputs = [x, x, x, &pooled];
         let branch =
             |(branch, x): (&Vec<Conv2d>, &Tensor)| branch.iter().try_fold(x.clone(), |x, conv| conv.forward(&x));

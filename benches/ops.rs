@@ -82,7 +82,7 @@ fn main() -> Result<()> {
     }
     for (name, mean, channels, side, kernel, stride, padding) in POOLS {
         let x = random(&[1, channels, side, side])?;
-        let config = PoolConfig::new(kernel, stride).pad(padding).count_padding(true);
+        let config = PoolConfig::new(kernel, stride).padding(padding).count_padding(true);
         let candle = || {
             // candle does not pad; zeros do for a mean, and cost as much as what a maximum would need.
             let x = if padding > 0 { ops::pad(&x, config.padding)? } else { x.clone() };

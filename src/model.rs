@@ -48,7 +48,7 @@ impl Model {
 /// Options for an example's reports; flatten them into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Show {
-    /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
+    /// Also measure the sequential graph, and a zero-copy replay, whose outputs are not copied.
     #[arg(long)]
     compare: bool,
 
@@ -76,7 +76,8 @@ impl Show {
         example: &[Tensor],
     ) -> Result<()> {
         if let Some(path) = &self.svg {
-            std::fs::write(path, fast.picture(example)?).with_context(|| format!("cannot write {}", path.display()))?;
+            std::fs::write(path, fast.schedule_svg(example)?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         if let Some(path) = &self.trace {
             fast.trace(example)?.save(path)?;
@@ -87,10 +88,10 @@ impl Show {
             .transpose()?;
         let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
         let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));
-        let lent = || Ok(fast.lend(example, |_| Vec::new())?);
+        let zero_copy = || Ok(fast.call_zero_copy(example, |_| Vec::new())?);
         let mut runs: Vec<Run> = vec![("eager", &eager)];
         if let Some(sequential) = &sequential {
-            runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
+            runs.extend([("sequential", sequential as _), ("replay, zero-copy", &zero_copy as _)]);
         }
         runs.push(("replay", &replay));
         let device = example.first().map_or(&Device::Cpu, Tensor::device);

@@ -22,7 +22,7 @@ where
     for policy in Policy::FIXED {
         let fast = OparaExecutor::builder().policy(policy).build(module.clone(), &inputs(0)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.verified), (Mode::Lanes, true), "{report}");
+        assert_eq!((report.mode, report.verified), (Mode::Threads, true), "{report}");
         let first = fast.forward(&inputs(0)?)?;
         for i in 0..5 {
             assert!(same_bits(&fast.forward(&inputs(i)?)?, &module.forward(&inputs(i)?)?)?, "{policy}, input {i}");
@@ -102,12 +102,12 @@ fn several_inputs_and_outputs_with_views_and_constants() -> anyhow::Result<()> {
         Ok(vec![Tensor::rand(0f32, seed, (2, 3), CPU)?, Tensor::rand(0f32, 1., (2, 3), CPU)?])
     };
     let fast = OparaExecutor::builder().build_fn(function, &x(1.)?)?;
-    assert_eq!((fast.report().mode, fast.report().folded), (Mode::Lanes, 1), "{}", fast.report());
+    assert_eq!((fast.report().mode, fast.report().folded), (Mode::Threads, 1), "{}", fast.report());
     let input = x(9.)?;
     for (got, expected) in fast.call(&input)?.iter().zip(function(&input)?) {
         assert!(same_bits(got, &expected)?);
     }
-    assert_eq!(fast.lend(&input, |outputs| outputs.len())?, 4);
+    assert_eq!(fast.call_zero_copy(&input, |outputs| outputs.len())?, 4);
     Ok(())
 }
 
@@ -220,7 +220,7 @@ fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
     let fast = OparaExecutor::new(module, &x)?;
     let report = fast.report();
-    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Lanes, "sequential", true), "{report}");
+    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Threads, "sequential", true), "{report}");
     assert!(report.reason.is_some_and(|reason| reason.contains("differs") && reason.contains("fell back")));
     assert!(same_bits(&fast.forward(&x)?, &x)?);
     Ok(())
@@ -272,7 +272,7 @@ fn a_panic_while_recording_or_replaying_is_an_error() -> anyhow::Result<()> {
         })
     };
     let fast = OparaExecutor::new(module, &x)?;
-    assert_eq!(fast.report().mode, Mode::Lanes);
+    assert_eq!(fast.report().mode, Mode::Threads);
     allowed.store(100, Ordering::Relaxed);
     let error = fast.forward(&x).unwrap_err();
     assert!(error.to_string().contains("worn out"), "{error}");
@@ -355,9 +355,9 @@ fn custom_schedulers_are_used_and_checked() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let build =
-        |reckless| OparaExecutor::builder().policy(Scheduling::by(Scattered { reckless })).build(block.clone(), &x);
+        |reckless| OparaExecutor::builder().policy(Scheduling::custom(Scattered { reckless })).build(block.clone(), &x);
     let fast = build(false)?;
-    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Lanes));
+    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Threads));
     assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     let Err(error) = build(true) else { panic!("ops may overtake what they read") };
     assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
@@ -381,7 +381,7 @@ impl Scheduler for Faulty {
 #[test]
 fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
-    let built = OparaExecutor::builder().policy(Scheduling::by(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
+    let built = OparaExecutor::builder().policy(Scheduling::custom(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
     let Err(error) = built else { panic!("it made no schedule") };
     let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
     assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
@@ -411,7 +411,7 @@ fn only_the_policy_set_last_is_used() -> anyhow::Result<()> {
         Ok((report.policy, report.tuning.is_some()))
     };
     let builder = OparaExecutor::builder;
-    let own = || Scheduling::by(Scattered { reckless: false });
+    let own = || Scheduling::custom(Scattered { reckless: false });
     assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
     assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
     assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));

@@ -66,7 +66,7 @@ fn a_module_that_fails_at_any_call_of_building_is_an_error_or_runs_eagerly() -> 
                     let reason = report.reason.unwrap_or_default();
                     assert!(action == OnUncapturable::Eager && reason.contains(&no_answer(nth)), "{reason}");
                 }
-                mode => assert!(mode == Mode::Lanes && nth > CALLS, "call {nth} failed: {mode:?}"),
+                mode => assert!(mode == Mode::Threads && nth > CALLS, "call {nth} failed: {mode:?}"),
             }
             for i in 0..3 {
                 assert_same(
@@ -94,7 +94,7 @@ fn a_shape_that_fails_to_build_does_not_affect_others_and_is_built_later() -> an
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "the shape that was built");
         assert_same(&fast.call(&other)?, &plain(&other)?, "the shape that failed");
         let report = fast.report_for(&other)?;
-        assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+        assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     }
     Ok(())
 }
@@ -105,7 +105,7 @@ fn assert_built_without(folder: &Path) -> anyhow::Result<()> {
     for _ in 0..2 {
         let fast = OparaExecutor::builder().policy(tuning.clone()).build_fn(plain, &one(0)?)?;
         let report = fast.report();
-        assert!(report.mode == Mode::Lanes && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
+        assert!(report.mode == Mode::Threads && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "a tuned executor");
     }
     Ok(())

@@ -57,7 +57,7 @@ fn every_stage_is_dumped_to_a_file() -> anyhow::Result<()> {
     let instantiated: Schedule = serde_json::from_slice(&fs::read(of_shapes.join(FILES[6]))?)?;
     assert_eq!(instantiated, schedule);
     let report: serde_json::Value = serde_json::from_slice(&fs::read(of_shapes.join(FILES[7]))?)?;
-    assert_eq!((&report["mode"], &report["ops"]), (&"lanes".into(), &3.into()));
+    assert_eq!((&report["mode"], &report["ops"]), (&"threads".into(), &3.into()));
     fast.call(&[Tensor::zeros((2, 6), candle::DType::F32, common::CPU)?])?;
     assert_eq!(names(folder.path())?, ["f32-2x6", SHAPES], "other shapes have a folder of their own");
     Ok(())
@@ -72,7 +72,7 @@ fn building_stops_after_the_requested_stage() -> anyhow::Result<()> {
         assert_eq!(names(&folder.path().join(SHAPES))?, FILES[..built]);
         let report = fast.report();
         let is_whole = stage == Stage::Verify;
-        assert_eq!(report.mode, if is_whole { Mode::Lanes } else { Mode::Eager }, "{stage}");
+        assert_eq!(report.mode, if is_whole { Mode::Threads } else { Mode::Eager }, "{stage}");
         let reason = report.reason.unwrap_or_default();
         assert!(is_whole == reason.is_empty() && (is_whole || reason.contains(&format!("`{stage}`"))), "{reason}");
         assert_same(&fast.call(&one(1)?)?, &branches(&one(1)?)?, stage);
@@ -88,7 +88,7 @@ fn a_dump_that_cannot_be_written_is_a_warning() -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let build = || Ok(OparaExecutor::builder().dump(file.path()).build_fn(branches, &one(0)?)?);
     let (log, fast) = logged(Level::WARN, build)?;
-    assert_eq!(fast.report().mode, Mode::Lanes);
+    assert_eq!(fast.report().mode, Mode::Threads);
     assert!(log.iter().any(|line| line.contains("what a stage gave cannot be written down")), "{log:?}");
     Ok(())
 }

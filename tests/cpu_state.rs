@@ -110,7 +110,7 @@ fn a_table_built_by_the_first_call_counts_as_a_weight() -> anyhow::Result<()> {
                 Ok(vec![ops::add(&t[0], table.get().expect("it was made just now"))?])
             };
             let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
-            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
             answers_like(&fast, |t| Ok(vec![(&t[0] + make()?)?]), inputs);
         }
     }
@@ -128,7 +128,7 @@ fn state_that_only_a_later_shape_shows_is_an_error_of_that_call() -> anyhow::Res
     let five = [waves(0, (5, 6))?];
     for _ in 0..2 {
         assert!(matches!(fast.call(&five), Err(Error::Stateful { .. })));
-        assert!(matches!(fast.lend(&five, |_| ()), Err(Error::Stateful { .. })));
+        assert!(matches!(fast.call_zero_copy(&five, |_| ()), Err(Error::Stateful { .. })));
     }
     assert_same(&fast.call(&one(1)?)?, &[one(1)?[0].relu()?], "the shape that keeps no state");
     Ok(())
@@ -219,7 +219,11 @@ fn a_position_read_from_an_input_is_refused() -> anyhow::Result<()> {
         // Without another example it cannot be detected, and the report says so.
         let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.verified_inputs, &report.same_in_all), (Mode::Lanes, 3, &vec![1]), "{report}");
+        assert_eq!(
+            (report.mode, report.verified_inputs, &report.unvaried_inputs),
+            (Mode::Threads, 3, &vec![1]),
+            "{report}"
+        );
         assert!(report.to_string().contains("the same integers in inputs [1]"), "{report}");
     }
     Ok(())
@@ -249,7 +253,7 @@ fn strided_and_broadcast_tensors_can_be_examples() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![ops::relu(&t[0])?]);
     for example in [column(0)?, broadcast(0)?] {
         let fast = OparaExecutor::builder().build_fn(function, &[example])?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None));
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None));
         answers_like(&fast, function, |i| Ok(vec![column(i)?]));
         answers_like(&fast, function, |i| Ok(vec![broadcast(i)?]));
     }
@@ -284,7 +288,7 @@ fn a_module_that_fails_on_other_values_is_refused() -> anyhow::Result<()> {
     answers_like(&refused(function, &inputs(0)?, &["other values", "is not a share"]), function, inputs);
     // Without verification, it is called with the example only, and is replayed.
     let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs(0)?)?;
-    assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
     answers_like(&fast, function, inputs);
     // A failure on the user's own further example is the module's error.
     let negative = [one(0)?[0].neg()?];

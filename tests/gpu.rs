@@ -44,7 +44,11 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
                 // Other tensors are allocated and freed between calls.
                 let noise = Tensor::rand(0f32, 1., (1 << 20, seed as usize), &device)?;
                 assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0, "input {seed}");
-                assert_eq!(fast.lend(&input, |out| differing(&expected, &out[0]))??, 0, "lent, input {seed}");
+                assert_eq!(
+                    fast.call_zero_copy(&input, |out| differing(&expected, &out[0]))??,
+                    0,
+                    "borrowed, input {seed}"
+                );
                 drop(noise);
                 assert_eq!(differing(&first, &kept)?, 0, "a result changed after the call that made it");
             }
@@ -88,7 +92,7 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     // by value, and the bits once on the host.
     let mut differences = Tensor::zeros((), DType::F32, &device)?;
     for _ in 0..10_000 {
-        let differs = fast.lend(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
+        let differs = fast.call_zero_copy(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
         differences = (differences + differs)?;
     }
     let nan = expected.ne(&expected)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
@@ -153,7 +157,7 @@ fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow
     let expected = inputs.iter().map(|x| eager.forward(x)).collect::<Result<Vec<_>>>()?;
 
     let weights = vb.clone();
-    let captured = OparaExecutor::load(move || layers(weights), &inputs[0])?;
+    let captured = OparaExecutor::build_on_thread(move || layers(weights), &inputs[0])?;
     assert_eq!(captured.report().mode, Mode::Graph, "{}", captured.report());
     let make = move || {
         let layers = layers(vb)?;
@@ -162,7 +166,7 @@ fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow
             layers.forward(x)
         })
     };
-    let reads_back = OparaExecutor::load(make, &inputs[0])?;
+    let reads_back = OparaExecutor::build_on_thread(make, &inputs[0])?;
     assert_eq!(reads_back.report().mode, Mode::Eager);
     // Every call of either executor has a new shape, which must be captured or refused while the other waits.
     let calls = |executor: &OparaExecutor| inputs.iter().map(|x| executor.forward(x)).collect::<Result<Vec<_>>>();
@@ -195,8 +199,8 @@ fn misuse_gets_an_error() -> anyhow::Result<()> {
     let error = fast.call(&[x.to_device(&Device::Cpu)?]).unwrap_err();
     assert!(matches!(error, Error::InputDevice { index: 0, .. }), "{error}");
     let inputs = std::slice::from_ref(&x);
-    let inner = fast.lend(inputs, |_| fast.call(inputs).map(drop))?;
-    assert!(matches!(inner, Err(Error::Lent)), "no hang");
+    let inner = fast.call_zero_copy(inputs, |_| fast.call(inputs).map(drop))?;
+    assert!(matches!(inner, Err(Error::OutputsBorrowed)), "no hang");
     let panics = |x: &Tensor| if x.dim(0)? == 5 { panic!("boom") } else { x.relu() };
     let fast = OparaExecutor::new(panics, &x)?;
     let error = fast.forward(&Tensor::rand(0f32, 1., (5, 4), &device)?).unwrap_err();

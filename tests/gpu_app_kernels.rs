@@ -124,7 +124,7 @@ where
         let function = move |t: &[Tensor]| Ok(vec![function(name, &t[0])?]);
         for policy in Policy::FIXED {
             for fuse in [true, false] {
-                let builder = OparaExecutor::builder().policy(policy).race(false).fuse(fuse).stress(4);
+                let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).fuse(fuse).stress(4);
                 let fast = builder.build_fn(function, &input(0, &device)?)?;
                 let report = fast.report();
                 let got = (report.mode, report.verified, &report.reason);

@@ -47,7 +47,7 @@ where
 {
     Ok(match made {
         Made::Here => OparaExecutor::new(module, x)?,
-        Made::OnTheirThread => OparaExecutor::load(move || Ok(module), x)?,
+        Made::OnTheirThread => OparaExecutor::build_on_thread(move || Ok(module), x)?,
     })
 }
 

@@ -110,8 +110,8 @@ fn a_counter_on_the_device_counts_only_calls() -> anyhow::Result<()> {
                 }
                 let x = [rows(7, 4, &device)?];
                 let expected = plain(&x)?;
-                fast.lend(&x, |lent| assert_same(lent, &expected, "a call whose output is lent"))?;
-                ensure!(count()? == 7., "after a call whose output is lent: {}", count()?);
+                fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, "a call with a zero-copy output"))?;
+                ensure!(count()? == 7., "after a call with a zero-copy output: {}", count()?);
             }
         }
         Ok(())

@@ -85,11 +85,11 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
         },
         // A module on a thread of the library, which may end with the executor.
         &|| {
-            let loaded = OparaExecutor::load(|| Ok(masked), &x)?;
+            let loaded = OparaExecutor::build_on_thread(|| Ok(masked), &x)?;
             check(&loaded.forward(&x)?, &x, false)
         },
         &|| {
-            let loaded = OparaExecutor::load(|| Ok(masked_eagerly), &x)?;
+            let loaded = OparaExecutor::build_on_thread(|| Ok(masked_eagerly), &x)?;
             check(&loaded.forward(&x)?, &x, true)
         },
         // Earlier executors still work after all these threads have ended.

@@ -91,7 +91,7 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
     assert_eq!(counts, [5, 7, 4, 0]);
     let (fast, calls) = calls_while_built(OparaExecutor::builder(), add, &ids)?;
     assert_eq!((fast.report().mode, calls), (Mode::Graph, 4), "{}", fast.report());
-    assert_eq!((fast.report().verified_inputs, fast.report().same_in_all), (1, vec![0]));
+    assert_eq!((fast.report().verified_inputs, fast.report().unvaried_inputs), (1, vec![0]));
     Ok(())
 }
 
@@ -108,7 +108,7 @@ fn made_up_ids_stay_in_the_range_of_the_example() -> anyhow::Result<()> {
         let fast = builder.build_fn(function.clone(), &inputs(0)?)?;
         let report = fast.report();
         assert_eq!(
-            (report.mode, report.verified_inputs, &report.same_in_all[..]),
+            (report.mode, report.verified_inputs, &report.unvaried_inputs[..]),
             (Mode::Graph, 2, &[][..]),
             "{report}"
         );

@@ -31,7 +31,7 @@ const SLACK: u64 = 128 << 20;
 
 /// Without options whose number of calls varies, and without files.
 fn builder() -> Builder {
-    OparaExecutor::builder().race(false).kernel_cache(None)
+    OparaExecutor::builder().benchmark_challengers(false).kernel_cache(None)
 }
 
 /// Matmuls, fused launches, an upload, a constant, and an output that is a view.
@@ -252,7 +252,7 @@ fn without_memory_for_challengers_there_is_still_a_graph() -> anyhow::Result<()>
     let expected = function(&inputs)?;
     let tuning = Tuning::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
     let tuned = || builder().policy(tuning.clone());
-    let raced = || builder().race(true);
+    let raced = || builder().benchmark_challengers(true);
     settle(&device)?;
     let before = pool(&device)?;
     for (is_tuned, make) in [(true, &tuned as &dyn Fn() -> Builder), (false, &raced)] {

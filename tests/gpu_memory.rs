@@ -62,7 +62,7 @@ fn memory_is_bounded_by_eight_shapes() -> anyhow::Result<()> {
     let module = move |x: &Tensor| x.matmul(&weight.affine(2., 0.)?)?.relu()?.matmul(&weight)?.gelu();
     // The largest shape first, so that memory shared by all plans does not grow later.
     let input = |rows: usize| Tensor::rand(-1f32, 1., (rows, 256), &device);
-    let fast = OparaExecutor::builder().fuse(false).race(false).build(module, &input(1_100)?)?;
+    let fast = OparaExecutor::builder().fuse(false).benchmark_challengers(false).build(module, &input(1_100)?)?;
     let call = |rows: usize| -> anyhow::Result<()> {
         let x = input(rows)?;
         fast.forward(&x)?;

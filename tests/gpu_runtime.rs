@@ -50,13 +50,13 @@ fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<(
     assert_eq!(unrecorded.report().mode, Mode::Eager);
     let x = rows(2, &device)?;
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
-        fast.lend(&x, |lent| -> anyhow::Result<()> {
-            assert!(matches!(fast.call(&x), Err(Error::Lent)));
-            assert!(matches!(fast.lend(&x, |_| ()), Err(Error::Lent)));
-            assert!(matches!(fast.measure(&x), Err(Error::Lent)));
+        fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
+            assert!(matches!(fast.call(&x), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.call_zero_copy(&x, |_| ()), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.measure(&x), Err(Error::OutputsBorrowed)));
             assert_same(&fast.call(&rows(3, &device)?)?, &plain(&rows(3, &device)?)?, "other shapes");
             assert_same(&other.call(&x)?, &plain(&x)?, "another executor");
-            assert_same(lent, &plain(&x)?, "lent");
+            assert_same(borrowed, &plain(&x)?, "borrowed");
             Ok(())
         })??;
         assert_same(&fast.call(&x)?, &plain(&x)?, "after the closure");
@@ -72,15 +72,15 @@ fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<(
         let both = Barrier::new(2);
         let cross = |own: usize| -> anyhow::Result<()> {
             let x = rows(2, &device)?;
-            executors[own].lend(&x, |lent| -> anyhow::Result<()> {
+            executors[own].call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
                 both.wait();
                 let called = executors[1 - own].call(&x);
-                let borrowed =
-                    executors[1 - own].lend(&x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
+                let other = executors[1 - own]
+                    .call_zero_copy(&x, |borrowed| borrowed.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
                 both.wait();
                 assert_same(&called?, &plain(&x)?, "the other executor's answer");
-                assert_same(&borrowed??, &plain(&x)?, "what the other executor lends");
-                assert_same(lent, &plain(&x)?, "what is lent");
+                assert_same(&other??, &plain(&x)?, "the other executor's outputs");
+                assert_same(borrowed, &plain(&x)?, "borrowed outputs");
                 Ok(())
             })?
         };
@@ -106,16 +106,16 @@ fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
         thread::scope(|scope| {
             let panics = scope.spawn(|| {
                 let x = rows(2, &device).expect("an input");
-                fast.lend(&x, |_| {
+                fast.call_zero_copy(&x, |_| {
                     both.wait();
                     panic!("a closure's panic")
                 })
             });
             let x = rows(3, &device)?;
-            fast.lend(&x, |lent| -> anyhow::Result<()> {
+            fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
                 both.wait();
                 assert!(panics.join().is_err(), "the panic passes through");
-                assert_same(lent, &plain(&x)?, "what the other thread has");
+                assert_same(borrowed, &plain(&x)?, "what the other thread has");
                 assert_same(&fast.call(&rows(2, &device)?)?, &plain(&rows(2, &device)?)?, "the shapes of the panic");
                 Ok(())
             })?
@@ -124,7 +124,7 @@ fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
             let x = rows(n, &device)?;
             assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("{n} rows"));
             let expected = plain(&x)?;
-            fast.lend(&x, |lent| assert_same(lent, &expected, format_args!("{n} rows, lent")))?;
+            fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, format_args!("{n} rows, borrowed")))?;
         }
     }
     Ok(())
@@ -143,7 +143,7 @@ fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
         let x = rows(2, &device)?;
         let expected = plain(&x)?;
         assert_same(&fast.call(&x)?, &expected, "a call meanwhile");
-        fast.lend(&x, |lent| assert_same(lent, &expected, "lent meanwhile"))?;
+        fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, "borrowed meanwhile"))?;
         drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &plain(&new)?, "the new shape");
         Ok(())
@@ -189,7 +189,9 @@ fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
                 for _ in 0..200 {
                     answers.push(fast.call(x)?);
                     // Reuses the memory of a freed table.
-                    answers.push(fast.lend(x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>())??);
+                    answers.push(fast.call_zero_copy(x, |borrowed| {
+                        borrowed.iter().map(Tensor::copy).collect::<Result<Vec<_>>>()
+                    })??);
                 }
                 device.synchronize()?;
                 Ok(answers)
@@ -281,14 +283,16 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
     };
     OparaExecutor::builder().build_fn(counted(usize::MAX), &x)?;
     let changes = calls.swap(0, Ordering::Relaxed) + 9;
-    for lent in [false, true] {
+    for zero_copy in [false, true] {
         calls.store(0, Ordering::Relaxed);
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let fast = OparaExecutor::builder().recheck(3).build_fn(counted(changes), &x)?;
             assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
-            let answer = || match lent {
+            let answer = || match zero_copy {
                 false => fast.call(&x),
-                true => Ok(fast.lend(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())??),
+                true => {
+                    Ok(fast.call_zero_copy(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())??)
+                }
             };
             let twice = [(&x[0] * 2.)?];
             for call in 1..30 {
@@ -332,7 +336,7 @@ fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
                 let floats = |t: &[Tensor]| vec![t[3].clone(), t[4].clone(), t[5].clone(), t[6].clone()];
                 let x = [x];
                 assert_same(&floats(&fast.call(&x)?), &floats(&function(&x)?), i);
-                fast.lend(&x, |lent| assert_eq!(lent.len(), 8))?;
+                fast.call_zero_copy(&x, |borrowed| assert_eq!(borrowed.len(), 8))?;
             }
         }
         let report = fast.report();

@@ -80,7 +80,7 @@ fn priorities_and_custom_schedulers_keep_the_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
-    let builder = OparaExecutor::builder().policy(Scheduling::by(Hurried)).race(false).stress(4);
+    let builder = OparaExecutor::builder().policy(Scheduling::custom(Hurried)).benchmark_challengers(false).stress(4);
     let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
     assert_eq!(executor.report().policy, "hurried");
     assert_eq!(bits(&executor.call(&example)?)?, expected);
@@ -93,7 +93,7 @@ fn measured_spans_respect_the_schedule() -> Result<()> {
     let expected = bits(&model.call(&example)?)?;
     for policy in [Policy::Opara, Policy::Rammer] {
         let model = model.clone();
-        let builder = OparaExecutor::builder().policy(policy).race(false);
+        let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false);
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let timeline = executor.timeline(&example)?;
         let (ops, schedule) = executor.schedule(&example)?;

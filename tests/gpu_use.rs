@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor};
 use common::{
-    answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, take_turns_and_lend, waves, DTYPES,
+    alternate_and_borrow, answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, waves, DTYPES,
 };
 use opara_candle::{Mode, OparaExecutor};
 
@@ -192,14 +192,14 @@ fn borrowed_outputs_as_inputs_are_an_error_or_read_before_they_are_overwritten()
     let Some(device) = gpu() else { return Ok(()) };
     let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
-    let mut lent = expected.clone();
+    let mut borrowed = expected.clone();
     for i in 0..20 {
         expected = step(&expected)?;
-        match fast.lend(&lent, <[Tensor]>::to_vec) {
-            Ok(outputs) => lent = outputs,
+        match fast.call_zero_copy(&borrowed, <[Tensor]>::to_vec) {
+            Ok(outputs) => borrowed = outputs,
             Err(_) => return Ok(()),
         }
-        assert_same(&lent, &expected, format_args!("call {i}"));
+        assert_same(&borrowed, &expected, format_args!("call {i}"));
     }
     Ok(())
 }
@@ -396,7 +396,7 @@ fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> 
 fn executors_of_one_module_alternate_and_share_borrowed_outputs() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(7, (6, 6))?.to_device(&device)?;
-    take_turns_and_lend(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
+    alternate_and_borrow(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The f32 matmuls on tensor cores of `product.cu`, emulated on the CPU: operands are rounded to TF32 bit by bit.
+//! The f32 matmuls on tensor cores of `matmul.cu`, emulated on the CPU: operands are rounded to TF32 bit by bit.
 //!
 //! An operand is split into two TF32 numbers, and one product becomes three. Numbers beyond 4e34, infinities and NaN
 //! cannot be split. These tests prove that such operands never give a wrong number: the kernel sees NaN or a number
@@ -92,7 +92,7 @@ fn product(x: &[f32], weight: &[f32], overflow: Overflow) -> (f32, bool) {
     }
 }
 
-/// The same without tensor cores: `without_tensor_cores` of `product.cu`.
+/// The same without tensor cores: `without_tensor_cores` of `matmul.cu`.
 fn without_tensor_cores(x: &[f32], weight: &[f32]) -> f32 {
     x.iter().zip(weight).fold(0., |sum, (&x, &weight)| x.mul_add(weight, sum))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use opara_plan::simulate::{Agreement, Compared};
+use opara_plan::simulate::{Agreement, SimulatedAndMeasured};
 use opara_plan::Scheduler;
 use serde::Serialize;
 
@@ -70,8 +70,8 @@ impl Args {
 impl OfTrace {
     fn new(path: &Path) -> Result<Self> {
         let trace = input::load(path)?;
-        let compared = Compared::all(&trace, &input::prepare(&trace))?;
-        let row = |one: Compared| Row {
+        let compared = SimulatedAndMeasured::all(&trace, &input::prepare(&trace))?;
+        let row = |one: SimulatedAndMeasured| Row {
             policy: one.policy.name(),
             simulated_us: one.simulated_us,
             measured_us: one.measured_us,

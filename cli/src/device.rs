@@ -4,11 +4,11 @@ use std::sync::LazyLock;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
-use opara_plan::simulate::Device;
+use opara_plan::simulate::DeviceModel;
 use opara_plan::trace::DeviceSpec;
 
 /// The devices' names, with the static lifetime that clap needs.
-static NAMES: LazyLock<Vec<String>> = LazyLock::new(Device::names);
+static NAMES: LazyLock<Vec<String>> = LazyLock::new(DeviceModel::names);
 
 /// The device to simulate; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
@@ -23,10 +23,10 @@ impl ChosenDevice {
     ///
     /// # Errors
     /// An unknown name.
-    pub fn device(&self, recorded: &DeviceSpec) -> Result<Device> {
+    pub fn device(&self, recorded: &DeviceSpec) -> Result<DeviceModel> {
         Ok(match &self.device {
-            Some(name) => Device::named(name)?,
-            None => Device::of(recorded),
+            Some(name) => DeviceModel::named(name)?,
+            None => DeviceModel::of(recorded),
         })
     }
 }

@@ -62,7 +62,7 @@ impl Args {
     /// # Errors
     /// No GPU, a model that cannot be captured, a file that cannot be written.
     pub fn run(&self) -> Result<Recorded> {
-        let builder = OparaExecutor::builder().verify(false).race(false).policy(self.chosen.policy);
+        let builder = OparaExecutor::builder().verify(false).benchmark_challengers(false).policy(self.chosen.policy);
         let (executor, example) = self.recording.executor(builder)?;
         let trace = match self.measure {
             true => executor.measure(&example)?,

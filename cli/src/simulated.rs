@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use opara_plan::prepared::Prepared;
 use opara_plan::schedule::Schedule;
-use opara_plan::simulate::{simulate, Device};
+use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::timeline::Timeline;
 use opara_plan::Scheduler;
 
@@ -40,7 +40,7 @@ pub struct Simulated {
     /// The schedule.
     pub schedule: Schedule,
     /// The simulated device.
-    pub device: Device,
+    pub device: DeviceModel,
     /// The time of each op.
     pub timeline: Timeline,
 }

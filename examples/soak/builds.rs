@@ -39,7 +39,7 @@ impl<'a> Builds<'a> {
         let builder = OparaExecutor::builder().max_shapes(2);
         let built = match rng.bool() {
             true => tally.time("build", || Ok(builder.build(module, &case.x)?)),
-            false => tally.time("build by load", || Ok(builder.load(move || Ok(module), &case.x)?)),
+            false => tally.time("build on a thread", || Ok(builder.build_on_thread(move || Ok(module), &case.x)?)),
         };
         let Some(executor) = built else { return };
         tally.plan(Seen::Built, kind, &executor.report());
@@ -57,7 +57,9 @@ impl<'a> Builds<'a> {
         let expected = &case.expected;
         match rng.bool() {
             true => tally.check("call one's own", expected, || read(&executor.call(x)?[0])),
-            false => tally.check("lend one's own", expected, || executor.lend(x, |outputs| read(&outputs[0]))?),
+            false => tally.check("zero-copy, own executor", expected, || {
+                executor.call_zero_copy(x, |outputs| read(&outputs[0]))?
+            }),
         }
     }
 }

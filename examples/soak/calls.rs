@@ -25,9 +25,9 @@ impl<'a> Calls<'a> {
         let x = std::slice::from_ref(&case.x);
         match rng.u32(..16) {
             0..8 => tally.check("call, read back", &case.expected, || read(&executor.call(x)?[0])),
-            8 | 9 => {
-                tally.check("lend, read back", &case.expected, || executor.lend(x, |outputs| read(&outputs[0]))?)
-            }
+            8 | 9 => tally.check("zero-copy, read back", &case.expected, || {
+                executor.call_zero_copy(x, |outputs| read(&outputs[0]))?
+            }),
             10..13 => {
                 let answer = tally.time("call", || Ok(executor.call(x)?.remove(0)));
                 self.kept.extend(answer.map(|answer| (answer, &case.expected[..])));

@@ -64,7 +64,7 @@ impl Model {
         let function = Rc::new(make(weights.clone())?);
         let wrap = move |builder: Builder, inputs: &[Tensor]| {
             let weights = weights.clone();
-            builder.load_fn(move || make(weights), inputs)
+            builder.build_fn_on_thread(move || make(weights), inputs)
         };
         Ok(Self { function, inputs: inputs.into(), wrap: Box::new(wrap) })
     }

@@ -136,9 +136,9 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let plain = OparaExecutor::builder().policy(Policy::Sequential).fuse(false);
     let sequential = captured.then(|| model.executor(plain)).transpose()?;
     let eager = || function(inputs);
-    let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
-    let scheduled_run = || lend(&scheduled);
-    let sequential_run = sequential.as_ref().map(|executor| move || lend(executor));
+    let zero_copy = |executor: &OparaExecutor| Ok(executor.call_zero_copy(inputs, |_| Vec::new())?);
+    let scheduled_run = || zero_copy(&scheduled);
+    let sequential_run = sequential.as_ref().map(|executor| move || zero_copy(executor));
     let mut runs: Vec<Run> = vec![("eager", &eager)];
     if let Some(sequential_run) = &sequential_run {
         runs.extend([("sequential", sequential_run as _), ("scheduled", &scheduled_run as _)]);
@@ -187,7 +187,8 @@ fn differing_replays(
     });
     let sets = sets.collect::<Result<Vec<_>>>()?;
     let compared = sets.iter().cycle().take(replays);
-    let compared = compared.map(|(inputs, expected)| executor.lend(inputs, |outputs| differing(expected, outputs))?);
+    let compared =
+        compared.map(|(inputs, expected)| executor.call_zero_copy(inputs, |outputs| differing(expected, outputs))?);
     let compared = compared.collect::<Result<Vec<_>>>()?;
     if compared.is_empty() {
         return Ok(0);

@@ -61,7 +61,7 @@ impl Memory {
             }
             Calls::Executor => {
                 let (executor, built) = taken(device, || model.executor(builder).context("the executor fails"))?;
-                [built, taken(device, || Ok(executor.lend(inputs, |_| ())?))?.1]
+                [built, taken(device, || Ok(executor.call_zero_copy(inputs, |_| ())?))?.1]
             }
         };
         Ok(Self::of(made, &parts))

@@ -44,7 +44,7 @@ fn inception<'a>(x: Builder<'a>, (name, channels): Row) -> Result<Builder<'a>> {
                 x.fork().conv("branch1", c1, (1, 1))?,
                 x.fork().conv("branch2.0", r3, (1, 1))?.conv("branch2.1", c3, (3, 3))?,
                 x.fork().conv("branch3.0", r5, (1, 1))?.conv("branch3.1", c5, (3, 3))?,
-                x.fork().max_pool(PoolConfig::new(3, 1).pad(1)).conv("branch4.1", pool, (1, 1))?,
+                x.fork().max_pool(PoolConfig::new(3, 1).padding(1)).conv("branch4.1", pool, (1, 1))?,
             ])
         })
     })

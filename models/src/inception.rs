@@ -20,7 +20,7 @@ fn halving() -> PoolConfig {
 
 /// The average pooling before a branch's last convolution. It counts the padding.
 fn mean() -> PoolConfig {
-    PoolConfig::new(3, 1).pad(1).count_padding(true)
+    PoolConfig::new(3, 1).padding(1).count_padding(true)
 }
 
 /// Figure 5, with a 5x5 convolution.

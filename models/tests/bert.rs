@@ -147,7 +147,7 @@ fn the_executor_captures_every_operator() -> Result<()> {
     let masked = move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]);
     let executor = strict().build_fn(masked, &inputs)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     assert!(report.verified && report.width >= 3, "query, key and value side by side");
     assert_eq!(max_difference(&executor.call(&inputs)?[0], &expected)?, 0.);
 

@@ -57,7 +57,7 @@ fn executor_replays_the_same_bits() -> Result<()> {
     let executor =
         OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reference.model(DType::F32)?, &ids)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     assert!(report.verified && report.width >= 3, "both orders and the deep part side by side");
     assert_eq!(executor.forward(&ids)?.to_vec2::<f32>()?, expected.to_vec2::<f32>()?);
 

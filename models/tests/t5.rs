@@ -119,7 +119,7 @@ fn generated_tokens_match_transformers() -> Result<()> {
         }
         let (read, step) = generator.executors().expect("they were built");
         for report in [read.report(), step.report()] {
-            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{report}");
+            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Threads, true, &None), "{report}");
         }
     }
     Ok(())
@@ -218,7 +218,11 @@ fn executors_give_the_same_bits() -> Result<()> {
         let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);
         let assert_replayed = |executor: &OparaExecutor| {
             let report = executor.report();
-            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{name}: {report}");
+            assert_eq!(
+                (report.mode, report.verified, &report.reason),
+                (Mode::Threads, true, &None),
+                "{name}: {report}"
+            );
         };
 
         let encoder = T5Encoder::load(seeded(DType::F32), &config)?;

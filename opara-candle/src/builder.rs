@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle::{Module, Tensor};
 
 use crate::backend::Function;
-use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::panics::caught;
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
@@ -30,7 +30,7 @@ pub struct Builder(pub(crate) Options);
 
 impl Builder {
     /// How launches are assigned to streams and ordered: a [`Policy`](crate::Policy), [`Tuning`](crate::Tuning) for a search with
-    /// settings of its own, or [`Scheduling::by`] for a scheduler of the user's own. Default:
+    /// settings of its own, or [`Scheduling::custom`] for a scheduler of the user's own. Default:
     /// [`Policy::Opara`](crate::Policy::Opara).
     pub fn policy(mut self, scheduling: impl Into<Scheduling>) -> Self {
         self.0.set_scheduling(scheduling.into());
@@ -74,7 +74,7 @@ impl Builder {
     /// input. They run eagerly. What it cannot find, on the CPU:
     ///
     /// - a branch on integers that are the same in all examples, such as a mode or a position that is 0 in the only example.
-    ///   [`Report::same_in_all`](crate::Report::same_in_all) lists such inputs, and a warning names them;
+    ///   [`Report::unvaried_inputs`](crate::Report::unvaried_inputs) lists such inputs, and a warning names them;
     /// - a branch on floats that all examples, and the two altered copies, take the same way, such as `max > 1000`;
     /// - host code that changes what it does after some calls, such as at the tenth.
     pub fn verify(mut self, verify: bool) -> Self {
@@ -144,11 +144,12 @@ impl Builder {
         self
     }
 
-    /// Whether a GPU's schedule of up to 4,096 launches that measures slower than the sequential one, than the graph's own edges
-    /// in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes no more than 1,024 branches), or, if it
-    /// has more than 32 streams, than itself on 32, gives way to that. Default: yes.
-    pub fn race(mut self, race: bool) -> Self {
-        self.0.race = race;
+    /// Benchmarks the chosen schedule on the GPU against up to three challengers while building, and keeps the fastest: the
+    /// sequential schedule; the graph's own edges in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes at
+    /// most 1,024 branches); and, if the schedule has more than 32 streams, the same on 32. Graphs above 4,096 launches are not
+    /// benchmarked. Default: true.
+    pub fn benchmark_challengers(mut self, benchmark: bool) -> Self {
+        self.0.benchmark_challengers = benchmark;
         self
     }
 
@@ -204,21 +205,21 @@ impl Builder {
         self
     }
 
-    /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`load`](Self::load).
+    /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`build_on_thread`](Self::build_on_thread).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn build(
         self,
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::load(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::build_on_thread(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<OparaExecutor> {
         self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
     }
 
     /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device. A function that
-    /// is not [`Send`] goes to [`load_fn`](Self::load_fn).
+    /// is not [`Send`] goes to [`build_fn_on_thread`](Self::build_fn_on_thread).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
@@ -230,11 +231,11 @@ impl Builder {
         OparaExecutor::wrap(self.0, guarded(function), inputs).map(warned)
     }
 
-    /// Wraps a module that is made where it then lives.
+    /// Wraps a module that is not [`Send`]: `make` builds it on a thread of this library, which then owns it.
     ///
     /// # Errors
-    /// See [`OparaExecutor::load`].
-    pub fn load<M: Module + 'static>(
+    /// See [`OparaExecutor::build_on_thread`].
+    pub fn build_on_thread<M: Module + 'static>(
         self,
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
@@ -243,15 +244,15 @@ impl Builder {
             let module = make()?;
             Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
         };
-        self.load_fn(make, std::slice::from_ref(input))
+        self.build_fn_on_thread(make, std::slice::from_ref(input))
     }
 
-    /// Wraps a function of several tensors to several tensors that is made where it then lives. `inputs` are an
-    /// example, all on one device.
+    /// Wraps a function of several tensors to several tensors that is not [`Send`]: `make` builds it on a thread of this library,
+    /// which then owns it. `inputs` are an example, all on one device.
     ///
     /// # Errors
-    /// See [`OparaExecutor::load`].
-    pub fn load_fn<F>(
+    /// See [`OparaExecutor::build_on_thread`].
+    pub fn build_fn_on_thread<F>(
         self,
         make: impl FnOnce() -> candle::Result<F> + Send + 'static,
         inputs: &[Tensor],
@@ -289,7 +290,7 @@ impl OparaExecutor {
     /// Wraps `module` and builds for inputs like `input`.
     ///
     /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
-    /// Give a function that makes it to [`load`](Self::load): `OparaExecutor::load(move || make(vb), &input)`.
+    /// Give a function that makes it to [`build_on_thread`](Self::build_on_thread): `OparaExecutor::build_on_thread(move || make(vb), &input)`.
     ///
     /// ```compile_fail,E0277
     /// # use candle::{Device, Tensor};
@@ -325,7 +326,7 @@ impl OparaExecutor {
     /// error: it runs eagerly.
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn new(
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::load(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::build_on_thread(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<Self> {
         Self::builder().build(module, input)
@@ -351,18 +352,18 @@ impl OparaExecutor {
     ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
     /// };
     /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
-    /// let fast = OparaExecutor::load(make, &x)?;
+    /// let fast = OparaExecutor::build_on_thread(make, &x)?;
     /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
-    pub fn load<M: Module + 'static>(
+    pub fn build_on_thread<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
     ) -> Result<Self> {
-        Self::builder().load(make, input)
+        Self::builder().build_on_thread(make, input)
     }
 
     /// Settings other than the defaults, and functions of several tensors.
@@ -373,10 +374,10 @@ impl OparaExecutor {
 
 /// The executor, with a warning about inputs whose values verification could not change.
 fn warned(executor: OparaExecutor) -> OparaExecutor {
-    let Report { same_in_all, verified_inputs, .. } = executor.report();
-    if !same_in_all.is_empty() {
+    let Report { unvaried_inputs, verified_inputs, .. } = executor.report();
+    if !unvaried_inputs.is_empty() {
         tracing::warn!(
-            inputs = ?same_in_all,
+            inputs = ?unvaried_inputs,
             verified_inputs,
             "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
              does not depend on them in a way that a replay does not follow"

@@ -62,17 +62,16 @@ impl OparaExecutor {
         Ok((planned.prepared.ops.trace.clone(), planned.schedule.clone()))
     }
 
-    /// The schedule for inputs like these as a picture in SVG: its simulated timeline, one lane a stream. With the feature
-    /// `svg` alone.
+    /// Draws the schedule for inputs like these as SVG: its simulated timeline, one row per stream. Needs the feature `svg`.
     ///
     /// # Errors
     /// As for [`trace`](Self::trace).
     #[cfg(feature = "svg")]
-    pub fn picture(&self, inputs: &[Tensor]) -> Result<String> {
+    pub fn schedule_svg(&self, inputs: &[Tensor]) -> Result<String> {
         let planned = self.built(inputs, |plan| plan.planned.clone())?;
         let Planned { prepared, schedule, .. } = &*planned;
         let trace = &prepared.ops.trace;
-        let device = opara_plan::simulate::Device::of(&trace.device);
+        let device = opara_plan::simulate::DeviceModel::of(&trace.device);
         let timeline = opara_plan::simulate::simulate(&prepared.problem(), schedule, &device);
         let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
         let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
@@ -110,7 +109,7 @@ impl OparaExecutor {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {
             Some(entry) => Ok(entry),
-            None => self.plan(&self.unlent(inputs)?, inputs),
+            None => self.plan(&self.unborrowed_key(inputs)?, inputs),
         }
     }
 
@@ -123,7 +122,7 @@ impl OparaExecutor {
 
     fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
         self.check(inputs)?;
-        let entry = self.plan(&self.unlent(inputs)?, inputs)?;
+        let entry = self.plan(&self.unborrowed_key(inputs)?, inputs)?;
         let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
         Ok((entry, planned))
     }

@@ -107,6 +107,6 @@ impl Bench for Replays<'_> {
 impl Replays<'_> {
     /// Microseconds of one replay.
     pub fn lap(&self, replay: &dyn Replay, inputs: &[Tensor]) -> Result<f64> {
-        Ok(timing::timed(self.device, || replay.lend(inputs, &mut |_| ()))?.1)
+        Ok(timing::timed(self.device, || replay.call_zero_copy(inputs, &mut |_| ()))?.1)
     }
 }

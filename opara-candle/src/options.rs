@@ -55,7 +55,7 @@ pub(crate) struct Options {
     pub on_stateful: OnStateful,
     pub max_shapes: usize,
     pub recheck: u64,
-    pub race: bool,
+    pub benchmark_challengers: bool,
     pub fuse: bool,
     /// Folder that keeps compiled kernels.
     pub kernels: Option<PathBuf>,
@@ -72,7 +72,7 @@ impl Options {
             Scheduling::Policy(Policy::Tuned) => (Arc::new(Policy::Tuned) as _, Some(Tuning::default()), false),
             Scheduling::Policy(policy) => (Arc::new(policy) as _, None, false),
             Scheduling::Tuned(tuning) => (Arc::new(Policy::Tuned) as _, Some(tuning), false),
-            Scheduling::Own(scheduler) => (scheduler, None, true),
+            Scheduling::Custom(scheduler) => (scheduler, None, true),
         };
     }
 
@@ -115,7 +115,7 @@ impl Default for Options {
             on_stateful: OnStateful::default(),
             max_shapes: 8,
             recheck: 0,
-            race: true,
+            benchmark_challengers: true,
             fuse: true,
             kernels: disk_cache::folder(),
             dump: None,

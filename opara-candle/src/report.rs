@@ -14,8 +14,8 @@ use crate::tune::Findings;
 pub enum Mode {
     /// One launch of a CUDA graph.
     Graph,
-    /// Worker threads, one lane a stream.
-    Lanes,
+    /// Worker threads of the CPU, which run the ops of different streams at the same time.
+    Threads,
     /// The module itself.
     #[default]
     Eager,
@@ -26,7 +26,7 @@ impl Mode {
     pub fn name(self) -> &'static str {
         match self {
             Mode::Graph => "graph",
-            Mode::Lanes => "lanes",
+            Mode::Threads => "threads",
             Mode::Eager => "eager",
         }
     }
@@ -37,7 +37,7 @@ impl Mode {
     fn told(self) -> &'static str {
         match self {
             Mode::Graph => "one launch of a CUDA graph",
-            Mode::Lanes => "on worker threads",
+            Mode::Threads => "on worker threads of the CPU",
             Mode::Eager => "the module itself runs",
         }
     }
@@ -101,7 +101,7 @@ pub struct Report {
     pub verified_inputs: usize,
     /// Which inputs, all of integers, had the same values in every one of these: whether outputs depend on their values in a
     /// way that a replay does not follow is not known. [`Builder::example`](crate::Builder::example) gives further values.
-    pub same_in_all: Vec<usize>,
+    pub unvaried_inputs: Vec<usize>,
     /// Milliseconds of each stage of building. `forward` is the module's own calls, see
     /// [`OparaExecutor::new`](crate::OparaExecutor::new) for their number.
     pub build_ms: BTreeMap<&'static str, f64>,
@@ -165,7 +165,7 @@ impl Report {
             1 => "bit for bit, on one input".into(),
             n => format!("bit for bit, on {n} inputs"),
         };
-        match &self.same_in_all[..] {
+        match &self.unvaried_inputs[..] {
             [] => inputs,
             same => format!("{inputs}, with the same integers in inputs {same:?}"),
         }
@@ -226,7 +226,7 @@ mod tests {
         let text = eager.to_string();
         let rows: Vec<&str> = text.lines().map(|line| line.split("  ").next().unwrap_or_default()).collect();
         assert_eq!(rows, ["device", "mode", "reason", "eager, us"], "{eager}");
-        let replayed = Report { mode: Mode::Lanes, ..built }.to_string();
+        let replayed = Report { mode: Mode::Threads, ..built }.to_string();
         for row in ["ops", "dependencies", "streams", "buffers", "same as eager", "replay, us"] {
             assert!(replayed.lines().any(|line| line.starts_with(row)), "{row}: {replayed}");
         }

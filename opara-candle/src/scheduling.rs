@@ -21,7 +21,7 @@ use crate::tune::Tuning;
 ///
 /// let fixed = OparaExecutor::builder().policy(Policy::Nimble);
 /// let tuned = OparaExecutor::builder().policy(Tuning::default().budget(Duration::from_secs(8)));
-/// let own = OparaExecutor::builder().policy(Scheduling::by(Own));
+/// let own = OparaExecutor::builder().policy(Scheduling::custom(Own));
 /// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -32,13 +32,13 @@ pub enum Scheduling {
     Tuned(Tuning),
     /// A scheduler of the user's own. Each of its schedules is proven against the trace: one that lets an op overtake
     /// another that it depends on is [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
-    Own(Arc<dyn Scheduler>),
+    Custom(Arc<dyn Scheduler>),
 }
 
 impl Scheduling {
     /// A scheduler of the user's own.
-    pub fn by(scheduler: impl Scheduler + 'static) -> Self {
-        Scheduling::Own(Arc::new(scheduler))
+    pub fn custom(scheduler: impl Scheduler + 'static) -> Self {
+        Scheduling::Custom(Arc::new(scheduler))
     }
 }
 

@@ -64,7 +64,7 @@ fn executors_are_switched_off() -> Result<()> {
 fn verification_is_switched_off() -> Result<()> {
     if printed_with("verification_is_switched_off", &[("OPARA_VERIFY", "0"), ("OPARA_FUSE", "0")])?.is_none() {
         let report = relu(OparaExecutor::builder().verify(true))?.0.report();
-        ensure!((report.mode, report.verified, report.fused) == (Mode::Lanes, false, 0), "{report}");
+        ensure!((report.mode, report.verified, report.fused) == (Mode::Threads, false, 0), "{report}");
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ fn values_that_are_none_are_warned_of_once() -> Result<()> {
         tracing_subscriber::fmt().with_ansi(false).init();
         for _ in 0..2 {
             let report = relu(OparaExecutor::builder())?.0.report();
-            ensure!((report.mode, report.verified) == (Mode::Lanes, true), "{report}");
+            ensure!((report.mode, report.verified) == (Mode::Threads, true), "{report}");
         }
         return Ok(());
     };

@@ -104,7 +104,7 @@ impl Subject {
 /// set-up time is that of a first start.
 fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
     ops::use_candle_only(candle_only);
-    let builder = OparaExecutor::builder().policy(policy).race(false).kernel_cache(None);
+    let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).kernel_cache(None);
     let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
     let report = executor.report();
     ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
@@ -139,7 +139,7 @@ impl Own {
                 ops::use_candle_only(*candle_only);
                 model.call(&self.inputs).map(drop)
             }
-            Call::Replay(executor) => Ok(executor.lend(&self.inputs, |_| ())?),
+            Call::Replay(executor) => Ok(executor.call_zero_copy(&self.inputs, |_| ())?),
         }
     }
 

@@ -110,8 +110,8 @@ where
         let expected = function(&inputs).expect("the function takes these inputs");
         let got = fast.call(&inputs).expect("the executor takes what the function takes");
         assert_same(&got, &expected, format_args!("input {i}"));
-        fast.lend(&inputs, |lent| assert_same(lent, &expected, format_args!("input {i}, lent")))
-            .expect("outputs are lent");
+        fast.call_zero_copy(&inputs, |borrowed| assert_same(borrowed, &expected, format_args!("input {i}, borrowed")))
+            .expect("outputs are borrowed");
         answers.push((i, got, expected));
     }
     for (i, got, expected) in answers {
@@ -127,8 +127,11 @@ where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
     let example = inputs(0).expect("inputs can be made");
-    let fast =
-        OparaExecutor::builder().stress(4).race(false).build_fn(function.clone(), &example).expect("it can be built");
+    let fast = OparaExecutor::builder()
+        .stress(4)
+        .benchmark_challengers(false)
+        .build_fn(function.clone(), &example)
+        .expect("it can be built");
     let report = fast.report();
     assert_eq!((report.mode, report.verified, &report.reason), (mode, true, &None), "{report}");
     answers_like(&fast, function, inputs);
@@ -268,7 +271,7 @@ fn isolated_in(
 }
 
 /// Two executors of one module with 6 columns are called alternately; one of them lends its outputs to the other.
-pub fn take_turns_and_lend<M>(module: M, device: &Device) -> anyhow::Result<()>
+pub fn alternate_and_borrow<M>(module: M, device: &Device) -> anyhow::Result<()>
 where
     M: Fn(&Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
 {
@@ -281,10 +284,10 @@ where
         let twice = module(&once)?;
         assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
         let other = [rows(i, 5 + i)?];
-        a.lend(&x, |lent| -> anyhow::Result<()> {
-            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
-            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
-            assert_same(lent, std::slice::from_ref(&once), i);
+        a.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
+            b.call_zero_copy(borrowed, |borrowed| assert_same(borrowed, std::slice::from_ref(&twice), i))?;
+            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is borrowed"));
+            assert_same(borrowed, std::slice::from_ref(&once), i);
             Ok(())
         })??;
     }

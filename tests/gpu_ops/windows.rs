@@ -161,10 +161,10 @@ fn pools() -> Result<()> {
     let uneven = Padding { top: 0, bottom: 1, left: 1, right: 0 };
     let configs = [
         PoolConfig::new(2, 2),
-        PoolConfig::new(3, 2).pad(1),
+        PoolConfig::new(3, 2).padding(1),
         PoolConfig::new(3, 2).ceil(true),
-        PoolConfig::new(3, 2).pad(1).count_padding(true).ceil(true),
-        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig::new(3, 2).padding(1).count_padding(true).ceil(true),
+        PoolConfig::new(3, 1).padding(uneven),
         PoolConfig::new(9, 1),
     ];
     for config in configs {
@@ -195,9 +195,9 @@ fn pools_of_large_pictures() -> Result<()> {
     let shape = (4, 96, 47, 50);
     let uneven = Padding { top: 0, bottom: 1, left: 1, right: 2 };
     let configs = [
-        PoolConfig::new(3, 1).pad(1),
-        PoolConfig::new(3, 1).pad(uneven),
-        PoolConfig::new(3, 1).pad(uneven).count_padding(true),
+        PoolConfig::new(3, 1).padding(1),
+        PoolConfig::new(3, 1).padding(uneven),
+        PoolConfig::new(3, 1).padding(uneven).count_padding(true),
         PoolConfig::new(3, 1),
     ];
     for (dtype, tolerance) in DTYPES {

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{json, opara, trace};
-use opara_plan::simulate::Device;
+use opara_plan::simulate::DeviceModel;
 use opara_plan::Policy;
 use predicates::prelude::*;
 use predicates::str::{contains, is_empty, is_match, starts_with};
@@ -124,7 +124,7 @@ fn simulated_times_are_compared_with_measured_ones() {
 #[test]
 fn every_device_simulates_every_policy() {
     let googlenet = trace("native-googlenet-f32");
-    for device in Device::all().map(|device| device.name) {
+    for device in DeviceModel::all().map(|device| device.name) {
         for policy in Policy::ALL.map(|policy| policy.to_string()) {
             let answer = json(&["simulate", &googlenet, "--policy", &policy, "--device", &device]);
             assert_eq!((&answer["device"], &answer["policy"]), (&device.as_str().into(), &policy.as_str().into()));

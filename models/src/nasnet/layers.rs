@@ -18,7 +18,7 @@ pub(super) fn conv_1x1(input: usize, out: usize, name: &str, vb: &VarBuilder) ->
 
 /// Averages 3x3 windows and keeps height and width.
 pub(super) fn mean(x: &Tensor) -> Result<Tensor> {
-    ops::avg_pool2d(x, &PoolConfig::new(3, 1).pad(1))
+    ops::avg_pool2d(x, &PoolConfig::new(3, 1).padding(1))
 }
 
 /// Averages 3x3 windows and halves height and width. Unlike [`mean`], it counts the padding, as timm does.
@@ -33,7 +33,7 @@ pub(super) fn halving_max(x: &Tensor) -> Result<Tensor> {
 
 fn halving(x: &Tensor) -> Result<PoolConfig> {
     let (_, _, h, w) = x.dims4()?;
-    Ok(PoolConfig::new(3, 2).pad(Padding::same((h, w), (3, 3), 2, 1)))
+    Ok(PoolConfig::new(3, 2).padding(Padding::same((h, w), (3, 3), 2, 1)))
 }
 
 /// A depthwise convolution, then a 1x1 convolution with batch normalization.

@@ -1,4 +1,4 @@
-//! Device models: the figures from which durations are estimated and schedules simulated.
+//! DeviceModel models: the figures from which durations are estimated and schedules simulated.
 
 use crate::kernel_catalog::Precision;
 use crate::trace::{DeviceSpec, Launch};
@@ -15,7 +15,7 @@ use crate::trace::{DeviceSpec, Launch};
 /// `tests/data/native-*.trace` hold; a fifth more or less agrees with them almost as well. The time of a kernel and the
 /// efficiency are assumed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
+pub struct DeviceModel {
     /// Its name here, such as `h200`.
     pub name: String,
     /// The limits of its multiprocessors, or the cores of a CPU.
@@ -55,41 +55,41 @@ const A100: &str = "a100";
 
 /// The name of a device that has no description.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown device `{0}`: use one of {known}", known = Device::names().join(", "))]
+#[error("unknown device `{0}`: use one of {known}", known = DeviceModel::names().join(", "))]
 pub struct UnknownDevice(String);
 
-impl Device {
+impl DeviceModel {
     /// Every device that has a description, oldest first.
-    pub fn all() -> [Device; 6] {
+    pub fn all() -> [DeviceModel; 6] {
         [v100(), rtx_2080_super(), a100("a100-pcie"), a100("a100-sxm"), h100(), h200()]
     }
 
     /// The name of every device, and `a100`, which stands for `a100-sxm`.
     pub fn names() -> Vec<String> {
-        Device::all().map(|device| device.name).into_iter().chain([A100.into()]).collect()
+        DeviceModel::all().map(|device| device.name).into_iter().chain([A100.into()]).collect()
     }
 
     /// The device of this name; letter case and what stands around the name do not matter.
     ///
     /// # Errors
     /// [`UnknownDevice`], which lists those that there are.
-    pub fn named(name: &str) -> Result<Device, UnknownDevice> {
+    pub fn named(name: &str) -> Result<DeviceModel, UnknownDevice> {
         let lower = name.to_lowercase();
         if lower == A100 {
             return Ok(a100("a100-sxm"));
         }
-        let fits = |device: &Device| device.name.split('-').all(|part| lower.contains(part));
-        Device::all().into_iter().find(fits).ok_or_else(|| UnknownDevice(name.into()))
+        let fits = |device: &DeviceModel| device.name.split('-').all(|part| lower.contains(part));
+        DeviceModel::all().into_iter().find(fits).ok_or_else(|| UnknownDevice(name.into()))
     }
 
     /// The device that a trace was recorded on: the description that fits the driver's name for it, else one from its
     /// limits alone.
-    pub fn of(spec: &DeviceSpec) -> Device {
-        let described = Device::named(&spec.name).unwrap_or_else(|_| match spec.threads_per_processor {
+    pub fn of(spec: &DeviceSpec) -> DeviceModel {
+        let described = DeviceModel::named(&spec.name).unwrap_or_else(|_| match spec.threads_per_processor {
             0 => cpu(spec),
             _ => unknown(spec),
         });
-        Device { spec: spec.clone(), ..described }
+        DeviceModel { spec: spec.clone(), ..described }
     }
 
     /// How many blocks of a kernel fit on one multiprocessor at a time: what the driver's occupancy calculator says. At
@@ -147,8 +147,8 @@ fn spec(name: &str, processors: u32, threads: u32, shared_kib: u32) -> DeviceSpe
     }
 }
 
-fn h200() -> Device {
-    Device {
+fn h200() -> DeviceModel {
+    DeviceModel {
         name: "h200".into(),
         spec: spec("NVIDIA H200", 132, 2048, 228),
         blocks_per_processor: 32,
@@ -166,15 +166,15 @@ fn h200() -> Device {
     }
 }
 
-fn h100() -> Device {
+fn h100() -> DeviceModel {
     let spec = spec("NVIDIA H100 80GB HBM3", 132, 2048, 228);
-    Device { name: "h100".into(), spec, bandwidth_gbs: 3352., ..h200() }
+    DeviceModel { name: "h100".into(), spec, bandwidth_gbs: 3352., ..h200() }
 }
 
 /// The 40 GB models; both have the same figures.
-fn a100(name: &str) -> Device {
+fn a100(name: &str) -> DeviceModel {
     let driver = if name == "a100-sxm" { "NVIDIA A100-SXM4-40GB" } else { "NVIDIA A100-PCIE-40GB" };
-    Device {
+    DeviceModel {
         name: name.into(),
         spec: spec(driver, 108, 2048, 164),
         bandwidth_gbs: 1555.,
@@ -185,8 +185,8 @@ fn a100(name: &str) -> Device {
     }
 }
 
-fn rtx_2080_super() -> Device {
-    Device {
+fn rtx_2080_super() -> DeviceModel {
+    DeviceModel {
         name: "rtx-2080-super".into(),
         spec: spec("NVIDIA GeForce RTX 2080 SUPER", 48, 1024, 64),
         blocks_per_processor: 16,
@@ -199,8 +199,8 @@ fn rtx_2080_super() -> Device {
     }
 }
 
-fn v100() -> Device {
-    Device {
+fn v100() -> DeviceModel {
+    DeviceModel {
         name: "v100".into(),
         spec: spec("Tesla V100-SXM2-16GB", 80, 2048, 96),
         reserved_shared: 0,
@@ -213,10 +213,10 @@ fn v100() -> Device {
 }
 
 /// A GPU without a description: an A100 of as many multiprocessors.
-fn unknown(spec: &DeviceSpec) -> Device {
+fn unknown(spec: &DeviceSpec) -> DeviceModel {
     let a100 = a100("a100-pcie");
     let size = f64::from(spec.processors.max(1)) / f64::from(a100.spec.processors);
-    Device {
+    DeviceModel {
         name: spec.name.clone(),
         bandwidth_gbs: a100.bandwidth_gbs * size,
         fp32_tflops: a100.fp32_tflops * size,
@@ -228,9 +228,9 @@ fn unknown(spec: &DeviceSpec) -> Device {
 
 /// A CPU, of which a trace tells no more than the cores: an operator takes one of them. Two 8-lane multiply-adds a cycle
 /// of 3 GHz, and one channel of DDR4-3200 for two cores, are assumed.
-fn cpu(spec: &DeviceSpec) -> Device {
+fn cpu(spec: &DeviceSpec) -> DeviceModel {
     let cores = f64::from(spec.processors.max(1));
-    Device {
+    DeviceModel {
         name: spec.name.clone(),
         blocks_per_processor: 1,
         reserved_shared: 0,
@@ -256,19 +256,19 @@ mod tests {
             ("Tesla V100-SXM2-16GB", "v100"),
             ("NVIDIA GeForce RTX 2080 SUPER", "rtx-2080-super"),
         ] {
-            assert_eq!(Device::of(&DeviceSpec { name: driver.into(), ..Default::default() }).name, name);
+            assert_eq!(DeviceModel::of(&DeviceSpec { name: driver.into(), ..Default::default() }).name, name);
         }
-        assert!(Device::all().iter().all(|device| Device::named(&device.name).as_ref() == Ok(device)));
-        assert_eq!(Device::named("A100"), Device::named("a100-sxm"));
-        let unknown = Device::named("tpu").unwrap_err().to_string();
-        assert!(Device::names().iter().all(|name| unknown.contains(name)), "{unknown}");
+        assert!(DeviceModel::all().iter().all(|device| DeviceModel::named(&device.name).as_ref() == Ok(device)));
+        assert_eq!(DeviceModel::named("A100"), DeviceModel::named("a100-sxm"));
+        let unknown = DeviceModel::named("tpu").unwrap_err().to_string();
+        assert!(DeviceModel::names().iter().all(|name| unknown.contains(name)), "{unknown}");
     }
 
     #[test]
     fn others_follow_from_their_limits() {
-        let laptop = Device::of(&spec("NVIDIA RTX 500", 54, 1536, 100));
+        let laptop = DeviceModel::of(&spec("NVIDIA RTX 500", 54, 1536, 100));
         assert_eq!((laptop.bandwidth_gbs, laptop.spec.threads_per_processor), (1555. / 2., 1536));
-        let cpu = Device::of(&DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() });
+        let cpu = DeviceModel::of(&DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() });
         assert_eq!((cpu.bandwidth_gbs, cpu.spec.processors), (25.6, 2));
     }
 }

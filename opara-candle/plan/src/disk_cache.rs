@@ -43,9 +43,9 @@ pub fn read(file: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of, once in a process: an
-/// executor keeps several, for most of which the same would be said.
-pub fn keep(file: &Path, bytes: &[u8]) {
+/// Writes a file, and its folder where that is missing. A failure is a warning, once in a process: an executor stores several
+/// files, and most would fail for the same reason.
+pub fn store(file: &Path, bytes: &[u8]) {
     static WARNED: Once = Once::new();
     if let Err(error) = write(file, bytes, LIMIT) {
         WARNED.call_once(|| {
@@ -215,7 +215,7 @@ mod tests {
             let before = fs::symlink_metadata(file)?.file_type();
             assert_eq!(read(file), None, "{}", file.display());
             assert!(write(file, b"ours", LIMIT).is_err(), "{}", file.display());
-            keep(file, b"ours");
+            store(file, b"ours");
             assert_eq!(fs::symlink_metadata(file)?.file_type(), before, "{}", file.display());
         }
         // With all of them there, and a limit of nothing, only files of ours go.
@@ -233,7 +233,7 @@ mod tests {
         fs::write(&file, b"in the way")?;
         let inside = file.join(format!("{:032x}.cubin", 1));
         assert!(write(&inside, b"ours", LIMIT).is_err() && read(&inside).is_none());
-        keep(&inside, b"ours");
+        store(&inside, b"ours");
         assert_eq!(fs::read(&file)?, b"in the way");
         Ok(())
     }
@@ -244,7 +244,7 @@ mod tests {
     fn a_folder_that_may_not_be_written_to_is_an_error_and_no_panic() {
         let file = Path::new("/proc/opara-candle").join(format!("{:032x}.cubin", 1));
         assert!(write(&file, b"ours", LIMIT).is_err() && read(&file).is_none());
-        keep(&file, b"ours");
+        store(&file, b"ours");
     }
 
     /// In a process whose files hold a few hundred bytes at most: the file is cut off in the middle, as on a disk that fills up.
@@ -269,11 +269,11 @@ mod tests {
         let file = |i: usize| folder.join(format!("{i:032x}.cubin"));
         let cut_off = write(&file(1), &[7; 1 << 20], LIMIT);
         assert_eq!(cut_off.err().map(|error| error.kind()), Some(ErrorKind::FileTooLarge));
-        keep(&file(1), &[7; 1 << 20]);
+        store(&file(1), &[7; 1 << 20]);
         assert_eq!(read(&file(1)), None);
         // What there is stays, and what fits is kept.
         assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
-        keep(&file(0), &[7; 1 << 20]);
+        store(&file(0), &[7; 1 << 20]);
         assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
         Ok(write(&file(2), b"short", LIMIT)?)
     }

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 /// Milliseconds by stage of building.
 #[derive(Default)]
-pub struct Stages(pub BTreeMap<&'static str, f64>);
+pub struct StageTimes(pub BTreeMap<&'static str, f64>);
 
-impl Stages {
+impl StageTimes {
     /// Runs `f` and adds its time to this stage.
     pub fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
         let (result, us) = wall_us(f);

@@ -122,11 +122,11 @@ proptest! {
             let prepared = Prepared::new(&trace, Settings::default());
             let graph = &prepared.graph;
             let schedule = policy.schedule(&prepared.problem()).unwrap();
-            let shared = schedule.clone().sharing(graph, streams).unwrap();
+            let shared = schedule.clone().cap_streams(graph, streams).unwrap();
             check::schedule(&prepared.ops.trace, &shared).unwrap();
             prop_assert_eq!(shared.streams(), schedule.streams().min(streams));
             prop_assert_eq!(&shared.order, &schedule.order);
-            prop_assert_eq!(schedule.clone().sharing(graph, schedule.streams()).unwrap(), schedule);
+            prop_assert_eq!(schedule.clone().cap_streams(graph, schedule.streams()).unwrap(), schedule);
         }
     }
 

@@ -2,8 +2,8 @@
 
 mod dispatch;
 pub(crate) mod kernels;
-pub(crate) mod lanes;
 pub(crate) mod record;
+pub(crate) mod scheduled_program;
 mod state;
 
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
 
+use self::scheduled_program::ScheduledProgram;
 use self::state::Pass;
 use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay};
 use crate::examples::{Examples, Other};
@@ -80,32 +81,32 @@ impl Program for record::CpuProgram {
     }
 
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
-        let lanes = Arc::new(lanes::Lanes::new(self, &plan.prepared.ops, &plan.schedule)?);
-        let parallel = lanes.is_parallel();
-        Ok(Box::new(CpuReplay { lanes, parallel }))
+        let program = Arc::new(ScheduledProgram::new(self, &plan.prepared.ops, &plan.schedule)?);
+        let parallel = program.is_parallel();
+        Ok(Box::new(CpuReplay { program, parallel }))
     }
 }
 
 /// Replay on worker threads, or on the caller's thread alone if that measured faster.
 struct CpuReplay {
-    lanes: Arc<lanes::Lanes>,
+    program: Arc<ScheduledProgram>,
     parallel: bool,
 }
 
 impl Replay for CpuReplay {
     fn mode(&self) -> Mode {
-        Mode::Lanes
+        Mode::Threads
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         // The recording was made with contiguous inputs, so it contains no operator that makes them contiguous.
         let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
-        self.lanes.run(&inputs, self.parallel)
+        self.program.run(&inputs, self.parallel)
     }
 
     /// Parallel branches on worker threads; or one operator after the other, each with all cores.
     fn variants(&self) -> usize {
-        if self.lanes.is_parallel() {
+        if self.program.is_parallel() {
             2
         } else {
             1
@@ -113,6 +114,6 @@ impl Replay for CpuReplay {
     }
 
     fn choose(&mut self, variant: usize) {
-        self.parallel = variant == 0 && self.lanes.is_parallel();
+        self.parallel = variant == 0 && self.program.is_parallel();
     }
 }

@@ -5,7 +5,7 @@ use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
 use super::record::{CpuProgram, HostOp, Source};
-use crate::error::caught;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};

@@ -25,7 +25,7 @@ pub(super) fn op_times(
     // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
     let run = || {
-        replay.lend(inputs, &mut |_| ())?;
+        replay.call_zero_copy(inputs, &mut |_| ())?;
         program.stream.synchronize_device()?;
         watch.take()
     };

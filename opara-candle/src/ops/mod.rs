@@ -54,9 +54,9 @@ mod conv;
 mod embedding;
 mod format;
 mod heads;
+mod matmul;
 mod norm;
 mod pool;
-mod product;
 mod softmax;
 #[cfg(feature = "cuda")]
 mod space_to_depth;
@@ -69,9 +69,9 @@ pub use cat::{cat, cat_sums};
 pub use conv::{conv2d, conv2d_weight};
 pub use embedding::embedding;
 pub use heads::{merge_heads, split_heads};
+pub use matmul::{linear, linear_act, matmul};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
-pub use product::{linear, linear_act, matmul};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
@@ -134,7 +134,7 @@ fn own_on(
 /// A failed driver call.
 #[cfg(feature = "cuda")]
 pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
-    let lacks = [product::launch::lacks(device)?, attention::launch::lacks(device)?];
+    let lacks = [matmul::launch::lacks(device)?, attention::launch::lacks(device)?];
     Ok(lacks.into_iter().flatten().collect())
 }
 

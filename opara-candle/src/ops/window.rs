@@ -179,7 +179,7 @@ impl PoolConfig {
     }
 
     /// Sets the padding.
-    pub fn pad(self, padding: impl Into<Padding>) -> Self {
+    pub fn padding(self, padding: impl Into<Padding>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 

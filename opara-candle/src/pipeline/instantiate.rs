@@ -43,8 +43,11 @@ pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build
     let inputs = fused.examples.iter().map(|example| &example.inputs[..]).collect();
     match &build.options.tuning {
         Some(tuning) if instance.findings.is_none() => tune(instance, inputs, tuning, cache, build),
-        _ if build.options.race && build.device.is_cuda() && instance.policy != Policy::Sequential.name() => {
-            race(instance, inputs, build)
+        _ if build.options.benchmark_challengers
+            && build.device.is_cuda()
+            && instance.policy != Policy::Sequential.name() =>
+        {
+            benchmark_challengers(instance, inputs, build)
         }
         _ => Ok(instance),
     }
@@ -77,10 +80,11 @@ fn tune(
 }
 
 /// Measures challengers, of which the fastest takes the schedule's place if it is faster.
-fn race(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
+fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
     let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
-    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let winner =
+        build.times.time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,

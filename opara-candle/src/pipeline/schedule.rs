@@ -6,7 +6,7 @@ use candle::Device;
 
 use super::build::Build;
 use super::fuse::Fused;
-use crate::error::caught_as;
+use crate::panics::caught_as;
 use crate::prepared::Prepared;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::trace::Trace;

@@ -19,7 +19,7 @@ pub enum Stage {
     /// Assigns launches to streams and orders them ([`Builder::policy`](crate::Builder::policy)).
     Schedule,
     /// Makes what replays the schedule, and measures it against other schedules where asked to
-    /// ([`Builder::race`](crate::Builder::race), and a [`Tuning`](crate::Tuning)).
+    /// ([`Builder::benchmark_challengers`](crate::Builder::benchmark_challengers), and a [`Tuning`](crate::Tuning)).
     Instantiate,
     /// Compares replays with eager execution ([`Builder::verify`](crate::Builder::verify)).
     Verify,

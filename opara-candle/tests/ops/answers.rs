@@ -58,7 +58,7 @@ fn pytorch_answers_the_same() -> anyhow::Result<()> {
             }
             (None, Some(pool)) => {
                 let AnswerPool { kernel, stride, padding, ceil, count_padding, mean } = pool;
-                let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
+                let config = PoolConfig::new(kernel, stride).padding(padding).ceil(ceil).count_padding(count_padding);
                 if mean {
                     ops::avg_pool2d(&x, &config)?
                 } else {

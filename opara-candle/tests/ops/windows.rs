@@ -152,7 +152,7 @@ proptest! {
         strided: bool,
         nan in prop::option::of(0usize..100),
     ) {
-        let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
+        let config = PoolConfig::new(kernel, stride).padding(padding).ceil(ceil).count_padding(count_padding);
         let mut x = match strided {
             true => values(1, &[batch, w, h + 1, channels], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, channels, h, w], dtype)?,
@@ -228,7 +228,7 @@ fn bits_depend_neither_on_the_number_of_threads_nor_on_the_batch() -> anyhow::Re
             assert_one_answer(&values(1, &x, dtype)?, &|x| ops::conv2d(x, &weight, Some(&bias), &config))?;
         }
         let x = values(1, &[2, 256, 57, 57], dtype)?;
-        let config = PoolConfig::new(3, 2).pad(1).ceil(true);
+        let config = PoolConfig::new(3, 2).padding(1).ceil(true);
         assert_one_answer(&x, &|x| ops::max_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &PoolConfig::new(57, 1)))?;
@@ -340,7 +340,7 @@ fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
     let config = ConvConfig::default().dilation(FAR);
     assert_close(&ops::conv2d(&x, &pixel, None, &config)?, &convolved(&x, &pixel, None, &config)?.0);
     for ceil in [false, true] {
-        let config = PoolConfig::new(3, FAR).pad(1).ceil(ceil);
+        let config = PoolConfig::new(3, FAR).padding(1).ceil(ceil);
         let (maxima, means) = (ops::max_pool2d(&x, &config)?, ops::avg_pool2d(&x, &config)?);
         assert_eq!((maxima.dims(), means.dims()), (&[2, 3, 1, 1][..], &[2, 3, 1, 1][..]));
         assert_close(&maxima, &pooled(true, &x, &config, (1, 1))?);

@@ -150,7 +150,7 @@ mod tests {
         let table = kernels(&cell).unwrap();
         let rows = rows(&table);
         assert_eq!(rows[0], ["kernels, us (launches)", "tuned", "torch graph"]);
-        assert_eq!(rows[2], ["matrix products", "10.0 (2)", "—"]);
+        assert_eq!(rows[2], ["matmul", "10.0 (2)", "—"]);
         assert_eq!(rows[3], ["element-wise", "5.00 (1)", "2.00 (0.5)"]);
         assert_eq!(rows[4], ["all", "15.0 (3)", "2.00 (0.5)"]);
         assert_eq!(rows.len(), 5);

@@ -8,9 +8,9 @@ use self::Family::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// Matmuls, matrix-vector products, and the reductions that belong to them.
-    Products,
+    Matmul,
     /// Convolutions of any kind.
-    Convolutions,
+    Convolution,
     /// Fused attention.
     Attention,
     /// Stand-alone softmax.
@@ -18,15 +18,15 @@ pub enum Family {
     /// Layer norm, RMS norm, batch norm.
     Normalisation,
     /// Sums, maxima and other reductions along a dimension.
-    Reductions,
+    Reduction,
     /// Element-wise operations.
     ElementWise,
     /// Copies, fills, concatenations, transposes.
     Layout,
     /// Max and mean pooling.
-    Pools,
+    Pooling,
     /// Gathers of rows or elements by index.
-    Lookups,
+    Gather,
     /// Not recognised.
     Other,
 }
@@ -34,16 +34,16 @@ pub enum Family {
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Products => "matrix products",
-            Convolutions => "convolutions",
+            Matmul => "matmul",
+            Convolution => "convolutions",
             Attention => "attention, fused",
             Softmax => "softmax",
             Normalisation => "normalisation",
-            Reductions => "reductions",
+            Reduction => "reductions",
             ElementWise => "element-wise",
             Layout => "copies and layout",
-            Pools => "pools",
-            Lookups => "lookups",
+            Pooling => "pooling",
+            Gather => "gather, embedding",
             Other => "other",
         })
     }

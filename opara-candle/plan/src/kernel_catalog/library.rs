@@ -15,16 +15,16 @@ const FAMILIES: &[(Family, &[&str])] = &[
     ),
     (Layout, &["slicekernel", "splitkernel", "padkernel", "expandkernel", "space_to_depth"]),
     (ElementWise, &["convert", "op_generic_tensor", "broadcastbias", "bias_act", "opara_chain"]),
-    (Convolutions, &["conv", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "fft2d", "depthwise"]),
-    (Pools, &["pool"]),
+    (Convolution, &["conv", "fprop", "dgrad", "wgrad", "winograd", "scudnn", "fft2d", "depthwise"]),
+    (Pooling, &["pool"]),
     (Normalisation, &["layernorm", "layer_norm", "rmsnorm", "rms_norm", "rowwisemoments"]),
     (Normalisation, &["batch_norm", "batchnorm", "bn_fw", "group_norm", "groupnorm", "instancenorm"]),
     (Softmax, &["softmax"]),
-    (Products, &["gemm", "gemv", "nvjet", "cutlass", "xmma", "cublas", "splitkreduce", "dot_kernel"]),
-    (Products, &["matmul", "mul_mat", "reduce_1block"]),
-    (Lookups, &["gather", "scatter", "indexselect", "index_select", "index_elementwise", "index_kernel", "indexfunc"]),
-    (Lookups, &["embedding", "get_rows"]),
-    (Reductions, &["reduce", "reduction", "argmax", "argmin", "cumsum", "scan_"]),
+    (Matmul, &["gemm", "gemv", "nvjet", "cutlass", "xmma", "cublas", "splitkreduce", "dot_kernel"]),
+    (Matmul, &["matmul", "mul_mat", "reduce_1block"]),
+    (Gather, &["gather", "scatter", "indexselect", "index_select", "index_elementwise", "index_kernel", "indexfunc"]),
+    (Gather, &["embedding", "get_rows"]),
+    (Reduction, &["reduce", "reduction", "argmax", "argmin", "cumsum", "scan_"]),
     (ElementWise, &["elementwise", "element_wise", "pointwise", "gelu", "relu", "silu", "sigmoid", "tanh", "arange"]),
 ];
 
@@ -87,15 +87,15 @@ fn of_triton(name: &str) -> Option<Family> {
     let (kind, operators) = name.strip_prefix("triton_")?.split_once('_')?;
     let fuses = |parts: &[&str]| parts.iter().any(|part| operators.contains(part));
     Some(match kind {
-        "tem" if fuses(&["conv"]) => Convolutions,
+        "tem" if fuses(&["conv"]) => Convolution,
         "tem" if fuses(&["attention"]) => Attention,
-        "tem" => Products,
-        _ if fuses(&["_pool"]) => Pools,
+        "tem" => Matmul,
+        _ if fuses(&["_pool"]) => Pooling,
         // An RMS norm has no name of its own there.
         "per" | "red" if fuses(&["_norm", "rsqrt"]) => Normalisation,
         "per" | "red" if fuses(&["softmax"]) => Softmax,
-        "per" | "red" => Reductions,
-        _ if fuses(&["embedding", "index", "gather"]) => Lookups,
+        "per" | "red" => Reduction,
+        _ if fuses(&["embedding", "index", "gather"]) => Gather,
         _ => ElementWise,
     })
 }

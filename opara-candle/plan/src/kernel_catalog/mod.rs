@@ -1,6 +1,6 @@
 //! The kernel catalogue: properties of a kernel, found by its name.
 //!
-//! [`ROWS`] lists candle's kernels and this library's by the prefixes of their names; `library` classifies kernels of
+//! [`ENTRIES`] lists candle's kernels and this library's by the prefixes of their names; `library` classifies kernels of
 //! cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its kernel up once, when a pass is recorded
 //! or a trace is read, and later stages use the result. The memory that a kernel reads and writes depends on its
 //! arguments: that is in the CUDA backend's table of effects, whose entries the rows refer to.
@@ -12,7 +12,7 @@ mod shipped;
 
 pub use family::Family;
 pub use name::KernelName;
-pub use shipped::{Row, ROWS, TYPES};
+pub use shipped::{KernelEntry, ELEMENT_TYPES, ENTRIES};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub struct Kernel {
 impl Kernel {
     /// The properties of the kernel with this name.
     pub fn of(name: &str) -> Self {
-        let row = Row::of_any(name);
+        let row = KernelEntry::of_any(name);
         Self {
             family: row.map_or_else(|| library::family(&name.to_lowercase()), |row| row.family),
             class: row.map_or_else(|| library::class(name), |row| row.class),
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&name)?, "\"conv2d_f32\"");
         let read: KernelName = serde_json::from_str("\"conv2d_f32\"")?;
         assert_eq!((read.kernel(), &read), (name.kernel(), &name));
-        assert_eq!((name.kernel().family, name.kernel().class), (Convolutions, Class::Compute));
+        assert_eq!((name.kernel().family, name.kernel().class), (Convolution, Class::Compute));
         Ok(())
     }
 
@@ -150,7 +150,7 @@ mod tests {
     fn families_of_real_kernel_names() {
         let table: &[(Family, &[&str])] = &[
             (
-                Products,
+                Matmul,
                 &[
                     "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x128x32_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
                     "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_64x1_tn_align2>(T1::Params)",
@@ -169,7 +169,7 @@ mod tests {
                 ],
             ),
             (
-                Convolutions,
+                Convolution,
                 &[
                     "sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x32x32_stage4_warpsize4x1x1_g1_tensor16x8x16_t1r3s3_execute_kernel__5x_cudnn",
                     "_Z23implicit_convolve_sgemmIffLi128ELi6ELi7ELi3ELi3ELi5ELi1ELb0ELb1ELb1EEviiiPKT_iPT0_S2_18kernel_conv_params",
@@ -218,7 +218,7 @@ mod tests {
                 ],
             ),
             (
-                Reductions,
+                Reduction,
                 &[
                     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float, float> > >",
                     "triton_per_fused_mean_7",
@@ -273,7 +273,7 @@ mod tests {
                 ],
             ),
             (
-                Pools,
+                Pooling,
                 &[
                     "void at::native::(anonymous namespace)::max_pool_forward_nhwc<c10::Half, int>",
                     "void at::native::(anonymous namespace)::avg_pool2d_out_cuda_frame<float, float, int>",
@@ -283,7 +283,7 @@ mod tests {
                 ],
             ),
             (
-                Lookups,
+                Gather,
                 &[
                     "void at::native::(anonymous namespace)::indexSelectSmallIndex<float, long, unsigned int, 2, 2, -2>",
                     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)",

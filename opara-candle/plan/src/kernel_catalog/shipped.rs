@@ -6,7 +6,7 @@ use super::{Class, Traffic};
 
 /// The kernels whose names share a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
+pub struct KernelEntry {
     /// The prefix. The element types follow it.
     pub prefix: &'static str,
     /// Their family.
@@ -23,12 +23,12 @@ pub struct Row {
     is_untyped: bool,
 }
 
-const fn row(prefix: &'static str, family: Family) -> Row {
+const fn row(prefix: &'static str, family: Family) -> KernelEntry {
     let (class, traffic) = (Class::Memory, Traffic::Accesses);
-    Row { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
+    KernelEntry { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
 }
 
-impl Row {
+impl KernelEntry {
     const fn computes(mut self) -> Self {
         self.class = Class::Compute;
         self
@@ -56,17 +56,17 @@ impl Row {
 
     /// The row of a kernel of candle's or this library's.
     pub fn of(name: &str) -> Option<&'static Self> {
-        ROWS.iter().find(|row| name.starts_with(row.prefix))
+        ENTRIES.iter().find(|row| name.starts_with(row.prefix))
     }
 
     /// The row of any kernel, also of a library's: the prefix counts only if the name ends in a type.
     pub fn of_any(name: &str) -> Option<&'static Self> {
-        Self::of(name).filter(|row| row.is_untyped || TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
+        Self::of(name).filter(|row| row.is_untyped || ELEMENT_TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
     }
 }
 
 /// The table. A longer prefix comes before its own prefixes.
-pub const ROWS: &[Row] = &[
+pub const ENTRIES: &[KernelEntry] = &[
     // affine.cu, cast.cu, fill.cu, ternary.cu
     row("affine_", ElementWise).fuses(Affine),
     row("cast_", ElementWise).fuses(Cast),
@@ -75,34 +75,34 @@ pub const ROWS: &[Row] = &[
     row("const_set_", ElementWise),
     row("where_", ElementWise),
     // indexing.cu: index_select, gather, index_add, scatter_add, scatter
-    row("is_", Lookups).gathers(),
-    row("gather_", Lookups).gathers(),
-    row("ia_", Lookups),
-    row("sa_", Lookups),
-    row("s_", Lookups),
+    row("is_", Gather).gathers(),
+    row("gather_", Gather).gathers(),
+    row("ia_", Gather),
+    row("sa_", Gather),
+    row("s_", Gather),
     // reduce.cu
     row("softmax_", Softmax).fuses(FusedAs::Softmax),
     row("rmsnorm_", Normalisation).fuses(RmsNorm),
     row("layernorm_", Normalisation).fuses(LayerNorm),
     row("rope_thd_", ElementWise),
     row("rope_", ElementWise),
-    row("fast_sum_small_", Reductions),
-    row("fast_sum_", Reductions).fuses(RowSum).effects("fast_"),
-    row("fast_max_", Reductions).fuses(RowMax).effects("fast_"),
-    row("fast_min_", Reductions).fuses(RowMin).effects("fast_"),
-    row("fast_argmin_", Reductions),
-    row("fast_argmax_", Reductions),
-    row("fast_", Reductions),
-    row("sum_", Reductions),
+    row("fast_sum_small_", Reduction),
+    row("fast_sum_", Reduction).fuses(RowSum).effects("fast_"),
+    row("fast_max_", Reduction).fuses(RowMax).effects("fast_"),
+    row("fast_min_", Reduction).fuses(RowMin).effects("fast_"),
+    row("fast_argmin_", Reduction),
+    row("fast_argmax_", Reduction),
+    row("fast_", Reduction),
+    row("sum_", Reduction),
     // sort.cu
     row("asort_", Other),
     // conv.cu
-    row("conv_transpose1d_", Convolutions).computes(),
-    row("conv_transpose2d_", Convolutions).computes(),
-    row("conv1d_", Convolutions).computes(),
-    row("conv2d_", Convolutions).computes(),
-    row("avg_pool2d_", Pools),
-    row("max_pool2d_", Pools),
+    row("conv_transpose1d_", Convolution).computes(),
+    row("conv_transpose2d_", Convolution).computes(),
+    row("conv1d_", Convolution).computes(),
+    row("conv2d_", Convolution).computes(),
+    row("avg_pool2d_", Pooling),
+    row("max_pool2d_", Pooling),
     row("upsample_nearest2d_", Other),
     row("upsample_bilinear2d_", Other),
     row("im2col1d_", Layout),
@@ -112,14 +112,14 @@ pub const ROWS: &[Row] = &[
     row("opara_cat_sums_", Layout),
     row("opara_cat_v128", Layout).untyped(),
     row("opara_cat_", Layout),
-    row("opara_pool_", Pools),
-    row("opara_depthwise_", Convolutions),
+    row("opara_pool_", Pooling),
+    row("opara_depthwise_", Convolution),
     row("opara_space_to_depth_", Layout),
     row("opara_bias_act_", ElementWise),
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),
-    row("opara_product_", Products),
-    row("opara_embedding_", Lookups),
+    row("opara_product_", Matmul),
+    row("opara_embedding_", Gather),
     row("opara_layer_norm_", Normalisation),
     row("opara_rms_norm_", Normalisation),
     row("opara_add_rms_norm_", Normalisation),
@@ -133,10 +133,10 @@ pub const ROWS: &[Row] = &[
     row("dequantize_block_q5_0_", Other),
     row("dequantize_block_q5_1_", Other),
     row("dequantize_block_", Other),
-    row("get_rows_", Lookups).untyped(),
-    row("dequantize_mul_mat_vec_", Products).computes().untyped(),
-    row("mul_mat_vec_", Products).computes().untyped(),
-    row("mul_mat_q", Products).computes().untyped(),
+    row("get_rows_", Gather).untyped(),
+    row("dequantize_mul_mat_vec_", Matmul).computes().untyped(),
+    row("mul_mat_vec_", Matmul).computes().untyped(),
+    row("mul_mat_q", Matmul).computes().untyped(),
     row("quantize_q8_1", Other).untyped(),
     row("indexed_moe_forward_", Other).untyped(),
     // binary.cu
@@ -172,7 +172,7 @@ pub const ROWS: &[Row] = &[
 ];
 
 /// Element types as they occur in names, with their sizes in bytes.
-pub const TYPES: &[(&str, u64)] = &[
+pub const ELEMENT_TYPES: &[(&str, u64)] = &[
     ("_fp8_e4m3", 1),
     ("_f8_e4m3", 1),
     ("_bf16", 2),
@@ -192,16 +192,16 @@ mod tests {
 
     #[test]
     fn every_row_can_be_reached() {
-        for (at, row) in ROWS.iter().enumerate() {
-            let hidden_by = ROWS[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
+        for (at, row) in ENTRIES.iter().enumerate() {
+            let hidden_by = ENTRIES[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
             assert_eq!(hidden_by, None, "`{}` is never reached", row.prefix);
         }
     }
 
     #[test]
     fn a_name_without_a_type_does_not_match_a_short_prefix() {
-        assert_eq!(Row::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
-        assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
-        assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
+        assert_eq!(KernelEntry::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
+        assert_eq!(KernelEntry::of_any("unrolled_elementwise_kernel"), None);
+        assert_eq!(KernelEntry::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Matmul));
     }
 }

@@ -62,7 +62,7 @@ impl Cache {
         if entry.key != self.key {
             return Err(format!("it is for `{}`", entry.key));
         }
-        let schedule = Schedule::in_stages(problem.graph, entry.stream, entry.order, entry.barriers);
+        let schedule = Schedule::with_barriers(problem.graph, entry.stream, entry.order, entry.barriers);
         let schedule = schedule.map_err(|error| error.to_string())?;
         if !entry.urgent.is_sorted_by(|a, b| a < b) || entry.urgent.last().is_some_and(|&op| op >= problem.graph.len())
         {
@@ -73,7 +73,7 @@ impl Cache {
             us: entry.us,
             ranking: Vec::new(),
             tried: 0,
-            kept: 0,
+            accepted: 0,
             drift: 0.,
             cached: true,
         };
@@ -86,7 +86,7 @@ impl Cache {
         let (origin, us) = (findings.origin.clone(), findings.us);
         let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
         match serde_json::to_vec(&entry) {
-            Ok(text) => disk_cache::keep(&self.file, &text),
+            Ok(text) => disk_cache::store(&self.file, &text),
             Err(error) => tracing::warn!(%error, "a tuned plan cannot be serialised"),
         }
     }

@@ -26,7 +26,7 @@ pub fn challengers(schedule: &Schedule, problem: &Problem, policy: &str) -> Resu
     let steps = schedule.steps();
     found.retain(|(_, other)| other.streams() <= BRANCHES && other.steps() != steps);
     if schedule.streams() > STREAMS {
-        found.push((policy.into(), schedule.clone().sharing(problem.graph, STREAMS)?));
+        found.push((policy.into(), schedule.clone().cap_streams(problem.graph, STREAMS)?));
     }
     Ok(found)
 }

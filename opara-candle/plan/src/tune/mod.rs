@@ -26,7 +26,7 @@ pub use self::cache::Cache;
 
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
-use crate::simulate::{simulate, Device};
+use crate::simulate::{simulate, DeviceModel};
 use crate::{disk_cache, Error, Result};
 
 /// Runs of each contestant: in the first benchmark, among the finalists, and in the last comparison.
@@ -137,7 +137,7 @@ pub struct Findings {
     /// Number of schedules tried.
     pub tried: usize,
     /// Number of accepted mutations.
-    pub kept: usize,
+    pub accepted: usize,
     /// Relative slowdown of the winner's schedule when it was built again at the end: the variation between two builds
     /// of one schedule.
     pub drift: f64,
@@ -147,11 +147,11 @@ pub struct Findings {
 
 impl std::fmt::Display for Findings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { origin, us, tried, kept, drift, .. } = self;
+        let Self { origin, us, tried, accepted, drift, .. } = self;
         write!(f, "{origin}: {us:.1} us, ")?;
         match self.cached {
             true => f.write_str("kept from an earlier start"),
-            false => write!(f, "{tried} schedules tried, {kept} changes kept, drift {:.1} %", 100. * drift),
+            false => write!(f, "{tried} schedules tried, {accepted} changes kept, drift {:.1} %", 100. * drift),
         }
     }
 }
@@ -222,7 +222,7 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
         origin: winner.name,
         ranking,
         tried: search.tried,
-        kept: if holds { kept } else { 0 },
+        accepted: if holds { kept } else { 0 },
         drift,
         cached: false,
     };
@@ -232,13 +232,13 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
 /// The tuned schedule without a device: the search simulates the device of the trace.
 pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
     let tuning = Tuning { budget: Duration::MAX, proposals: SIMULATED, cache: None, ..Default::default() };
-    Ok(search(problem, &mut Simulation { problem, device: Device::of(&problem.trace.device) }, &tuning)?.schedule)
+    Ok(search(problem, &mut Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, &tuning)?.schedule)
 }
 
 /// A simulated device: every run of a schedule takes the same time.
 struct Simulation<'a> {
     problem: &'a Problem<'a>,
-    device: Device,
+    device: DeviceModel,
 }
 
 impl Bench for Simulation<'_> {

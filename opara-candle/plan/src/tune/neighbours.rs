@@ -23,7 +23,7 @@ pub(super) fn mutate(problem: &Problem, schedule: &Schedule, random: &mut fastra
         }
     }
     let Schedule { stream, order, barriers, urgent, .. } = draft.schedule;
-    Ok(Schedule { urgent, ..Schedule::in_stages(problem.graph, stream, order, barriers)? })
+    Ok(Schedule { urgent, ..Schedule::with_barriers(problem.graph, stream, order, barriers)? })
 }
 
 struct Draft<'a> {

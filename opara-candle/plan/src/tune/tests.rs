@@ -35,7 +35,7 @@ impl Bench for Noisy<'_> {
 }
 
 fn noisy<'a>(problem: &'a Problem<'a>) -> Noisy<'a> {
-    Noisy(Simulation { problem, device: Device::of(&problem.trace.device) }, 0)
+    Noisy(Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, 0)
 }
 
 fn tuning(proposals: usize, seed: u64) -> Tuning {
@@ -49,7 +49,7 @@ fn the_tuned_schedule_is_sound_and_no_slower_than_any_policy() {
         let problem = prepared.problem();
         let winner = search(&problem, &mut noisy(&problem), &tuning(24, 0)).unwrap();
         prepared.check(&winner.schedule).unwrap();
-        let us = |schedule: &Schedule| simulate(&problem, schedule, &Device::of(&problem.trace.device)).total_us;
+        let us = |schedule: &Schedule| simulate(&problem, schedule, &DeviceModel::of(&problem.trace.device)).total_us;
         let best =
             Policy::FIXED.map(|policy| us(&policy.schedule(&problem).unwrap())).into_iter().fold(f64::MAX, f64::min);
         assert!(us(&winner.schedule) <= best * 1.000_001, "{model}: {} and {best}", us(&winner.schedule));

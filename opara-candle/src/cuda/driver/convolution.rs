@@ -3,7 +3,7 @@
 use candle::{bail, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::product::Matmul;
+use super::matmul::Matmul;
 use crate::ops::Activation;
 
 /// The parameters that the choice of an algorithm depends on.

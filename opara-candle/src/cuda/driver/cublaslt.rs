@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::kernels;
-use super::product::Matmul;
+use super::matmul::Matmul;
 use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::Activation;
 

@@ -20,9 +20,9 @@ mod graph;
 mod interpose;
 mod kernel;
 pub(crate) mod kernels;
+pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
-pub(crate) mod product;
 mod stream;
 mod watched_memory;
 

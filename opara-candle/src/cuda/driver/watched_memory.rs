@@ -85,7 +85,7 @@ impl WatchedMemory {
     /// meanwhile, so `launch` must not run user code or free watched memory.
     ///
     /// # Errors
-    /// [`Error::Freed`] if the memory has been freed, and those of `launch`.
+    /// [`Error::MemoryFreed`] if the memory has been freed, and those of `launch`.
     pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         self.unless_freed(|launched| {
             launch()?;
@@ -99,7 +99,7 @@ impl WatchedMemory {
     fn unless_freed(&self, launch: impl FnOnce(&mut Option<Event>) -> Result<()>) -> Result<()> {
         let mut state = self.0.state.lock();
         match self.is_freed() {
-            true => Err(Error::Freed),
+            true => Err(Error::MemoryFreed),
             false => launch(&mut state.launched),
         }
     }
@@ -213,7 +213,7 @@ mod tests {
                 Ok(())
             })?;
             assert!(ended.recv().is_err(), "the free comes after the launch");
-            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::Freed)));
+            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::MemoryFreed)));
             Ok(())
         })
     }

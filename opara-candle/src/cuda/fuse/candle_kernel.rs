@@ -8,7 +8,7 @@ use super::fused_kernel::Operation;
 use super::thread_tile::COLUMNS;
 use crate::cuda::driver::Arguments;
 use crate::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
-use crate::kernel_catalog::Row;
+use crate::kernel_catalog::KernelEntry;
 use crate::trace::Launch;
 
 /// The computation of one launch of a candle kernel.
@@ -193,7 +193,7 @@ fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 
 
 /// The fused operation that replaces a kernel, with the types of the kernel's operands and result.
 fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
-    let row = Row::of(name)?;
+    let row = KernelEntry::of(name)?;
     let (fused_as, types) = (row.fused_as?, name.strip_prefix(row.prefix)?);
     let (from, to) = if fused_as == FusedAs::Cast { types.split_once('_')? } else { (types, types) };
     Some((fused_as, find(TYPES, from)?, find(TYPES, to)?))

@@ -168,7 +168,7 @@ impl FusedKernel {
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::compile::compile_for;
-    use crate::kernel_catalog::{FusedAs, ROWS};
+    use crate::kernel_catalog::{FusedAs, ENTRIES};
 
     fn memory(of: Type) -> Source {
         Source::Memory(0xa000, of, StridedView::default())
@@ -207,7 +207,7 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
     /// Needs NVRTC, but no GPU.
     #[test]
     fn every_operation_compiles_in_every_type() {
-        let element_wise = ROWS.iter().filter_map(|row| match row.fused_as? {
+        let element_wise = ENTRIES.iter().filter_map(|row| match row.fused_as? {
             FusedAs::Unary(name) => Some(Operation::ElementWise(name, 1)),
             FusedAs::Binary(name) => Some(Operation::ElementWise(name, 2)),
             _ => None,

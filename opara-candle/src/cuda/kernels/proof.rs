@@ -199,7 +199,7 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
 mod tests {
     use super::super::{ptx, table::EFFECTS};
     use super::*;
-    use crate::kernel_catalog::ROWS;
+    use crate::kernel_catalog::ENTRIES;
 
     #[test]
     fn the_table_agrees_with_the_code_of_every_kernel() {
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn every_row_of_the_catalogue_has_effects() {
-        for row in ROWS.iter().filter(|row| row.prefix != "opara_chain") {
+        for row in ENTRIES.iter().filter(|row| row.prefix != "opara_chain") {
             assert!(EFFECTS.iter().any(|effects| effects.name == row.effects), "{row:?}");
         }
     }

@@ -1,18 +1,18 @@
 //! The table of effects: for each kernel of candle 0.11 and of this library, the memory that it writes, and whether it
 //! depends on the previous content.
 //!
-//! An entry of the kernel catalogue ([`Row`]) names its effects; kernels with the same signature share an entry.
+//! An entry of the kernel catalogue ([`KernelEntry`]) names its effects; kernels with the same signature share an entry.
 //!
 //! Sources: `candle-kernels/src/*.cu`, and the launches in candle-core and candle-nn; candle-transformers has no
 //! kernels of its own. `proof` checks against the kernels' PTX which argument is written, with which element type, and
 //! whether it is read.
 
 use self::{Before::*, Extent::*, Factor::*};
-use crate::kernel_catalog::{Row, TYPES};
+use crate::kernel_catalog::{KernelEntry, ELEMENT_TYPES};
 
 /// The effects of kernels with the same signature. All of them write through exactly one argument.
 pub(super) struct Effects {
-    /// The name that [`Row::effects`] refers to.
+    /// The name that [`KernelEntry::effects`] refers to.
     pub name: &'static str,
     /// Index of the output argument.
     pub output: usize,
@@ -175,7 +175,7 @@ pub(super) const EFFECTS: &[Effects] = &[
     // This library's attention.cu: numel, queries, keys, heads, scale, strides of q, k, v and bias, q, k, v, bias, out;
     // the bias may be null
     writes("opara_attention_", 21, Elements(&[Argument(0)])),
-    // This library's product.cu: rows, columns, inner, activation, x, weight, bias, out; the bias may be null
+    // This library's matmul.cu: rows, columns, inner, activation, x, weight, bias, out; the bias may be null
     writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
     // This library's embedding.cu: numel, columns, rows of the table, ids, table, out
     writes("opara_embedding_", 5, Elements(&[Argument(0)])),
@@ -232,18 +232,18 @@ pub(super) const EFFECTS: &[Effects] = &[
 impl Effects {
     /// The effects of a kernel of candle's or this library's.
     pub fn of(name: &str) -> Option<&'static Self> {
-        let row = Row::of(name)?;
+        let row = KernelEntry::of(name)?;
         EFFECTS.iter().find(|effects| effects.name == row.effects)
     }
 
     /// Bytes of an element that the kernel with this name writes.
     pub fn written_element(&self, name: &str) -> Option<u64> {
-        let last = || TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
+        let last = || ELEMENT_TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
         self.element.or_else(last)
     }
 
     /// Bytes of an element of the `inputs`: the first type in the name.
     pub fn read_element(&self, name: &str) -> Option<u64> {
-        TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
+        ELEMENT_TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
     }
 }

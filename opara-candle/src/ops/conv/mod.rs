@@ -10,7 +10,7 @@ mod launch;
 
 use candle::{bail, Module, Result, Tensor};
 
-use super::product::product_flops;
+use super::matmul::matmul_flops;
 use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, and an
@@ -57,7 +57,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
         bail!("a convolution with padding {:?} gives {oh} x {ow} pixels, more than memory holds", config.padding)
     };
-    let flops = product_flops(elements, k * kh * kw);
+    let flops = matmul_flops(elements, k * kh * kw);
     // The libraries fuse no other activation.
     let (within, after) = match config.activation {
         simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),

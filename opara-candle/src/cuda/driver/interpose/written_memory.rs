@@ -130,7 +130,7 @@ impl WrittenMemory {
             // SAFETY: the copy has as many bytes as the allocation, which is still there.
             let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(address, copied.copy, copied.bytes, self.stream.raw()) };
             match copied.watch.launch(&self.stream, || check("cuMemcpyDtoDAsync", copy())) {
-                Err(Error::Freed) => {}
+                Err(Error::MemoryFreed) => {}
                 result => result?,
             }
         }

@@ -167,7 +167,7 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::re
     let refused = |message| format!("a kernel could not be compiled for {architecture}: {message}");
     let code = nvrtc.code(source, &options).map_err(refused)?;
     if let Some(file) = file {
-        disk_cache::keep(&file, &[&sum(&code), &code[..]].concat());
+        disk_cache::store(&file, &[&sum(&code), &code[..]].concat());
     }
     Ok(code)
 }

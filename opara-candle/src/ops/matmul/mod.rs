@@ -12,7 +12,7 @@ use super::{own_or, runs_own, Activation};
 use crate::cpu::record::apply;
 
 /// Floating-point operations of a matmul with inner dimension `k` and `out` output elements.
-pub(super) fn product_flops(out: usize, k: usize) -> u64 {
+pub(super) fn matmul_flops(out: usize, k: usize) -> u64 {
     2u64.saturating_mul(out as u64).saturating_mul(k as u64)
 }
 
@@ -31,7 +31,7 @@ pub(super) fn product_flops(out: usize, k: usize) -> u64 {
 /// Shapes that do not agree.
 pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     let m = lhs.elem_count() / lhs.dim(D::Minus1)?.max(1);
-    let flops = product_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
+    let flops = matmul_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
     apply("matmul", &[lhs, rhs], flops, |t| t[0].matmul(t[1]))
 }
 
@@ -67,7 +67,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 /// Shapes that do not agree.
 pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let (out, k) = weight.dims2()?;
-    let flops = product_flops(x.elem_count() / k.max(1) * out, k);
+    let flops = matmul_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         // candle runs one matmul if the operand is contiguous, or a transposed matrix. Otherwise it runs one per batch

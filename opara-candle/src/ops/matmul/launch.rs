@@ -1,4 +1,4 @@
-//! Launches of `product.cu`.
+//! Launches of `matmul.cu`.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
-use crate::cuda::driver::product::Matmul;
+use crate::cuda::driver::matmul::Matmul;
 
 /// The output tile of a tile, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) struct Tile {
     splits: usize,
 }
 
-/// `TILE_COLUMNS` of `product.cu`.
+/// `TILE_COLUMNS` of `matmul.cu`.
 const COLUMNS: usize = 64;
 
 impl Tile {
@@ -49,7 +49,7 @@ impl Tile {
 /// # Errors
 /// A failed driver call.
 pub(super) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
-    Ok(supported_tiles(of, &Capabilities::of(device, ptx::PRODUCT)?))
+    Ok(supported_tiles(of, &Capabilities::of(device, ptx::MATMUL)?))
 }
 
 fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
@@ -69,7 +69,7 @@ fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
 /// # Errors
 /// A failed driver call.
 pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
-    Ok(lacking(&Capabilities::of(device, ptx::PRODUCT)?))
+    Ok(lacking(&Capabilities::of(device, ptx::MATMUL)?))
 }
 
 fn lacking(of: &Capabilities) -> Option<String> {
@@ -105,7 +105,7 @@ pub(super) fn product<T: DeviceRepr>(
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
     let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", tile.rows(), tile.splits);
-    let function = function(device, &name, "product", ptx::PRODUCT)?;
+    let function = function(device, &name, "product", ptx::MATMUL)?;
     let shared = tile.shared();
     allow_shared(&function, shared)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
@@ -171,11 +171,11 @@ mod tests {
 
     #[test]
     fn matmul_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
-        let has_kernels = ptx::PRODUCT.contains(".entry");
-        assert_eq!(has_kernels, capabilities_of_build(ptx::PRODUCT).has_warpgroups());
+        let has_kernels = ptx::MATMUL.contains(".entry");
+        assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
         for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
             let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
-            assert!(ptx::PRODUCT.contains(&name), "{name}");
+            assert!(ptx::MATMUL.contains(&name), "{name}");
         }
     }
 

@@ -12,15 +12,15 @@ use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
 use super::record::{CpuProgram, Source};
-use crate::error::caught;
 use crate::optimize::Optimized;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
 /// A program with a schedule, ready to run.
-pub(crate) struct Lanes {
+pub(crate) struct ScheduledProgram {
     program: Arc<CpuProgram>,
     /// For each step of the schedule its operator; `None` for a barrier.
     order: Vec<Option<OpId>>,
@@ -34,7 +34,7 @@ pub(crate) struct Lanes {
     parallel: bool,
 }
 
-impl Lanes {
+impl ScheduledProgram {
     /// # Errors
     /// An error of a constant-folded operator: they run here.
     pub fn new(program: Arc<CpuProgram>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
@@ -88,7 +88,7 @@ impl Lanes {
     pub fn run(self: &Arc<Self>, inputs: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
         let cores = if parallel && self.is_parallel() { pool().len() } else { 1 };
         let run = Arc::new(Run {
-            lanes: self.clone(),
+            scheduled: self.clone(),
             inputs: inputs.to_vec(),
             values: self.uses.iter().map(|&uses| Mutex::new((None, uses))).collect(),
             state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
@@ -132,7 +132,7 @@ struct State {
 
 /// One call.
 struct Run {
-    lanes: Arc<Lanes>,
+    scheduled: Arc<ScheduledProgram>,
     inputs: Vec<Tensor>,
     /// Each operator's result, and the number of readers that have not taken it yet.
     values: Vec<Mutex<(Option<Tensor>, usize)>>,
@@ -190,8 +190,8 @@ impl Run {
     }
 
     fn execute(&self, at: usize) -> Result<()> {
-        let Some(id) = self.lanes.order[at] else { return Ok(()) };
-        let op = &self.lanes.program.ops[id];
+        let Some(id) = self.scheduled.order[at] else { return Ok(()) };
+        let op = &self.scheduled.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
         let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
@@ -204,7 +204,7 @@ impl Run {
         match source {
             Source::Input(i) => Ok(self.inputs[*i].clone()),
             Source::Constant(t) => Ok(t.clone()),
-            Source::Op(i) if self.lanes.constants.contains_key(i) => Ok(self.lanes.constants[i].clone()),
+            Source::Op(i) if self.scheduled.constants.contains_key(i) => Ok(self.scheduled.constants[i].clone()),
             Source::Op(i) => {
                 let mut value = self.values[*i].lock();
                 value.1 -= 1;

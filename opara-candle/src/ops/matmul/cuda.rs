@@ -8,7 +8,7 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, Tile};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
-use crate::cuda::driver::product::Matmul;
+use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
