@@ -103,7 +103,7 @@ fn tensors_created_while_new_shapes_are_built_are_right() -> anyhow::Result<()> 
     })
 }
 
-/// What is built concurrently.
+/// A build that runs concurrently with others.
 type Building = fn(&Device, &[(Tensor, Tensor)]) -> anyhow::Result<()>;
 
 fn new_shapes(device: &Device, cases: &[(Tensor, Tensor)]) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! Draws a graph in layers by depth, with edges downwards.
 //!
-//! An edge that passes a layer gets a slot of its own there, beside the ops (Sugiyama, Tagawa and Toda, "Methods for
+//! An edge that crosses a layer gets a separate slot in it, beside the ops (Sugiyama, Tagawa and Toda, "Methods for
 //! visual understanding of hierarchical system structures", 1981), so that no edge crosses an op. Edges of one op share
 //! their slots.
 

@@ -34,7 +34,7 @@ impl Gpu {
     /// The GPU's name.
     ///
     /// # Errors
-    /// Those of the library.
+    /// An error of the library.
     pub fn name(&self) -> Result<String> {
         Ok(self.device()?.name()?)
     }
@@ -42,7 +42,7 @@ impl Gpu {
     /// The driver's version.
     ///
     /// # Errors
-    /// Those of the library.
+    /// An error of the library.
     pub fn driver(&self) -> Result<String> {
         Ok(self.nvml.sys_driver_version()?)
     }

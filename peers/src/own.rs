@@ -43,7 +43,7 @@ impl Subject {
     /// Loads the model with seeded weights; also for candle's own operators if `with_candle`.
     ///
     /// # Errors
-    /// Those of the device.
+    /// An error of the device.
     pub fn load(model: Native, seed: u64, dtype: DType, device: &Device, with_candle: bool) -> Result<Self> {
         let load = |candle_only| {
             ops::use_candle_only(candle_only);
@@ -57,7 +57,7 @@ impl Subject {
     /// The eager output on this library's operators.
     ///
     /// # Errors
-    /// Those of the model.
+    /// An error of the model.
     pub fn eager(&self, input: &Tensor) -> Result<Tensor> {
         ops::use_candle_only(false);
         first(self.own.call(std::slice::from_ref(input))?)
@@ -66,7 +66,7 @@ impl Subject {
     /// Prepares the contestant called `name` for this input.
     ///
     /// # Errors
-    /// Those of the model and of the device, and a module that cannot be captured.
+    /// An error of the model or of the device, or a module that cannot be captured.
     pub fn prepare(&self, name: &str, input: &Tensor) -> Result<Ready> {
         let began = Instant::now();
         let (ready, memory) = device_memory::watch(&self.device, || {

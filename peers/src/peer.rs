@@ -104,7 +104,7 @@ impl Framework {
     /// Loads a model again, in a new process.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start) and of the framework.
+    /// An error of [`start`](Self::start) or of the framework.
     pub fn reload(&mut self, key: &Key, seed: u64) -> Result<()> {
         *self = Self::start(&self.launch, self.name)?;
         self.load(key, seed)?;
@@ -140,7 +140,7 @@ impl Framework {
     /// Prepares a mode for the loaded model. `folder` is for files that are passed between processes.
     ///
     /// # Errors
-    /// Those of the framework.
+    /// An error of the framework.
     pub fn prepare(&self, mode: &str, folder: &Path) -> Result<Ready> {
         #[derive(Deserialize)]
         struct Prepared {

@@ -11,13 +11,13 @@ pub trait Way {
     /// Makes `calls` measured calls after one warm-up call. If `flush`, overwrites the L2 cache before each.
     ///
     /// # Errors
-    /// Those of the call.
+    /// An error of the call.
     fn turn(&mut self, calls: usize, flush: bool) -> Result<Series>;
 
     /// Calls it repeatedly for this long.
     ///
     /// # Errors
-    /// Those of the call.
+    /// An error of the call.
     fn spin(&mut self, time: Duration) -> Result<()>;
 
     /// The time of one call by kernel.

@@ -96,7 +96,7 @@ impl Worker {
     /// Sends a request and waits for its answer.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send) and [`answer`](Self::answer).
+    /// An error of [`send`](Self::send) or [`answer`](Self::answer).
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
         self.send(request)?;
         self.answer()

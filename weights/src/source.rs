@@ -8,7 +8,7 @@ use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo};
 use indicatif::ProgressBar;
 
-use crate::timeout::{self, Download, Life};
+use crate::timeout::{self, Download, Heartbeat};
 use crate::WeightsError;
 
 /// A place to get files from by name.

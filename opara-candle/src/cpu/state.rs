@@ -34,7 +34,7 @@ pub(super) fn check(passes: &[Pass], inputs: &[Tensor]) -> Result<()> {
 /// not, they differ only in tensors of unrecorded operators.
 ///
 /// # Errors
-/// Those of [`check`], and [`Error::Stateful`] if the operators differ.
+/// An error of [`check`], or [`Error::Stateful`] if the operators differ.
 pub(super) fn check_calls(passes: &[Pass], again: usize, inputs: &[Tensor]) -> Result<bool> {
     check_tensors(passes)?;
     let (again, last) = (&passes[again], &passes[passes.len() - 1]);

@@ -7,7 +7,7 @@ use cudarc::driver::PushKernelArg;
 use super::ptx;
 use super::{blocks, function};
 
-/// Keeps the device's stream busy for so many microseconds: launches queued meanwhile run without gaps.
+/// Keeps the device's stream busy for this many microseconds, so that launches queued meanwhile run without gaps.
 ///
 /// # Errors
 /// A failed launch.
