@@ -9,12 +9,12 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::cuda::driver::matmul::Matmul;
 
-/// The output tile of a tile, and the K-split.
+/// The tile of the output that a block computes, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tile {
-    /// Warpgroups of a tile: 64 rows each, and [`COLUMNS`] columns.
+    /// Warpgroups of a block. Each computes 64 rows and [`COLUMNS`] columns of the tile.
     warpgroups: usize,
-    /// K-split: the tiles of a cluster compute the same tile, each from a part of the inner dimension.
+    /// K-split: the blocks of a cluster compute the same tile, each from a part of the inner dimension.
     splits: usize,
 }
 
@@ -53,11 +53,11 @@ pub(super) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
 }
 
 fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
-    /// Maximum tiles along the rows.
-    const MOST: usize = 65_535;
+    /// The maximal number of blocks along the rows.
+    const MAX_BLOCKS: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
-    let are_countable = of.rows <= MOST * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
+    let are_countable = of.rows <= MAX_BLOCKS * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
     if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
         return Vec::new();
     }

@@ -117,14 +117,14 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
 
 proptest! {
     #[test]
-    fn fused_ops_leave_the_same_memory(launches in launches(), refused in 2..2 * MOST) {
+    fn fused_ops_leave_the_same_memory(launches in launches(), refused in 2..2 * MAX_MEMBERS) {
         let (trace, fusible) = trace(launches.len() + 2, &launches);
         // Generation may fail for groups of some length.
         let write = |group: &FusionGroup| (group.members.len() != refused).then_some(());
-        let fused: Vec<FusionGroup> = groups(&trace, of(&fusible), MOST, write).into_iter().map(|(group, ())| group).collect();
+        let fused: Vec<FusionGroup> = groups(&trace, of(&fusible), MAX_MEMBERS, write).into_iter().map(|(group, ())| group).collect();
         let mut members = vec![false; launches.len()];
         for group in &fused {
-            prop_assert!((1..=MOST).contains(&group.members.len()) && group.members.len() != refused);
+            prop_assert!((1..=MAX_MEMBERS).contains(&group.members.len()) && group.members.len() != refused);
             prop_assert!(group.members.contains(&group.at));
             let copied = group.permutation.map_or(0, |permutation| permutation.before);
             for (at, &op) in group.members.iter().enumerate() {

@@ -5,7 +5,7 @@ mod memory;
 use super::*;
 use crate::trace::{Access, AccessMode, Buffer, Op, Region, Role, Work};
 
-const MOST: usize = 4;
+const MAX_MEMBERS: usize = 4;
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
@@ -87,7 +87,7 @@ fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
 
 fn found(buffers: usize, launches: &[Launch]) -> Vec<FusionGroup> {
     let (trace, fusible) = trace(buffers, launches);
-    groups(&trace, of(&fusible), MOST, |_| Some(())).into_iter().map(|(group, ())| group).collect()
+    groups(&trace, of(&fusible), MAX_MEMBERS, |_| Some(())).into_iter().map(|(group, ())| group).collect()
 }
 
 fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
