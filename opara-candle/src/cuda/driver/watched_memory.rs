@@ -144,7 +144,7 @@ pub(super) fn before_free(allocation: CUdeviceptr, stream: CUstream) {
             Of::Only(allocations) if allocations.contains(&allocation) => {
                 watch.freed.store(true, Ordering::Release);
                 if let Some(launched) = &state.launched {
-                    launched.hold_up(stream);
+                    launched.delay(stream);
                 }
             }
             Of::Only(_) => {}
