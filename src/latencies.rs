@@ -17,7 +17,7 @@ pub type Run<'a> = (&'static str, &'a dyn Fn() -> candle::Result<Vec<Tensor>>);
 pub struct Latencies(Vec<(&'static str, Latency)>);
 
 impl Latencies {
-    /// Measures `iters` passes of each run. They take turns, so that a machine that slows down does so for all.
+    /// Measures `iters` passes of each run. They are interleaved, so that a machine that slows down does so for all.
     ///
     /// # Errors
     /// Those of the runs.

@@ -1,4 +1,4 @@
-//! `opara graph`: what depends on what, as a picture.
+//! `opara graph`: the dependency graph, as DOT or SVG.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ pub struct Args {
 enum Format {
     /// GraphViz's language.
     Dot,
-    /// A picture: the deeper an op lies, the lower it stands.
+    /// SVG: the deeper an op lies, the lower it is drawn.
     Svg,
 }
 

@@ -1,4 +1,4 @@
-//! A graph as a picture: one layer a depth, edges downwards.
+//! A layered drawing of a graph: one layer per depth, edges downwards.
 //!
 //! An edge that goes past a layer has a slot of its own there, beside the ops (Sugiyama, Tagawa and Toda, "Methods for
 //! visual understanding of hierarchical system structures", 1981). So no edge goes through an op. Edges of one op share

@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long)]
     measure: bool,
 
-    /// Write a timeline of one replay, measured on the GPU, into this file: a picture, or JSON for chrome://tracing and
+    /// Write a timeline of one replay, measured on the GPU, into this file: SVG, or JSON for chrome://tracing and
     /// Perfetto where the name ends in `.json`.
     #[arg(long)]
     timeline: Option<PathBuf>,

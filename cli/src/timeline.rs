@@ -1,4 +1,4 @@
-//! `opara timeline`: a simulated pass as a picture.
+//! `opara timeline`: a simulated pass as SVG or JSON.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use opara_plan::trace::Trace;
 use crate::drawing::Drawing;
 use crate::simulated::Pass;
 
-/// Draws a simulated pass: one lane a stream.
+/// Draws a simulated pass: one row per stream.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct Args {
 /// What a timeline is written as.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Format {
-    /// A picture.
+    /// SVG.
     Svg,
     /// JSON for chrome://tracing and Perfetto.
     Chrome,

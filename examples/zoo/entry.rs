@@ -160,7 +160,7 @@ impl SimpleBackend for Checkpoint {
     }
 }
 
-/// Weights that are the same tensors for all who ask.
+/// Weights; every request gets the same tensors.
 struct Shared {
     all: VarBuilder<'static>,
     drawn: Mutex<HashMap<String, Tensor>>,

@@ -1,4 +1,4 @@
-//! One cell: contestants get ready one after another, and then take turns.
+//! One cell: contestants are prepared one after another, and then measured in interleaved rounds.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub struct Turns {
     #[arg(long, default_value_t = 300, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub calls: usize,
 
-    /// Calls that a contestant makes before the next one has its turn.
+    /// Calls of a contestant per round.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     pub turn: u16,
 
@@ -32,7 +32,7 @@ pub struct Turns {
 }
 
 /// The contestants of a cell, in the order of their turns.
-pub struct Race {
+pub struct Benchmark {
     /// What eager execution gives on this library's operators.
     expected: Tensor,
     /// How far outputs may lie from that, as a part of its largest value.
@@ -45,8 +45,8 @@ struct Entrant {
     state: Result<(Box<dyn Way>, Measured)>,
 }
 
-impl Race {
-    /// A race without contestants.
+impl Benchmark {
+    /// A measurement without contestants.
     pub fn new(expected: Tensor, tolerance: f32) -> Self {
         Self { expected, tolerance, entrants: Vec::new() }
     }
@@ -75,9 +75,9 @@ impl Race {
         Ok((ready.way, measured))
     }
 
-    /// Lets them take turns.
+    /// Measures them in interleaved rounds.
     pub fn run(&mut self, turns: &Turns) {
-        /// Of the order, which is the same for whoever measures.
+        /// Seed of the order, which is the same in every run.
         const SEED: u64 = 1;
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut order: Vec<usize> = (0..self.entrants.len()).collect();
@@ -86,7 +86,7 @@ impl Race {
             let mut spent = vec![Duration::ZERO; self.entrants.len()];
             for _ in 0..rounds {
                 // Everyone follows everyone: what one leaves behind, in heat or in caches, hits all alike. Behind the same
-                // neighbour in every round, whoever followed the busiest ran at a lower clock: up to 7 % for the same kernels.
+                // neighbour in every round, the contestant after the busiest one ran at a lower clock: up to 7 % for the same kernels.
                 random.shuffle(&mut order);
                 for &at in &order {
                     if spent[at].as_secs_f64() < turns.seconds {
@@ -197,28 +197,28 @@ mod tests {
         let log = Rc::default();
         let way = |name, fails_after| Noted { name, log: Rc::clone(&log), fails_after };
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(way("a", 99), 1.));
-        race.enter("wrong".into(), ready(way("wrong", 99), 1.1));
-        race.enter("b".into(), ready(way("b", 99), 1.));
-        race.enter("ends".into(), ready(way("ends", 1), 1.));
-        race.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
-        race.run(&TURNS);
-        race.profile();
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(way("a", 99), 1.));
+        benchmark.enter("wrong".into(), ready(way("wrong", 99), 1.1));
+        benchmark.enter("b".into(), ready(way("b", 99), 1.));
+        benchmark.enter("ends".into(), ready(way("ends", 1), 1.));
+        benchmark.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
+        benchmark.run(&TURNS);
+        benchmark.profile();
         let turns = |flush, times: [usize; 3]| {
             let turns = log.borrow().iter().filter(|turn| turn.1 == flush).map(|turn| turn.0).collect::<Vec<_>>();
             let mut rounds = turns.as_slice();
             for round in 0..3 {
-                let racing = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
-                let (now, later) = rounds.split_at(racing.len());
-                assert!(racing.iter().all(|name| now.contains(name)), "not {racing:?} in {now:?}, of {turns:?}");
+                let measured = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
+                let (now, later) = rounds.split_at(measured.len());
+                assert!(measured.iter().all(|name| now.contains(name)), "not {measured:?} in {now:?}, of {turns:?}");
                 rounds = later;
             }
             assert_eq!(["a", "b", "ends"].map(|name| turns.iter().filter(|turn| **turn == name).count()), times);
         };
         turns(false, [3, 3, 2]);
         turns(true, [3, 3, 0]);
-        let outcomes = race.outcomes();
+        let outcomes = benchmark.outcomes();
         let told = outcomes.iter().map(|contestant| match &contestant.outcome {
             Outcome::Measured(measured) => {
                 format!("{}: {}, {} kernels", contestant.name, measured.flushed.wall_us.len(), measured.kernels.len())
@@ -235,9 +235,9 @@ mod tests {
     fn whoever_is_out_of_time_has_no_more_turns() -> Result<()> {
         let log = Rc::default();
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
-        race.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
+        benchmark.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
         assert_eq!(*log.borrow(), [("a", false), ("a", true)]);
         Ok(())
     }

@@ -24,7 +24,7 @@ const KNOWN: [(&str, RGBColor); 14] = [
     ("onnxruntime graph", RGBColor(0x23, 0x8b, 0x45)),
 ];
 
-/// Of whoever is not [`KNOWN`].
+/// The colour of contestants that are not [`KNOWN`].
 const UNKNOWN: RGBColor = RGBColor(0x88, 0x56, 0xa7);
 
 /// Whose a contestant is.

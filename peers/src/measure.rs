@@ -11,14 +11,14 @@ use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
 use crate::bench::Bench;
-use crate::cell::{Race, Turns};
+use crate::cell::{Benchmark, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
 use crate::own;
 use crate::parts::Parts;
 use crate::peer::{Framework, Launch, FRAMEWORKS};
 
-/// Measures this library and its peers, which take turns, on the first GPU.
+/// Measures this library and its peers, interleaved, on the first GPU.
 ///
 /// Each model has the same seeded weights and the same input everywhere; outputs are compared before anything is timed.
 /// TF32 is allowed in convolutions and not in products. A peer that is not there is reported as absent.
@@ -37,7 +37,7 @@ pub struct Args {
     #[command(flatten)]
     launch: Launch,
 
-    /// Measure on the CPU, where a policy is lanes on threads.
+    /// Measure on the CPU, where a policy runs on worker threads.
     #[arg(long)]
     cpu: bool,
 
@@ -84,16 +84,16 @@ impl Args {
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype) {
-                let timed = |race: &mut Race| {
-                    race.run(&self.turns);
-                    gpu.iter().for_each(|gpu| race.watch(gpu));
+                let timed = |benchmark: &mut Benchmark| {
+                    benchmark.run(&self.turns);
+                    gpu.iter().for_each(|gpu| benchmark.watch(gpu));
                 };
-                let contestants = bench.race(&key, |name| self.parts.wants(name), timed)?;
+                let contestants = bench.benchmark(&key, |name| self.parts.wants(name), timed)?;
                 results.runs[0].cells.push(Cell { key, contestants });
                 results.save(&self.output)?;
             }
         }
-        // Last: whoever was profiled may be slower from then on.
+        // Last: a profiled contestant may be slower from then on.
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype).filter(|key| !self.cpu && self.kernels.contains(&key.batch)) {
@@ -101,7 +101,7 @@ impl Args {
                 let timed = results.runs[0].cells.iter().find(|cell| cell.key == key);
                 let wanted =
                     |name: &str| PROFILED.contains(&name) && timed.is_some_and(|cell| cell.measured(name).is_some());
-                let profiled = bench.race(&key, wanted, Race::profile)?;
+                let profiled = bench.benchmark(&key, wanted, Benchmark::profile)?;
                 results.runs[0].add_kernels(&key, profiled);
                 results.save(&self.output)?;
             }

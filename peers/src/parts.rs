@@ -1,4 +1,4 @@
-//! What is measured: which cells, and who takes part.
+//! The parts of a measurement: cells and contestants.
 
 use candle::DType;
 use opara_examples::{types, Native};

@@ -28,7 +28,7 @@ pub struct Results {
 pub struct Run {
     /// Where and with what.
     pub machine: Machine,
-    /// Calls that a contestant makes before the next one has its turn.
+    /// Calls of a contestant per round.
     pub turn: usize,
     /// In the order in which they were measured.
     pub cells: Vec<Cell>,

@@ -8,7 +8,7 @@ use crate::WeightsError;
 
 const START: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// Checks that a file is no pointer. One that cannot be read is left to whoever reads it.
+/// Checks that a file is not an LFS pointer. A file that cannot be read is left to its reader.
 ///
 /// # Errors
 /// [`WeightsError::LfsPointer`].

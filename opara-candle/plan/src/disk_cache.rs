@@ -1,7 +1,7 @@
-//! Files that are kept from one start of a program to the next: kernels and plans. Several processes may use a folder at a time.
+//! The disk cache of compiled kernels and tuned plans. Several processes may use a folder at the same time.
 //!
-//! Their names are hashes. Whatever else lies in the folder is somebody else's: it is not read, replaced, counted or deleted. When
-//! a folder exceeds its limit, the least recently used files go.
+//! File names are hashes. Other files in the folder are not read, replaced, counted or deleted. If a folder exceeds its limit, the
+//! least recently used files are deleted.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -9,29 +9,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-/// Bytes that a folder holds at most.
+/// Maximum total size of a folder in bytes.
 const LIMIT: u64 = 256 << 20;
-/// What files end with, behind a hash of [`HASH`] digits.
+/// File names end with one of these, after a hash of [`HASH`] digits.
 const ENDINGS: [&str; 2] = [".cubin", ".plan.json"];
 const HASH: usize = 32;
-/// What a file begins with until it is whole.
+/// Prefix of files that are not complete.
 const UNFINISHED: &str = ".opara-";
-/// After this time nobody is still writing an unfinished file: its process was killed.
+/// Incomplete files of this age belong to killed processes.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// `opara-candle` in the user's folder for caches; `None` where there is no such folder.
+/// `opara-candle` in the user's cache folder; `None` if there is none.
 pub fn folder() -> Option<PathBuf> {
     dirs::cache_dir().map(|folder| folder.join("opara-candle"))
 }
 
-/// The bytes of a file that is kept; `None` if there is none, or if something else lies in its place.
+/// Reads a cached file; `None` if it does not exist, or is not a regular file.
 pub fn read(file: &Path) -> Option<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // A pipe would wait for somebody to write, and a link may lead to anything.
+        // Opening a pipe would block, and a link may point anywhere.
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
     }
     let opened = options.open(file).ok()?;
@@ -50,7 +50,7 @@ pub fn store(file: &Path, bytes: &[u8]) {
     if let Err(error) = write(file, bytes, LIMIT) {
         WARNED.call_once(|| {
             let file = file.display();
-            tracing::warn!(%file, %error, "plans and kernels cannot be kept for the next start");
+            tracing::warn!(%file, %error, "plans and kernels cannot be cached");
         });
     }
 }

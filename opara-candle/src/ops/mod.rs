@@ -1,12 +1,12 @@
 //! Operators that record themselves.
 //!
-//! Each is a thin function over candle's operator of the same name. On the CPU the executor's trace consists of these;
-//! on CUDA they name the kernels that they launch. Outside a recording they cost one thread-local read.
+//! Each is a thin function over candle's operator of the same name. On the CPU the executor's trace consists of these operators; on
+//! CUDA they label the kernels that they launch. Outside of a recording, one costs a read of a thread-local.
 //!
-//! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
-//! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
+//! A module whose result depends on directly called candle operators runs eagerly on the CPU; the report names the first operator that
+//! got such a tensor. [`custom`] records any operator that is missing here.
 
-/// `$run!` of the type of a storage's elements, which must be one that this library's kernels for the CPU take.
+/// `$run!` with the element type of a storage, which this library's CPU kernels must support.
 macro_rules! of_floats {
     ($storage:expr, $run:ident, $operator:literal) => {
         match $storage {
@@ -19,7 +19,7 @@ macro_rules! of_floats {
     };
 }
 
-/// The call of a function that gives what a kernel for GPUs makes of its arguments: `None` in builds without such kernels.
+/// Calls a function that runs a GPU kernel: `None` in builds without CUDA.
 #[cfg(feature = "cuda")]
 macro_rules! gpu {
     ($call:expr) => {
@@ -36,18 +36,20 @@ macro_rules! gpu {
 
 // An operator with kernels of this library is a folder here, and a line below:
 //
-// - `mod.rs`: the function for users, which records the operator and says what candle's operators do where no kernel runs,
+// - `mod.rs`: the public function. It records the operator, and composes candle's operators where no kernel runs,
 // - `cpu.rs`: the kernel for the CPU,
 // - `cuda.rs`: which operands the kernel for GPUs takes, and in which layout,
 // - `launch.rs`: checks that the operands hold what the kernel touches, and launches it; the only file here with `unsafe`,
-// - a `.cu` file: the kernel, which the build finds there; its file's name is the module's. Headers are in `cuda/include`.
+// - a `.cu` file: the kernel, which the build finds there; its file's name is the module's. Headers are in `cuda/include`,
+// - `effects.rs`: which memory the kernel reads and writes. `ops/effects.rs` collects them.
 //
-// What such a kernel reads and writes stands in the table in `cuda/kernels`. Operators that are candle's alone are in this
-// file.
+// Operators that only candle implements are in this file.
 mod activation;
 mod attention;
 mod cat;
 mod conv;
+#[cfg(feature = "cuda")]
+pub(crate) mod effects;
 mod embedding;
 mod format;
 mod heads;
@@ -80,29 +82,28 @@ use candle::{DType, Device, Result, Tensor};
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
 
-/// Whether candle's operators stand in for this library's kernels.
+/// Are candle's operators used instead of this library's kernels?
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
-/// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
-/// normalisations, softmax, embeddings. For comparisons. Load models after it. With the feature
-/// `testing` alone.
+/// For comparisons: uses candle's operators instead of this library's kernels and library choices, in the whole process. This concerns
+/// convolutions, matmuls with a weight and their epilogues, pools, concatenations, norms, softmax and embeddings. Load models after
+/// this call. Needs the feature `testing`.
 #[cfg(feature = "testing")]
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
 
-/// Whether kernels of this library may be used.
+/// May this library's kernels be used?
 fn has_own_kernels() -> bool {
     !CANDLE_ONLY.load(Ordering::Relaxed)
 }
 
-/// Whether kernels of this library for GPUs may be used on `x`.
+/// May this library's GPU kernels be used on `x`?
 fn runs_own(x: &Tensor) -> bool {
     has_own_kernels() && x.device().is_cuda()
 }
 
-/// What this library's kernel for GPUs makes of `x`, if it may run and takes its operands, else what candle's operators do.
+/// The result of this library's GPU kernel if it can run on these operands, otherwise that of candle's operators.
 fn own_or(
     x: &Tensor,
     own: impl FnOnce() -> Result<Option<Tensor>>,
@@ -111,7 +112,7 @@ fn own_or(
     own_on(x, || Ok(None), own)?.map_or_else(composed, Ok)
 }
 
-/// What this library's kernels for the CPU or for GPUs make of `x`, if they may run and take its operands.
+/// The result of this library's kernel for the CPU or the GPU, if it can run on these operands.
 fn own_on(
     x: &Tensor,
     cpu: impl FnOnce() -> Result<Option<Tensor>>,

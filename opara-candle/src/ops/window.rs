@@ -1,10 +1,10 @@
-//! How convolutions and pools move over `(batch, channels, h, w)`.
+//! Windows of convolutions and pools over `(batch, channels, h, w)`.
 
 use candle::{bail, Result};
 
 use super::Activation;
 
-/// Rows and columns beyond each edge of the input: zeros to a convolution or a mean, nothing to a maximum.
+/// Rows and columns beyond each edge of the input: zeros for a convolution or a mean, ignored by a maximum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Padding {
     /// Rows above.
@@ -18,7 +18,7 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// As much as gives `ceil(size / stride)` outputs, an odd row or column below and to the right: TensorFlow's `SAME`.
+    /// TensorFlow's `SAME`: padding for `ceil(size / stride)` outputs; an odd row or column is added below and to the right.
     pub fn same(size: (usize, usize), kernel: (usize, usize), stride: usize, dilation: usize) -> Self {
         let total = |size: usize, kernel: usize| {
             let stride = stride.max(1);
@@ -29,7 +29,7 @@ impl Padding {
         Self { top: rows / 2, bottom: rows.div_ceil(2), left: columns / 2, right: columns.div_ceil(2) }
     }
 
-    /// Whether opposite edges are padded alike.
+    /// Have opposite edges the same padding?
     pub fn is_symmetric(&self) -> bool {
         self.top == self.bottom && self.left == self.right
     }
@@ -77,14 +77,13 @@ pub struct ConvConfig {
     pub stride: usize,
     /// Around the input.
     pub padding: Padding,
-    /// Elements from one of a window to the next, both ways.
+    /// Distance of the elements of a window, both ways.
     pub dilation: usize,
-    /// Parts that input and output channels fall into: each output channel sees those of its own part.
+    /// Number of groups of channels: each output channel depends on the input channels of its group.
     pub groups: usize,
-    /// What comes first, element by element. On a GPU a convolution of each channel by itself does `max(x, 0)` in the same
-    /// launch.
+    /// Activation of the input. On a GPU a depthwise convolution applies ReLU in the same launch.
     pub input_activation: Activation,
-    /// What follows.
+    /// Activation of the result.
     pub activation: Activation,
 }
 
@@ -123,12 +122,12 @@ impl ConvConfig {
         Self { groups, ..self }
     }
 
-    /// The same behind this activation.
+    /// The same with this activation of the input.
     pub fn input_activation(self, input_activation: Activation) -> Self {
         Self { input_activation, ..self }
     }
 
-    /// The same with this activation behind it.
+    /// The same with this activation of the result.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
     }
@@ -158,16 +157,16 @@ impl ConvConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Elements of a window, both ways.
+    /// Size of a window, both ways.
     pub kernel: usize,
     /// Elements from one window to the next, both ways.
     pub stride: usize,
     /// Around the input.
     pub padding: Padding,
-    /// Whether a last window that reaches beyond the padded input counts, if it starts inside the input or the padding
-    /// before it (PyTorch's `ceil_mode`).
+    /// Counts a last window that reaches beyond the padded input, if it starts inside the input or the padding before it (PyTorch's
+    /// `ceil_mode`).
     pub ceil: bool,
-    /// Whether a mean counts the padding (PyTorch's `count_include_pad`).
+    /// Counts the padding in means (PyTorch's `count_include_pad`).
     pub count_padding: bool,
 }
 
@@ -182,12 +181,12 @@ impl PoolConfig {
         Self { padding: padding.into(), ..self }
     }
 
-    /// The same with or without a last window that reaches beyond the padded input.
+    /// The same with this `ceil`.
     pub fn ceil(self, ceil: bool) -> Self {
         Self { ceil, ..self }
     }
 
-    /// The same with means that count the padding, or not.
+    /// The same with this `count_padding`.
     pub fn count_padding(self, count_padding: bool) -> Self {
         Self { count_padding, ..self }
     }

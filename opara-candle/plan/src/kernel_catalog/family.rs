@@ -1,13 +1,13 @@
-//! Families of kernels, as reports count them.
+//! Kernel families, by which reports group kernels.
 
 use std::fmt;
 
 use self::Family::*;
 
-/// What a kernel computes.
+/// The kind of operation of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// Matrix by matrix or vector, and the reductions that belong to them.
+    /// Matrix products with matrices or vectors, and their split-K reductions.
     Matmul,
     /// Convolutions in any form.
     Convolution,
@@ -27,7 +27,7 @@ pub enum Family {
     Pooling,
     /// Rows or elements by their indices.
     Gather,
-    /// What no rule knows.
+    /// Everything else.
     Other,
 }
 

@@ -1,26 +1,25 @@
-//! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
+//! The kernels of candle 0.11 and of this library, by name prefix.
 
 use super::Family::{self, *};
 use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
 use super::{Class, Traffic};
 
-/// Kernels whose names have one beginning.
+/// The kernels with one name prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KernelEntry {
-    /// How their names begin. What follows are the types of their elements.
+    /// The prefix. The element types follow it.
     pub prefix: &'static str,
-    /// What they compute.
+    /// Their kind of operation.
     pub family: Family,
-    /// What limits them.
+    /// Whether they are limited by memory or by arithmetic.
     pub class: Class,
-    /// What memory they move.
+    /// The memory traffic that they cause.
     pub traffic: Traffic,
-    /// What a fused kernel computes in their place; `None` if they are left alone.
+    /// The operation that a fused kernel computes instead; `None` if they are not fused.
     pub fused_as: Option<FusedAs>,
-    /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
-    /// share one.
+    /// The name of their memory effects in the CUDA backend. Kernels with the same arguments share effects.
     pub effects: &'static str,
-    /// Whether they are told by the beginning alone; the other names end in a type.
+    /// Is the prefix enough to recognise them? Other names must also end in a type.
     is_untyped: bool,
 }
 
@@ -55,18 +54,18 @@ impl KernelEntry {
         self
     }
 
-    /// The row of a kernel that is surely candle's or ours.
+    /// The entry of a kernel that is known to be candle's or this library's.
     pub fn of(name: &str) -> Option<&'static Self> {
         ENTRIES.iter().find(|row| name.starts_with(row.prefix))
     }
 
-    /// The row of any kernel, of a library too: short beginnings count only where a type ends the name.
+    /// The entry of any kernel, also of a library: unless `is_untyped`, the name must also end in a type.
     pub fn of_any(name: &str) -> Option<&'static Self> {
         Self::of(name).filter(|row| row.is_untyped || ELEMENT_TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
     }
 }
 
-/// The table. A beginning comes before those that it begins with.
+/// The table. A longer prefix comes before its own prefixes.
 pub const ENTRIES: &[KernelEntry] = &[
     // affine.cu, cast.cu, fill.cu, ternary.cu
     row("affine_", ElementWise).fuses(Affine),

@@ -1,10 +1,9 @@
-//! The tuned policy: proposes schedules, runs each, and keeps what is faster beyond noise.
+//! The tuned policy: a search that benchmarks schedules, and accepts those that are faster beyond noise.
 //!
-//! Which schedule is the fastest depends on the device in ways that no model of it knows. So every policy's schedule
-//! enters a race, then every combination of their streams and launch orders, few streams, and priorities for what is
-//! critical; from the winner on, small random changes do. Runs take turns, so that a device that slows down does so
-//! for all. At the end the winner is built anew and held against the best policy once more: what does not hold up was
-//! noise.
+//! Models of a device do not predict which schedule is the fastest. So the search benchmarks the schedules of all policies, then
+//! combinations of their streams and launch orders, schedules with few streams, and schedules with priority for the critical path;
+//! and then random mutations of the winner. Runs are interleaved, so that a device that slows down does so for all. At the end the
+//! winner is built again and benchmarked against the best policy: a gain that does not repeat was noise.
 
 mod benchmark;
 mod cache;
@@ -50,20 +49,20 @@ pub(crate) const MIN_GAIN: f64 = 0.003;
 /// Called with the progress of a search.
 pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
-/// How a tuned schedule is searched for.
+/// Settings of the search for a tuned schedule.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Tuning {
-    /// Time that trying schedules may take; the first races and the last one are run in any case. Default: 2 s.
+    /// Time for the search. The first benchmarks and the last one run in any case. Default: 2 s.
     pub budget: Duration,
-    /// Changes to the winner that are tried at most. Default: 1000.
+    /// Maximum number of mutations of the winner that are tried. Default: 1000.
     pub proposals: usize,
-    /// Seed of the changes. The same seed proposes the same changes as long as the same ones win. Default: 0.
+    /// Seed of the mutations. The same seed proposes the same mutations as long as the same ones win. Default: 0.
     pub seed: u64,
-    /// Folder that keeps plans from one start of the program to the next; `None` keeps none. It is bounded like that of
-    /// compiled kernels. Default: `opara-candle` in the user's folder for caches.
+    /// Cache folder for tuned plans; `None` switches the cache off. It is bounded like the cache of compiled kernels. Default:
+    /// `opara-candle` in the user's cache folder.
     pub cache: Option<PathBuf>,
-    /// Called with how far the search is.
+    /// Called with the progress of the search.
     pub progress: Option<OnProgress>,
 }
 
@@ -94,7 +93,7 @@ impl Tuning {
         Self { cache, ..self }
     }
 
-    /// The same with somebody who is told how far the search is.
+    /// The same with a callback for the progress of the search.
     pub fn on_progress(self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         Self { progress: Some(Arc::new(progress)), ..self }
     }
@@ -112,36 +111,35 @@ impl std::fmt::Debug for Tuning {
     }
 }
 
-/// How far a search is.
+/// The progress of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
     /// Share of the budget that is used, from 0 to 1.
     pub share: f64,
-    /// Schedules tried.
+    /// Number of schedules tried.
     pub tried: usize,
     /// Microseconds of the best so far.
     pub best_us: f64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Findings {
-    /// What the schedule is, in words.
+    /// A description of the schedule.
     pub origin: String,
     /// Median of its runs in microseconds.
     pub us: f64,
     /// Every policy's median in microseconds, and those of the combinations, fastest first.
     pub ranking: Vec<(String, f64)>,
-    /// Schedules tried.
+    /// Number of schedules tried.
     pub tried: usize,
     /// Mutations of the winner that were faster and were accepted.
     pub accepted: usize,
-    /// How much slower the winner's schedule was when it was built anew at the end, as a share of its time: what two
-    /// builds of one schedule differ by.
+    /// Relative difference in time between the winner and a second build of the same schedule: the noise of the measurement.
     pub drift: f64,
-    /// Whether the plan was found in the cache, and nothing was run.
+    /// Was the plan found in the cache, so that nothing was run?
     pub cached: bool,
 }
 
@@ -150,8 +148,8 @@ impl std::fmt::Display for Findings {
         let Self { origin, us, tried, accepted, drift, .. } = self;
         write!(f, "{origin}: {us:.1} us, ")?;
         match self.cached {
-            true => f.write_str("kept from an earlier start"),
-            false => write!(f, "{tried} schedules tried, {accepted} changes kept, drift {:.1} %", 100. * drift),
+            true => f.write_str("from the plan cache"),
+            false => write!(f, "{tried} schedules tried, {accepted} changes accepted, drift {:.1} %", 100. * drift),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Convolutions with bias and activation, whoever computes them.
+//! The description of a convolution with bias and activation.
 
 use candle::{bail, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
@@ -32,12 +32,12 @@ pub(crate) struct Convolution {
 }
 
 impl Convolution {
-    /// The same as a product of pixels, where a window is one of them.
-    pub fn product(&self) -> Option<Matmul> {
+    /// The same as a matmul over pixels, if the window is one pixel.
+    pub fn matmul(&self) -> Option<Matmul> {
         let [batch, inner, h, w] = self.x;
         let [columns, _, kh, kw] = self.weight;
-        let is_product = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
-        (is_product && self.channels_last).then_some(Matmul {
+        let is_matmul = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
+        (is_matmul && self.channels_last).then_some(Matmul {
             dtype: self.dtype,
             tf32: true,
             rows: batch * h * w,

@@ -1,4 +1,4 @@
-//! Matrix products with bias and activation, by cuBLASLt.
+//! Matmuls with bias and activation, by cuBLASLt.
 
 use std::ffi::c_void;
 use std::mem::size_of_val;
@@ -16,14 +16,14 @@ use super::matmul::Matmul;
 use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::Activation;
 
-/// How a product is computed.
+/// An algorithm of cuBLASLt.
 #[derive(Clone, Copy)]
 pub(crate) struct Algorithm {
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
 
-/// Whether it can follow a product in the same call.
+/// Can this activation be part of the matmul call?
 pub(crate) fn knows(activation: Activation) -> bool {
     matches!(activation, Activation::None | Activation::Relu)
 }
@@ -33,7 +33,7 @@ struct Owned<T: Copy>(T, unsafe fn(T) -> std::result::Result<(), CublasError>);
 
 impl<T: Copy> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: whoever makes one below pairs what cuBLASLt made with the function that destroys it; nobody else does.
+        // SAFETY: each value below is made of a handle of cuBLASLt and the function that destroys it.
         if let Err(error) = unsafe { self.1(self.0) } {
             tracing::warn!("cuBLASLt: {error}");
         }
@@ -60,7 +60,7 @@ fn handle(device: &CudaDevice) -> Result<sys::cublasLtHandle_t> {
     Ok(handles.entry(context.ordinal()).or_insert(Handle(handle)).0)
 }
 
-/// What cuBLASLt is told of a product. It counts matrices by columns: to it `y` is the weight times `x`.
+/// cuBLASLt's description of a matmul. cuBLASLt is column-major: for it `y` is the weight times `x`.
 struct Described {
     operation: Owned<sys::cublasLtMatmulDesc_t>,
     weight: Owned<sys::cublasLtMatrixLayout_t>,
@@ -69,7 +69,7 @@ struct Described {
 }
 
 impl Described {
-    /// `bias` is its address on the device, which counts only where the product runs.
+    /// `bias` is its address on the device; it matters only when the matmul runs.
     fn new(of: &Matmul, bias: u64) -> Result<Self> {
         use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
         use sys::cublasLtEpilogue_t::{
@@ -84,7 +84,7 @@ impl Described {
             DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F),
             DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F),
             DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F),
-            dtype => bail!("cuBLASLt has no product of {dtype:?}"),
+            dtype => bail!("cuBLASLt has no matmul of {dtype:?}"),
         };
         let layout = |rows: usize, columns: usize| -> Result<_> {
             let layout = result::create_matrix_layout(elements, rows as u64, columns as u64, rows as i64);
@@ -97,7 +97,7 @@ impl Described {
             (false, Activation::Relu) => CUBLASLT_EPILOGUE_RELU,
             (true, Activation::None) => CUBLASLT_EPILOGUE_BIAS,
             (true, Activation::Relu) => CUBLASLT_EPILOGUE_RELU_BIAS,
-            (_, activation) => bail!("cuBLASLt has no product with {activation:?}"),
+            (_, activation) => bail!("cuBLASLt has no matmul with {activation:?}"),
         };
         let transposed = cublasOperation_t::CUBLAS_OP_T;
         // SAFETY: each attribute is of the type that cuBLASLt declares for it.
@@ -142,7 +142,7 @@ impl Owned<sys::cublasLtMatmulPreference_t> {
 /// Bytes that the addresses of all operands must be multiples of.
 const ALIGNMENT: u32 = 16;
 
-/// How partial sums of one element may be added up. Of 16 bits only in the type that products are added up in: in that of the
+/// How partial sums of one element may be added up. Of 16 bits only in the type that matmuls are added up in: in that of the
 /// result they may overflow where the result does not.
 fn reductions(of: &Matmul) -> u32 {
     use sys::cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK};
@@ -195,7 +195,7 @@ pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul) -> Result<Vec<Algorit
     Ok(works.map(|found| Algorithm { algorithm: found.algo, workspace: found.workspaceSize }).collect())
 }
 
-/// The product `of` the operands, and what is done to it, into `y`.
+/// Runs the matmul `of` and its epilogue on these operands; the result goes to `y`.
 ///
 /// # Errors
 /// Slices that are too short, a bias where there should be none, or none where there should be one, or what cuBLASLt does not

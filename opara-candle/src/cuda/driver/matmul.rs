@@ -1,4 +1,4 @@
-//! Products with a weight, whoever computes them.
+//! The description of a matmul with a weight.
 
 use candle::DType;
 

@@ -239,7 +239,7 @@ impl Stream {
             return Err(Error::NotCapturable { reason }.into());
         }
         let private = interpose::PrivateStream::take()?;
-        // SAFETY: whoever takes a private stream has it alone.
+        // SAFETY: a private stream that was taken has one owner.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
         let (result, mut calls) = interpose::capture(self.0.cu_stream(), &private, pool, &capturing, f);

@@ -1,5 +1,6 @@
-//! What each kernel reads and writes.
+//! Which memory each known kernel reads and writes.
 
+pub(crate) mod effects;
 mod proof;
 mod ptx;
 mod table;
@@ -9,13 +10,14 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
-use self::table::{Before, Effects, Extent, Factor};
+use self::table::effects_of;
 use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
 
-/// What is known about a kernel: one that candle ships, or one of ours, in the table. `code` is the hash of the PTX text
-/// that it was loaded from: a kernel of the same name from elsewhere is a stranger, of which nothing is known.
+/// The effects of a launch, if its kernel is one of candle's or of this library's. `code` is the hash of the PTX text that the
+/// kernel was loaded from: of a kernel of the same name with other code nothing is known.
 pub(super) fn known<'a>(
     name: &'a str,
     arguments: &'a Arguments,
@@ -26,7 +28,7 @@ pub(super) fn known<'a>(
     (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
 }
 
-/// The addresses through which a launch may write: those of the arguments that the table says, of strangers all.
+/// The addresses through which a launch may write: the argument that the table names; of an unknown kernel all pointers.
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
     let writes =
@@ -42,7 +44,7 @@ struct Shipped {
     module: u64,
 }
 
-/// The kernel of this name, if its code does what the table says: another version of candle may have another.
+/// The kernel of this name, if its code agrees with the table. Another version of candle may have another kernel of that name.
 fn shipped(name: &str) -> Option<Shipped> {
     static ENTRIES: OnceLock<HashMap<&str, Entry>> = OnceLock::new();
     static PROVEN: RwLock<Option<HashMap<&str, Option<Shipped>>>> = RwLock::new(None);
@@ -50,10 +52,10 @@ fn shipped(name: &str) -> Option<Shipped> {
     if let Some(proven) = PROVEN.read().as_ref().and_then(|proven| proven.get(name)) {
         return *proven;
     }
-    let proven = Effects::of(name).and_then(|effects| {
+    let proven = effects_of(name).and_then(|effects| {
         let proof = proof::holds(entry, effects);
         let refused =
-            |reason: &String| tracing::warn!(name, reason, "a kernel of candle's is not the one that is known");
+            |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
     });
@@ -61,7 +63,7 @@ fn shipped(name: &str) -> Option<Shipped> {
     proven
 }
 
-/// A launch of a kernel of candle's.
+/// A launch of a known kernel.
 pub(super) struct Call<'a> {
     effects: &'static Effects,
     name: &'a str,
@@ -70,9 +72,9 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What happens through the pointer `argument`, which points to byte `delta` of a buffer of `bytes` bytes.
+    /// The access through the pointer `argument`, which points to byte `delta` of a buffer of `bytes` bytes.
     ///
-    /// Where a region is not known for sure it is the rest of the buffer: all views reach forward.
+    /// An uncertain region is the rest of the buffer, since views only reach forward.
     pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
             Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),

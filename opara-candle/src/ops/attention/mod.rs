@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 pub(super) mod launch;
 
 use candle::{Result, Tensor};
@@ -10,17 +12,16 @@ use candle::{Result, Tensor};
 use super::{add_softmax, affine, contiguous, matmul, own_or, runs_own, transpose};
 use crate::cpu::record::apply;
 
-/// Scaled dot-product attention: `softmax(q kᵀ · scale + bias) v` of each head by itself, as PyTorch's
-/// `scaled_dot_product_attention`.
+/// Scaled dot-product attention of each head: `softmax(q kᵀ · scale + bias) v`, as PyTorch's `scaled_dot_product_attention`.
 ///
-/// `q` is `(batch, heads, queries, dim)`, `k` and `v` are `(batch, heads, keys, dim)`, and views at no cost where the elements of
-/// a row follow one another; `bias`, say a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`.
-/// The result is `(batch, heads, queries, dim)`.
+/// `q` is `(batch, heads, queries, dim)`, `k` and `v` are `(batch, heads, keys, dim)`; views whose rows are contiguous are not copied.
+/// `bias`, for example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`. The result is
+/// `(batch, heads, queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) with heads of 32 and 64, and of 128 in 16 bits. Its
-/// scores are never rounded nor written, and the result is a view of `(batch, queries, heads, dim)`, so that
-/// [`merge_heads`](super::merge_heads) copies nothing. In f32 a product there is three of TF32, which keep 22 bits of the 24,
-/// and rows with operands beyond 4e34 are computed once more without them. Else it is two products and a softmax.
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for heads of size 32 and 64, and of 128 in 16 bits. The
+/// scores are neither rounded nor written to memory. The result is a view of `(batch, queries, heads, dim)`, so that
+/// [`merge_heads`](super::merge_heads) copies nothing. In f32 each matmul is three TF32 matmuls, which keep 22 of the 24 bits; rows
+/// with operands beyond 4e34 are recomputed without tensor cores. In all other cases it is two matmuls and a softmax.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Module, Result, Tensor};
@@ -21,8 +23,8 @@ pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     })
 }
 
-/// Concatenation along `dim` of parts each of which may have another one, of its shape, that is added to it, and
-/// `activation` of that: on a GPU one launch, if the activation is none or `max(x, 0)`.
+/// Concatenates sums along `dim`, and applies `activation`. Each part is a tensor and an optional summand of the same shape. On a GPU it
+/// is one launch if the activation is none or ReLU.
 ///
 /// # Errors
 /// Shapes that do not agree.

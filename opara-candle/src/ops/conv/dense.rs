@@ -34,21 +34,19 @@ where
 {
     let Operands { x, weight, bias } = operands;
     let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
-    let product = of.product().filter(|_| aligned());
-    let run = |way| match (way, &product) {
-        (Way::CublasLt(algorithm), Some(product)) => {
-            cublaslt::run(device, product, &algorithm, x, weight, Some(bias), y)
-        }
-        (Way::CublasLt(_), None) => bail!("{of:?} is no product"),
+    let matmul = of.matmul().filter(|_| aligned());
+    let run = |way| match (way, &matmul) {
+        (Way::CublasLt(algorithm), Some(matmul)) => cublaslt::run(device, matmul, &algorithm, x, weight, Some(bias), y),
+        (Way::CublasLt(_), None) => bail!("{of:?} is no matmul"),
         (Way::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
     };
     let ways = || {
         let mut ways: Vec<Way> = cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Way::Cudnn).collect();
-        if let Some(product) = &product {
-            ways.extend(cublaslt::algorithms(device, product)?.into_iter().map(Way::CublasLt));
+        if let Some(matmul) = &matmul {
+            ways.extend(cublaslt::algorithms(device, matmul)?.into_iter().map(Way::CublasLt));
         }
         Ok(ways.into_iter().map(|way| (way, 1.)).collect())
     };
     let guess = || Ok(Way::Cudnn(cudnn::guess::<T, C>(device, of)?));
-    WAYS.run(device, (*of, product.is_some()), ways, guess, run)
+    WAYS.run(device, (*of, matmul.is_some()), ways, guess, run)
 }

@@ -6,6 +6,8 @@ mod cuda;
 #[cfg(feature = "cudnn")]
 mod dense;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Module, Result, Tensor};
@@ -14,10 +16,9 @@ use super::matmul::matmul_flops;
 use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
-/// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
+/// shape `(out)`, with the activations of `config`. It is one library call if there is one for the device and dtype.
 ///
-/// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the
-/// process go by that one.
+/// With cuDNN the first call of each size benchmarks the algorithms, and takes longer. Later calls of the process use the fastest.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -78,8 +79,8 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     }
 }
 
-/// A weight of [`conv2d`] laid out in memory as its device and dtype want it: done once, when a layer is loaded, it need
-/// not be done in every call. Shape and values stay the same.
+/// Copies a weight of [`conv2d`] to the memory layout that is fastest for its device and dtype. Done once, when a layer is loaded, it
+/// saves the copy in every call. Shape and values stay the same.
 ///
 /// # Errors
 /// A weight of another rank.

@@ -1,7 +1,9 @@
-//! What stands around the products of attention: hidden elements split into heads, and merged again.
+//! Splits the hidden dimension into attention heads, and merges heads.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,18 +12,8 @@ use candle::{bail, Result, Tensor};
 use super::own_or;
 use crate::cpu::record::apply;
 
-/// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`](super::matmul)
-/// wants it: what follows the product that makes the queries, keys or values of attention.
-///
-/// ```
-/// # use candle::{DType, Device::Cpu, Tensor};
-/// # use opara_candle::ops;
-/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
-/// let heads = ops::split_heads(&x, None, 4, 1.)?;
-/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
-/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
-/// # Ok::<(), candle::Error>(())
-/// ```
+/// `(x + bias) * scale`, split into heads: from `(batch, seq, heads * dim)` to a contiguous `(batch, heads, seq, dim)`. It is the
+/// epilogue of the matmul of attention's queries, keys or values.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -61,7 +53,7 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
     }
 }
 
-/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: undoes [`split_heads`].
+/// From `(batch, heads, seq, dim)` to `(batch, seq, heads * dim)`: the inverse of [`split_heads`].
 ///
 /// # Errors
 /// A tensor of another rank.

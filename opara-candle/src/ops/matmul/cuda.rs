@@ -1,4 +1,4 @@
-//! Products with a weight: candle's, or one of cuBLASLt's or ours, which may do in the same launch what follows.
+//! Linear layers on a GPU: candle's matmul, or one of cuBLASLt's or this library's with bias and activation as epilogue.
 
 use candle::cuda_backend::{self, CudaDType};
 use candle::{DType, Result, Tensor};
@@ -12,32 +12,32 @@ use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
 
-/// How a product is computed, with what follows it.
+/// An implementation of a matmul and its epilogue.
 #[derive(Clone, Copy)]
 enum Way {
-    /// By cuBLAS's own choice.
+    /// candle's matmul, by cuBLAS.
     Candle,
     CublasLt(Matmul, Algorithm),
-    /// Ours, with all that follows.
+    /// This library's kernel, with the whole epilogue.
     Ours(Block),
 }
 
-/// By how much of its own time a kernel must be faster than what cuBLAS chooses by itself. Those that win alone by less most
-/// likely do so by taking the whole GPU, which branches beside them pay for: BERT in f32, of three products beside each other,
-/// took 1466 us with all that win, and 1248 without.
+/// The least gain over cuBLAS, as a share of a kernel's own time. Kernels that win by less when they run alone mostly occupy the whole
+/// GPU, at the cost of parallel branches: BERT in f32, with three parallel matmuls, took 1466 us with all winners, and 1248 with
+/// this margin.
 const MARGIN: f64 = 0.25;
 
-/// The way for each product.
+/// The chosen implementation of each matmul.
 static WAYS: Choices<Matmul, Way> = Choices::new();
 
-/// `activation(x * weight^T + bias)` in the way that is the fastest; `None` where candle's operators have to do it, or have to
-/// refuse. `product` is candle's `x * weight^T`, and `finish` does what follows.
+/// `activation(x * weight^T + bias)` by the fastest implementation; `None` if candle's operators must compute or refuse it. `matmul` is
+/// candle's `x * weight^T`, and `finish` applies the epilogue.
 pub(super) fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     activation: Activation,
-    product: impl Fn() -> Result<Tensor>,
+    matmul: impl Fn() -> Result<Tensor>,
     finish: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -59,7 +59,7 @@ pub(super) fn linear(
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
     let run = |way| {
         let of = match way {
-            Way::Candle => return finish(product()?),
+            Way::Candle => return finish(matmul()?),
             Way::CublasLt(of, _) => of,
             Way::Ours(_) => whole,
         };
@@ -125,7 +125,7 @@ impl Kernel for Linear {
                 Way::CublasLt(_, algorithm) => {
                     cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
                 }
-                Way::Ours(block) => launch::product(device, &self.of, *block, &x, &weight, bias.as_ref(), y),
+                Way::Ours(block) => launch::matmul(device, &self.of, *block, &x, &weight, bias.as_ref(), y),
             }
         })
     }
@@ -149,7 +149,7 @@ mod tests {
         for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
             let (x, weight, bias) =
                 (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);
-            let product = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
+            let matmul = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
             let with = [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
             for (bias, activation) in
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
@@ -157,8 +157,8 @@ mod tests {
                 let of =
                     Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
                 let sum = match bias {
-                    Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
-                    None => product.clone(),
+                    Some(bias) => matmul.broadcast_add(&bias.to_dtype(DType::F64)?)?,
+                    None => matmul.clone(),
                 };
                 let expected = activation.forward(&sum)?;
                 for block in launch::blocks_of(device.as_cuda_device()?, &of)? {

@@ -9,12 +9,12 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::cuda::driver::matmul::Matmul;
 
-/// How a product falls to blocks.
+/// The tiling of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Block {
-    /// A block makes so many rows for each of them, and [`COLUMNS`].
+    /// Warpgroups of a block; each computes 64 rows and [`COLUMNS`] columns.
     warpgroups: usize,
-    /// Blocks of a cluster that make the same, each from a part of what is added up.
+    /// Blocks of a cluster that split the sums of one tile (split-K).
     splits: usize,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Block {
 const COLUMNS: usize = 64;
 
 impl Block {
-    /// Those that there are kernels for.
+    /// The tilings that have a kernel.
     const ALL: [Self; 6] = [
         Self { warpgroups: 1, splits: 1 },
         Self { warpgroups: 1, splits: 2 },
@@ -36,14 +36,13 @@ impl Block {
         64 * self.warpgroups
     }
 
-    /// Bytes of shared memory: three stages of rows of 128, of the operands and once more of the weight.
+    /// Bytes of shared memory: three stages, each with 128 bytes per row of the operands and twice of the weight.
     fn shared(self) -> usize {
         3 * (2 * COLUMNS + self.rows()) * 128
     }
 }
 
-/// Those that there are kernels for, if they compute this product on the device: one of f32 that may not be TF32, whose rows are
-/// whole numbers of 16 bytes.
+/// The tilings that can compute this matmul on the device. It must be f32 without TF32, with rows of a multiple of 16 bytes.
 ///
 /// # Errors
 /// A call of the driver that failed.
@@ -52,7 +51,7 @@ pub(super) fn blocks_of(device: &CudaDevice, of: &Matmul) -> Result<Vec<Block>> 
 }
 
 fn blocks_for(of: &Matmul, capabilities: &Capabilities) -> Vec<Block> {
-    /// Blocks along the rows, at most.
+    /// Maximum number of blocks along the rows.
     const MOST: usize = 65_535;
     let is_known = of.dtype == DType::F32 && !of.tf32;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
@@ -77,12 +76,12 @@ fn lacking(of: &Capabilities) -> Option<String> {
     (!of.has_warpgroups()).then_some(said)
 }
 
-/// The product `of` the operands by such blocks, and what is done to it, into `y`.
+/// Launches the matmul and its epilogue with this tiling; the result goes to `y`.
 ///
 /// # Errors
-/// A product that is none of [`blocks_of`], slices that are too short or begin elsewhere than at multiples of 16 bytes, or a
+/// A matmul that is none of [`blocks_of`], slices that are too short or begin elsewhere than at multiples of 16 bytes, or a
 /// launch that fails.
-pub(super) fn product<T: DeviceRepr>(
+pub(super) fn matmul<T: DeviceRepr>(
     device: &CudaDevice,
     of: &Matmul,
     block: Block,
@@ -102,7 +101,7 @@ pub(super) fn product<T: DeviceRepr>(
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
     let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", block.rows(), block.splits);
-    let function = function(device, &name, "product", ptx::MATMUL)?;
+    let function = function(device, &name, "matmul", ptx::MATMUL)?;
     let shared = block.shared();
     allow_shared(&function, shared)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());

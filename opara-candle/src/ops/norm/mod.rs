@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{Result, Tensor};
@@ -31,7 +33,7 @@ pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Resul
 }
 
 /// Layer normalisation of `x + bias + residual` over the last dimension, which is the length of `bias`, `scale` and
-/// `shift`: what follows the product at the end of each half of a Transformer's layer. On a GPU the sum is not rounded.
+/// `shift`. It ends each half of a Transformer layer with post-normalisation. On a GPU the sum is not rounded to the dtype.
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -69,8 +71,8 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     })
 }
 
-/// `x + residual` and its root-mean-square normalisation over the last dimension, which is the length of `scale`: what
-/// stands between two parts of a Transformer that normalises before each. One launch on a GPU.
+/// `x + residual` and its root-mean-square normalisation over the last dimension, which is the length of `scale`.
+/// It is between two parts of a Transformer with pre-normalisation. One launch on a GPU.
 ///
 /// # Errors
 /// Shapes that do not agree.

@@ -1,8 +1,10 @@
-//! Maxima and means over windows, with padding and partial windows at the end, and what takes some pixels only.
+//! Pooling: maxima and means over windows, with padding and partial windows; and subsampling.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,7 +12,7 @@ use candle::{bail, Result, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 
-/// What a pool makes of a window.
+/// The reduction of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PoolKind {
     Max,
@@ -77,8 +79,8 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     own_or(t[0], own, || t[0].mean((2, 3)))
 }
 
-/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on, as many as there are from the first one
-/// on: `(batch, channels, ceil(h / stride), ceil(w / stride))`, with zeros where there is none.
+/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on. The result is `(batch, channels, ceil(h / stride),
+/// ceil(w / stride))`, with zeros beyond the input.
 ///
 /// # Errors
 /// A tensor of another rank, or a stride of 0.

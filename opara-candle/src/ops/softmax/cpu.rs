@@ -9,11 +9,11 @@ use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, WORTH_A_
 /// Elements of one task.
 const TASK: usize = 20_000;
 
-/// What an element costs, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, most of it a call of `exp`, which is not
+/// Cost of an element, in the operations that [`WORTH_A_THREAD`] counts: 3.6 ns of one core, most of it a call of `exp`, which is not
 /// vectorised.
 const ELEMENT: usize = 300;
 
-/// Softmax of `x + bias`; `None` where candle's operators have to do it, or have to refuse.
+/// Softmax of `x + bias`; `None` if candle's operators must compute or refuse it.
 pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
     if x.elem_count() == 0 || bias.is_some_and(|(bias, _)| bias.dtype() != x.dtype()) {
         return Ok(None);
@@ -27,7 +27,7 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
 
 /// Softmax of contiguous rows on the CPU.
 struct Softmax {
-    /// Of the bias, if there is one.
+    /// The rows of the bias, if there is one.
     starts: Option<RowStarts>,
 }
 
@@ -73,7 +73,7 @@ impl CustomOp2 for Softmax {
     }
 }
 
-/// Softmax of each row of so many columns, to which a row of the bias is added before.
+/// Softmax of each row plus its row of the bias.
 fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) -> Vec<T> {
     let mut y = vec![T::zero(); x.len()];
     let per_task = TASK.div_ceil(columns);

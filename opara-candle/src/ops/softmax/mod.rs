@@ -1,8 +1,10 @@
-//! Softmax, and what is added before.
+//! Softmax, with an optional bias.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -19,8 +21,8 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
     add_softmax(x, None)
 }
 
-/// Softmax of `x + bias` over the last dimension, in one kernel; the bias, say a mask of attention, broadcasts to `x`. The
-/// sum is not rounded.
+/// Softmax of `x + bias` over the last dimension, in one kernel. The bias, for example an attention mask, broadcasts to `x`. The sum
+/// is not rounded to the dtype.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -58,8 +60,8 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     own_on(x, || cpu::softmax(x, bias.as_ref()), || gpu!(cuda::softmax(x, bias.as_ref())))?.map_or_else(composed, Ok)
 }
 
-/// A bias in the shape of what it is added to, and where its rows begin. A bias without such rows is copied; `None`
-/// if it has another shape, or more elements than 32 bits count.
+/// The bias broadcast to `shape`, and where its rows begin. A bias whose rows are not contiguous is copied. `None` if it has another
+/// shape, or more elements than 32 bits count.
 fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
     let Ok(bias) = bias.broadcast_as(shape) else { return Ok(None) };
     if let Some(starts) = RowStarts::of(bias.layout()) {
@@ -70,18 +72,17 @@ fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStart
     Ok(starts.map(|starts| (bias, starts)))
 }
 
-/// Where the bias of each row begins, rows being counted by three dimensions.
+/// Where the bias of each row begins, as a view with three dimensions of rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowStarts {
-    /// How many rows there are in each dimension.
+    /// Number of rows in each dimension.
     pub dims: [usize; 3],
     /// Elements from one to the next.
     pub strides: [usize; 3],
 }
 
 impl RowStarts {
-    /// Of rows as they lie in a tensor; `None` if the elements of one are not in a row, if more dimensions count rows that
-    /// do not follow one another, or if it takes more than 32 bits.
+    /// The rows of a tensor; `None` if a row is not contiguous, if the rows need more than three strides, or if offsets exceed 32 bits.
     pub fn of(layout: &Layout) -> Option<Self> {
         let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
         let (inner, strides) = strides.split_last()?;
@@ -97,7 +98,7 @@ impl RowStarts {
         (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
     }
 
-    /// Elements from the first to the last of these rows; `None` if they are not to be counted.
+    /// Elements from the first to the end of the last row; `None` on overflow.
     pub fn needed(&self, columns: usize) -> Option<usize> {
         let ends = self.dims.iter().zip(self.strides).map(|(dim, stride)| dim.saturating_sub(1).checked_mul(stride));
         ends.into_iter().try_fold(columns, |needed, end| needed.checked_add(end?))

@@ -1,5 +1,6 @@
 //! Convolutions of few channels as those of many, on a GPU.
 
+pub(in crate::ops) mod effects;
 mod launch;
 
 use candle::cuda_backend::CudaDType;

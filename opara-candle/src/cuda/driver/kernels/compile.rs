@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(compiled, assembled("sm_80", SOURCE, None)?);
         let files = || std::fs::read_dir(&inside)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
         let [file] = &files()?[..] else { anyhow::bail!("{:?}", files()) };
-        // Something else in its place tells who reads it.
+        // A read of another file in its place is detected.
         std::fs::write(file, [&sum(b"else")[..], b"else"].concat())?;
         assert_eq!(assembled("sm_80", SOURCE, Some(&inside))?, b"else");
         for damaged in [&b"else"[..], b"", &[0; 100]] {
@@ -273,7 +273,7 @@ mod tests {
         drop(held);
         memory.trim();
         assert!(memory.get(&held_key).is_none());
-        // One that is larger than the limit serves whoever comes next.
+        // A kernel larger than the limit is kept until the next one.
         let (key, large) = of_bytes("large", Memory::LIMIT + 1);
         memory.insert(key.clone(), &large);
         drop(large);
