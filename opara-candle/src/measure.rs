@@ -82,7 +82,7 @@ impl Planned {
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
-    /// Sets that runs take in turns.
+    /// Sets that runs use alternately.
     pub inputs: Vec<&'a [Tensor]>,
     pub device: &'a Device,
     /// The set of the next run.

@@ -282,7 +282,7 @@ mod tests {
         Plan::default()
     }
 
-    /// Calls with so many shapes in turns, and returns how many builds that took.
+    /// Calls with that many shapes alternately, and returns the number of builds.
     fn builds(plans: &Plans, shapes: std::ops::Range<usize>, rounds: usize) -> usize {
         let mut builds = 0;
         for rows in (0..rounds).flat_map(|_| shapes.clone()) {

@@ -5,7 +5,7 @@ use candle::{DType, Device};
 use opara_examples::Native;
 use opara_peers::results::{Contestant, Key};
 
-use crate::cell::Race;
+use crate::cell::Benchmark;
 use crate::own::{self, Subject};
 use crate::peer::Framework;
 
@@ -33,11 +33,11 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     /// A model that cannot be built or run eagerly.
-    pub fn race(
+    pub fn benchmark(
         &mut self,
         key: &Key,
         wanted: impl Fn(&str) -> bool,
-        f: impl FnOnce(&mut Race),
+        f: impl FnOnce(&mut Benchmark),
     ) -> Result<Vec<Contestant>> {
         eprintln!("{key}");
         // Loading keeps host and GPU busy, so everything is loaded before anything is timed.
@@ -58,9 +58,9 @@ impl<'a> Bench<'a> {
         });
         let loaded: Vec<Result<()>> = loaded.collect();
 
-        let mut race = Race::new(expected, tolerance(self.dtype));
+        let mut benchmark = Benchmark::new(expected, tolerance(self.dtype));
         for name in own::names().filter(|name| wanted(name)) {
-            race.enter(name.clone(), subject.prepare(&name, &input));
+            benchmark.enter(name.clone(), subject.prepare(&name, &input));
         }
         let files = tempfile::tempdir()?;
         for (framework, loaded) in self.frameworks.iter_mut().zip(loaded) {
@@ -72,11 +72,12 @@ impl<'a> Bench<'a> {
                 Err(error) => names.iter().map(|&mode| (mode, Err(anyhow!("{error:#}")))).collect(),
             };
             for (name, mode) in &modes {
-                race.enter(name.clone(), ready.remove(mode.as_str()).unwrap_or_else(|| bail!("nobody made it ready")));
+                benchmark
+                    .enter(name.clone(), ready.remove(mode.as_str()).unwrap_or_else(|| bail!("nobody made it ready")));
             }
         }
-        f(&mut race);
-        Ok(race.outcomes())
+        f(&mut benchmark);
+        Ok(benchmark.outcomes())
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Turns {
 }
 
 /// The contestants of a cell, in the order of their turns.
-pub struct Race {
+pub struct Benchmark {
     /// The eager output on this library's operators.
     expected: Tensor,
     /// Maximum difference from it, relative to its largest value.
@@ -46,8 +46,8 @@ struct Entrant {
     state: Result<(Box<dyn Way>, Measured)>,
 }
 
-impl Race {
-    /// A race without contestants.
+impl Benchmark {
+    /// A measurement without contestants.
     pub fn new(expected: Tensor, tolerance: f32) -> Self {
         Self { expected, tolerance, entrants: Vec::new() }
     }
@@ -199,28 +199,28 @@ mod tests {
         let log = Rc::default();
         let way = |name, fails_after| Noted { name, log: Rc::clone(&log), fails_after };
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(way("a", 99), 1.));
-        race.enter("wrong".into(), ready(way("wrong", 99), 1.1));
-        race.enter("b".into(), ready(way("b", 99), 1.));
-        race.enter("ends".into(), ready(way("ends", 1), 1.));
-        race.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
-        race.run(&TURNS);
-        race.profile();
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(way("a", 99), 1.));
+        benchmark.enter("wrong".into(), ready(way("wrong", 99), 1.1));
+        benchmark.enter("b".into(), ready(way("b", 99), 1.));
+        benchmark.enter("ends".into(), ready(way("ends", 1), 1.));
+        benchmark.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
+        benchmark.run(&TURNS);
+        benchmark.profile();
         let turns = |flush, times: [usize; 3]| {
             let turns = log.borrow().iter().filter(|turn| turn.1 == flush).map(|turn| turn.0).collect::<Vec<_>>();
             let mut rounds = turns.as_slice();
             for round in 0..3 {
-                let racing = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
-                let (now, later) = rounds.split_at(racing.len());
-                assert!(racing.iter().all(|name| now.contains(name)), "not {racing:?} in {now:?}, of {turns:?}");
+                let measured = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
+                let (now, later) = rounds.split_at(measured.len());
+                assert!(measured.iter().all(|name| now.contains(name)), "not {measured:?} in {now:?}, of {turns:?}");
                 rounds = later;
             }
             assert_eq!(["a", "b", "ends"].map(|name| turns.iter().filter(|turn| **turn == name).count()), times);
         };
         turns(false, [3, 3, 2]);
         turns(true, [3, 3, 0]);
-        let outcomes = race.outcomes();
+        let outcomes = benchmark.outcomes();
         let told = outcomes.iter().map(|contestant| match &contestant.outcome {
             Outcome::Measured(measured) => {
                 format!("{}: {}, {} kernels", contestant.name, measured.flushed.wall_us.len(), measured.kernels.len())
@@ -237,9 +237,9 @@ mod tests {
     fn a_contestant_out_of_time_gets_no_more_turns() -> Result<()> {
         let log = Rc::default();
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
-        race.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
+        benchmark.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
         assert_eq!(*log.borrow(), [("a", false), ("a", true)]);
         Ok(())
     }

@@ -11,7 +11,7 @@ use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
 use crate::bench::Bench;
-use crate::cell::{Race, Turns};
+use crate::cell::{Benchmark, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
 use crate::own;
@@ -83,11 +83,11 @@ impl Args {
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype) {
-                let timed = |race: &mut Race| {
-                    race.run(&self.turns);
-                    gpu.iter().for_each(|gpu| race.watch(gpu));
+                let timed = |benchmark: &mut Benchmark| {
+                    benchmark.run(&self.turns);
+                    gpu.iter().for_each(|gpu| benchmark.watch(gpu));
                 };
-                let contestants = bench.race(&key, |name| self.parts.wants(name), timed)?;
+                let contestants = bench.benchmark(&key, |name| self.parts.wants(name), timed)?;
                 results.runs[0].cells.push(Cell { key, contestants });
                 results.save(&self.output)?;
             }
@@ -100,7 +100,7 @@ impl Args {
                 let timed = results.runs[0].cells.iter().find(|cell| cell.key == key);
                 let wanted =
                     |name: &str| PROFILED.contains(&name) && timed.is_some_and(|cell| cell.measured(name).is_some());
-                let profiled = bench.race(&key, wanted, Race::profile)?;
+                let profiled = bench.benchmark(&key, wanted, Benchmark::profile)?;
                 results.runs[0].add_kernels(&key, profiled);
                 results.save(&self.output)?;
             }

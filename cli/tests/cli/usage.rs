@@ -90,7 +90,7 @@ fn an_unusable_cache_folder_is_reported() {
         let cache = cache.to_str().unwrap();
         opara(&["tune", "deepfm", "--cpu", "--budget", "0.01", "--cache", cache]).success()
     };
-    tune(&file.join("nowhere")).stderr(contains("cannot be kept for the next start").and(contains("nowhere")));
+    tune(&file.join("nowhere")).stderr(contains("cannot be cached").and(contains("nowhere")));
 
     let cache = folder.path().join("cache");
     tune(&cache).stderr(contains("kept").or(contains("plan on disk")).not());

@@ -50,7 +50,7 @@ pub fn store(file: &Path, bytes: &[u8]) {
     if let Err(error) = write(file, bytes, LIMIT) {
         WARNED.call_once(|| {
             let file = file.display();
-            tracing::warn!(%file, %error, "plans and kernels cannot be kept for the next start");
+            tracing::warn!(%file, %error, "plans and kernels cannot be cached");
         });
     }
 }

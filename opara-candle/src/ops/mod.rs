@@ -51,6 +51,8 @@ mod activation;
 mod attention;
 mod cat;
 mod conv;
+#[cfg(feature = "cuda")]
+pub(crate) mod effects;
 mod embedding;
 mod format;
 mod heads;

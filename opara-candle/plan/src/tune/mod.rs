@@ -150,8 +150,8 @@ impl std::fmt::Display for Findings {
         let Self { origin, us, tried, accepted, drift, .. } = self;
         write!(f, "{origin}: {us:.1} us, ")?;
         match self.cached {
-            true => f.write_str("kept from an earlier start"),
-            false => write!(f, "{tried} schedules tried, {accepted} changes kept, drift {:.1} %", 100. * drift),
+            true => f.write_str("from the plan cache"),
+            false => write!(f, "{tried} schedules tried, {accepted} changes accepted, drift {:.1} %", 100. * drift),
         }
     }
 }

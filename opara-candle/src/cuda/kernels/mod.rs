@@ -1,5 +1,6 @@
 //! The effects of kernels: which memory each launch reads and writes.
 
+pub(crate) mod effects;
 mod proof;
 mod ptx;
 mod table;
@@ -9,8 +10,9 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
-use self::table::{Before, Effects, Extent, Factor};
+use self::table::effects_of;
 use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
 
@@ -51,10 +53,10 @@ fn shipped(name: &str) -> Option<Shipped> {
     if let Some(proven) = PROVEN.read().as_ref().and_then(|proven| proven.get(name)) {
         return *proven;
     }
-    let proven = Effects::of(name).and_then(|effects| {
+    let proven = effects_of(name).and_then(|effects| {
         let proof = proof::holds(entry, effects);
         let refused =
-            |reason: &String| tracing::warn!(name, reason, "this kernel of candle differs from the known version");
+            |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
     });

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::effects::{Before, Effects, Extent, Factor};
 use super::ptx::Entry;
-use super::table::{Before, Effects, Extent, Factor};
 
 /// The parameters that a register's value is computed from, by index; `None` stands for a table of constants.
 type Origins = BTreeSet<Option<usize>>;
@@ -197,16 +197,17 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ptx, table::EFFECTS};
+    use super::super::ptx;
+    use super::super::table::{all, effects_of};
     use super::*;
     use crate::kernel_catalog::ENTRIES;
 
     #[test]
     fn the_table_agrees_with_the_code_of_every_kernel() {
-        let mut unused: BTreeSet<&str> = EFFECTS.iter().map(|effects| effects.name).collect();
+        let mut unused: BTreeSet<&str> = all().map(|effects| effects.name).collect();
         for kernel in ptx::entries() {
             let name = kernel.name;
-            let effects = Effects::of(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+            let effects = effects_of(name).unwrap_or_else(|| panic!("{name} is not in the table"));
             unused.remove(effects.name);
             assert_eq!(holds(&kernel, effects), Ok(()), "{name}");
         }
@@ -216,15 +217,15 @@ mod tests {
     #[test]
     fn every_row_of_the_catalogue_has_effects() {
         for row in ENTRIES.iter().filter(|row| row.prefix != "opara_chain") {
-            assert!(EFFECTS.iter().any(|effects| effects.name == row.effects), "{row:?}");
+            assert!(all().any(|effects| effects.name == row.effects), "{row:?}");
         }
     }
 
     #[test]
     fn a_kernel_that_differs_from_the_table_is_rejected() {
         let kernel = ptx::entries().find(|kernel| kernel.name == "urelu_f32").expect("candle ships it");
-        let effects = Effects::of(kernel.name).expect("it is in the table");
-        let elsewhere = Effects::of("fill_f32").expect("it is in the table");
+        let effects = effects_of(kernel.name).expect("it is in the table");
+        let elsewhere = effects_of("fill_f32").expect("it is in the table");
         assert_eq!(holds(&kernel, effects), Ok(()));
         assert!(holds(&kernel, elsewhere).is_err());
     }

@@ -1,110 +1,21 @@
-//! The table of effects: for each kernel of candle 0.11 and of this library, the memory that it writes, and whether it
-//! depends on the previous content.
+//! The effects of all known kernels: those of candle 0.11, and those of this library from `ops`.
 //!
-//! An entry of the kernel catalogue ([`KernelEntry`]) names its effects; kernels with the same signature share an entry.
+//! An entry of the catalogue of kernels ([`KernelEntry`]) names its effects; kernels with the same arguments share them.
 //!
-//! Sources: `candle-kernels/src/*.cu`, and the launches in candle-core and candle-nn; candle-transformers has no
-//! kernels of its own. `proof` checks against the kernels' PTX which argument is written, with which element type, and
-//! whether it is read.
+//! candle's effects were read from its sources (`candle-kernels/src/*.cu`) and from the launches in candle-core and
+//! candle-nn; candle-transformers has no kernels of its own. `proof` checks against the kernels' PTX which argument is
+//! written, with which element type, and whether it is read.
 
-use self::{Before::*, Extent::*, Factor::*};
-use crate::kernel_catalog::{KernelEntry, ELEMENT_TYPES};
-
-/// The effects of kernels with the same signature. All of them write through exactly one argument.
-pub(super) struct Effects {
-    /// The name that [`KernelEntry::effects`] refers to.
-    pub name: &'static str,
-    /// Index of the output argument.
-    pub output: usize,
-    /// Bytes of an output element, if the kernel's name does not end in its type.
-    pub element: Option<u64>,
-    pub extent: Extent,
-    pub before: Before,
-    /// Input arguments that are read element by element, as many elements as are written; contiguous without `strides`.
-    pub inputs: &'static [usize],
-    /// The argument that points to dimensions and strides; it is null if all operands are contiguous.
-    pub strides: Option<usize>,
-}
-
-/// The bytes that are written, from the output pointer on.
-pub(super) enum Extent {
-    /// Contiguous elements; their number is the product of these factors.
-    Elements(&'static [Factor]),
-    /// The rows of a `copy2d`.
-    Rows,
-    /// Everything up to the end of the buffer, which candle allocates for this launch: the number of elements is in
-    /// device memory, or not in the arguments at all.
-    Rest,
-}
-
-/// A factor of the number of elements.
-pub(super) enum Factor {
-    /// The argument of this index.
-    Argument(usize),
-    /// Blocks of the grid along an axis.
-    Grid(usize),
-    /// Threads of a block along an axis.
-    Block(usize),
-    /// A constant.
-    Times(u64),
-    /// The reciprocal of a constant.
-    Over(u64),
-}
-
-/// How the previous content of the extent is used.
-pub(super) enum Before {
-    /// Overwritten completely, and not read.
-    Overwritten,
-    /// Overwritten completely, and read only after that.
-    ReadBack,
-    /// Overwritten completely; read as the input if this argument is null (in place).
-    InPlaceOf(usize),
-    /// Not read; some bytes keep their value.
-    PartlyKept,
-    /// Not read. If this argument, which points to strides, is not null, bytes between the elements keep their value.
-    KeptBetween(usize),
-    /// Read: the kernel adds to it.
-    AddedTo,
-}
+use super::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
+use crate::kernel_catalog::KernelEntry;
+use crate::ops::effects::EFFECTS;
 
 const X: usize = 0;
 const Y: usize = 1;
 const Z: usize = 2;
 
-const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
-    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
-}
-
-/// Kernels with the arguments `numel, num_dims, info, ...` that compute each output element from one element of each
-/// input.
-const fn maps(name: &'static str, inputs: &'static [usize], output: usize) -> Effects {
-    writes(name, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
-}
-
-impl Effects {
-    const fn of_bytes(mut self, element: u64) -> Self {
-        self.element = Some(element);
-        self
-    }
-
-    const fn before(mut self, before: Before) -> Self {
-        self.before = before;
-        self
-    }
-
-    const fn reads(mut self, inputs: &'static [usize]) -> Self {
-        self.inputs = inputs;
-        self
-    }
-
-    const fn strides(mut self, argument: usize) -> Self {
-        self.strides = Some(argument);
-        self
-    }
-}
-
-/// All entries.
-pub(super) const EFFECTS: &[Effects] = &[
+/// Effects of candle's kernels.
+const CANDLE: &[Effects] = &[
     // affine.cu: numel, num_dims, info, in, out, mul, add
     maps("affine_", &[3], 4).before(InPlaceOf(3)),
     // cast.cu: numel, num_dims, info, in, out
@@ -157,37 +68,6 @@ pub(super) const EFFECTS: &[Effects] = &[
     // conv.cu: numel of the output, ..., out
     writes("im2col_", 10, Elements(&[Argument(0)])),
     writes("col2im1d_", 7, Elements(&[Argument(0)])),
-    // This library's cat.cu: elements, elements of a row, relu, out, then eight times a part, its summand and its
-    // elements per row
-    writes("opara_cat_sums_", 3, Elements(&[Argument(0)])),
-    // This library's cat.cu: units, units of a row, out, then eight times a part and its units per row
-    writes("opara_cat_v128", 2, Elements(&[Argument(0), Times(4)])).of_bytes(4),
-    writes("opara_cat_", 2, Elements(&[Argument(0)])),
-    // This library's pool.cu and depthwise.cu: numel, ..., in, [weight, bias,] out
-    writes("opara_pool_", 18, Elements(&[Argument(0)])),
-    writes("opara_depthwise_", 17, Elements(&[Argument(0)])),
-    // This library's space_to_depth.cu: numel of the output, its sizes, the sizes and strides of the input, in, out
-    writes("opara_space_to_depth_", 15, Elements(&[Argument(0)])),
-    // This library's activation.cu: numel, columns, activation, in, bias, out; the bias may be null
-    writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
-    // This library's heads.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null
-    writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
-    // This library's attention.cu: numel, queries, keys, heads, scale, strides of q, k, v and bias, q, k, v, bias, out;
-    // the bias may be null
-    writes("opara_attention_", 21, Elements(&[Argument(0)])),
-    // This library's matmul.cu: rows, columns, inner, activation, x, weight, bias, out; the bias may be null
-    writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
-    // This library's embedding.cu: numel, columns, rows of the table, ids, table, out
-    writes("opara_embedding_", 5, Elements(&[Argument(0)])),
-    // This library's norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null
-    writes("opara_layer_norm_", 8, Elements(&[Argument(0), Argument(1)])).reads(&[3, 5]),
-    // This library's norm.cu: rows, columns, eps, in, scale, out
-    writes("opara_rms_norm_", 5, Elements(&[Argument(0), Argument(1)])).reads(&[3]),
-    // This library's norm.cu: rows, columns, eps, in, residual, scale, out; out holds the sums and then the normalised
-    // sums
-    writes("opara_add_rms_norm_", 6, Elements(&[Argument(0), Argument(1), Times(2)])),
-    // This library's softmax.cu: rows, columns, sizes and strides of the bias, in, bias, out; the bias may be null
-    writes("opara_softmax_", 9, Elements(&[Argument(0), Argument(1)])).reads(&[7]),
     // quantized.cu: in, out, then the number of blocks of 32 or of elements; the `K` formats have 256 elements per
     // block, and no count
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
@@ -229,21 +109,13 @@ pub(super) const EFFECTS: &[Effects] = &[
     maps("u", &[3], 4).before(InPlaceOf(3)),
 ];
 
-impl Effects {
-    /// The effects of a kernel of candle's or this library's.
-    pub fn of(name: &str) -> Option<&'static Self> {
-        let row = KernelEntry::of(name)?;
-        EFFECTS.iter().find(|effects| effects.name == row.effects)
-    }
+/// The effects of a kernel that is known to be candle's or this library's.
+pub(super) fn effects_of(name: &str) -> Option<&'static Effects> {
+    let entry = KernelEntry::of(name)?;
+    all().find(|effects| effects.name == entry.effects)
+}
 
-    /// Bytes of an element that the kernel with this name writes.
-    pub fn written_element(&self, name: &str) -> Option<u64> {
-        let last = || ELEMENT_TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
-        self.element.or_else(last)
-    }
-
-    /// Bytes of an element of the `inputs`: the first type in the name.
-    pub fn read_element(&self, name: &str) -> Option<u64> {
-        ELEMENT_TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
-    }
+/// All known effects.
+pub(super) fn all() -> impl Iterator<Item = &'static Effects> {
+    CANDLE.iter().chain(EFFECTS.iter().copied().flatten())
 }

@@ -6,6 +6,8 @@ mod cuda;
 #[cfg(feature = "cudnn")]
 mod dense;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Module, Result, Tensor};

@@ -32,14 +32,14 @@ const MARGIN: f64 = 0.25;
 static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new();
 
 /// `activation(x * weight^T + bias)` with the fastest implementation. `None` if none supports the operands: the caller
-/// then runs candle's operators, which also report errors. `product` is candle's `x * weight^T`; `finish` is the
+/// then runs candle's operators, which also report errors. `matmul` is candle's `x * weight^T`; `finish` is the
 /// epilogue as launches of its own.
 pub(super) fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     activation: Activation,
-    product: impl Fn() -> Result<Tensor>,
+    matmul: impl Fn() -> Result<Tensor>,
     finish: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -61,7 +61,7 @@ pub(super) fn linear(
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
     let run = |implementation| {
         let of = match implementation {
-            Implementation::Candle => return finish(product()?),
+            Implementation::Candle => return finish(matmul()?),
             Implementation::CublasLt(of, _) => of,
             Implementation::Ours(_) => whole,
         };
@@ -130,7 +130,7 @@ impl Kernel for Linear {
                 Implementation::CublasLt(_, algorithm) => {
                     cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
                 }
-                Implementation::Ours(tile) => launch::product(device, &self.of, *tile, &x, &weight, bias.as_ref(), y),
+                Implementation::Ours(tile) => launch::matmul(device, &self.of, *tile, &x, &weight, bias.as_ref(), y),
             }
         })
     }
@@ -154,7 +154,7 @@ mod tests {
         for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
             let (x, weight, bias) =
                 (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);
-            let product = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
+            let matmul = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
             let with = [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
             for (bias, activation) in
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
@@ -162,8 +162,8 @@ mod tests {
                 let of =
                     Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
                 let sum = match bias {
-                    Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
-                    None => product.clone(),
+                    Some(bias) => matmul.broadcast_add(&bias.to_dtype(DType::F64)?)?,
+                    None => matmul.clone(),
                 };
                 let expected = activation.forward(&sum)?;
                 for tile in launch::tiles_for(device.as_cuda_device()?, &of)? {

@@ -85,7 +85,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
 ///
 /// # Errors
 /// A matmul that the tile does not support, slices that are too short or not aligned to 16 bytes, or a failed launch.
-pub(super) fn product<T: DeviceRepr>(
+pub(super) fn matmul<T: DeviceRepr>(
     device: &CudaDevice,
     of: &Matmul,
     tile: Tile,
@@ -105,7 +105,7 @@ pub(super) fn product<T: DeviceRepr>(
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
     let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", tile.rows(), tile.splits);
-    let function = function(device, &name, "product", ptx::MATMUL)?;
+    let function = function(device, &name, "matmul", ptx::MATMUL)?;
     let shared = tile.shared();
     allow_shared(&function, shared)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 pub(super) mod launch;
 
 use candle::{Module, Result, Tensor, D};
@@ -74,15 +76,15 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
         // item, or returns an error.
         let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
         let x = if as_it_is { x.clone() } else { x.contiguous()? };
-        let product = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
+        let matmul = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
         let finish = |y: Tensor| {
             if bias.is_none() && activation == Activation::None {
                 return Ok(y);
             }
             bias_act(&y, bias, activation)
         };
-        let own = || gpu!(cuda::linear(&x, weight, bias, activation, product, finish));
-        own_or(&x, own, || finish(product()?))
+        let own = || gpu!(cuda::linear(&x, weight, bias, activation, matmul, finish));
+        own_or(&x, own, || finish(matmul()?))
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{Result, Tensor};

@@ -87,7 +87,7 @@ fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) ->
                     T::widen(&bias[starts.of_row(task * per_task + i)..][..columns], second);
                     values.iter_mut().zip(&*second).for_each(|(x, &bias)| *x += bias);
                 }
-                Arch::new().dispatch(Normalise(values));
+                normalise(values);
                 T::narrow(values, y);
             }
         });
@@ -99,17 +99,38 @@ fn is_worth_threads(elements: usize) -> bool {
     elements * ELEMENT > WORTH_A_THREAD
 }
 
-/// Softmax of one row in place. The compiler vectorises all of it except `exp`.
-struct Normalise<'a, A>(&'a mut [A]);
+/// Replaces a row by its softmax.
+///
+/// `exp` runs outside of the vector code. It is a call of the C library for each element; from code compiled for wide registers,
+/// each such call also has to clear them.
+fn normalise<A: Sum>(row: &mut [A]) {
+    let arch = Arch::new();
+    let largest = arch.dispatch(Largest(row));
+    row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+    arch.dispatch(DivideBySum(row));
+}
 
-impl<A: Sum> WithSimd for Normalise<'_, A> {
+/// The largest element of a row.
+struct Largest<'a, A>(&'a [A]);
+
+impl<A: Sum> WithSimd for Largest<'_, A> {
+    type Output = A;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> A {
+        joined(self.0, A::NEG_INFINITY, larger)
+    }
+}
+
+/// Divides a row by the sum of its elements.
+struct DivideBySum<'a, A>(&'a mut [A]);
+
+impl<A: Sum> WithSimd for DivideBySum<'_, A> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self(row) = self;
-        let largest = joined(row, A::NEG_INFINITY, larger);
-        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
         let sum = joined(row, A::default(), |a, b| a + b);
         row.iter_mut().for_each(|x| *x /= sum);
     }

@@ -4,6 +4,8 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Layout, Result, Shape, Tensor};

@@ -1,7 +1,7 @@
-//! The trace file: one versioned, compressed, checked file a trace (its layout: `docs/trace-format.md`).
+//! The trace file: a versioned and compressed file with checksums. `docs/trace-format.md` describes its layout.
 //!
-//! A file comes from outside, so nothing in it is believed: lengths are held against what is left, decompression stops
-//! at the declared length, everything that grows has a limit, and [`Trace::validate`] has the last word.
+//! Files are untrusted input. Lengths are compared with the remaining bytes, decompression stops at the declared length, every count
+//! has a limit, and [`Trace::validate`] checks the result.
 
 mod decode;
 mod encode;
