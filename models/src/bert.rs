@@ -66,7 +66,7 @@ impl Output {
 
 /// Multi-head self-attention.
 struct Attention {
-    /// Queries, keys and values as one product.
+    /// Queries, keys and values as one matmul.
     qkv: Linear,
     /// The same as three, views of that one.
     parts: [Linear; 3],
@@ -98,7 +98,7 @@ impl Attention {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
         let scale = ((hidden / heads) as f64).sqrt().recip();
-        // On a GPU one product is faster than three, even beside each other, and attention takes its parts as they lie. Threads of
+        // On a GPU one matmul is faster than three, even beside each other, and attention takes its parts as they lie. Threads of
         // a CPU are faster with three.
         let context = if x.device().is_cuda() {
             let all = ops::reshape(&self.qkv.forward(x)?, (batch, seq, 3 * heads, hidden / heads))?;

@@ -159,7 +159,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every buffer of the layout's role has a place inside the arena, and that no two which share bytes can be
+/// Checks that every buffer of the layout's role has an offset inside the arena, and that no two buffers that share bytes can be
 /// alive at the same time under the schedule.
 ///
 /// # Errors

@@ -28,9 +28,9 @@ pub struct DeviceModel {
     pub bandwidth_gbs: f64,
     /// Peak of single-precision arithmetic outside tensor cores in TFLOP/s.
     pub fp32_tflops: f64,
-    /// Peak of single-precision matrix products on tensor cores (TF32) in TFLOP/s; that of `fp32_tflops` without them.
+    /// Peak of single-precision matmuls on tensor cores (TF32) in TFLOP/s; that of `fp32_tflops` without them.
     pub tf32_tflops: f64,
-    /// Peak of half-precision matrix products in TFLOP/s.
+    /// Peak of half-precision matmuls in TFLOP/s.
     pub fp16_tflops: f64,
     /// Share of an arithmetic peak that library kernels reach on the multiprocessors that they fill.
     pub efficiency: f64,
@@ -47,7 +47,7 @@ pub struct DeviceModel {
     pub queues: usize,
 }
 
-/// The kinds of room that a multiprocessor has: threads, registers, bytes of shared memory, and places for blocks.
+/// The number of resources of a multiprocessor: threads, registers, bytes of shared memory, and block slots.
 pub(crate) const RESOURCES: usize = 4;
 
 /// What is said where it does not matter which A100.
@@ -99,7 +99,7 @@ impl DeviceModel {
         needs.iter().zip(has).map(|(&needs, has)| has / needs.max(1)).min().unwrap_or(1)
     }
 
-    /// Peak of matrix products of this precision in TFLOP/s.
+    /// Peak of matmuls of this precision in TFLOP/s.
     pub fn tflops(&self, precision: Precision) -> f64 {
         match precision {
             Precision::Single => self.fp32_tflops,

@@ -7,7 +7,7 @@ use crate::trace::{Op, OpId, Role, Trace};
 /// A group that ops may still join.
 struct OpenGroup {
     members: Vec<OpId>,
-    /// The member in whose place the kernel runs.
+    /// The member at whose position the kernel runs.
     at: OpId,
     elements: u64,
     columns: Option<u64>,

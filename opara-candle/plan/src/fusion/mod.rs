@@ -79,7 +79,7 @@ impl Operand {
 pub struct FusionGroup {
     /// The ops, in recorded order.
     pub members: Vec<OpId>,
-    /// The member in whose place the kernel runs.
+    /// The member at whose position the kernel runs.
     pub at: OpId,
     /// For each member: is its result stored, for other ops or as an output?
     pub is_stored: Vec<bool>,
@@ -117,8 +117,8 @@ pub struct Permutation {
 /// Only ops that are recomputed, before a permutation, can be in several groups.
 ///
 /// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands are
-/// available where the group runs; or else the group runs in the op's place, if nothing outside has read its results by
-/// then. Ops that depend on an input and ops that do not are never in one group: the latter run once.
+/// available where the group runs; or else the group runs at the op's position, if no op outside of the group reads its results
+/// before. Ops that depend on an input and ops that do not are never in one group: the latter run once.
 ///
 /// Where a group runs depends on the other groups. So if `generate` returns `None` for a group, the group's last op is left out, and all
 /// groups are found anew; the same happens if an op turns out to need the full result of a group that others recompute in

@@ -2,7 +2,7 @@
 
 use crate::trace::OpId;
 
-/// Runs of ids kept for one op. Networks need a handful; where an op would need more, the middle ones are forgotten.
+/// Maximum number of id ranges stored per op. Networks need a handful; if an op needs more, the middle ones are dropped.
 const MAX_RUNS: usize = 256;
 
 /// For each op, all ops on which it depends, directly or not, as runs of consecutive ids.

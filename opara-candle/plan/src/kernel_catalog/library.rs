@@ -4,7 +4,7 @@ use super::Family::{self, *};
 use super::{Class, Precision, Traffic};
 
 /// Parts of the names, demangled or not, of cuBLAS, cuDNN, PyTorch, ONNX Runtime, candle and this library, in lower case.
-/// The first that fits decides: fused attention is built from products, convolutions are written as products, and
+/// The first that fits decides: fused attention is built from matmuls, convolutions are written as matmuls, and
 /// conversions are no convolutions.
 const FAMILIES: &[(Family, &[&str])] = &[
     (Attention, &["fmha", "flash_", "sdpa", "efficient_attention", "flex_attention"]),
@@ -28,7 +28,7 @@ const FAMILIES: &[(Family, &[&str])] = &[
     (ElementWise, &["elementwise", "element_wise", "pointwise", "gelu", "relu", "silu", "sigmoid", "tanh", "arange"]),
 ];
 
-/// Parts of the names of kernels that do matrix products and convolutions.
+/// Parts of the names of matmul and convolution kernels.
 const COMPUTE: &[&str] = &[
     "gemm",
     "gemv",
@@ -49,12 +49,12 @@ const PRECISIONS: &[(Precision, &[&str])] = &[
     (Precision::Half, &["f16", "h16816", "s16816", "hsh", "hhh", "half", "hgemm", "h884", "h1688"]),
 ];
 
-/// Parts of the names of kernels that add up the partial results of a split product.
+/// Parts of the names of kernels that add up the partial results of a split-K matmul.
 const SPLIT_REDUCTIONS: &[&str] = &["splitKreduce", "split_k"];
 
 /// What limits a kernel.
 pub(super) fn class(name: &str) -> Class {
-    // A copy for a product that names the product, too.
+    // A copy for a matmul, whose name contains that of the matmul.
     let is_copy = name.starts_with("im2col");
     if has(name, COMPUTE) && !is_copy {
         Class::Compute
@@ -63,7 +63,7 @@ pub(super) fn class(name: &str) -> Class {
     }
 }
 
-/// What a product is computed in. candle's kernels have their types in their names, too.
+/// The precision of a matmul. candle's kernels have their types in their names, too.
 pub(super) fn precision(name: &str) -> Precision {
     PRECISIONS.iter().find(|(_, parts)| has(name, parts)).map_or(Precision::Single, |(precision, _)| *precision)
 }

@@ -23,7 +23,7 @@ pub struct Kernel {
     pub family: Family,
     /// What limits it.
     pub class: Class,
-    /// What it computes in, if it is a product.
+    /// Its precision, if it is a matmul.
     pub precision: Precision,
     /// What memory it moves.
     pub traffic: Traffic,
@@ -46,14 +46,14 @@ impl Kernel {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Arithmetic: matrix products and convolutions.
+    /// Arithmetic: matmuls and convolutions.
     Compute,
     /// Memory: everything else.
     #[default]
     Memory,
 }
 
-/// What a matrix product is computed in.
+/// The precision of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// Single precision.
@@ -82,11 +82,11 @@ pub enum Traffic {
     Accesses,
     /// As many elements of a table as it writes, wherever these are.
     Gather,
-    /// The partial results of a split product, which it adds up.
+    /// The partial results of a split-K matmul, which it adds up.
     SplitReduction,
 }
 
-/// What a fused kernel computes in the place of one of candle's.
+/// The operation that a fused kernel computes instead of one of candle's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FusedAs {
     /// The operand in another type.
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(told("cutlass_tensorop_s1688gemm"), (Class::Compute, Precision::Tensor));
         assert_eq!(told("nvjet_hsh_128x64"), (Class::Compute, Precision::Half));
         assert_eq!(told("im2col1d_f32"), (Class::Memory, Precision::Single));
-        assert_eq!(told("im2col_conv2d_f16"), (Class::Memory, Precision::Half), "copies for a product");
+        assert_eq!(told("im2col_conv2d_f16"), (Class::Memory, Precision::Half), "copies for a matmul");
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Arena {
         best
     }
 
-    /// A place at the end, beyond which the arena grows.
+    /// Memory at the end of the arena, which grows for it.
     pub fn end(&self) -> u64 {
         let free = self.segments.iter().rev().take_while(|s| s.state != State::Live).last();
         free.map_or(self.segments.last().map_or(0, Segment::end), |s| s.start)

@@ -45,7 +45,7 @@ pub(crate) fn most_alive(trace: &Trace) -> u64 {
 /// Offsets of the buffers of one role in one arena.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Which buffers it places.
+    /// The role of the buffers that it contains.
     pub role: Role,
     /// Size of the arena.
     pub bytes: u64,
@@ -76,7 +76,7 @@ impl Layout {
 /// GPU outside a capture.
 pub const WORKSPACE_LIMIT: u64 = 32 << 20;
 
-/// Does a layout for this role place this buffer?
+/// Does a layout for this role contain this buffer?
 pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
     buffer.role == role && buffer.bytes > 0
 }

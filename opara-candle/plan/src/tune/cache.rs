@@ -1,4 +1,4 @@
-//! Tuned plans on disk.
+//! The cache of tuned plans on disk.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use crate::schedule::{Problem, Schedule};
 use crate::trace::{Trace, TraceFileError};
 use crate::{disk_cache, Result};
 
-/// Plans in a folder, one file each, named by what they are for: trace, device, driver, and version of this crate.
+/// One plan in a cache folder. Its file is named by trace, device, driver, and version of this crate.
 pub struct Cache {
     file: PathBuf,
     key: String,
 }
 
-/// What a file holds. Waits are not kept: they are worked out anew, so that no file can leave one out.
+/// The content of a file. Waits are not stored: they are computed again, so that no file can omit one.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     key: String,
@@ -29,7 +29,7 @@ struct Entry {
 }
 
 impl Cache {
-    /// Where the plan for this trace is, as prepared; `driver` is the version of the device's driver.
+    /// The cache entry for this trace, as prepared; `driver` is the version of the device's driver.
     ///
     /// # Errors
     /// A trace beyond the limits of trace files.
@@ -44,7 +44,7 @@ impl Cache {
         Ok(Self { file, key })
     }
 
-    /// The plan that is kept, if there is one that can be used. What is stale or damaged is warned of.
+    /// The cached plan, if there is a usable one. A stale or damaged file is a warning.
     pub fn load(&self, problem: &Problem) -> Option<(Schedule, Findings)> {
         let text = disk_cache::read(&self.file)?;
         match self.parse(&text, problem) {
@@ -80,14 +80,14 @@ impl Cache {
         Ok((Schedule { urgent: entry.urgent, ..schedule }, findings))
     }
 
-    /// Keeps a plan. That it cannot be kept is only warned of.
+    /// Stores a plan. A failure is only a warning.
     pub fn store(&self, schedule: &Schedule, findings: &Findings) {
         let Schedule { stream, order, barriers, urgent, .. } = schedule.clone();
         let (origin, us) = (findings.origin.clone(), findings.us);
         let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
         match serde_json::to_vec(&entry) {
             Ok(text) => disk_cache::store(&self.file, &text),
-            Err(error) => tracing::warn!(%error, "a tuned plan cannot be written down"),
+            Err(error) => tracing::warn!(%error, "a tuned plan cannot be stored"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Schedules to benchmark against the one that a policy made, before that is kept.
+//! Challenger schedules: schedules to benchmark against the policy's schedule.
 
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::Result;

@@ -1,4 +1,4 @@
-//! What tensors hold, what sums of it are kept in, and vectors of those.
+//! Element types, their accumulator types, and SIMD vectors of accumulators.
 
 use std::cell::Cell;
 
@@ -9,32 +9,32 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// An element of a tensor.
 pub(crate) trait Element: WithDType {
-    /// What sums are kept in.
+    /// The accumulator type.
     type Sum: Sum;
 
-    /// Writes the same values to `to`, which is as long.
+    /// Converts to accumulators; both slices have the same length.
     fn widen(from: &[Self], to: &mut [Self::Sum]);
 
-    /// Every `stride`-th value, to all of `to`.
+    /// Converts every `stride`-th value, filling `to`.
     fn widen_strided(from: &[Self], stride: usize, to: &mut [Self::Sum]);
 
-    /// Writes the nearest values to `to`, which is as long.
+    /// Rounds to elements; both slices have the same length.
     fn narrow(from: &[Self::Sum], to: &mut [Self]);
 
-    /// The same values: themselves, or written to `scratch`.
+    /// The values as accumulators: `from` itself, or converted in `scratch`.
     fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<Self::Sum>) -> &'a [Self::Sum];
 }
 
-/// What is summed in, and how vectors of it compute.
+/// An accumulator type, with its SIMD operations.
 pub(crate) trait Sum: WithDType + Default + PartialOrd {
-    /// As many as one instruction takes.
+    /// A SIMD vector.
     type Vector<S: Simd>: Copy;
 
     const NEG_INFINITY: Self;
 
     fn exp(self) -> Self;
 
-    /// Lends a slice of so many elements of any value, which this thread keeps for the next one that asks.
+    /// Calls `f` with `n` elements of unspecified value. The thread reuses the memory.
     fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
 
     /// Elements of a vector.
@@ -52,7 +52,7 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
     fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>];
 }
 
-/// Elements that a thread keeps from one kernel to the next, at most.
+/// Maximum number of scratch elements that a thread keeps between kernels.
 const KEPT: usize = 1 << 20;
 
 /// Elements of the widest vector that there is.
@@ -74,7 +74,7 @@ macro_rules! sum {
                 thread_local! {
                     static SCRATCH: Cell<Vec<$t>> = const { Cell::new(Vec::new()) };
                 }
-                // Taken away: should this thread begin another kernel while it waits for others, that has one of its own.
+                // Taken out: if this thread begins another kernel while it waits, that one gets other memory.
                 let mut scratch = SCRATCH.take();
                 if scratch.len() < n {
                     scratch.resize(n, 0.);
@@ -119,12 +119,12 @@ sum! {
     f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
 }
 
-/// All of `x` joined to `start`, which adds nothing: several neighbours at a time.
+/// Reduces `x` with `join`, several elements at a time. `start` is the neutral element.
 #[inline(always)]
 pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     let (chunks, rest) = x.as_chunks::<WIDEST>();
     let mut of = [start; WIDEST];
-    // By arrays: of slices, whose length is not known, the compiler makes no vectors.
+    // By arrays: the compiler does not vectorise slices of unknown length.
     for chunk in chunks {
         for (of, &x) in of.iter_mut().zip(chunk) {
             *of = join(*of, x);
@@ -136,7 +136,7 @@ pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     of.into_iter().fold(start, join)
 }
 
-/// Elements of a vector on this machine.
+/// Elements of a SIMD vector on this machine.
 pub(crate) fn lanes<A: Sum>() -> usize {
     struct Lanes<A>(std::marker::PhantomData<A>);
     impl<A: Sum> WithSimd for Lanes<A> {
@@ -222,7 +222,7 @@ macro_rules! half {
 own_sum!(f32, f64);
 half!(f16, bf16);
 
-/// Whether the kernels here take tensors of this dtype.
+/// Do the kernels here support this dtype?
 pub(crate) fn supports(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
 }

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use super::check;
 use crate::Result;
 
-/// The packed argument buffer of a kernel, with the place of each argument in it.
+/// The packed argument buffer of a kernel, with the offset of each argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cuda) struct Arguments {
     /// Padded to whole words.

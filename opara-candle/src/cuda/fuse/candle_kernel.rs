@@ -79,7 +79,7 @@ impl CandleKernel {
             },
             from,
             to,
-            // A kernel that works in place is given null.
+            // An in-place kernel gets a null pointer.
             operands: views.map(|(at, view)| Some((pointer(arguments, 3 + at)?, view))).collect::<Option<_>>()?,
             result: pointer(arguments, 3 + operands)?,
         })
@@ -191,7 +191,7 @@ fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 
         && launch.block.map(u64::from) == block
 }
 
-/// What a fused kernel computes in a kernel's place, and the types of the kernel's operands and of its result.
+/// The operation that a fused kernel computes instead of a kernel, and the types of its operands and result.
 fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
     let row = KernelEntry::of(name)?;
     let (fused_as, types) = (row.fused_as?, name.strip_prefix(row.prefix)?);

@@ -9,14 +9,14 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 
-/// Attention's operands: each of `seq` places has `heads` heads of `dim` elements.
+/// Attention's operands: each of `seq` tokens has `heads` heads of `dim` elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
     batch: usize,
     seq: usize,
     heads: usize,
     dim: usize,
-    /// Elements from one place to the next, before they are split.
+    /// Elements from one token to the next, before the split.
     pitch: usize,
 }
 
@@ -48,7 +48,7 @@ impl Heads {
     }
 }
 
-/// `(x + bias) * scale` into `y`, heads before places, the bias being that of each head's elements.
+/// Writes `(x + bias) * scale` to `y`, heads before tokens. The bias has one element for each element of a token.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.

@@ -62,7 +62,7 @@ pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
     apply("merge_heads", &[x], 0, |t| {
         let (batch, heads, seq, dim) = t[0].dims4()?;
         let merged = t[0].transpose(1, 2)?;
-        // Places are to heads what heads are to places.
+        // The kernel exchanges tokens and heads; the inverse is the same with both exchanged.
         let own = || match merged.is_contiguous() {
             true => Ok(None),
             false => gpu!(cuda::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None::<&Tensor>, seq, 1.)),

@@ -148,7 +148,7 @@ fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> std::r
     Ok(names.into_iter().map(|name| Compiled { name, module: module.clone() }).collect())
 }
 
-/// The code of a source: out of the folder, if it is kept there.
+/// The code of a source: from the cache folder, if it is there.
 fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::result::Result<Vec<u8>, String> {
     let nvrtc = nvrtc::nvrtc()?;
     let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
@@ -232,7 +232,7 @@ mod tests {
         assembled("sm_90", SOURCE, Some(&inside))?;
         assembled("sm_80", &SOURCE.replace("nothing", "nothing_else"), Some(&inside))?;
         assert_eq!(files()?.len(), 3);
-        // Where nothing can be kept, all is compiled.
+        // Without a usable cache everything is compiled.
         assert_eq!(assembled("sm_80", SOURCE, Some(&file.join("no folder")))?, compiled);
         Ok(())
     }
