@@ -46,7 +46,7 @@ impl Entry {
 /// Why the plan of some shapes was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Cause {
-    /// Plans of other shapes took its place.
+    /// It was evicted by plans of other shapes.
     Evicted,
     /// The module freed memory that it read.
     Freed,

@@ -80,7 +80,7 @@ impl Demand {
                     Traffic::Accesses => {}
                 }
                 let flops = match class {
-                    Class::Compute => product(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
+                    Class::Compute => matmul_flops(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
                     Class::Memory => 0.,
                 };
                 Self { bytes: read + written, flops }
@@ -89,9 +89,9 @@ impl Demand {
     }
 }
 
-/// Operations of a matrix product: twice the root of the product of its three sizes, M*K, K*N and M*N. That is low for
-/// convolutions of large windows and high for batches of products.
-fn product(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64) -> f64 {
+/// Operations of a matmul: twice the root of the product of its three sizes, M*K, K*N and M*N. That is low for
+/// convolutions of large windows and high for batched matmuls.
+fn matmul_flops(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64) -> f64 {
     read.sort_by(|a, b| b.total_cmp(a));
     let (Some(written), [left, right, ..]) = (written.reduce(f64::max), &read[..]) else { return 0. };
     2. * (left / element * (right / element) * (written / element)).sqrt()

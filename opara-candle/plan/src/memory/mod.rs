@@ -75,7 +75,7 @@ impl Layout {
 /// Hopper GPU outside a capture.
 pub const WORKSPACE_LIMIT: u64 = 32 << 20;
 
-/// Does a layout for this role place this buffer?
+/// Does a layout for this role contain this buffer?
 pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
     buffer.role == role && buffer.bytes > 0
 }

@@ -87,7 +87,7 @@ impl Cache {
         let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
         match serde_json::to_vec(&entry) {
             Ok(text) => disk_cache::store(&self.file, &text),
-            Err(error) => tracing::warn!(%error, "a tuned plan cannot be serialised"),
+            Err(error) => tracing::warn!(%error, "a tuned plan cannot be stored"),
         }
     }
 }

@@ -206,7 +206,7 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
     let best = if at > 0 { contestants.swap_remove(0) } else { search.rebuild(&policy)? };
     drop(contestants);
 
-    let (best, kept) = search.improve(best)?;
+    let (best, accepted) = search.improve(best)?;
     let mut last = vec![search.rebuild(&best)?, search.rebuild(&policy)?, best, policy];
     last.iter_mut().for_each(|contestant| contestant.samples.clear());
     search.benchmark(&mut last, ROUNDS[2])?;
@@ -222,7 +222,7 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
         origin: winner.name,
         ranking,
         tried: search.tried,
-        accepted: if holds { kept } else { 0 },
+        accepted: if holds { accepted } else { 0 },
         drift,
         cached: false,
     };
@@ -303,7 +303,7 @@ impl<T: Bench> Search<'_, T> {
     /// of accepted mutations.
     fn improve(&mut self, mut best: Contestant<T::Runner>) -> Result<(Contestant<T::Runner>, usize), T::Error> {
         let mut random = fastrand::Rng::with_seed(self.tuning.seed);
-        let (mut kept, mut proposed) = (0, 0);
+        let (mut accepted, mut proposed) = (0, 0);
         while self.tuning.proposals > proposed && self.progress(proposed, best.median()) < 1. {
             let mut contestants = Vec::new();
             for _ in 0..MUTATIONS_PER_ROUND {
@@ -327,11 +327,11 @@ impl<T: Bench> Search<'_, T> {
                 self.benchmark(&mut duel, ROUNDS[1])?;
                 let [old, challenger] = duel;
                 let faster = challenger.median() < old.median() * (1. - MIN_GAIN);
-                kept += usize::from(faster);
+                accepted += usize::from(faster);
                 best = if faster { challenger } else { old };
             }
         }
         self.progress(proposed, best.median());
-        Ok((best, kept))
+        Ok((best, accepted))
     }
 }

@@ -43,7 +43,7 @@ impl Trace {
     /// Reads a trace from a file that [`save`](Trace::save) wrote.
     ///
     /// # Errors
-    /// [`TraceFileError`] with the path and the place in the file, if it cannot be read, is none of ours, is damaged,
+    /// [`TraceFileError`] with the path and the position in the file, if it cannot be read, is not a trace file, is damaged,
     /// was written by a newer version of this crate, or holds a trace that is not valid.
     pub fn load(path: impl AsRef<Path>) -> Result<Trace, TraceFileError> {
         let path = path.as_ref();
@@ -67,7 +67,7 @@ impl Trace {
     /// It holds less than a gibibyte at any time, whatever the reader gives.
     ///
     /// # Errors
-    /// [`FileError`] with the place, as for [`load`](Trace::load).
+    /// [`FileError`] with the position, as for [`load`](Trace::load).
     pub fn read_from(reader: impl Read) -> Result<Trace, FileError> {
         decode::decode(reader)
     }
