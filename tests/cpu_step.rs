@@ -26,7 +26,7 @@ fn a_hundred_steps_are_those_of_eager_execution() -> opara_candle::Result<()> {
     let (mut state, eager) = (Writing::new(CPU)?, Writing::new(CPU)?);
     let executor = built(&state)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{report}");
+    assert_eq!((report.mode, report.verified, &report.reason), (Mode::Threads, true, &None), "{report}");
     assert_same(&state.tensors(), &Writing::new(CPU)?.tensors());
     for i in 0..100 {
         let outputs = executor.step(&input(i, CPU)?, &mut state)?;
@@ -93,7 +93,7 @@ fn state_has_a_role_and_what_is_only_read_of_it_is_not_folded() -> anyhow::Resul
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![ops::affine(&ops::to_dtype(length, DType::F32)?, 2., 0.)?]);
     let mut length = Tensor::new(&[3u32], CPU)?;
     let executor = strict().build_step(read, &[], &length)?;
-    assert_eq!((executor.report().mode, executor.report().folded), (Mode::Lanes, 0));
+    assert_eq!((executor.report().mode, executor.report().folded), (Mode::Threads, 0));
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [6.]);
     ops::advance(&length, 4)?;
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [14.]);
@@ -113,7 +113,7 @@ fn outputs_belong_to_the_caller() -> opara_candle::Result<()> {
     let values = first[0].to_vec1::<f32>()?;
     executor.step(&input(4, CPU)?, &mut state)?;
     assert_eq!(first[0].to_vec1::<f32>()?, values, "an output that lies in the state was copied");
-    let lent = executor.lend(&input(5, CPU)?, &mut state, |outputs| outputs[1].to_vec1::<u32>())??;
+    let lent = executor.call_zero_copy(&input(5, CPU)?, &mut state, |outputs| outputs[1].to_vec1::<u32>())??;
     assert_eq!((lent, state.position()?), (vec![3], 3));
     Ok(())
 }
@@ -217,7 +217,7 @@ fn an_intermediate_result_may_be_written_in_place() -> opara_candle::Result<()> 
     };
     let x = [Tensor::new(&[3f32, 5.], CPU)?];
     let executor = strict().build_fn(overwrite, &x)?;
-    assert_eq!(executor.report().mode, Mode::Lanes);
+    assert_eq!(executor.report().mode, Mode::Threads);
     let outputs = executor.call(&x)?;
     assert_eq!(outputs[0].to_vec1::<f32>()?, [6.5, 10.5]);
     assert_eq!(outputs[1].to_vec1::<f32>()?, [9.25, 25.25]);
@@ -311,7 +311,7 @@ fn a_scratch_state_may_lend_a_part_of_a_pool() -> opara_candle::Result<()> {
     let mut state = Pooled { pool: pool.clone(), row: Tensor::new(&[1u32], CPU)? };
     let x = [Tensor::new(&[[5f32, 6.]], CPU)?];
     let executor = strict().build_step(put, &x, &state)?;
-    assert_eq!(executor.report().mode, Mode::Lanes, "{}", executor.report());
+    assert_eq!(executor.report().mode, Mode::Threads, "{}", executor.report());
     let rows = || pool.narrow(0, 0, 3)?.to_vec2::<f32>();
     assert_eq!(rows()?, [[0.; 2]; 3], "building used the spare row alone");
     assert_eq!(executor.step(&x, &mut state)?[0].to_vec2::<f32>()?, [[5., 6.]]);

@@ -159,7 +159,7 @@ fn states_that_cannot_be_stepped_are_refused() -> anyhow::Result<()> {
     assert!(matches!(refused(odd), Error::StateLayout { index: 0, .. }));
     assert!(matches!(refused(x[0].clone()), Error::StateShared { index: 0, .. }));
     let mut sum = Tensor::zeros(4, DType::F32, &device)?;
-    let mut lent = executor.lend(&x, &mut sum, |outputs| outputs[0].clone())?;
+    let mut lent = executor.call_zero_copy(&x, &mut sum, |outputs| outputs[0].clone())?;
     assert!(matches!(executor.step(&x, &mut lent), Err(Error::StateShared { .. })), "an output of the executor");
     executor.step(&x, &mut sum)?;
     assert_eq!(sum.to_vec1::<f32>()?, [2.; 4]);

@@ -131,7 +131,7 @@ fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
 }
 
 /// The integer inputs that have the same values in all examples. It is unknown whether results depend on them.
-pub(crate) fn same_in_all(examples: &[Example], state: &StateArguments) -> Result<Vec<usize>> {
+pub(crate) fn unvaried_inputs(examples: &[Example], state: &StateArguments) -> Result<Vec<usize>> {
     let Some((first, others)) = examples.split_first() else { return Ok(Vec::new()) };
     let mut same = Vec::new();
     for (index, input) in
@@ -229,10 +229,10 @@ mod tests {
         let example = |ids: &[u32], x: f32| {
             Ok::<_, candle::Error>(Example::new(vec![Tensor::new(ids, CPU)?, Tensor::new(x, CPU)?], &[], 0.))
         };
-        assert_eq!(same_in_all(&[example(&[1], 0.)?], &none)?, [0]);
-        assert_eq!(same_in_all(&[example(&[1], 0.)?, example(&[1], 1.)?], &none)?, [0]);
-        assert!(same_in_all(&[example(&[1], 0.)?, example(&[2], 0.)?], &none)?.is_empty());
-        assert!(same_in_all(&[], &none)?.is_empty());
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?], &none)?, [0]);
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?, example(&[1], 1.)?], &none)?, [0]);
+        assert!(unvaried_inputs(&[example(&[1], 0.)?, example(&[2], 0.)?], &none)?.is_empty());
+        assert!(unvaried_inputs(&[], &none)?.is_empty());
         Ok(())
     }
 }

@@ -124,6 +124,6 @@ impl<'a> Replays<'a> {
     pub fn lap(&self, replay: &dyn Replay, set: usize) -> Result<f64> {
         let set = &self.sets[set % self.sets.len()];
         set.rewind_counters()?;
-        Ok(timing::timed(self.device, || replay.lend(set.arguments(), &mut |_| ()))?.1)
+        Ok(timing::timed(self.device, || replay.call_zero_copy(set.arguments(), &mut |_| ()))?.1)
     }
 }

@@ -9,8 +9,8 @@ use crate::arguments::{copy, share_memory, StateArguments};
 use crate::backend::Function;
 use crate::builder::Builder;
 use crate::cpu::record::apply;
-use crate::error::caught;
 use crate::executor::OparaExecutor;
+use crate::panics::caught;
 use crate::report::Report;
 use crate::state::{check_alike, Carry};
 use crate::trace::Trace;
@@ -99,12 +99,12 @@ impl<S: Carry> StepExecutor<S> {
     }
 
     /// As [`step`](Self::step), but lends the outputs to `f` without copying them: the next step overwrites them. What
-    /// holds for [`OparaExecutor::lend`] holds here.
+    /// holds for [`OparaExecutor::call_zero_copy`] holds here.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step) and of [`OparaExecutor::lend`].
-    pub fn lend<R>(&self, inputs: &[Tensor], state: &mut S, f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
-        self.executor.lend_with(&self.arguments(inputs, state)?, &|| example(inputs, state), f)
+    /// Those of [`step`](Self::step) and of [`OparaExecutor::call_zero_copy`].
+    pub fn call_zero_copy<R>(&self, inputs: &[Tensor], state: &mut S, f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
+        self.executor.call_zero_copy_with(&self.arguments(inputs, state)?, &|| example(inputs, state), f)
     }
 
     /// What answers steps with inputs of the example's shapes.

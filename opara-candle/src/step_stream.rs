@@ -115,7 +115,7 @@ impl<S: Carry> StepStream<'_, S> {
     /// Runs or enqueues one more step.
     fn step(&mut self) -> Result<()> {
         let free = &mut self.free;
-        let given = self.executor.lend(self.inputs, self.state, |outputs| given(outputs, free))??;
+        let given = self.executor.call_zero_copy(self.inputs, self.state, |outputs| given(outputs, free))??;
         self.given.push_back(given);
         self.steps += 1;
         Ok(())

@@ -1,4 +1,4 @@
-//! A graph built node by node, and the executable made from it.
+//! Builds a graph node by node, and launches its executable.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::kernel::KernelNode;
 use super::{check, MemoryBlock, Relocation, Stream};
 use crate::Result;
 
-/// A pointer in a node's arguments: which buffer it points into, and how far.
+/// A pointer in a node's arguments, as a buffer and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Pointer {
-    /// Offset of the word among the arguments.
+    /// Offset of the word in the arguments.
     pub word: usize,
     /// The buffer.
     pub buffer: usize,
@@ -23,14 +23,14 @@ pub(in crate::cuda) struct Pointer {
     pub delta: u64,
 }
 
-/// A graph, destroyed with this value.
+/// Owns a graph.
 struct Graph {
     raw: sys::CUgraph,
     stream: Stream,
 }
 
-// SAFETY: handles may be used from any thread whose context is current; every use sees to that and has the graph to
-// itself, since it goes through an exclusive reference to its owner.
+// SAFETY: handles may be used from any thread whose context is current; every use makes it current. No two uses
+// overlap, since they go through an exclusive reference to the owner.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
@@ -50,21 +50,29 @@ pub(in crate::cuda) struct GraphBuilder {
     kernels: Vec<bool>,
     bound: Vec<Bound>,
     relocation: Relocation,
-    /// Bytes on the host that memcpy nodes read.
+    /// Host bytes that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
-    /// Whether nodes differ in priority.
+    /// Do nodes differ in priority?
     priorities: bool,
 }
 
 impl GraphBuilder {
-    /// An empty graph whose nodes' pointers move as `relocation` says.
+    /// An empty graph whose nodes' pointers are rewritten by `relocation`.
     pub fn new(stream: &Stream, relocation: Relocation) -> Result<Self> {
         stream.bind()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
         let graph = Graph { raw, stream: stream.clone() };
-        Ok(Self { graph, nodes: Vec::new(), kernels: Vec::new(), bound: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
+        Ok(Self {
+            graph,
+            nodes: Vec::new(),
+            kernels: Vec::new(),
+            bound: Vec::new(),
+            relocation,
+            uploads: Vec::new(),
+            priorities: false,
+        })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
@@ -114,11 +122,11 @@ impl GraphBuilder {
         arguments.with_raw(|kernel_params, extra| {
             params.kernelParams = kernel_params;
             params.extra = extra;
-            // SAFETY: the function is the captured node's, whose module candle's device or the library keeps loaded;
-            // the arguments have its layout and are copied by the call. Every pointer among them either moved into a
-            // tensor that the relocation owns and found large enough, or is one that the module's own forward pass
-            // handed over, to memory that the module keeps (`Executable::new`). The template is a node of the captured
-            // graph, which the caller holds.
+            // SAFETY: the function belongs to the captured node, whose module stays loaded by candle's device or by the
+            // library. The arguments have its layout and are copied by the call. Every pointer in them is either
+            // relocated into a tensor that the relocation owns and that is large enough, or comes from the module's own
+            // forward pass and points to memory that the module keeps alive (`Executable::new`). The template is a node
+            // of the captured graph, which the caller holds.
             unsafe {
                 check(
                     "cuGraphAddKernelNode",
@@ -158,7 +166,7 @@ impl GraphBuilder {
         })
     }
 
-    /// Adds a memset of the bytes `delta` into `buffer`, behind the nodes `after`.
+    /// Adds a memset at byte `delta` of `buffer` that depends on the nodes `after`.
     pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
@@ -170,7 +178,7 @@ impl GraphBuilder {
         Ok(added)
     }
 
-    /// Fills a block, which the graph keeps, with one byte value, behind the nodes `after`.
+    /// Fills a block, which the graph keeps alive, with a byte value, after the nodes `after`.
     pub fn fill(&mut self, block: &MemoryBlock, value: u8, after: &[usize]) -> Result<usize> {
         let (dst, width, value) = (block.address(), block.bytes() as usize, value.into());
         self.relocation.keep(block);
@@ -183,8 +191,8 @@ impl GraphBuilder {
     fn add_memset(&mut self, params: &sys::CUDA_MEMSET_NODE_PARAMS, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: the target moved into a tensor that the relocation owns, or is memory that the module keeps; the
-        // context is the current one.
+        // SAFETY: the target is relocated into a tensor that the relocation owns, or is memory that the module keeps
+        // alive; the context is the current one.
         check("cuGraphAddMemsetNode", unsafe {
             sys::cuGraphAddMemsetNode(
                 &mut new,
@@ -198,7 +206,7 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
-    /// Adds a copy from `from`, or of the node's own bytes, to `to`, behind the nodes `after`.
+    /// Adds a copy from `from`, or from the node's own host bytes, to `to`, after the nodes `after`.
     pub fn memcpy(&mut self, node: &MemcpyNode, from: Option<Pointer>, to: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         if let (Some(from), Some(source)) = (from, node.source()) {
@@ -222,7 +230,7 @@ impl GraphBuilder {
         self.uploads.extend(node.upload.clone());
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: as for a memset, for both ends of the copy; bytes on the host are kept beside the graph.
+        // SAFETY: as for a memset, for both ends of the copy; host bytes are kept alive beside the graph.
         check("cuGraphAddMemcpyNode", unsafe {
             sys::cuGraphAddMemcpyNode(
                 &mut new,
@@ -238,42 +246,42 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
-    /// Gives the node of a kernel the device's highest priority.
+    /// Gives a kernel node the device's highest priority.
     pub fn hurry(&mut self, kernel: usize) -> Result<()> {
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: both receive numbers.
+        // SAFETY: both out-pointers are valid.
         check("cuCtxGetStreamPriorityRange", unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) })?;
         let value = sys::CUkernelNodeAttrValue { priority: greatest };
         let attribute = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
         self.priorities = true;
-        // SAFETY: the node belongs to the graph that is owned here; the driver refuses one that is no kernel; the value
-        // is of the attribute's type.
+        // SAFETY: the node belongs to the graph that is owned here; the driver rejects nodes that are no kernels; the
+        // value has the attribute's type.
         check("cuGraphKernelNodeSetAttribute", unsafe {
             sys::cuGraphKernelNodeSetAttribute(self.nodes[kernel], attribute, &value)
         })
     }
 
-    /// Adds a node that does nothing behind the nodes `after`.
+    /// Adds an empty node that depends on the nodes `after`.
     pub fn join(&mut self, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: the graph is owned here and the dependencies are nodes of it; `new` receives the node.
+        // SAFETY: the graph is owned here, and the dependencies are its nodes; `new` receives the node.
         check("cuGraphAddEmptyNode", unsafe {
             sys::cuGraphAddEmptyNode(&mut new, self.graph.raw, dependencies.as_ptr(), dependencies.len())
         })?;
         Ok(self.added(new))
     }
 
-    /// The executable. `keep` owns what pointers that did not move point at: the module.
+    /// Instantiates the graph. `keep` owns the memory behind pointers that were not relocated: the module.
     ///
-    /// Its first launch uploads it to the device. `cuGraphUpload` would do so now; but while an executable is uploaded
-    /// and not launched, every other graph of the process takes some 0.25 us a node longer (H200, driver 580), and if
-    /// it is destroyed before it was launched, that stays.
+    /// The first launch uploads the executable to the device. `cuGraphUpload` could do it now; but while an executable
+    /// is uploaded and not yet launched, every other graph of the process takes about 0.25 us per node longer (H200,
+    /// driver 580). If it is destroyed before its first launch, that slowdown stays.
     pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();
         let by_node = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         let flags = if self.priorities { by_node.0 as u64 } else { 0 };
-        // SAFETY: the graph is whole and owned here; `raw` receives the executable.
+        // SAFETY: the graph is complete and owned here; `raw` receives the executable.
         check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.graph.raw, flags) })?;
         Ok(Executable {
             raw,
@@ -302,8 +310,8 @@ pub(in crate::cuda) struct Executable {
     _keep: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: handles may be used from any thread whose context is current, which `launch` and `drop` see to; both have the
-// executable to themselves.
+// SAFETY: handles may be used from any thread whose context is current; `launch` and `drop` make it current, and have
+// exclusive access to the executable.
 unsafe impl Send for Executable {}
 
 impl Executable {
@@ -333,12 +341,12 @@ impl Executable {
 }
 
 impl Executable {
-    /// The numbers that CUPTI's records give this graph.
+    /// The ids of this graph in CUPTI's records.
     ///
     /// # Errors
     /// CUPTI is not in use.
     pub fn ids(&self) -> Result<[u32; 2]> {
-        // SAFETY: this value owns both.
+        // SAFETY: this value owns both handles.
         unsafe { super::cupti::graph_ids(self.graph.raw, self.raw) }
     }
 }
@@ -346,10 +354,10 @@ impl Executable {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.graph.stream.make_current() {
-            // A launch may still run; its memory is freed by stream order.
+            // A launch may still run; its memory is freed in stream order.
             self.graph.stream.wait_to_drop();
-            // SAFETY: this value owns the executable. Of one whose launch is in flight, since that could not be waited for, the
-            // driver puts the end off.
+            // SAFETY: this value owns the executable. If a launch is still in flight because waiting failed, the driver
+            // postpones the destruction.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

@@ -1,6 +1,8 @@
 //! Counters that move on.
 
 #[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};

@@ -231,7 +231,7 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
         room[0][h][d] = both[i];
         if (d == 0) stats[0][h][0] = most_of[i], stats[0][h][1] = sum_of[i];
     }
-    meet<BLOCKS>();
+    sync_cluster<BLOCKS>();
     const unsigned quads = dim / 4;
     for (unsigned i = block * THREADS + threadIdx.x; i < group * quads; i += BLOCKS * THREADS) {
         const unsigned h = i / quads, d = i % quads * 4;
@@ -239,14 +239,14 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
         float most = LOWEST, sum = 0;
 #pragma unroll
         for (unsigned b = 0; b < BLOCKS; b++) {
-            numbers[b] = load_of<BLOCKS>(b, stats[0][h]);
+            numbers[b] = load_from_block<BLOCKS>(b, stats[0][h]);
             most = fmaxf(most, numbers[b].at[0]);
         }
         Vec<float, 4> total{};
 #pragma unroll
         for (unsigned b = 0; b < BLOCKS; b++) {
             const float its = exp2f(numbers[b].at[0] - most);
-            const Vec<float, 4> value = load_of<BLOCKS>(b, room[0][h] + d);
+            const Vec<float, 4> value = load_from_block<BLOCKS>(b, room[0][h] + d);
             sum += numbers[b].at[1] * its;
 #pragma unroll
             for (unsigned n = 0; n < 4; n++) total.at[n] += value.at[n] * its;
@@ -257,7 +257,7 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
         store<T, 4>(y + ((size_t)item * of.heads + kv * group + h) * dim + d, out);
     }
     // What others still read stays.
-    meet<BLOCKS>();
+    sync_cluster<BLOCKS>();
 }
 
 // Blocks that share a sequence's places: a cluster, where there are any.

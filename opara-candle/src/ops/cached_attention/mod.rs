@@ -4,6 +4,8 @@ mod composed;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, DType, Result, Tensor};

@@ -3,11 +3,13 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Result, Tensor, D};
 
-use super::product::product_flops;
+use super::matmul::matmul_flops;
 use super::{add, linear, mul, narrow, own_or, rms_norm, Activation};
 use crate::cpu::record::apply;
 
@@ -41,7 +43,7 @@ pub fn norm_linear(
     residual: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (out, inner) = weight.dims2()?;
-    let flops = product_flops(x.elem_count() / inner.max(1) * out, inner);
+    let flops = matmul_flops(x.elem_count() / inner.max(1) * out, inner);
     let operands =
         Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: residual.is_some() };
     let run = move |t: &[&Tensor]| {
@@ -83,7 +85,7 @@ pub fn norm_gated(
     if !rows.is_multiple_of(2) {
         bail!("a gated unit's weight has {rows} rows, which are not two halves")
     }
-    let flops = product_flops(x.elem_count() / inner.max(1) * rows, inner);
+    let flops = matmul_flops(x.elem_count() / inner.max(1) * rows, inner);
     let operands = Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: false };
     let run = move |t: &[&Tensor]| {
         let (x, norm, weight, bias, _) = operands.of(t);

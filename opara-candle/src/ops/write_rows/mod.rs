@@ -4,6 +4,8 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 mod places;
 

@@ -1,18 +1,19 @@
-//! What can go wrong, in terms of what the caller can do about it.
+//! The error type.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
+mod convert;
+
 use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
-use opara_plan::trace::{FileError, InvalidTrace, TraceFileError};
+use opara_plan::trace::FileError;
 
 use crate::fault::Fault;
 
 /// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an executor could not be built or a call not be answered.
+/// Why an executor could not be built, or a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,8 +21,8 @@ pub enum Error {
     #[error(transparent)]
     Candle(candle::Error),
 
-    /// The device has no memory left, for the module or for building. While it is built, a module that the device has memory
-    /// for runs eagerly instead.
+    /// The device has no memory left, for a forward pass or for building. If only building lacks memory, the module runs eagerly
+    /// instead.
     #[error(
         "the device has no memory left: {source}. Free some, or give it smaller inputs; \
          `OparaExecutor::invalidate` then lets plans be built anew"
@@ -31,9 +32,9 @@ pub enum Error {
         source: Box<Error>,
     },
 
-    /// The device is lost, or this process's context on it: a kernel failed, or the hardware did. Whatever uses the device
-    /// in this process fails from now on.
-    #[error("the device is lost to this process, in which every later call on it fails, too: start it anew. {source}")]
+    /// The device, or this process's context on it, is lost: a kernel or the hardware failed. Every later use of the device in this
+    /// process fails, too.
+    #[error("the device is lost: every later call on it fails in this process, so restart the process. {source}")]
     DeviceLost {
         /// The call that failed: [`Error::Driver`], or [`Error::Candle`].
         source: Box<Error>,
@@ -48,10 +49,11 @@ pub enum Error {
         got: usize,
     },
 
-    /// [`Module::forward`](candle::Module::forward) of an executor was called, and the wrapped function has not one output.
+    /// [`Module::forward`](candle::Module::forward) of an executor was called, but the wrapped function does not have exactly one
+    /// output.
     #[error(
-        "`forward` answers with one tensor, and the wrapped function returns {got}: use `OparaExecutor::call`, which \
-         returns all of them"
+        "`forward` returns one tensor, but the wrapped function returns {got}: use `OparaExecutor::call`, which returns all \
+         of them"
     )]
     NotOneOutput {
         /// Tensors that the function returns.
@@ -71,10 +73,10 @@ pub enum Error {
         got: DeviceLocation,
     },
 
-    /// An input has a dtype that the module does not take.
+    /// The module fails on an input whose dtype differs from the example's.
     #[error(
         "the module fails on input {index} of dtype {got:?} (the example's was {expected:?}): convert it with \
-         `Tensor::to_dtype`; the module said: {source}"
+         `Tensor::to_dtype`; the module's error: {source}"
     )]
     InputDType {
         /// Which input.
@@ -83,7 +85,7 @@ pub enum Error {
         expected: DType,
         /// This call's dtype.
         got: DType,
-        /// What the module said.
+        /// The module's error.
         source: candle::Error,
     },
 
@@ -172,7 +174,7 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// The module recorded no operator that leads from its inputs to its outputs.
+    /// An output was not made by a recorded operator.
     #[error(
         "output {output} was not made by a recorded operator. On the CPU only `opara_candle::ops` and `opara_candle::nn` are \
          recorded: use them in the module to run it in parallel. A CUDA device takes candle's own operators as they are, \
@@ -197,7 +199,7 @@ pub enum Error {
         second: String,
     },
 
-    /// A further example of [`Builder::example`](crate::Builder::example) does not fit the first one.
+    /// An example of [`Builder::example`](crate::Builder::example) has other shapes or dtypes than the first one.
     #[error(
         "input {index} of further example {example} is {got_dtype:?} {got:?} where the first example's is \
          {expected_dtype:?} {expected:?}: further examples need its shapes and dtypes"
@@ -217,9 +219,9 @@ pub enum Error {
         got_dtype: DType,
     },
 
-    /// The module keeps state on the host from one call to the next, or two calls with the same inputs differ without it.
+    /// The module keeps state on the host between calls, or two calls with the same inputs differ for an unknown reason.
     ///
-    /// Building has called the module by then, so that its state is not what it was: make the module anew.
+    /// Building has called the module by then, which changed its state: construct the module again.
     #[error(
         "the module keeps state from call to call{}: {reason}. Building has called it, which moved that state on. Make it \
          anew, and carry the state on by `Builder::build_step`, or let plain calls run it from the first one on: \
@@ -227,75 +229,76 @@ pub enum Error {
         if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
     )]
     Stateful {
-        /// What showed it.
+        /// How it was detected.
         reason: String,
-        /// Scope path of the operator that showed it; empty where none did.
+        /// Scope path of the operator at which it was detected; empty if there is none.
         scope: String,
     },
 
-    /// The module fails while it is captured, and succeeds when it is not.
+    /// The module fails while it is captured, but not in an eager call.
     #[error("the forward pass cannot be captured: {source}")]
     FailsInCapture {
-        /// What the module said.
+        /// The module's error.
         source: candle::Error,
     },
 
-    /// The module takes its example, but not the same shapes with other floats in them.
+    /// The module fails on inputs with the example's shapes and other float values.
     #[error(
-        "the forward pass cannot be captured: it fails on other values in inputs of the same shapes, so that a recording \
-         cannot be proven to hold for them (`Builder::verify(false)` feeds it nothing but examples): {source}"
+        "the forward pass cannot be captured: it fails on other values in inputs of the same shapes, so that a replay \
+         cannot be verified on them (with `Builder::verify(false)` it is called with examples only): {source}"
     )]
     FailsOnOtherValues {
-        /// What the module said.
+        /// The module's error.
         source: candle::Error,
     },
 
-    /// Stream capture failed or recorded something that a replay cannot repeat.
+    /// Stream capture failed, or the captured work cannot be replayed.
     #[error("the forward pass cannot be captured: {reason}")]
     NotCapturable {
-        /// What stood in the way, and what to do about it.
+        /// The cause, and what to do about it.
         reason: String,
     },
 
-    /// The module draws random numbers: its calls differ although it keeps no state, and a replay would draw others.
+    /// The module draws random numbers. Its calls differ without state, and a replay would draw other numbers.
     #[error("the forward pass cannot be captured: {reason}")]
     DrawsRandomNumbers {
-        /// How it was found, and where.
+        /// How and where it was detected.
         reason: String,
     },
 
-    /// Executors are switched off: a report gives this as the reason, and no call is answered with it.
+    /// Executors are switched off. Reports contain this as the reason; calls do not return it.
     #[error("executors are switched off by OPARA_OFF=1 in the environment")]
     SwitchedOff,
 
-    /// A GPU was asked for that this build cannot use.
+    /// A GPU was requested in a build without CUDA.
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
-    /// A trace, a schedule or a picture was asked for of inputs that the module itself answers.
+    /// A trace or a schedule was asked for, but calls with these inputs run eagerly.
     #[error("nothing is recorded for these inputs, since calls of them run eagerly: {reason}")]
     NotRecorded {
-        /// Why they run eagerly.
+        /// Why these calls run eagerly.
         reason: String,
     },
 
-    /// Times of single ops were asked for where they are not measured.
-    #[error("times of single ops are measured of captured modules on a CUDA device only")]
+    /// Times of single ops were requested, but they can be measured on a CUDA device only.
+    #[error("times of single ops can be measured for captured modules on a CUDA device only")]
     NotMeasurable,
 
-    /// A closure that outputs are lent to calls the executor that lends them, with inputs of the same shapes and dtypes.
+    /// A closure of [`call_zero_copy`](crate::OparaExecutor::call_zero_copy) calls its own executor with inputs of the same shapes
+    /// and dtypes. That call would overwrite the outputs that the closure borrows.
     #[error(
-        "the executor was called with the same shapes by the closure that it lends its outputs to: copy them and call it \
-         afterwards"
+        "the executor was called with the same shapes inside a closure that borrows its outputs: copy them and call it after \
+         the closure"
     )]
-    Lent,
+    OutputsBorrowed,
 
-    /// The module freed memory that its recorded pass reads, while a plan was built or measured.
+    /// While a plan was built or measured, the module freed memory that the recorded pass reads.
     #[error(
         "the module frees memory that its recorded pass reads: let it keep its tensors (weights, caches, tables for each \
          shape) for as long as it lives"
     )]
-    Freed,
+    MemoryFreed,
 
     /// The module panicked while it was made, recorded or replayed.
     #[error("the module panicked: {message}")]
@@ -307,13 +310,13 @@ pub enum Error {
     /// A replay's bits differ from the eager result's.
     #[error("{}, so {}", difference(self), blame(mode))]
     Mismatch {
-        /// Which replay.
+        /// Which kind of replay.
         mode: &'static str,
         /// Which output. The tensors of a step's state are counted on behind its outputs.
         output: usize,
         /// Elements whose bits differ.
         differing: usize,
-        /// Elements in all.
+        /// Elements of the output.
         elements: usize,
     },
 
@@ -346,15 +349,15 @@ pub enum Error {
         message: String,
     },
 
-    /// A schedule that does not respect its graph.
+    /// A schedule that violates a dependency.
     #[error("invalid schedule: {0}")]
     InvalidSchedule(String),
 
-    /// A memory layout that lets two live buffers overlap.
+    /// A memory layout in which two live buffers overlap.
     #[error("invalid memory layout: {0}")]
     InvalidLayout(String),
 
-    /// A fault of this library.
+    /// A bug of this library.
     #[error("internal fault of opara-candle, please report it: {message}")]
     Internal {
         /// What went wrong.
@@ -372,8 +375,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the module itself is sound, so that it can run eagerly instead. A module that keeps state is not: building
-    /// has called it, so that eager calls would go on from another state than the caller's.
+    /// Can the module run eagerly instead? A module that keeps state cannot: building has called it, so that eager calls would
+    /// continue from a changed state.
     pub fn is_uncapturable(&self) -> bool {
         use Error::*;
         matches!(
@@ -386,16 +389,16 @@ impl Error {
                 | NotCapturable { .. }
                 | DrawsRandomNumbers { .. }
                 | Mismatch { .. }
-                | Freed
+                | MemoryFreed
         )
     }
 
-    /// That the module keeps state, with no operator that shows where.
+    /// [`Error::Stateful`] without the operator at which it was detected.
     pub(crate) fn stateful(reason: impl Into<String>) -> Self {
         Error::Stateful { reason: reason.into(), scope: String::new() }
     }
 
-    /// This error as one of a device that has a fault; itself where it has none.
+    /// Wraps this error in the variant of the device's fault, if the device has one.
     pub(crate) fn with_fault(self, fault: Option<Fault>) -> Self {
         match fault {
             Some(Fault::OutOfMemory) => Error::OutOfMemory { source: Box::new(self) },
@@ -405,77 +408,7 @@ impl Error {
     }
 }
 
-impl From<candle::Error> for Error {
-    fn from(error: candle::Error) -> Self {
-        match error {
-            // Of an executor in a module, or of a module that panicked.
-            candle::Error::WithBacktrace { inner, .. } if is_own(&inner) => Self::from(*inner),
-            candle::Error::Context { inner, .. } if is_own(&inner) => Self::from(*inner),
-            candle::Error::Cuda(inner) => match inner.downcast::<Error>() {
-                Ok(own) => *own,
-                Err(other) => of_candle(candle::Error::Cuda(other)),
-            },
-            error => of_candle(error),
-        }
-    }
-}
-
-fn of_candle(error: candle::Error) -> Error {
-    let fault = Fault::of(&error);
-    Error::Candle(error).with_fault(fault)
-}
-
-/// Whether [`candle::Error::from`] made this of an error that comes back as it was.
-fn is_own(error: &candle::Error) -> bool {
-    match error {
-        candle::Error::WithBacktrace { inner, .. } | candle::Error::Context { inner, .. } => is_own(inner),
-        candle::Error::Cuda(inner) => inner.is::<Error>(),
-        _ => false,
-    }
-}
-
-impl From<opara_plan::Error> for Error {
-    fn from(error: opara_plan::Error) -> Self {
-        match error {
-            opara_plan::Error::InvalidTrace(error) => error.into(),
-            opara_plan::Error::TraceFile(error) => error.into(),
-            opara_plan::Error::InvalidSchedule(reason) => Error::InvalidSchedule(reason),
-            opara_plan::Error::InvalidLayout(reason) => Error::InvalidLayout(reason),
-            other => Error::Internal { message: other.to_string() },
-        }
-    }
-}
-
-impl From<InvalidTrace> for Error {
-    fn from(InvalidTrace { op, name, reason }: InvalidTrace) -> Self {
-        Error::InvalidTrace { op, name, reason }
-    }
-}
-
-impl From<TraceFileError> for Error {
-    fn from(TraceFileError { path, source }: TraceFileError) -> Self {
-        Error::TraceFile { path, source }
-    }
-}
-
-impl From<Error> for candle::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Candle(error) => error,
-            Error::OutOfMemory { source } | Error::DeviceLost { source } if matches!(*source, Error::Candle(_)) => {
-                (*source).into()
-            }
-            // Known again by `Error::from`: candle's one variant that can be looked into.
-            own @ (Error::OutOfMemory { .. }
-            | Error::DeviceLost { .. }
-            | Error::Panicked { .. }
-            | Error::NotOneOutput { .. }) => candle::Error::Cuda(Box::new(own)),
-            other => candle::Error::wrap(other),
-        }
-    }
-}
-
-/// What of a replay differs, without a reason.
+/// Describes the difference of an [`Error::Mismatch`], without its cause.
 pub(crate) fn difference(mismatch: &Error) -> String {
     match mismatch {
         Error::Mismatch { mode, output, differing, elements } => format!(
@@ -485,7 +418,7 @@ pub(crate) fn difference(mismatch: &Error) -> String {
     }
 }
 
-/// What a replay that differs says about the module, once no other schedule helps.
+/// The likely cause of a mismatch that every schedule shows.
 fn blame(mode: &str) -> &'static str {
     match mode {
         STRESSED => "the schedule misses a dependency: please report it",
@@ -496,54 +429,5 @@ fn blame(mode: &str) -> &'static str {
     }
 }
 
-/// What [`Error::Mismatch`] calls a replay that was held up on purpose.
+/// The `mode` of [`Error::Mismatch`] for replays with delayed launches ([`Builder::stress`](crate::Builder::stress)).
 pub(crate) const STRESSED: &str = "replay under stress";
-
-/// The result of `f`, with a panic as an error.
-pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
-    caught_as(|message| Error::Panicked { message }, f)
-}
-
-/// The result of `f`, with a panic as the error that `error` makes of its message.
-pub(crate) fn caught_as<T>(error: impl FnOnce(String) -> Error, f: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(error(panic_message(&*payload))))
-}
-
-/// The message of a caught panic.
-fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
-    payload
-        .downcast_ref::<&str>()
-        .map(|s| s.to_string())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_plans_keep_kind_and_message() {
-        let trace = InvalidTrace { op: 3, name: "badd_f32".into(), reason: "it ends early".into() };
-        let file = TraceFileError { path: "a.trace".into(), source: FileError::Foreign };
-        for error in [
-            opara_plan::Error::InvalidTrace(trace),
-            opara_plan::Error::TraceFile(file),
-            opara_plan::Error::InvalidSchedule("op 1 has no stream".into()),
-            opara_plan::Error::InvalidLayout("buffers 1 and 2 overlap".into()),
-        ] {
-            let message = error.to_string();
-            let kind = format!("{error:?}");
-            let error = Error::from(error);
-            assert_eq!(error.to_string(), message);
-            let same_kind = match error {
-                Error::InvalidTrace { .. } => kind.starts_with("InvalidTrace"),
-                Error::TraceFile { .. } => kind.starts_with("TraceFile"),
-                Error::InvalidSchedule(_) => kind.starts_with("InvalidSchedule"),
-                Error::InvalidLayout(_) => kind.starts_with("InvalidLayout"),
-                _ => false,
-            };
-            assert!(same_kind, "{kind} became {error:?}");
-        }
-    }
-}
