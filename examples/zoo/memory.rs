@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::entry::{Entry, Model, Target};
 
 /// Bytes. A count is missing where the device has no pool.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Memory {
     /// Peak of a pass beyond weights and inputs: of a replay with all that the executor keeps.
     pub peak: Option<u64>,

@@ -8,7 +8,7 @@ use candle::{Module, Tensor};
 use crate::backend::Function;
 use crate::error::caught;
 use crate::executor::OparaExecutor;
-use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::options::{Numerics, OnStateful, OnUncapturable, Options};
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
@@ -166,6 +166,32 @@ impl Builder {
         self
     }
 
+    /// What a replay has in common with the module's own answers: their bits, or their accuracy. Default:
+    /// [`Numerics::Exact`].
+    ///
+    /// ```
+    /// use candle::{DType, Device, Tensor};
+    /// use opara_candle::{ops, Numerics, OparaExecutor};
+    ///
+    /// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+    /// let fast = OparaExecutor::builder().numerics(Numerics::Accurate).build(ops::relu, &x)?;
+    /// assert!(fast.report().rewrites.is_empty()); // A CPU runs what it is given.
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    ///
+    /// With [`recheck`](Self::recheck), which compares bits, they stay exact.
+    pub fn numerics(mut self, numerics: Numerics) -> Self {
+        self.0.numerics = numerics;
+        self
+    }
+
+    /// Leaves out a rule of [`Numerics::Accurate`], by its name in [`Report::rewrites`](crate::Report::rewrites). A name that is
+    /// none leaves out nothing. May be called several times.
+    pub fn without_rule(mut self, rule: impl Into<String>) -> Self {
+        self.0.without.push(rule.into());
+        self
+    }
+
     /// Folder that keeps kernels which were compiled for [fused](Self::fuse) launches from one start of the program to the next;
     /// `None` keeps none. A file a module, some 10 KB a kernel, named by a hash of source, architecture and compiler, so that
     /// none is ever stale; what is damaged is compiled anew. When the kernels and plans in a folder exceed 256 MiB, the least
@@ -176,9 +202,9 @@ impl Builder {
     }
 
     /// Writes what each [`Stage`] of building gave to a folder inside this one, named by dtypes and shapes of the inputs
-    /// (`f32-1x3x224x224`): `1-record.trace`, `2-fuse.trace` and `3-fold.trace` for `opara`, `4-analyse.dot` for Graphviz,
-    /// `5-place.json`, `6-schedule.json`, `7-instantiate.json` (the schedule that was the fastest) and `8-verify.json` (the
-    /// report). What cannot be written is a warning. Default: nothing is written.
+    /// (`f32-1x3x224x224`): `1-record.trace`, `2-rewrite.trace`, `3-fuse.trace` and `4-fold.trace` for `opara`, `5-analyse.dot` for
+    /// Graphviz, `6-place.json`, `7-schedule.json`, `8-instantiate.json` (the schedule that was the fastest) and `9-verify.json`
+    /// (the report). What cannot be written is a warning. Default: nothing is written.
     pub fn dump(mut self, folder: impl Into<PathBuf>) -> Self {
         self.0.dump = Some(folder.into());
         self

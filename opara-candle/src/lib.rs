@@ -39,6 +39,8 @@ pub mod prelude;
 mod recheck;
 mod reentrancy;
 mod report;
+#[cfg(any(feature = "cuda", test))]
+mod rewrite;
 mod scheduling;
 mod shapes;
 #[cfg(all(test, feature = "cuda"))]
@@ -68,9 +70,9 @@ pub use error::{Error, Result};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
-pub use options::{OnStateful, OnUncapturable};
+pub use options::{Numerics, OnStateful, OnUncapturable};
 pub use pipeline::Stage;
-pub use report::{Mode, Report};
+pub use report::{Mode, Report, Rewrite};
 pub use scheduling::Scheduling;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]

@@ -21,6 +21,41 @@ pub enum Mode {
     Eager,
 }
 
+/// What came of one rule of rewriting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Rewrite {
+    /// The rule's name, as [`Builder::without_rule`](crate::Builder::without_rule) takes it.
+    pub rule: &'static str,
+    /// How often it fitted.
+    pub times: usize,
+    /// Launches that became part of others.
+    pub saved: usize,
+    /// The root of the mean squared error of what it is part of, as [`Numerics::Accurate`](crate::Numerics::Accurate) counts it.
+    pub error: f64,
+    /// That of candle's own.
+    pub candle_error: f64,
+}
+
+impl Rewrite {
+    /// The same rule elsewhere, too.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+    pub(crate) fn add(&mut self, other: &Rewrite) {
+        self.times += other.times;
+        self.saved += other.saved;
+        if other.error > self.error {
+            (self.error, self.candle_error) = (other.error, other.candle_error);
+        }
+    }
+}
+
+impl fmt::Display for Rewrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rule, times, saved, error, candle_error } = self;
+        write!(f, "{rule} {times} times, {saved} launches fewer, error {error:.2} roundings (candle's {candle_error:.2})")
+    }
+}
+
 impl Mode {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -69,6 +104,8 @@ pub struct Report {
     pub tuning: Option<Findings>,
     /// Launches of one forward pass, as the module makes them.
     pub ops: usize,
+    /// What came of each rule of rewriting; nothing with [`Numerics::Exact`](crate::Numerics::Exact).
+    pub rewrites: Vec<Rewrite>,
     /// Launches that became part of others.
     pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
@@ -95,7 +132,8 @@ pub struct Report {
     pub workspace_bytes: u64,
     /// Bytes that folded launches filled once and that stay.
     pub constant_bytes: u64,
-    /// Whether replay and eager gave the same bits, on as many inputs as `verified_inputs` says.
+    /// Whether replay and eager gave the same bits, on as many inputs as `verified_inputs` says. What is [rewritten](Self::rewrites) was
+    /// held against double precision, and its replays against a run in recorded order.
     pub verified: bool,
     /// Different inputs that replay and eager were compared on.
     pub verified_inputs: usize,
@@ -165,6 +203,7 @@ impl Report {
             1 => "bit for bit, on one input".into(),
             n => format!("bit for bit, on {n} inputs"),
         };
+        let inputs = if self.rewrites.is_empty() { inputs } else { format!("no less accurate, and replayed {inputs}") };
         match &self.same_in_all[..] {
             [] => inputs,
             same => format!("{inputs}, with the same integers in inputs {same:?}"),
@@ -193,6 +232,9 @@ impl fmt::Display for Report {
         let parts = [(self.folded, "are constant and ran once"), (self.fused, "are fused into others")];
         let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, told)| format!("; {count} {told}"));
         row("ops", format!("{} in a forward pass{}", self.ops, parts.collect::<String>()))?;
+        for rewrite in &self.rewrites {
+            row("rewritten", rewrite.to_string())?;
+        }
         row("dependencies", format!("{}, of which {} are not implied by others", self.edges, self.edges_reduced))?;
         row("width, depth", format!("at most {} ops side by side, {} one after another", self.width, self.depth))?;
         row("streams", format!("{}, with {} waits between them", self.streams, self.waits))?;

@@ -292,6 +292,7 @@ impl CpuProgram {
                 work: Work::Host { bytes: op.bytes, flops: op.flops },
                 accesses,
                 nanos: None,
+                meaning: None,
             });
         }
         trace

@@ -42,7 +42,7 @@ pub(super) fn confirmed(
         let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
         let external = WatchedMemory::new();
         let mut capture = pass(moved.len() + 1, &elsewhere)?;
-        external.limit_to(&capture.external);
+        external.limit_to(&capture.external_addresses());
         moved.push(elsewhere);
         let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
         match suspect {

@@ -49,7 +49,7 @@ mod attention;
 mod cat;
 mod conv;
 mod embedding;
-mod format;
+pub(crate) mod format;
 mod heads;
 mod norm;
 mod pool;

@@ -13,7 +13,7 @@ use crate::trace::Launch;
 
 /// What a launch of a candle kernel computes.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct CandleKernel {
+pub(in crate::cuda) struct CandleKernel {
     /// The number of elements that it runs over.
     pub elements: u64,
     /// The length of a row, if the kernel works on rows.

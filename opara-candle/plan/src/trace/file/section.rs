@@ -29,6 +29,8 @@ impl Tag {
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Nanoseconds of each op; absent where none was measured.
     pub(super) const NANOS: Tag = Tag(*b"nano");
+    /// What ops compute; absent where that is known of none.
+    pub(super) const MEANINGS: Tag = Tag(*b"mean");
     /// Schedules that were measured; absent where none was.
     pub(super) const MEASURED: Tag = Tag(*b"runs");
     /// Ends the file; empty.

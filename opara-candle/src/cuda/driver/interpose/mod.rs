@@ -47,7 +47,7 @@ use cudarc::driver::sys::CUstream;
 pub(in crate::cuda) use self::capture_pool::CapturePool;
 pub(in crate::cuda) use self::driver::is_interposed;
 pub(crate) use self::handover::Handover;
-pub(in crate::cuda) use self::library_call::Call;
+pub(in crate::cuda) use self::library_call::{Call, Placed};
 pub(super) use self::library_call::LibraryCall;
 pub(super) use self::modules::code_of;
 pub(super) use self::private_stream::PrivateStream;
