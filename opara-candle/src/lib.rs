@@ -15,6 +15,7 @@ mod backend;
 mod builder;
 mod capture_thread;
 mod challengers;
+mod construct;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;

@@ -52,7 +52,10 @@ impl Rewrite {
 impl fmt::Display for Rewrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rule, times, saved, error, candle_error } = self;
-        write!(f, "{rule} {times} times, {saved} launches fewer, error {error:.2} roundings (candle's {candle_error:.2})")
+        write!(
+            f,
+            "{rule} {times} times, {saved} launches fewer, error {error:.2} roundings (candle's {candle_error:.2})"
+        )
     }
 }
 

@@ -12,7 +12,9 @@ use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
 
 use self::state::Pass;
-use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay, Rewriting, RewrittenProgram};
+use crate::backend::{
+    Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay, Rewriting, RewrittenProgram,
+};
 use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::{Error, Result};

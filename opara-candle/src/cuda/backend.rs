@@ -9,7 +9,7 @@ use super::fuse::Replaced;
 use super::op_times;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use crate::backend::{Example, FusedProgram, Fusing, OpTimes, Planned, Program, Replay, RewrittenProgram, Rewriting};
+use crate::backend::{Example, FusedProgram, Fusing, OpTimes, Planned, Program, Replay, Rewriting, RewrittenProgram};
 use crate::{capture_thread, Result};
 
 impl Program for CudaProgram {

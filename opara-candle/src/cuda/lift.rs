@@ -168,13 +168,8 @@ impl<'a> Arguments<'a> {
         let table = self.table(self.kernel.arguments.argument(5)?.0)?;
         let (lens, strides) = (table.get(..4)?, table.get(4..8)?);
         let dims = lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride }).collect();
-        let window = Window {
-            kernel: [rows?, columns?],
-            padding: [0; 2],
-            stride: [down?, right?],
-            dilation: [1; 2],
-            groups: 1,
-        };
+        let window =
+            Window { kernel: [rows?, columns?], padding: [0; 2], stride: [down?, right?], dilation: [1; 2], groups: 1 };
         let along = |size: u64, i: usize| Some(size.checked_sub(window.kernel[i])?.checked_div(window.stride[i])? + 1);
         let len = lens[0] * lens[1] * along(lens[2], 0)? * along(lens[3], 1)?;
         Some(Meaning {

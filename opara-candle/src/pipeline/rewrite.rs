@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Build;
-use crate::backend::{Example, Program, Recording, RewrittenProgram, Rewriting};
+use crate::backend::{Example, Program, Recording, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
 use crate::trace::Trace;
 use crate::Result;

@@ -24,6 +24,15 @@ pub(crate) struct Errors {
 pub(crate) struct Compared {
     pub candle: Errors,
     pub other: Errors,
+    /// Of the type.
+    unit: f64,
+}
+
+impl Compared {
+    /// How far the two are from each other at most, by their errors, relative to the root of the mean square.
+    pub fn apart(&self) -> f64 {
+        self.unit * (self.candle.rms + self.other.rms + 1.)
+    }
 }
 
 /// candle's own results are no farther from double precision than this, relative to the root of the mean square: else double
@@ -34,7 +43,11 @@ const EXPLAINED: f64 = 1. / 8.;
 ///
 /// # Errors
 /// The inner one says why the result may not stand for candle's.
-pub(crate) fn compare(reference: &Tensor, candle: &Tensor, other: &Tensor) -> Result<std::result::Result<Compared, String>> {
+pub(crate) fn compare(
+    reference: &Tensor,
+    candle: &Tensor,
+    other: &Tensor,
+) -> Result<std::result::Result<Compared, String>> {
     let unit = unit(candle.dtype());
     let on_host = |t: &Tensor| t.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     Ok(compared(unit, &on_host(reference)?, &on_host(candle)?, &on_host(other)?))
@@ -78,10 +91,12 @@ fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std:
         }
         Errors { rms: (squares / count).sqrt(), max }
     };
-    let compared = Compared { candle: errors(|(r, c, _)| (r, c)), other: errors(|(r, _, o)| (r, o)) };
-    let Compared { candle, other } = compared;
+    let (candle, other) = (errors(|(r, c, _)| (r, c)), errors(|(r, _, o)| (r, o)));
     if candle.rms * unit > EXPLAINED {
-        return Err(format!("double precision does not give candle's results: they differ by {:.2e}", candle.rms * unit));
+        return Err(format!(
+            "double precision does not give candle's results: they differ by {:.2e}",
+            candle.rms * unit
+        ));
     }
     if other.rms > 1.05 * candle.rms + 0.05 {
         return Err(format!("its mean error is {:.3} roundings, candle's {:.3}", other.rms, candle.rms));
@@ -89,7 +104,30 @@ fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std:
     if other.max > 1.5 * candle.max + 1. {
         return Err(format!("its largest error is {:.3} roundings, candle's {:.3}", other.max, candle.max));
     }
-    Ok(compared)
+    Ok(Compared { candle, other, unit })
+}
+
+/// Whether the outputs of a whole pass are near candle's, if its runs were apart by so much each: what a run does to the errors of
+/// those before it is not known, so there is room for that.
+///
+/// # Errors
+/// The inner one says why not: then launches are not where they belong.
+pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
+    const ROOM: f64 = 16.;
+    let on_host = |t: &Tensor| t.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
+    let (candle, other) = (on_host(candle)?, on_host(other)?);
+    let (mut squares, mut differences) = (0., 0.);
+    for (at, (c, o)) in candle.iter().zip(&other).enumerate() {
+        if c.is_finite() && !o.is_finite() {
+            return Ok(Err(format!("element {at} of an output is {o} where candle's is {c}")));
+        }
+        if c.is_finite() {
+            squares += c * c;
+            differences += (c - o) * (c - o);
+        }
+    }
+    let (found, limit) = ((differences / f64::max(squares, f64::MIN_POSITIVE)).sqrt(), (ROOM * apart).min(EXPLAINED));
+    Ok(if found <= limit { Ok(()) } else { Err(format!("an output differs from candle's by {found:.2e}")) })
 }
 
 #[cfg(test)]
@@ -127,6 +165,17 @@ mod tests {
         }
         assert!(of([1., nan], [1., nan], [1., 1.]).is_err());
         assert!(of([nan; 2], [nan; 2], [nan; 2]).is_err(), "nothing to compare");
+    }
+
+    #[test]
+    fn outputs_that_are_something_else_are_noticed() -> Result<()> {
+        let of = |values: [f32; 3]| Tensor::new(&values, &Device::Cpu);
+        let candle = of([1., 2., f32::INFINITY])?;
+        assert!(near(&candle, &of([1.001, 2., 7.])?, 1e-3)?.is_ok());
+        assert!(near(&candle, &of([1.1, 2., 7.])?, 1e-3)?.is_err(), "too far");
+        assert!(near(&candle, &of([2., 1., 7.])?, 1.)?.is_err(), "whatever the runs' errors");
+        assert!(near(&candle, &of([f32::NAN, 2., 7.])?, 1.)?.is_err());
+        Ok(())
     }
 
     #[test]

@@ -99,7 +99,8 @@ impl<'a> Evaluation<'a> {
         let tensor = self.tensor(operand.value)?;
         let strides = strides_over(&operand.dims, &shape.iter().map(|&dim| dim as u64).collect::<Vec<_>>());
         let strides = strides.map(|strides| strides.into_iter().map(|stride| stride as usize).collect::<Vec<_>>());
-        let found = strides.map(|strides| view(&tensor, operand.first as usize, shape, &strides)).transpose()?.flatten();
+        let found =
+            strides.map(|strides| view(&tensor, operand.first as usize, shape, &strides)).transpose()?.flatten();
         match found {
             Some(found) => Ok(found),
             None => bail!("{operand:?} is no view of {:?} over {shape:?}", tensor.dims()),

@@ -31,7 +31,11 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
 /// An operand as it lies, if it is a whole value.
 fn whole_or_own(of: &mut Evaluation, operand: &Operand) -> Result<Tensor> {
     let whole = of.tensor(operand.value)?;
-    if operand.is_whole(whole.elem_count() as u64) { Ok(whole) } else { of.own(operand) }
+    if operand.is_whole(whole.elem_count() as u64) {
+        Ok(whole)
+    } else {
+        of.own(operand)
+    }
 }
 
 fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Tensor> {
@@ -154,7 +158,11 @@ fn binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Tensor> {
 fn rows(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
     let x = whole_or_own(of, operand)?;
     let columns = columns as usize;
-    if x.dims().last() == Some(&columns) { x.contiguous() } else { x.reshape(((), columns)) }
+    if x.dims().last() == Some(&columns) {
+        x.contiguous()
+    } else {
+        x.reshape(((), columns))
+    }
 }
 
 /// The vector that a norm multiplies each row by.
@@ -181,7 +189,8 @@ fn convolved(of: &mut Evaluation, node: &Node, window: &Window) -> Result<(Tenso
 
 /// candle's own.
 fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
-    let [padding, stride, dilation] = [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    let [padding, stride, dilation] =
+        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     let groups = window.groups as usize;
     if window.kernel[1] == 1 && x.dim(3)? == 1 && padding[1] == 0 {
         let y = x.squeeze(3)?.conv1d(&weight.squeeze(3)?, padding[0], stride[0], dilation[0], groups)?;
@@ -196,28 +205,26 @@ fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
 fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &[Step], relu: bool) -> Result<Tensor> {
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
-    let [padding, stride, dilation] = [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    let [padding, stride, dilation] =
+        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     if stride[0] != stride[1] || dilation[0] != dilation[1] {
         bail!("there is no convolution over {window:?}")
     }
     // `scale * y + shift` of each channel.
     let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
+    let plus = |x: Option<Tensor>, by: Tensor| x.map_or(Ok(by.clone()), |x| x + by);
     for (step, operand) in steps.iter().zip(&node.operands[2..]) {
         let by = of.constant(operand)?;
-        let (times, plus): (fn(&Tensor, &Tensor) -> Result<Tensor>, Option<Tensor>) = match step {
-            Step::Add => (|x, _| Ok(x.clone()), Some(by.clone())),
-            Step::Sub => (|x, _| Ok(x.clone()), Some(by.neg()?)),
-            Step::Mul => (|x, by| x * by, None),
-            Step::Div => (|x, by| x / by, None),
-        };
-        match plus {
-            Some(plus) => shift = Some(shift.map_or_else(|| Ok(plus.clone()), |shift| &shift + &plus)?),
-            None => {
-                scale = Some(match scale {
-                    Some(scale) => times(&scale, &by)?,
-                    None => times(&by.ones_like()?, &by)?,
-                });
-                shift = shift.map(|shift| times(&shift, &by)).transpose()?;
+        match step {
+            Step::Add => shift = Some(plus(shift, by)?),
+            Step::Sub => shift = Some(plus(shift, by.neg()?)?),
+            Step::Mul => {
+                shift = shift.map(|shift| &shift * &by).transpose()?;
+                scale = Some(scale.map_or(Ok(by.clone()), |scale| scale * by)?);
+            }
+            Step::Div => {
+                shift = shift.map(|shift| &shift / &by).transpose()?;
+                scale = Some(scale.map_or_else(|| by.recip(), |scale| scale / &by)?);
             }
         }
     }

@@ -22,7 +22,9 @@ pub(super) fn view(t: &Tensor, first: usize, dims: &[usize], strides: &[usize]) 
     let mut is_taken = vec![false; base.len()];
     for &axis in &axes {
         let (mut left, stride) = (dims[axis], strides[axis]);
-        let Some(mut at) = (0..base.len()).rev().find(|&at| inner(at) == stride && base[at] > 1) else { return Ok(None) };
+        let Some(mut at) = (0..base.len()).rev().find(|&at| inner(at) == stride && base[at] > 1) else {
+            return Ok(None);
+        };
         loop {
             if std::mem::replace(&mut is_taken[at], true) {
                 return Ok(None);
@@ -32,7 +34,7 @@ pub(super) fn view(t: &Tensor, first: usize, dims: &[usize], strides: &[usize]) 
                 break;
             }
             // On into the next dimension, after all of this one.
-            if offsets[at] != 0 || left % base[at] != 0 || at == 0 {
+            if offsets[at] != 0 || !left.is_multiple_of(base[at]) || at == 0 {
                 return Ok(None);
             }
             taken[at].1 = base[at];
@@ -79,7 +81,7 @@ fn refined(dims: &[usize], strides: impl Iterator<Item = usize>, elements: usize
         let mut above = elements;
         let mut shape = Vec::new();
         for step in steps {
-            if step == 0 || above % step != 0 {
+            if step == 0 || !above.is_multiple_of(step) {
                 return None;
             }
             shape.push(above / step);
@@ -160,7 +162,8 @@ mod tests {
             assert!(check(t, 0, &[4, 2, 6, 5], &[5, 120, 20, 1])?);
             assert!(check(t, 3, &[1, 6, 4, 5], &[0, 1, 0, 0])?);
         }
-        let (slice, whole) = (view(&last, 40, &[2, 2, 4, 5], &[120, 20, 5, 1])?, view(&last, 0, &[2, 6, 4, 5], &[120, 20, 5, 1])?);
+        let (slice, whole) =
+            (view(&last, 40, &[2, 2, 4, 5], &[120, 20, 5, 1])?, view(&last, 0, &[2, 6, 4, 5], &[120, 20, 5, 1])?);
         assert_eq!(slice.unwrap().stride(), [120, 1, 30, 6]);
         assert_eq!(whole.unwrap().stride(), last.stride());
         Ok(())

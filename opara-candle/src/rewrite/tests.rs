@@ -125,15 +125,46 @@ fn rows_and_products_are_computed_on_views() -> Result<()> {
         node(Function::Copy, vec![operand(Value::Node(3), 0, &[(6, 4), (2, 24), (4, 1)])], 48),
         node(Function::RowSum(8), vec![operand(Value::Node(4), 0, &[(48, 1)])], 6),
     ];
-    let graph = Graph { inputs: vec![input(144, false)], nodes, outputs: vec![Output { value: Value::Node(5), buffer: 9 }] };
+    let graph =
+        Graph { inputs: vec![input(144, false)], nodes, outputs: vec![Output { value: Value::Node(5), buffer: 9 }] };
     let x = numbers(144, 0.7)?;
     let heads = x.reshape((6, 3, 2, 4))?.permute((1, 2, 0, 3))?.contiguous()?;
     let scores = (heads.get(0)?.matmul(&heads.get(1)?.t()?)? * 0.5)?;
     let y = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&heads.get(2)?)?;
     let expected = y.permute((1, 0, 2))?.contiguous()?.reshape((6, 8))?.sum(1)?;
+    let x = [x];
     for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
-        let got = &evaluate(&graph, &[x.clone()], arithmetic)?[0];
+        let got = &evaluate(&graph, &x, arithmetic)?[0];
         assert!(largest_difference(got, &expected)? < 1e-5);
+    }
+    // The same as one operator, with its keys as rows.
+    let heads = |first: u64| operand(Value::Input(0), first, &[(2, 4), (6, 24), (4, 1)]);
+    let mut changed = graph.clone();
+    changed.nodes[3].compute = Compute::Attention { scale: 0.5 };
+    changed.nodes[3].operands = vec![heads(0), heads(8), heads(16)];
+    assert!(largest_difference(&evaluate(&changed, &x, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn a_product_with_what_follows_computes_the_same() -> Result<()> {
+    let whole = |node: usize| operand(Value::Node(node), 0, &[(15, 1)]);
+    let x = operand(Value::Input(0), 0, &[(1, 0), (5, 8), (8, 1)]);
+    let weight = operand(Value::Input(1), 0, &[(1, 0), (8, 1), (3, 8)]);
+    let nodes = vec![
+        node(Function::Matmul, vec![x, weight], 15),
+        node(Function::Binary("add".into()), vec![whole(0), operand(Value::Input(2), 0, &[(5, 0), (3, 1)])], 15),
+        node(Function::Unary("gelu_erf".into()), vec![whole(1)], 15),
+    ];
+    let inputs = vec![input(40, false), input(24, true), input(3, true)];
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(2), buffer: 9 }] };
+    let inputs = [numbers(40, 0.7)?, numbers(24, 1.3)?, numbers(3, 0.9)?];
+    let y = inputs[0].reshape((5, 8))?.matmul(&inputs[1].reshape((3, 8))?.t()?)?;
+    let expected = y.broadcast_add(&inputs[2])?.gelu_erf()?;
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]).len(), 2);
+    for graph in [graph, changed] {
+        assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], &expected)? < 1e-5);
     }
     Ok(())
 }

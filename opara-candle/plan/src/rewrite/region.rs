@@ -110,7 +110,9 @@ impl<'a> Run<'a> {
             }
         }
         let Some(to) = &meaning.writes else { return Some(()) };
-        if self.inputs.contains_key(&to.buffer) || !matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_)) {
+        if self.inputs.contains_key(&to.buffer)
+            || !matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_))
+        {
             return None;
         }
         let is_all = to.first == 0 && to.is_contiguous() && to.end() == Some(trace.buffers[to.buffer].bytes);

@@ -3,7 +3,8 @@
 use super::rules::apply;
 use super::*;
 use crate::trace::{
-    Access, AccessMode, Buffer, BufferId, Dim, Element, Function, Meaning, Op, Region as Bytes, Role, Trace, View, Window, Work,
+    Access, AccessMode, Buffer, BufferId, Dim, Element, Function, Meaning, Op, Region as Bytes, Role, Trace, View,
+    Window, Work,
 };
 
 const F16: Element = Element::F16;
@@ -27,7 +28,14 @@ impl Maker {
         let accesses = reads.iter().map(|view| access(view, AccessMode::Read));
         let accesses = accesses.chain([access(&writes, AccessMode::Write)]).collect();
         let meaning = Some(Box::new(Meaning { function, reads, writes: Some(writes) }));
-        self.0.ops.push(Op { name: "op".into(), label: String::new(), work: Work::Memset(0), accesses, nanos: None, meaning });
+        self.0.ops.push(Op {
+            name: "op".into(),
+            label: String::new(),
+            work: Work::Memset(0),
+            accesses,
+            nanos: None,
+            meaning,
+        });
     }
 
     /// An op of a result that fills a buffer of its own.
@@ -166,6 +174,79 @@ fn one_convolution_a_group_becomes_one_of_all() {
 fn groups_that_do_not_follow_one_another_stay_apart() {
     let mut graph = regions(&depthwise(6, 64))[0].graph.clone();
     assert_eq!(apply(&mut graph, &[]), [("convolution", rules::Applied { times: 6, saved: 0 })]);
+}
+
+/// Attention of 2 heads of 32 for 6 tokens, out of one product, with a mask; softmax as five launches.
+fn attention(size: u64) -> Trace {
+    let mut maker = Maker::default();
+    let (len, row) = (72, 6 * size);
+    let qkv = maker.buffer(6 * row, Role::Input(0));
+    let mask = maker.weight(36);
+    let q = view(qkv, 0, &[(2, size), (6, row), (size, 1)]);
+    let k = view(qkv, 2 * size, &[(2, size), (size, 1), (6, row)]);
+    let v = view(qkv, 4 * size, &[(2, size), (6, row), (size, 1)]);
+    let scores = maker.made(Function::Matmul, vec![q, k], len);
+    let scores = maker.made(Function::Affine(0.125, 0.), vec![all(scores, len)], len);
+    let x = maker.made(binary("add"), vec![all(scores, len), view(mask, 0, &[(2, 0), (36, 1)])], len);
+    let rows = |buffer| view(buffer, 0, &[(12, 1), (6, 0)]);
+    let max = maker.made(Function::RowMax(6), vec![all(x, len)], 12);
+    let difference = maker.made(binary("sub"), vec![all(x, len), rows(max)], len);
+    let e = maker.made(Function::Unary("exp".into()), vec![all(difference, len)], len);
+    let sum = maker.made(Function::RowSum(6), vec![all(e, len)], 12);
+    let p = maker.made(binary("div"), vec![all(e, len), rows(sum)], len);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), v], 12 * size);
+    maker.output(y);
+    maker.0
+}
+
+#[test]
+fn products_around_a_softmax_are_attention() {
+    let mut graph = regions(&attention(32))[0].graph.clone();
+    let names: Vec<_> = apply(&mut graph, &[]).iter().map(|(name, applied)| (*name, applied.saved)).collect();
+    assert_eq!(names, [("softmax", 4), ("attention", 8)]);
+    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+    let node = &graph.nodes[at];
+    assert_eq!((node.compute.clone(), node.operands.len()), (Compute::Attention { scale: 0.125 }, 4));
+    let lens = |operand: &Operand| operand.dims.iter().map(|dim| dim.len).collect::<Vec<_>>();
+    assert!((0..3).all(|at| lens(&node.operands[at]) == [2, 6, 32]));
+    assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
+}
+
+#[test]
+fn heads_without_a_kernel_keep_their_products() {
+    let mut graph = regions(&attention(40))[0].graph.clone();
+    assert_eq!(apply(&mut graph, &[]).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["softmax"]);
+}
+
+#[test]
+fn a_sum_that_is_read_twice_is_no_softmax() {
+    let mut trace = attention(32);
+    let sums = trace
+        .ops
+        .iter()
+        .position(|op| matches!(op.meaning.as_deref(), Some(Meaning { function: Function::RowSum(_), .. })));
+    let sums = trace.ops[sums.unwrap()].meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
+    trace.buffers[sums].role = Role::Output(1);
+    let mut graph = regions(&trace)[0].graph.clone();
+    assert!(apply(&mut graph, &[]).is_empty());
+}
+
+#[test]
+fn a_bias_and_an_activation_become_part_of_the_product() {
+    let mut maker = Maker::default();
+    let (x, weight, bias) = (maker.buffer(40, Role::Input(0)), maker.weight(24), maker.weight(3));
+    // x, (5, 8), times the transpose of the weight, (3, 8).
+    let operands = vec![view(x, 0, &[(1, 0), (5, 8), (8, 1)]), view(weight, 0, &[(1, 0), (8, 1), (3, 8)])];
+    let y = maker.made(Function::Matmul, operands, 15);
+    let y = maker.made(binary("add"), vec![all(y, 15), view(bias, 0, &[(5, 0), (3, 1)])], 15);
+    let y = maker.made(Function::Unary("gelu".into()), vec![all(y, 15)], 15);
+    maker.output(y);
+    let mut graph = regions(&maker.0)[0].graph.clone();
+    let names: Vec<_> = apply(&mut graph, &[]).iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["product-bias", "product-activation"]);
+    let node = &graph.nodes[2];
+    assert_eq!((node.compute.clone(), node.launches), (Compute::Linear { activation: Some("gelu".into()) }, 3));
+    assert_eq!(node.operands[1].dims, [Dim { len: 3, stride: 8 }, Dim { len: 8, stride: 1 }]);
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl View {
     }
 
     /// How many elements it has; `None` beyond 64 bits.
-    pub fn len(&self) -> Option<u64> {
+    pub fn elements(&self) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |len, dim| len.checked_mul(dim.len))
     }
 
@@ -175,7 +175,7 @@ mod tests {
     fn a_view_ends_behind_its_last_element() {
         assert_eq!(view(3, &[(2, 8), (4, 1)]).end(), Some((3 + 8 + 3 + 1) * 2));
         assert_eq!(view(0, &[(1 << 40, 1 << 40)]).end(), None, "beyond 64 bits");
-        assert_eq!(view(0, &[(2, 8), (4, 1)]).len(), Some(8));
+        assert_eq!(view(0, &[(2, 8), (4, 1)]).elements(), Some(8));
     }
 
     #[test]

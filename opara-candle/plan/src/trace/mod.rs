@@ -233,7 +233,7 @@ impl Trace {
             }
             for view in op.meaning.iter().flat_map(|meaning| meaning.views()) {
                 let bytes = self.buffers.get(view.buffer).map(|b| b.bytes);
-                if view.len().is_none() || bytes.is_none_or(|bytes| view.end().is_none_or(|end| end > bytes)) {
+                if view.elements().is_none() || bytes.is_none_or(|bytes| view.end().is_none_or(|end| end > bytes)) {
                     let reason = format!("the meaning's {view:?} lies outside every recorded buffer");
                     return Err(InvalidTrace { op: id, name: op.name.to_string(), reason });
                 }

@@ -38,7 +38,8 @@ pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -
 
 /// A capture whose every pointer leads to its own buffers or to a library's.
 fn sound(capture: Capture) -> Result<Capture> {
-    let is_written = |id| capture.trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
+    let is_written =
+        |id| capture.trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
     let inputs = capture.trace.buffers.iter().enumerate().filter(|(_, buffer)| matches!(buffer.role, Role::Input(_)));
     match inputs.map(|(id, _)| id).find(|&id| is_written(id)) {
         Some(_) => Err(Error::NotCapturable { reason: "its operators write to what they are given".into() }),

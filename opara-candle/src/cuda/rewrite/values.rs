@@ -43,11 +43,14 @@ pub(super) fn run(
         let shape = (bytes as usize / dtype.size_in_bytes()).into();
         program.capture.outputs.push(OutputSpec { shape, dtype, address: 0, bytes, whole: true });
     }
+    // An arena of its own: the executor's would stay as large as this run needs.
+    let arena = std::mem::take(&mut program.arena);
     let program = Arc::new(*program);
     let result = of_program(&program, trace, examples, own, wanted, settings);
     // All that was built of it is gone.
     let mut program = Box::new(Arc::into_inner(program).unwrap_or_else(|| unreachable!("nothing else holds it")));
     program.capture.outputs.truncate(own);
+    program.arena = arena;
     (program, result)
 }
 

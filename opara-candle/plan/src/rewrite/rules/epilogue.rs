@@ -93,7 +93,10 @@ fn of_channels(
     let [images, channels, ..] = operands[0].dims[..] else { return None };
     let out = operands[1].len().checked_div((channels.len / groups).checked_mul(rows * columns)?)?;
     let plane = len.checked_div(images.len * out)?;
-    if plane * images.len * out != len || other.len() != len || graph.element(other.value) != graph.element(operands[0].value) {
+    if plane * images.len * out != len
+        || other.len() != len
+        || graph.element(other.value) != graph.element(operands[0].value)
+    {
         return None;
     }
     let strides = strides_over(&other.dims, &[images.len, out, plane])?;

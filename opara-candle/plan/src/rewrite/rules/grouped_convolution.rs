@@ -33,7 +33,11 @@ fn joined(graph: &Graph, users: &[Vec<usize>], at: usize) -> Option<Node> {
     let (x, weight) = (&first.operands[0], &first.operands[1]);
     let [images, channels, h, w] = x.dims[..] else { return None };
     // Each convolution fills a run of each image.
-    if window.groups != 1 || images.len != rows || window.stride[0] != window.stride[1] || window.dilation[0] != window.dilation[1] {
+    if window.groups != 1
+        || images.len != rows
+        || window.stride[0] != window.stride[1]
+        || window.dilation[0] != window.dilation[1]
+    {
         return None;
     }
     let weights = weight.len();

@@ -21,12 +21,13 @@ pub(super) fn bias(graph: &mut Graph) -> Applied {
         let product = &graph.nodes[of];
         let is_sum = matches!(&node.compute, Compute::Recorded(Function::Binary(name)) if name == "add");
         let is_only = y.is_whole(node.len) && product.len == node.len && users[of].len() == 1;
-        let (Compute::Recorded(Function::Matmul), [x, weight]) = (&product.compute, &product.operands[..]) else { continue };
-        let (Some([1, rows, inner]), Some([_, _, columns])) = (lens(x), lens(weight)) else { continue };
-        let by_rows = weight.dims[1].stride == 1 && (weight.dims[2].stride == inner || columns == 1);
-        let Some([0, stride]) = strides_over(&bias.dims, &[rows, columns]).as_deref().and_then(|s| s.try_into().ok()) else {
+        let (Compute::Recorded(Function::Matmul), [x, weight]) = (&product.compute, &product.operands[..]) else {
             continue;
         };
+        let (Some([1, rows, inner]), Some([_, _, columns])) = (lens(x), lens(weight)) else { continue };
+        let by_rows = weight.dims[1].stride == 1 && (weight.dims[2].stride == inner || columns == 1);
+        let Some(strides) = strides_over(&bias.dims, &[rows, columns]) else { continue };
+        let [0, stride] = strides[..] else { continue };
         let is_typed = [x, weight, bias].iter().all(|operand| graph.element(operand.value) == node.element);
         if !(is_sum && is_only && by_rows && is_typed && is_constant(graph, weight) && is_constant(graph, bias)) {
             continue;
@@ -54,7 +55,8 @@ pub(super) fn activation(graph: &mut Graph) -> Applied {
         let Value::Node(of) = y.value else { continue };
         let product = &graph.nodes[of];
         let is_only = y.is_whole(node.len) && product.len == node.len && users[of].len() == 1;
-        let fits = is_only && product.compute == Compute::Linear { activation: None } && product.element == node.element;
+        let fits =
+            is_only && product.compute == Compute::Linear { activation: None } && product.element == node.element;
         if !fits || !ACTIVATIONS.contains(&name.as_str()) {
             continue;
         }

@@ -30,7 +30,9 @@ fn joined(graph: &Graph, users: &[Vec<usize>], at: usize) -> Option<(Operand, u6
     let [e, sum] = &quotient.operands[..] else { return None };
     let (of_e, Value::Node(of_sum)) = (whole(e, quotient.len)?, sum.value) else { return None };
     let (exponential, sums) = (&graph.nodes[of_e], &graph.nodes[of_sum]);
-    let (Compute::Recorded(Function::RowSum(columns)), [summed]) = (&sums.compute, &sums.operands[..]) else { return None };
+    let (Compute::Recorded(Function::RowSum(columns)), [summed]) = (&sums.compute, &sums.operands[..]) else {
+        return None;
+    };
     let of_difference = match (&exponential.compute, &exponential.operands[..]) {
         (Compute::Recorded(Function::Unary(name)), [x]) if name == "exp" => whole(x, quotient.len)?,
         _ => return None,

@@ -151,8 +151,7 @@ unsafe fn placed(descriptor: cudnnTensorDescriptor_t, address: *const c_void) ->
     let (mut dims, mut strides) = ([0; 4], [0; 4]);
     let ([n, c, h, w], [of_n, of_c, of_h, of_w]) = (dims.each_mut(), strides.each_mut());
     // SAFETY: the caller vouches for the descriptor; one of another rank is refused.
-    let status =
-        unsafe { sys::cudnnGetTensor4dDescriptor(descriptor, &mut kind, n, c, h, w, of_n, of_c, of_h, of_w) };
+    let status = unsafe { sys::cudnnGetTensor4dDescriptor(descriptor, &mut kind, n, c, h, w, of_n, of_c, of_h, of_w) };
     if status != cudnnStatus_t::CUDNN_STATUS_SUCCESS {
         return None;
     }
@@ -187,8 +186,15 @@ unsafe fn convolution_of(
     let ([mut top, mut left], [mut down, mut right], [mut apart_h, mut apart_w]) = ([0; 2], [0; 2], [0; 2]);
     // SAFETY: the caller vouches for the descriptors; those of another rank are refused.
     let (known, x, y) = unsafe {
-        let filter =
-            sys::cudnnGetFilter4dDescriptor(wof, &mut kind, &mut format, &mut out, &mut channels, &mut rows, &mut columns);
+        let filter = sys::cudnnGetFilter4dDescriptor(
+            wof,
+            &mut kind,
+            &mut format,
+            &mut out,
+            &mut channels,
+            &mut rows,
+            &mut columns,
+        );
         let mut sums = kind;
         let of = sys::cudnnGetConvolution2dDescriptor(
             convolution,
