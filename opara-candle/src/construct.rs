@@ -11,7 +11,7 @@ impl OparaExecutor {
     /// Wraps `module` and builds for inputs like `input`.
     ///
     /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
-    /// Give a function that makes it to [`load`](Self::load): `OparaExecutor::load(move || make(vb), &input)`.
+    /// Give a function that makes it to [`build_on_thread`](Self::build_on_thread): `OparaExecutor::build_on_thread(move || make(vb), &input)`.
     ///
     /// ```compile_fail,E0277
     /// # use candle::{Device, Tensor};
@@ -32,34 +32,39 @@ impl OparaExecutor {
     /// | on the example again, which must give the same bits | 1 | 1 |
     /// | while it is captured | | 2 |
     ///
-    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
-    /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
-    /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
-    /// on a GPU, to tell whether that is state. If a capture shows state and the answers show none, another thread may have
-    /// replaced a table meanwhile: example and captures are repeated, up to 12 times. All is done twice if kernels that were fused prove wrong. A module of plain
-    /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
+    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 if all inputs are integers. There are more calls in these cases:
+    ///
+    /// - A capture is repeated if an output is an input, a weight or a view, if the driver aborts it, or if two captures differ in a
+    ///   library's kernels.
+    /// - If two passes differ, the example is called again, once on the CPU and twice on a GPU, to find out whether the module keeps
+    ///   state.
+    /// - If captures show state and the results do not, another thread may have replaced a table: example and captures are repeated,
+    ///   up to 12 times.
+    /// - If fused kernels give wrong results, everything is done again without fusion.
+    ///
+    /// A module of plain candle operators on the CPU is called twice. With [`OnStateful::Eager`](crate::OnStateful::Eager) it is not
+    /// called.
     ///
     /// # Errors
-    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
-    /// that it should not, [`Error::OutOfMemory`] if the device has no memory for a forward pass (without memory for a replay the
-    /// module runs eagerly), [`Error::DeviceLost`] if every call on the device fails. [`Error::Stateful`] if it keeps state on
-    /// the host, or draws random numbers in a way that cannot be told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
-    /// error: it runs eagerly.
+    /// The module's own errors; [`Error::Panicked`] if it panics; [`Error::Driver`] if the driver fails unexpectedly;
+    /// [`Error::OutOfMemory`] if the device has no memory for a forward pass (without memory for a replay the module runs eagerly);
+    /// [`Error::DeviceLost`] if every call on the device fails; [`Error::Stateful`] if the module keeps state on the host, or draws
+    /// random numbers in a way that looks like state. A table that the first call creates and later calls reuse is not state. A module
+    /// that cannot be captured is not an error: it runs eagerly.
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn new(
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::load(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::build_on_thread(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<Self> {
         Self::builder().build(module, input)
     }
 
-    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that holds a [`candle_nn::Sequential`]: `make`
-    /// makes it on a thread of this library, where it lives, and is dropped some time after the executor.
+    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that contains a [`candle_nn::Sequential`]. `make` constructs
+    /// it on a thread of this library. The module stays on that thread, and is dropped there some time after the executor.
     ///
-    /// The executor itself may go to any thread, and replays run on the caller's. Calls that run the module (of a new
-    /// shape, or in eager mode) take turns on that one thread with all other modules that live there, and with captures.
-    /// So `make` and the module must not wait for a thread that uses an executor; an executor that they call themselves
-    /// runs its own module as it is.
+    /// The executor itself may move to any thread, and replays run on the caller's thread. Calls that run the module (a new shape,
+    /// eager mode) run on the module's thread, one at a time. So `make` and the module must not wait for a thread that calls this
+    /// executor. An executor that the module itself calls runs its own module eagerly.
     ///
     /// ```
     /// use candle::{DType, Device, Module, Tensor};
@@ -73,18 +78,18 @@ impl OparaExecutor {
     ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
     /// };
     /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
-    /// let fast = OparaExecutor::load(make, &x)?;
+    /// let fast = OparaExecutor::build_on_thread(make, &x)?;
     /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
-    pub fn load<M: Module + 'static>(
+    pub fn build_on_thread<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
     ) -> Result<Self> {
-        Self::builder().load(make, input)
+        Self::builder().build_on_thread(make, input)
     }
 
     /// Settings other than the defaults, and functions of several tensors.
