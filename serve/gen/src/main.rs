@@ -11,7 +11,7 @@ fn main() -> Result<()> {
     let scratch = std::env::temp_dir().join(format!("opara-serve-gen-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
     let files = protox::compile(["open_inference.proto"], [serve.join("proto")])?;
-    tonic_prost_build::configure().build_transport(false).out_dir(&scratch).compile_fds(files)?;
+    tonic_prost_build::configure().build_transport(false).bytes(".").out_dir(&scratch).compile_fds(files)?;
     let code = std::fs::read_to_string(scratch.join("inference.rs"))?;
     std::fs::remove_dir_all(&scratch)?;
     if std::env::args().any(|argument| argument == "--check") {

@@ -107,7 +107,7 @@ struct State<E: Engine> {
 
 /// Batches rows of many requests; see the [module](super).
 ///
-/// Dropping it answers all requests that it has taken, and waits for that.
+/// Dropping it ends its threads once all requests that it has taken are answered. [`drain`](Self::drain) waits for that.
 pub struct Batcher<E: Engine> {
     shared: Arc<Shared<E>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -194,6 +194,11 @@ impl<E: Engine> Batcher<E> {
         !state.is_draining && state.workers > 0
     }
 
+    /// Whether the device of every engine is lost.
+    pub fn is_lost(&self) -> bool {
+        self.shared.state.lock().workers == 0
+    }
+
     /// Rows that wait for a worker.
     pub fn queued(&self) -> usize {
         self.shared.state.lock().queue.len()
@@ -218,19 +223,24 @@ impl<E: Engine> Batcher<E> {
 
     /// Takes no more requests, answers those that it has taken, and ends its threads. Blocks until that is done.
     pub fn drain(&self) {
-        self.shared.state.lock().is_draining = true;
-        self.shared.work.notify_all();
+        self.close();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             // A worker catches panics of its engine.
             let _ = thread.join();
         }
     }
+
+    /// Takes no more requests; threads end once the queue is empty.
+    fn close(&self) {
+        self.shared.state.lock().is_draining = true;
+        self.shared.work.notify_all();
+    }
 }
 
 impl<E: Engine> Drop for Batcher<E> {
     fn drop(&mut self) {
-        self.drain();
+        self.close();
     }
 }
 

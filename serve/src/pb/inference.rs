@@ -108,8 +108,8 @@ pub struct InferTensorContents {
     pub fp32_contents: ::prost::alloc::vec::Vec<f32>,
     #[prost(double, repeated, tag = "7")]
     pub fp64_contents: ::prost::alloc::vec::Vec<f64>,
-    #[prost(bytes = "vec", repeated, tag = "8")]
-    pub bytes_contents: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(bytes = "bytes", repeated, tag = "8")]
+    pub bytes_contents: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelInferRequest {
@@ -131,8 +131,8 @@ pub struct ModelInferRequest {
         model_infer_request::InferRequestedOutputTensor,
     >,
     /// One for each input: row-major elements, little-endian; elements of BYTES are preceded by their length, four bytes.
-    #[prost(bytes = "vec", repeated, tag = "7")]
-    pub raw_input_contents: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(bytes = "bytes", repeated, tag = "7")]
+    pub raw_input_contents: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Nested message and enum types in `ModelInferRequest`.
 pub mod model_infer_request {
@@ -179,8 +179,8 @@ pub struct ModelInferResponse {
     >,
     #[prost(message, repeated, tag = "5")]
     pub outputs: ::prost::alloc::vec::Vec<model_infer_response::InferOutputTensor>,
-    #[prost(bytes = "vec", repeated, tag = "6")]
-    pub raw_output_contents: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub raw_output_contents: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Nested message and enum types in `ModelInferResponse`.
 pub mod model_infer_response {
@@ -227,7 +227,7 @@ pub mod model_repository_parameter {
         #[prost(string, tag = "3")]
         StringParam(::prost::alloc::string::String),
         #[prost(bytes, tag = "4")]
-        BytesParam(::prost::alloc::vec::Vec<u8>),
+        BytesParam(::prost::bytes::Bytes),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
