@@ -7,16 +7,11 @@
 //! embedder without a server, in batches as they come: what the server can reach at best.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use candle::{DType, Device};
 use clap::Parser;
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::TokioExecutor;
 use opara_serve::batch::{Buckets, Engine};
 use opara_serve::embed::{Size, TextModel};
 use serde_json::json;
@@ -107,65 +102,50 @@ fn main() -> Result<()> {
     let host = args.url.strip_prefix("http://").context("the url must start with http://")?;
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     ensure!(["127.0.0.1", "localhost", "[::1]"].contains(&host), "{host} is not this machine");
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        println!("{:>8} {:>10} {:>12} {:>9} {:>9} {:>7}", "clients", "texts/s", "words/s", "p50, ms", "p99, ms", "errors");
-        for &clients in &args.clients {
-            step(&args, &texts, clients).await?;
-        }
-        Ok(())
-    })
+    println!("{:>8} {:>10} {:>12} {:>9} {:>9} {:>7}", "clients", "texts/s", "words/s", "p50, ms", "p99, ms", "errors");
+    args.clients.iter().try_for_each(|&clients| step(&args, &texts, clients))
 }
 
-/// One step: so many clients for some seconds.
-async fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
-    let client: Client<HttpConnector, Full<bytes::Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let url: axum::http::Uri = format!("{}/v1/embeddings", args.url).parse()?;
+/// One step: so many clients for some seconds, a thread each.
+fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
+    let url = format!("{}/v1/embeddings", args.url);
     let format = if args.base64 { "base64" } else { "float" };
-    let body = |text: &String| json!({"model": args.model, "input": text, "encoding_format": format}).to_string().into();
-    let bodies: Arc<Vec<(bytes::Bytes, usize)>> =
-        Arc::new(texts.iter().map(|text| (body(text), text.split(' ').count())).collect());
-    let (next, errors) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let body = |text: &String| json!({"model": args.model, "input": text, "encoding_format": format}).to_string();
+    let bodies: Vec<(String, usize)> = texts.iter().map(|text| (body(text), text.split(' ').count())).collect();
+    let (next, errors) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let begin = Instant::now() + Duration::from_secs(1);
     let end = begin + Duration::from_secs_f64(args.seconds);
-    let limit = args.requests;
-    let run = |_| {
-        let (client, url, bodies, next, errors) = (client.clone(), url.clone(), bodies.clone(), next.clone(), errors.clone());
-        tokio::spawn(async move {
-            let mut times = Vec::new();
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let start = Instant::now();
-                if start >= end || index >= limit {
-                    return anyhow::Ok(times);
-                }
-                let (body, words) = &bodies[index % bodies.len()];
-                let request = axum::http::Request::post(&url).header("content-type", "application/json");
-                let reply = client.request(request.body(Full::new(body.clone()))?).await?;
-                let is_good = reply.status().is_success();
-                reply.into_body().collect().await?;
-                if start < begin {
-                    continue;
-                }
-                match is_good {
-                    true => times.push((start.elapsed(), *words)),
-                    false => _ = errors.fetch_add(1, Ordering::Relaxed),
-                }
+    let client = || {
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let mut times = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let start = Instant::now();
+            if start >= end || index >= args.requests {
+                return anyhow::Ok(times);
             }
-        })
+            let (body, words) = &bodies[index % bodies.len()];
+            let mut reply = agent.post(&url).header("content-type", "application/json").send(body)?;
+            reply.body_mut().read_to_vec()?;
+            match reply.status().is_success() {
+                _ if start < begin => {}
+                true => times.push((start.elapsed(), *words)),
+                false => _ = errors.fetch_add(1, Ordering::Relaxed),
+            }
+        }
     };
-    let tasks: Vec<_> = (0..clients).map(run).collect();
-    let mut times = Vec::new();
-    for task in tasks {
-        times.extend(task.await??);
-    }
+    let mut times = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        let times = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
+        Ok(times.collect::<Result<Vec<_>>>()?.concat())
+    })
+    .and_then(|times: Vec<(Duration, usize)>| if times.is_empty() { bail!("no request was answered") } else { Ok(times) })?;
     let seconds = begin.elapsed().as_secs_f64();
     let words: usize = times.iter().map(|(_, words)| words).sum();
     times.sort_unstable();
-    ensure!(!times.is_empty(), "no request was answered");
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].0.as_secs_f64() * 1e3;
     let (rate, words) = (times.len() as f64 / seconds, words as f64 / seconds);
-    let errors = errors.load(Ordering::Relaxed);
+    let errors = errors.into_inner();
     println!("{clients:>8} {rate:>10.1} {words:>12.0} {:>9.2} {:>9.2} {errors:>7}", at(0.5), at(0.99));
     Ok(())
 }

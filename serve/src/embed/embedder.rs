@@ -35,7 +35,7 @@ impl Embedder {
         };
         let smallest = buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 });
         // Ids and masks are looked up and multiplied by operators alone: one full row and one short one show that.
-        let (example, short) = (inputs(smallest, &[&[1, 2]], device)?, inputs(smallest, &[&[1]], device)?);
+        let (example, short) = (inputs(smallest, &[[1u32, 2]], device)?, inputs(smallest, &[[1u32]], device)?);
         let executor = builder.max_shapes(buckets.len()).example(&short).build_fn(forward, &example)?;
         let (width, vocabulary) = (config.hidden_size, config.vocab_size);
         Ok(Self { executor, tokenizer, device: device.clone(), buckets: buckets.clone(), width, vocabulary })
@@ -128,14 +128,14 @@ impl Engine for Embedder {
     }
 
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
-        self.executor.call(&inputs(bucket, &[[1]], &self.device)?)?;
+        self.executor.call(&inputs(bucket, &[[1u32]], &self.device)?)?;
         Ok(())
     }
 
     fn health(&self, buckets: &Buckets) -> Health {
         let mut health = Health::default();
         for bucket in buckets.iter() {
-            let report = inputs(bucket, &[[1]], &self.device).ok().and_then(|x| self.executor.report_for(&x).ok());
+            let report = inputs(bucket, &[[1u32]], &self.device).ok().and_then(|x| self.executor.report_for(&x).ok());
             if let Some(report) = report {
                 health.note(bucket, &report);
             }

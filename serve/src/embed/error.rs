@@ -24,6 +24,15 @@ pub enum EmbedError {
         model: String,
     },
 
+    /// A checkpoint of another architecture.
+    #[error("the checkpoint {model} is a {kind:?}: only \"bert\" is supported")]
+    Architecture {
+        /// The checkpoint.
+        model: String,
+        /// What its `config.json` says.
+        kind: String,
+    },
+
     /// A file beside the weights that is not sound.
     #[error("{}: {reason}", path.display())]
     File {

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use candle::{DType, Result, Tensor};
+use candle::{DType, Tensor};
 use opara_candle::ops;
 use serde::Deserialize;
 
-use super::EmbedError;
+use super::{EmbedError, Result};
 
 /// How the vectors of a text's tokens become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ struct File {
 
 impl Pooling {
     /// What the checkpoint in this folder says; the mean where it says nothing.
-    pub(super) fn of(folder: &Path) -> Result<Self, EmbedError> {
+    pub(super) fn of(folder: &Path) -> Result<Self> {
         let path = folder.join("1_Pooling/config.json");
         let Some(file) = read_json::<File>(&path)? else { return Ok(Self::Mean) };
         let others = file.pooling_mode_max_tokens
@@ -47,7 +47,7 @@ impl Pooling {
 
     /// `(batch, width)` of f32, each row of length 1, of hidden states `(batch, tokens, width)` and the mask `(batch, tokens)`,
     /// which is one for tokens and zero for padding.
-    pub(super) fn apply(self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply(self, hidden: &Tensor, mask: &Tensor) -> candle::Result<Tensor> {
         let _scope = opara_candle::scope("pooling");
         let pooled = match self {
             Self::Cls => ops::to_dtype(&ops::contiguous(&ops::narrow(hidden, 1, 0, 1)?)?, DType::F32)?,
@@ -66,7 +66,7 @@ impl Pooling {
 }
 
 /// The content of a file that need not be there.
-pub(super) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, EmbedError> {
+pub(super) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>> {
     let failed = |reason: String| EmbedError::File { path: path.to_path_buf(), reason };
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.to_string())),

@@ -40,6 +40,12 @@ pub struct TextModel {
     pooling: Pooling,
 }
 
+/// Which architecture a checkpoint's `config.json` names.
+#[derive(Deserialize)]
+struct Kind {
+    model_type: Option<String>,
+}
+
 /// What a checkpoint of sentence-transformers says of lengths, in `sentence_bert_config.json`.
 #[derive(Deserialize)]
 struct SentenceConfig {
@@ -59,6 +65,11 @@ impl TextModel {
             return Err(EmbedError::File { path: folder, reason: "there is no such folder".into() });
         }
         let checkpoint = Checkpoint::find(&model)?;
+        if let Kind { model_type: Some(kind) } = checkpoint.config()? {
+            if kind != "bert" {
+                return Err(EmbedError::Architecture { model, kind });
+            }
+        }
         let config: Config = checkpoint.config()?;
         let sentence: Option<SentenceConfig> = read_json(&folder.join("sentence_bert_config.json"))?;
         let limit = sentence.and_then(|config| config.max_seq_length).unwrap_or(usize::MAX);

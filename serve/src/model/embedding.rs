@@ -154,14 +154,17 @@ fn plain(text: Tensor) -> Result<Texts> {
 
 fn tokens(ids: Tensor, mask: Option<Tensor>) -> Result<Texts> {
     let (rows, ids) = matrix(ids)?;
+    if rows == 0 {
+        return Ok(Texts::Tokens(Vec::new()));
+    }
     let lengths = match mask {
-        None => vec![ids.len() / rows.max(1); rows],
+        None => vec![ids.len() / rows; rows],
         Some(mask) => {
             let (mask_rows, mask) = matrix(mask)?;
             if (mask_rows, mask.len()) != (rows, ids.len()) {
                 return Err(Failure::invalid("`attention_mask` must have the shape of `input_ids`"));
             }
-            mask.chunks(mask.len() / rows.max(1)).enumerate().map(masked_length).collect::<Result<_>>()?
+            mask.chunks(mask.len() / rows).enumerate().map(masked_length).collect::<Result<_>>()?
         }
     };
     let row = |(index, length): (usize, usize)| {

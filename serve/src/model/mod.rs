@@ -12,6 +12,7 @@ use std::time::Instant;
 pub use embedding::EmbeddingModel;
 pub use failure::{Failure, Kind};
 pub use models::{Loader, Models, State};
+pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 
 use crate::batch::Health;

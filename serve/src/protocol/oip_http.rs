@@ -96,9 +96,8 @@ async fn inferred(service: &Service, target: &Target, request: Request) -> Resul
     service.model(&target.name, &target.version)?;
     let metrics = service.registry.model(&target.name);
     let body = service.body(&parts, body).await?;
-    let request = metrics.timed(Stage::Parse, || oip_json::Request::read(body, json_bytes))?;
+    let mut request = metrics.timed(Stage::Parse, || oip_json::Request::read(body, json_bytes))?;
     let context = service.context(parts.extensions.get::<Client>(), request.timeout)?;
-    let mut request = request;
     let inputs = std::mem::take(&mut request.inputs);
     let names: Vec<&str> = request.outputs.iter().map(|(name, _)| name.as_str()).collect();
     let outputs = service.infer((&target.name, &target.version), inputs, &names, context).await?;

@@ -34,7 +34,7 @@ pub fn router(service: &Service, settings: &Settings) -> anyhow::Result<Router> 
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn_with_state(access, admit))
-        .layer(TraceLayer::new_for_http().make_span_with(span))
+        .layer(TraceLayer::new_for_http().make_span_with(span).on_failure(()))
         .layer(CatchPanicLayer::custom(panicked)))
 }
 

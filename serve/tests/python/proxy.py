@@ -53,7 +53,7 @@ def main():
     replicas = {port: start(port) for port in PORTS}
     text = CONFIG.read_text()
     for example, port in (("8000", PORTS[0]), ("8001", PORTS[1])):
-        text = text.replace(f"127.0.0.1:{example} ", f"127.0.0.1:{port} ")
+        text = text.replace(f"127.0.0.1:{example}", f"127.0.0.1:{port}")
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as config:
         config.write(text.replace("bind :8080", f"bind 127.0.0.1:{FRONT}"))
         config.flush()
