@@ -21,8 +21,8 @@ const MEDIAN: f64 = 48.;
 const DEVIATION: f64 = 0.9;
 
 const WORDS: [&str; 24] = [
-    "the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "water", "people", "time", "year", "world", "city", "house",
-    "music", "paper", "market", "river", "light", "story", "music",
+    "the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "water", "people", "time", "year", "world", "city",
+    "house", "music", "paper", "market", "river", "light", "story", "music",
 ];
 
 /// Puts load on a server on this machine.
@@ -139,7 +139,9 @@ fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
         let times = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
         Ok(times.collect::<Result<Vec<_>>>()?.concat())
     })
-    .and_then(|times: Vec<(Duration, usize)>| if times.is_empty() { bail!("no request was answered") } else { Ok(times) })?;
+    .and_then(
+        |times: Vec<(Duration, usize)>| if times.is_empty() { bail!("no request was answered") } else { Ok(times) },
+    )?;
     let seconds = begin.elapsed().as_secs_f64();
     let words: usize = times.iter().map(|(_, words)| words).sum();
     times.sort_unstable();
@@ -157,8 +159,11 @@ fn in_process(args: &Args, texts: &[String]) -> Result<()> {
     let dtype: DType = args.dtype.parse()?;
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?.cut(true);
     let limit = model.limit();
-    let (batches, lengths, tokens) =
-        if args.cpu { (vec![1, 4], vec![32, 128], 512) } else { (vec![1, 2, 4, 8, 16, 32], vec![16, 32, 64, 128, 256], 8_192) };
+    let (batches, lengths, tokens) = if args.cpu {
+        (vec![1, 4], vec![32, 128], 512)
+    } else {
+        (vec![1, 2, 4, 8, 16, 32], vec![16, 32, 64, 128, 256], 8_192)
+    };
     let buckets = Buckets::new(batches, lengths.into_iter().filter(|&length| length < limit).chain([limit]), tokens)?;
     let embedder = model.embedder(&device, dtype, &buckets)?;
     for bucket in buckets.iter() {

@@ -37,7 +37,8 @@ fn main() -> Result<()> {
     let mut texts = args.texts;
     if texts.is_empty() {
         let long = "On Sundays a fresh loaf comes out of her oven. ".repeat(4);
-        texts = ["A cat sleeps on the warm windowsill.", "Ünïcödé, 日本語, ✓", "a", long.trim()].map(String::from).to_vec();
+        texts =
+            ["A cat sleeps on the warm windowsill.", "Ünïcödé, 日本語, ✓", "a", long.trim()].map(String::from).to_vec();
     }
     let vectors = texts.iter().map(|text| Ok(embedder.embed(&[text])?.remove(0))).collect::<Result<Vec<_>>>()?;
     println!("{}", json!({"texts": texts, "vectors": vectors}));

@@ -87,11 +87,10 @@ fn a_deadline_that_passed_is_answered_and_not_run() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_deadline_does_not_wait_for_a_worker() -> anyhow::Result<()> {
-    let (fake, _orders, started) = Fake::new();
+    let (fake, _orders, _started) = Fake::new();
     let batcher = Batcher::start([fake], buckets(), Settings::default());
-    let running = batcher.submit(Job::of([row(0, 1)]).deadline(Instant::now() + Duration::from_millis(20)))?;
-    started.recv()?;
-    assert_eq!(running.answers().await, Err(Error::Deadline), "its batch still runs");
+    let pending = batcher.submit(Job::of([row(0, 1)]).deadline(Instant::now() + Duration::from_millis(20)))?;
+    assert_eq!(pending.answers().await, Err(Error::Deadline), "its batch has no end");
     Ok(())
 }
 
@@ -99,12 +98,9 @@ async fn a_deadline_does_not_wait_for_a_worker() -> anyhow::Result<()> {
 fn a_panic_and_a_failure_cost_their_batch_alone() -> anyhow::Result<()> {
     let (fake, orders, started) = Fake::new();
     let batcher = Batcher::start([fake], buckets(), Settings::default());
-    for (order, expected) in [
-        (Order::Panic, Some("panicked")),
-        (Order::Run, None),
-        (Order::Fail, Some("on purpose")),
-        (Order::Run, None),
-    ] {
+    for (order, expected) in
+        [(Order::Panic, Some("panicked")), (Order::Run, None), (Order::Fail, Some("on purpose")), (Order::Run, None)]
+    {
         let pending = batcher.submit(Job::of([row(1, 2)]))?;
         started.recv()?;
         orders.send(order)?;
@@ -190,7 +186,8 @@ fn rows_of_an_executor_have_the_modules_bits() -> anyhow::Result<()> {
     batcher.warm_up(|bucket, done, all| built.push((bucket, done, all)))?;
     assert_eq!(built.len(), buckets().len());
     let rows = [row(1, 3), row(20, 8), row(50, 1), row(60, 4)];
-    let job = rows.iter().map(|row| Ok(vec![Tensor::new(&row[..], &Device::Cpu)?])).collect::<anyhow::Result<Vec<_>>>()?;
+    let job =
+        rows.iter().map(|row| Ok(vec![Tensor::new(&row[..], &Device::Cpu)?])).collect::<anyhow::Result<Vec<_>>>()?;
     for (answer, row) in batcher.submit(Job::of(job))?.wait()?.iter().zip(&rows) {
         let expected = table.index_select(&Tensor::new(&row[..], &Device::Cpu)?, 0)?.relu()?;
         assert_eq!(answer[0].to_vec2::<f32>()?, expected.to_vec2::<f32>()?);

@@ -108,7 +108,8 @@ async fn tensors_as_bytes_go_in_and_out() -> Result<()> {
     let setup = setup(small())?;
     let (ids, mask) = ([5i64, 6, 7, 8, 9, 0], [1i64, 1, 1, 1, 1, 0]);
     let raw: Vec<u8> = ids.iter().chain(&mask).flat_map(|id| id.to_le_bytes()).collect();
-    let tensor = |name| json!({"name": name, "shape": [2, 3], "datatype": "INT64", "parameters": {"binary_data_size": 48}});
+    let tensor =
+        |name| json!({"name": name, "shape": [2, 3], "datatype": "INT64", "parameters": {"binary_data_size": 48}});
     let head = json!({
         "inputs": [tensor("input_ids"), tensor("attention_mask")],
         "outputs": [{"name": "embedding", "parameters": {"binary_data": true}}],
@@ -210,7 +211,9 @@ async fn bad_requests_over_http_are_this_protocols_errors() -> Result<()> {
     let text = |shape: Value, data: Value| one("text", "BYTES", shape, data);
     let deep = "[".repeat(1_000);
     let huge = json!([1u64 << 40, 1u64 << 40]);
-    let with = |parameters: Value| json!({"parameters": parameters, "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}).to_string();
+    let with = |parameters: Value| {
+        json!({"parameters": parameters, "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}).to_string()
+    };
     let bad = [
         (400, String::new()),
         (400, "{".into()),
@@ -277,7 +280,8 @@ async fn bad_requests_over_http_are_this_protocols_errors() -> Result<()> {
 #[tokio::test]
 async fn text_that_is_not_utf8_is_named() -> Result<()> {
     let setup = setup(small())?;
-    let head = json!({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}]});
+    let head =
+        json!({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}]});
     let head = head.to_string();
     let body = [head.as_bytes(), &2u32.to_le_bytes(), &[0xff, 0xfe]].concat();
     let request = Request::post(INFER).header("inference-header-content-length", head.len()).body(body.into())?;
@@ -382,7 +386,9 @@ async fn keys_are_asked_for_in_every_protocol() -> Result<()> {
     std::fs::write(&keys, "first\nsecond\n")?;
     let setup = setup(Settings { api_keys: Some(keys), ..small() })?;
     let body = json!({"model": "bert", "input": "a"}).to_string();
-    for (key, status) in [(None, 401), (Some("Bearer third"), 401), (Some("Basic first"), 401), (Some("Bearer second"), 200)] {
+    for (key, status) in
+        [(None, 401), (Some("Bearer third"), 401), (Some("Basic first"), 401), (Some("Bearer second"), 200)]
+    {
         let request = Request::post("/v1/embeddings");
         let request = key.into_iter().fold(request, |request, key| request.header(header::AUTHORIZATION, key));
         assert_eq!(send(&setup.router, request.body(body.clone().into())?).await?.status.as_u16(), status);

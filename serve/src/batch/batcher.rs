@@ -120,8 +120,7 @@ impl<E: Engine> Batcher<E> {
         let workers = engines.len() * settings.in_flight;
         let state = State { queue: Queue::new(buckets.lanes()), is_draining: false, workers, seconds_a_row: 0. };
         settings.metrics.workers.set(workers as i64);
-        let shared =
-            Arc::new(Shared { engines, buckets, settings, state: Mutex::new(state), work: Condvar::new() });
+        let shared = Arc::new(Shared { engines, buckets, settings, state: Mutex::new(state), work: Condvar::new() });
         let start = |worker: usize| {
             let shared = shared.clone();
             std::thread::spawn(move || worker::run(&shared, worker / shared.settings.in_flight))

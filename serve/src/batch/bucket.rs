@@ -45,10 +45,8 @@ impl Buckets {
                 Some(_) => Ok(numbers),
             }
         };
-        let (all, lengths) = (
-            sorted(batches.into_iter().collect(), "rows")?,
-            sorted(lengths.into_iter().collect(), "tokens of a row")?,
-        );
+        let (all, lengths) =
+            (sorted(batches.into_iter().collect(), "rows")?, sorted(lengths.into_iter().collect(), "tokens of a row")?);
         let within = |&length: &usize| {
             let fitting: Vec<usize> =
                 all.iter().copied().filter(|batch| batch.checked_mul(length).is_some_and(|n| n <= tokens)).collect();
@@ -142,7 +140,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_errors() {
-        for (batches, lengths) in [(vec![], vec![8]), (vec![1], vec![]), (vec![0, 1], vec![8]), (vec![2], vec![8, 64])] {
+        for (batches, lengths) in [(vec![], vec![8]), (vec![1], vec![]), (vec![0, 1], vec![8]), (vec![2], vec![8, 64])]
+        {
             assert!(matches!(Buckets::new(batches, lengths, 64), Err(Error::Buckets(_))));
         }
         assert!(Buckets::new([usize::MAX], [usize::MAX], 64).is_err());

@@ -104,8 +104,11 @@ impl Default for Registry {
         let queue = register!("queue_rows", "Rows that wait for a worker", Family::default());
         let workers = register!("workers", "Workers that run", Family::default());
         let panics = register!("panics", "Batches on which the engine panicked", Family::default());
-        let batch_rows =
-            register!("batch_rows", "Rows of a batch, without padding", Family::new_with_constructor(rows as fn() -> _));
+        let batch_rows = register!(
+            "batch_rows",
+            "Rows of a batch, without padding",
+            Family::new_with_constructor(rows as fn() -> _)
+        );
         let tokens = register!("tokens", "Tokens run, of rows and of padding", Family::default());
         let stages =
             register!("stage_seconds", "Time in each stage", Family::new_with_constructor(seconds as fn() -> _));

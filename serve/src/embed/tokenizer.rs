@@ -21,7 +21,8 @@ enum Kind {
 impl TextTokenizer {
     /// The tokenizer of this file, for texts of at most `limit` tokens.
     pub(super) fn trained(path: &Path, limit: usize) -> Result<Self> {
-        let failed = |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
+        let failed =
+            |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
         let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(failed)?;
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;
         Ok(Self { kind: Kind::Trained(tokenizer.into()), limit, cuts: false })

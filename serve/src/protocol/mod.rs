@@ -1,9 +1,9 @@
 //! The protocols: each turns its requests into tensors or texts, and answers and failures into its own messages.
 
-pub mod openai;
 pub mod oip_grpc;
 pub mod oip_http;
 mod oip_json;
+pub mod openai;
 mod raw;
 mod service;
 

@@ -24,7 +24,9 @@ const PROTOCOL: &str = "oip_grpc";
 /// The service as part of a server.
 pub fn service(service: Service) -> GrpcInferenceServiceServer<Grpc> {
     let limit = service.limits.body_bytes;
-    GrpcInferenceServiceServer::new(Grpc(service)).max_decoding_message_size(limit).max_encoding_message_size(usize::MAX)
+    GrpcInferenceServiceServer::new(Grpc(service))
+        .max_decoding_message_size(limit)
+        .max_encoding_message_size(usize::MAX)
 }
 
 /// The service's calls.
@@ -32,7 +34,8 @@ pub struct Grpc(Service);
 
 impl Grpc {
     async fn infer(&self, request: ModelInferRequest, client: Option<Client>) -> Result<ModelInferResponse> {
-        let ModelInferRequest { model_name, model_version, id, parameters, inputs, outputs, raw_input_contents } = request;
+        let ModelInferRequest { model_name, model_version, id, parameters, inputs, outputs, raw_input_contents } =
+            request;
         self.0.model(&model_name, &model_version)?;
         let metrics = self.0.registry.model(&model_name);
         let timeout = parameters.get("timeout").map(timeout).transpose()?;
@@ -44,7 +47,14 @@ impl Grpc {
         let (outputs, raw_output_contents) =
             metrics.timed(Stage::Respond, || answer.into_iter().map(output).unzip::<_, _, Vec<_>, Vec<_>>());
         let model_version = MODEL_VERSION.into();
-        Ok(ModelInferResponse { model_name, model_version, id, parameters: Default::default(), outputs, raw_output_contents })
+        Ok(ModelInferResponse {
+            model_name,
+            model_version,
+            id,
+            parameters: Default::default(),
+            outputs,
+            raw_output_contents,
+        })
     }
 }
 
@@ -194,7 +204,9 @@ impl GrpcInferenceService for Grpc {
                 let result = grpc.infer(request?, client).await;
                 grpc.0.count(PROTOCOL, &result);
                 Ok(match result {
-                    Ok(answer) => ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) },
+                    Ok(answer) => {
+                        ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) }
+                    }
                     Err(failure) => ModelStreamInferResponse { error_message: failure.message, infer_response: None },
                 })
             }

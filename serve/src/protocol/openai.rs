@@ -110,7 +110,8 @@ async fn embedded(service: &Service, request: Request) -> Result<Response> {
         }
     }
     let Embeddings { vectors, tokens } = service.embed(&body.model, texts, context).await?;
-    let vector = |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let vector =
+        |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
     let item = |(index, floats)| Item {
         object: "embedding",
         index,

@@ -38,7 +38,8 @@ impl Listening {
         let host = settings.host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let ports = [settings.port.unwrap_or(8_000)].into_iter().chain(settings.grpc_port);
         let bind = |port| {
-            let listener = TcpListener::bind((host, port)).with_context(|| format!("cannot listen on {host}:{port}"))?;
+            let listener =
+                TcpListener::bind((host, port)).with_context(|| format!("cannot listen on {host}:{port}"))?;
             listener.set_nonblocking(true)?;
             Ok(listener)
         };

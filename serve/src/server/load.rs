@@ -20,7 +20,8 @@ pub fn models(settings: &Settings, registry: &Arc<Registry>) -> Result<Models> {
     let devices = devices(settings)?;
     let named = settings.models()?;
     let loader = |name: &str, open: Box<dyn Fn() -> Result<TextModel> + Send + Sync>| -> Loader {
-        let (settings, registry, devices, name) = (settings.clone(), registry.clone(), devices.clone(), name.to_owned());
+        let (settings, registry, devices, name) =
+            (settings.clone(), registry.clone(), devices.clone(), name.to_owned());
         Arc::new(move || load(&name, &open()?, &devices, &settings, &registry))
     };
     if named.is_empty() {

@@ -58,7 +58,8 @@ async fn metrics(State(service): State<Service>) -> Response {
 }
 
 async fn unknown(request: Request) -> Response {
-    let is_grpc = request.headers().get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
+    let is_grpc =
+        request.headers().get(header::CONTENT_TYPE).is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
     let kind = if is_grpc { Kind::Unimplemented } else { Kind::NotFound };
     refuse(&request, &Failure::new(kind, "this server does not offer that path"))
 }

@@ -228,7 +228,10 @@ impl Settings {
             ensure!((0. ..=86_400.).contains(&seconds), "{seconds} seconds are not between 0 and a day");
         }
         ensure!(self.request_seconds != Some(0.), "request-seconds must be more than 0");
-        ensure!(cfg!(feature = "otel") || self.otlp_endpoint.is_none(), "this build has no traces: build with the feature otel");
+        ensure!(
+            cfg!(feature = "otel") || self.otlp_endpoint.is_none(),
+            "this build has no traces: build with the feature otel"
+        );
         Ok(())
     }
 
@@ -238,7 +241,10 @@ impl Settings {
         for model in &self.model {
             let Some((name, folder)) = model.split_once('=') else { bail!("model {model:?} is not NAME=DIR") };
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-            ensure!(!name.is_empty() && name.chars().all(is_plain), "a model's name has letters, digits and -_. only: {name:?}");
+            ensure!(
+                !name.is_empty() && name.chars().all(is_plain),
+                "a model's name has letters, digits and -_. only: {name:?}"
+            );
             ensure!(models.iter().all(|(other, _)| other != name), "the name {name:?} is given to two models");
             models.push((name.into(), folder.into()));
         }
