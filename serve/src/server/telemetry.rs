@@ -1,5 +1,7 @@
 //! Logs and traces.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -31,7 +33,7 @@ pub struct Telemetry {
 /// An address of a collector that is none.
 pub fn start_logs(format: LogFormat, otlp_endpoint: Option<&str>) -> Result<Telemetry> {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let layer = fmt::layer().with_writer(std::io::stderr);
+    let layer = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let layer: Box<dyn Layer<Registry> + Send + Sync> = match format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
