@@ -13,9 +13,9 @@ use opara_candle::{ops, scope, OparaExecutor};
 
 const MEASUREMENT: Duration = Duration::from_secs(5);
 
-/// Name, side of the image, input channels, and output channels of: 1x1; 1x1 before 3x3, 3x3; 1x1 before 5x5, 5x5; 1x1
-/// behind the pooling. (Szegedy et al., "Going Deeper with Convolutions", 2014, Table 1; torchvision's kernel of 3 for
-/// the third branch.)
+/// Name, height and width of the image, input channels, and output channels of: 1x1; 1x1 before 3x3, 3x3; 1x1 before
+/// 5x5, 5x5; 1x1 after the pooling. (Szegedy et al., "Going Deeper with Convolutions", 2014, Table 1; with
+/// torchvision's kernel size of 3 for the third branch.)
 const BLOCKS: [(&str, usize, usize, [usize; 6]); 4] = [
     ("inception3a", 28, 192, [64, 96, 128, 16, 32, 32]),
     ("inception4b", 14, 512, [160, 112, 224, 24, 64, 64]),
@@ -49,7 +49,7 @@ impl Block {
 impl Module for Block {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let _scope = scope("block");
-        let pooled = ops::max_pool2d(x, &PoolConfig::new(3, 1).pad(1))?;
+        let pooled = ops::max_pool2d(x, &PoolConfig::new(3, 1).padding(1))?;
         let inputs = [x, x, x, &pooled];
         let branch =
             |(branch, x): (&Vec<Conv2d>, &Tensor)| branch.iter().try_fold(x.clone(), |x, conv| conv.forward(&x));

@@ -1,4 +1,4 @@
-//! Whole models on the CPU: eager on candle's operators alone, eager on the library's, and the executor.
+//! Whole models on the CPU: eager with candle's operators only, eager with the library's operators, and the executor.
 
 use std::cell::OnceCell;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     let mut criterion = Criterion::default().sample_size(10).measurement_time(MEASUREMENT).configure_from_args();
     let vb = opara_weights::seeded(0, DType::F32, &Device::Cpu);
     for native in Native::value_variants() {
-        // One row of categories is hardly any work.
+        // One row of categories is too little work to measure.
         let batch = if *native == Native::Deepfm { 64 } else { 1 };
         let input = native.example(batch, DType::F32, &Device::Cpu)?;
         bench(criterion.benchmark_group(native.name()), &native.load(vb.clone())?, &[input])?;
@@ -26,9 +26,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Measures `model` on `input` in all three ways and prints the executor's report.
+/// Measures `model` on `input` in all three modes and prints the executor's report.
 fn bench(mut group: BenchmarkGroup<WallTime>, model: &Model, input: &[Tensor]) -> Result<()> {
-    // Made when it is first needed, since criterion may be told to leave it out.
+    // Built on first use, because criterion may be told to skip it.
     let executor = OnceCell::new();
     ops::use_candle_only(true);
     group.bench_function("candle", |b| b.iter(|| black_box(model.call(input))));

@@ -10,7 +10,7 @@ use opara_candle::ops::{self, Activation, ConvConfig, PoolConfig};
 
 const MEASUREMENT: Duration = Duration::from_secs(1);
 
-/// Name, input channels, side, output channels, window, stride, groups. Padding keeps the size.
+/// Name, input channels, height and width, output channels, window, stride, groups. Padding keeps height and width.
 type Convolution = (&'static str, usize, usize, usize, (usize, usize), usize, usize);
 
 #[rustfmt::skip]
@@ -32,7 +32,7 @@ const CONVOLUTIONS: [Convolution; 15] = [
     ("resnext-32-groups-3x3",     256,  14, 256, (3, 3), 1,  32),
 ];
 
-/// Name, whether a mean, channels, side, kernel, stride, padding.
+/// Name, mean instead of maximum, channels, height and width, kernel, stride, padding.
 type Pool = (&'static str, bool, usize, usize, usize, usize, usize);
 
 #[rustfmt::skip]
@@ -73,7 +73,7 @@ fn main() -> Result<()> {
         let padding = (kh / 2, kw / 2).into();
         let config = ConvConfig::default().stride(stride).padding(padding).groups(groups).activation(Activation::Relu);
         let candle = || {
-            // candle pads all edges alike.
+            // candle pads all edges equally.
             let (x, padding) = if kh == kw { (x.clone(), kh / 2) } else { (ops::pad(&x, padding)?, 0) };
             let y = x.conv2d(&weight, padding, stride, 1, groups)?;
             y.broadcast_add(&bias.reshape((1, (), 1, 1))?)?.relu()
@@ -82,9 +82,10 @@ fn main() -> Result<()> {
     }
     for (name, mean, channels, side, kernel, stride, padding) in POOLS {
         let x = random(&[1, channels, side, side])?;
-        let config = PoolConfig::new(kernel, stride).pad(padding).count_padding(true);
+        let config = PoolConfig::new(kernel, stride).padding(padding).count_padding(true);
         let candle = || {
-            // candle does not pad; zeros do for a mean, and cost as much as what a maximum would need.
+            // candle's pools do not pad. Zero padding is correct for a mean, and costs as much as the padding for a
+            // maximum.
             let x = if padding > 0 { ops::pad(&x, config.padding)? } else { x.clone() };
             match mean {
                 true => x.avg_pool2d_with_stride(kernel, stride),

@@ -1,5 +1,5 @@
-//! What re-checks cost: BERT-base, one sentence of 128 tokens, with no call, one in 1,000, in 100 and in 10 re-checked.
-//! On a GPU in f16 if there is one, else on the CPU in f32.
+//! The cost of re-checks: BERT-base with one sentence of 128 tokens, with no call, one call in 1,000, in 100 and in 10
+//! re-checked. Runs on a GPU in f16 if there is one, else on the CPU in f32.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         let model = model.clone();
         let module = move |ids: &Tensor| Module::forward(&*model, ids);
         let executor = OparaExecutor::builder().recheck(every).build(module, &ids)?;
-        // Long enough that each measurement holds several re-checks.
+        // Long enough that each measurement contains several re-checks.
         const CALLS: usize = 2000;
         group.bench_function(format!("{CALLS} calls, recheck {every}"), |b| {
             b.iter(|| -> Result<()> {

@@ -1,9 +1,9 @@
-//! Sentence similarity by BERT, replayed as one parallel schedule.
+//! Sentence similarity with BERT, replayed as one parallel schedule.
 //!
 //!     cargo run --release --features cudnn --example bert -- --model sentence-transformers/all-MiniLM-L6-v2
 //!
-//! On a GPU the model is candle-transformers', unchanged; `--native` takes opara-models' instead. On the CPU, where the
-//! executor sees only operators that record themselves, it is always the latter.
+//! On a GPU the model is candle-transformers', unchanged; `--native` selects opara-models' instead. On the CPU it is
+//! always opara-models', because the executor there captures only operators that record themselves.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ const SENTENCES: [&str; 6] = [
     "On Sundays a fresh loaf comes out of her oven.",
 ];
 
-/// Sentence similarity by BERT.
+/// Computes sentence similarity with BERT.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -34,11 +34,11 @@ struct Args {
     #[command(flatten)]
     show: Show,
 
-    /// Tokens of a sentence: shorter ones are padded, longer ones cut.
+    /// Tokens per sentence: shorter sentences are padded, longer ones truncated.
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_len: usize,
 
-    /// Size of the model, where no config.json says it.
+    /// Size of the model if there is no config.json.
     #[arg(long, value_enum, default_value = "base")]
     size: Size,
 
@@ -108,7 +108,7 @@ fn run() -> Result<()> {
     args.show.run(out, options, &model, &fast, example)
 }
 
-/// A function of token ids, token types and attention mask to the last hidden state.
+/// Loads a function from token ids, token types and attention mask to the last hidden state.
 fn load(native: bool, vb: VarBuilder, config: &Config) -> candle::Result<Model> {
     Ok(if native {
         let model = BertModel::load(vb, config)?;
@@ -138,8 +138,8 @@ fn candle_config(config: &Config) -> candle_bert::Config {
     }
 }
 
-/// The model's inputs for all sentences, `size` a batch: the last is filled up with the first sentences again, so that
-/// one schedule fits all.
+/// Builds the model's inputs for all sentences in batches of `size`. The last batch is filled up with the first
+/// sentences again, so that one schedule fits all batches.
 fn batches(sentences: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
     let count = sentences.len().div_ceil(size);
     let filled: Vec<&str> = sentences.iter().copied().cycle().take(count * size).collect();
@@ -151,7 +151,7 @@ fn batches(sentences: &[&str], tokenizer: &Tokenizer, size: usize, device: &Devi
     inputs.collect()
 }
 
-/// One vector of length 1 a sentence: the mean of its tokens' hidden states.
+/// Computes one embedding of length 1 per sentence: the mean of its tokens' hidden states, normalized.
 fn embed(hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let mask = mask.to_dtype(DType::F32)?.unsqueeze(2)?;
     let sum = hidden.to_dtype(DType::F32)?.broadcast_mul(&mask)?.sum(1)?;
@@ -159,7 +159,7 @@ fn embed(hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
     Ok(mean.broadcast_div(&mean.sqr()?.sum_keepdim(1)?.sqrt()?)?)
 }
 
-/// All pairs, the most similar first.
+/// Lists all pairs, the most similar first.
 fn similarities(sentences: &[&str], cosines: &[Vec<f32>]) -> String {
     let pairs = (0..sentences.len()).flat_map(|i| (i + 1..sentences.len()).map(move |j| (i, j)));
     let mut pairs: Vec<_> = pairs.map(|(i, j)| (cosines[i][j], sentences[i], sentences[j])).collect();

@@ -1,4 +1,4 @@
-//! Click prediction by DeepFM, replayed as one parallel schedule: a table of categories in, probabilities out.
+//! Click prediction with DeepFM, replayed as one parallel schedule: reads a table of categories, prints probabilities.
 //!
 //!     cargo run --release --features cuda --example deepfm -- --batch 64 --repeat 100 --out clicks.csv
 
@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use opara_examples::{exit_code, Categories, Model, Options, Show};
 use opara_models::deepfm::{Config, DeepFm};
 
-/// Click prediction by DeepFM.
+/// Predicts clicks with DeepFM.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -26,19 +26,19 @@ struct Args {
     #[command(flatten)]
     show: Show,
 
-    /// Take the table's rows this many times.
+    /// Run through the table's rows this many times.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     repeat: usize,
 
-    /// Ids of each field, where no config.json says it.
+    /// Number of ids per field if there is no config.json.
     #[arg(long, default_value_t = 10_000, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     ids: usize,
 
-    /// Write the probabilities into this CSV file.
+    /// Write the probabilities to this CSV file.
     #[arg(long)]
     out: Option<PathBuf>,
 
-    /// CSV file with a header line and one column a field. Its texts are hashed.
+    /// CSV file with a header line and one column per field. Its texts are hashed to ids.
     #[arg(default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/data/clicks.csv"))]
     table: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Classifies a picture by GoogLeNet, replayed as one parallel schedule.
+//! Classifies a picture with GoogLeNet, replayed as one parallel schedule.
 //!
 //!     cargo run --release --features cudnn --example googlenet -- --model googlenet-1378be20.pth --image cat.jpg
 
@@ -9,7 +9,7 @@ use clap::Parser;
 use opara_examples::{exit_code, Classify, Interpolation, Preprocess};
 use opara_models::googlenet::{Config, GoogLeNet};
 
-/// Classifies a picture by GoogLeNet.
+/// Classifies a picture with GoogLeNet.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -21,8 +21,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    // torchvision normalises by ImageNet's mean and deviation and lets the model undo that (`transform_input`); this
-    // comes to the same.
+    // torchvision normalizes with ImageNet's mean and deviation and lets the model undo that (`transform_input`);
+    // normalizing with 0.5 and 0.5 here is equivalent.
     let preprocess = Preprocess {
         input_size: [3, 224, 224],
         crop_pct: 0.875,

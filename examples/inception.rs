@@ -1,4 +1,4 @@
-//! Classifies a picture by Inception-v3, replayed as one parallel schedule.
+//! Classifies a picture with Inception-v3, replayed as one parallel schedule.
 //!
 //!     cargo run --release --features cudnn --example inception -- --model timm/inception_v3.tf_in1k --image cat.jpg
 
@@ -9,7 +9,7 @@ use clap::Parser;
 use opara_examples::{exit_code, Classify, Interpolation, Preprocess};
 use opara_models::inception::{Config, InceptionV3};
 
-/// Classifies a picture by Inception-v3.
+/// Classifies a picture with Inception-v3.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -21,11 +21,11 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    // torchvision normalises by ImageNet's mean and deviation and lets the model undo that (`transform_input`); this
-    // comes to the same.
+    // torchvision normalizes with ImageNet's mean and deviation and lets the model undo that (`transform_input`);
+    // normalizing with 0.5 and 0.5 here is equivalent.
     let preprocess = Preprocess {
         input_size: [3, 299, 299],
-        // Of 342.
+        // 299 of 342 pixels.
         crop_pct: 0.874,
         interpolation: Interpolation::Bilinear,
         mean: [0.5; 3],

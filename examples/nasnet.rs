@@ -1,4 +1,4 @@
-//! Classifies a picture by NASNet-A, replayed as one parallel schedule.
+//! Classifies a picture with NASNet-A, replayed as one parallel schedule.
 //!
 //!     cargo run --release --features cudnn --example nasnet -- --model timm/nasnetalarge.tf_in1k --image cat.jpg
 
@@ -9,13 +9,13 @@ use clap::{Parser, ValueEnum};
 use opara_examples::{exit_code, Classify, Interpolation, Preprocess};
 use opara_models::nasnet::{Config, NasNet};
 
-/// Classifies a picture by NASNet-A.
+/// Classifies a picture with NASNet-A.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     classify: Classify,
 
-    /// Size of the model, where no checkpoint says it.
+    /// Size of the model if there is no checkpoint.
     #[arg(long, value_enum, default_value = "large")]
     size: Size,
 }
@@ -36,7 +36,7 @@ impl Size {
         }
     }
 
-    /// Pixels along a side of an image.
+    /// Pixels per side of the input image.
     fn side(self) -> usize {
         match self {
             Size::Tiny => 64,

@@ -1,4 +1,4 @@
-//! Compares full-size models with what torch computed on the same weights and inputs.
+//! Compares full-size models with torch's results for the same weights and inputs.
 //!
 //!     python3 models/tests/reference/full.py references
 //!     cargo run --release --features cudnn --example parity -- references
@@ -17,23 +17,23 @@ use opara_examples::{exit_code, relative_error, types};
 use opara_models::{bert, deepfm, googlenet, inception, nasnet, t5};
 use opara_weights::seeded_with_gain;
 
-/// Seed of weights and images.
+/// Seed of the weights and images.
 const SEED: u64 = 0;
 
-/// Compares full-size models with what torch computed on the same weights and inputs.
+/// Compares full-size models with torch's results for the same weights and inputs.
 ///
-/// Prints, for each output, the largest difference as a part of torch's largest value, and the same of torch's own
-/// result in that dtype against its result in f32.
+/// For each output, prints the largest difference relative to torch's largest value. Beside it stands torch's own
+/// relative error in that dtype against f32.
 #[derive(Parser)]
 struct Args {
-    /// Where models/tests/reference/full.py wrote its files.
+    /// Folder that models/tests/reference/full.py wrote to.
     folder: PathBuf,
 
-    /// Models to compare; all without it.
+    /// Models to compare; by default all.
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS.map(|model| model.name)))]
     only: Vec<String>,
 
-    /// Types of weights and activations; all without it.
+    /// Dtypes of weights and activations; by default both.
     #[arg(long, value_delimiter = ',', value_parser = types(["f32", "f16"]), default_value = "f32,f16")]
     dtype: Vec<DType>,
 
@@ -44,10 +44,10 @@ struct Args {
 
 type Outputs = Vec<(&'static str, Tensor)>;
 
-/// One of full.py's models, of the same name there.
+/// One of full.py's models, under the same name.
 struct Model {
     name: &'static str,
-    /// What the kernels of convolutions are multiplied by.
+    /// Factor for the convolution kernels.
     gain: f32,
     outputs: fn(VarBuilder) -> candle::Result<Outputs>,
 }
@@ -97,19 +97,19 @@ fn deepfm(vb: VarBuilder) -> candle::Result<Outputs> {
     Ok(vec![("probability", deepfm::DeepFm::load(vb, &config)?.forward(&ids)?)])
 }
 
-/// Element `i` is `37 * i % vocab`.
+/// Generates ids: element `i` is `37 * i % vocab`.
 fn ids(shape: (usize, usize), vocab: usize, device: &Device) -> candle::Result<Tensor> {
     Tensor::from_iter((0..shape.0 * shape.1).map(|i| (37 * i % vocab) as u32), device)?.reshape(shape)
 }
 
-/// Two images with values in [-1, 1).
+/// Generates two images with values in [-1, 1).
 fn images(side: usize, vb: &VarBuilder) -> candle::Result<Tensor> {
     let shape = (2, 3, side, side);
     let values = opara_weights::seeded(SEED, DType::F32, &Device::Cpu).get(2 * 3 * side * side, "input")?;
     (values * 10.)?.reshape(shape)?.to_dtype(vb.dtype())?.to_device(vb.device())
 }
 
-/// What torch computed, in f32.
+/// Reads torch's results, converted to f32.
 fn reference(folder: &Path, model: &str, dtype: DType) -> Result<HashMap<String, Tensor>> {
     let path = folder.join(format!("{model}.{}.safetensors", dtype.as_str()));
     let tensors = candle::safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())?;

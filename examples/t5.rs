@@ -1,8 +1,8 @@
-//! Text to text by T5: the encoder and the step that adds a token are each replayed as one parallel schedule.
+//! Text-to-text generation with T5: the encoder and the decoder step are each replayed as one parallel schedule.
 //!
 //!     cargo run --release --features cudnn --example t5 -- --model google-t5/t5-small "translate English to German: ..."
 //!
-//! The task is part of the text. The output is greedy: always the most likely token.
+//! The task is part of the text. Decoding is greedy: it always takes the most likely token.
 
 use std::sync::Arc;
 
@@ -21,15 +21,16 @@ const TEXTS: [&str; 2] = [
      run at the same time. A schedule that is made once serves every forward pass.",
 ];
 
-/// Generations of each kind to measure: each has as many passes as it has tokens.
+/// Generations of each kind to measure. A generation has one decoder pass per token.
 const GENERATIONS: usize = 5;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What the attention scores of one layer may take. T5's positions are relative, so nothing but memory limits a text.
+/// The maximal size in bytes of one layer's attention scores. T5's positions are relative, so only memory limits a
+/// text's length.
 const MAX_SCORES: f64 = 4. * GIB;
 
-/// Text to text by T5.
+/// Generates text from text with T5.
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -38,19 +39,19 @@ struct Args {
     #[command(flatten)]
     show: Show,
 
-    /// Tokens of a text: shorter ones are padded, longer ones cut.
+    /// Tokens per text: shorter texts are padded, longer ones truncated.
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_len: usize,
 
-    /// Tokens of an output at most.
+    /// The maximal number of output tokens.
     #[arg(long, default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_tokens: usize,
 
-    /// Size of the model, where no config.json says it.
+    /// Size of the model if there is no config.json.
     #[arg(long, value_enum, default_value = "small")]
     size: Size,
 
-    /// Texts, each with its task in front.
+    /// Texts, each preceded by its task.
     texts: Vec<String>,
 }
 
@@ -60,7 +61,7 @@ enum Size {
     Small,
     Base,
     Large,
-    /// T5 v1.1 small, with gates.
+    /// T5 v1.1 small, with gated feed-forward networks.
     V11Small,
 }
 
@@ -99,7 +100,7 @@ fn run() -> Result<()> {
         );
     }
     let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
-    // A relative bias knows no longest text.
+    // A relative bias does not limit the number of positions.
     config.n_positions = config.n_positions.max(args.seq_len).max(args.max_tokens);
     let model = Arc::new(options.load(checkpoint.as_ref(), &device, |vb| T5::load(vb, &config))?);
 
@@ -136,7 +137,7 @@ fn run() -> Result<()> {
     let replay = || generator.generate(ids, mask).map(nothing);
     let iters = options.iters.min(GENERATIONS);
     let latencies = Latencies::measure(&device, iters, &[("eager", &eager), ("replay", &replay)])?;
-    // An output that ended early took one more pass to say so.
+    // An output that ended early took one more pass, for its end token.
     let passes = outputs.iter().take(options.batch).map(|output| (output.len() + 1).min(args.max_tokens)).max();
     let passes = passes.unwrap_or(1) as f64;
     writeln!(out, "\nA whole output, {passes} tokens:\n{latencies}")?;
@@ -150,14 +151,14 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Bytes of one layer's attention scores in f32.
+/// Computes the bytes of one layer's attention scores in f32.
 fn score_bytes(batch: usize, heads: usize, tokens: usize) -> f64 {
     let scores = [batch, heads, tokens, tokens].map(|size| size as f64);
     4. * scores.iter().product::<f64>()
 }
 
-/// Token ids and masks of all texts, `size` a batch: the last is filled up with the first texts again, so that one
-/// schedule fits all.
+/// Builds token ids and masks of all texts in batches of `size`. The last batch is filled up with the first texts
+/// again, so that one schedule fits all batches.
 fn batches(texts: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
     let count = texts.len().div_ceil(size);
     let filled: Vec<&str> = texts.iter().copied().cycle().take(count * size).collect();

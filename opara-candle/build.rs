@@ -1,10 +1,11 @@
-//! Compiles the CUDA kernels, where the feature asks for them, and gathers the text of those that are compiled at run time.
+//! Compiles the CUDA kernels if the feature is enabled, and collects the sources of kernels that are compiled at run
+//! time.
 
 /// Headers that kernels of several operators include.
 #[cfg(feature = "cuda")]
 const HEADERS: &str = "src/cuda/include";
 
-/// The operators, each with its kernels in its folder.
+/// The folders of the operators, with their kernels.
 #[cfg(feature = "cuda")]
 const OPERATORS: &str = "src/ops";
 
@@ -16,12 +17,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
         let kernels =
             cudaforge::KernelBuilder::new().source_dir(OPERATORS).source_dir("src/cuda").include_path(HEADERS);
-        // Headers, too: a kernel is compiled again only where something watched has changed.
+        // Watches headers too: kernels are recompiled only if a watched file has changed.
         let kernels = kernels.watch([HEADERS, OPERATORS]).arg("-std=c++17").arg("-O3");
         let modules = out.join("ptx.rs");
         kernels.build_ptx()?.write(&modules)?;
         let names = kernels_in(OPERATORS.as_ref())?.join(", ");
-        let all = format!("/// Those of operators.\npub const OPERATORS: &[&str] = &[{names}];\n");
+        let all = format!("/// The compiled kernels of the operators.\npub const OPERATORS: &[&str] = &[{names}];\n");
         std::fs::write(&modules, std::fs::read_to_string(&modules)? + &all)?;
         let headers = [HEADERS.into(), cudaforge::CudaToolkit::detect()?.include_dir];
         std::fs::write(out.join("chain.cuh"), with_headers("chain.cuh", &headers, &mut Vec::new())?)?;
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The names of the constants that hold the compiled kernels below a folder: those of the files.
+/// Lists the constants with the compiled kernels of a folder, which are named after the files.
 #[cfg(feature = "cuda")]
 fn kernels_in(folder: &std::path::Path) -> std::io::Result<Vec<String>> {
     let mut names = Vec::new();
@@ -46,17 +47,17 @@ fn kernels_in(folder: &std::path::Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The toolkit's: the libraries that a program is linked with carry it in their names.
+/// The major version of the CUDA toolkit, which is part of the file names of the libraries to link.
 #[cfg(feature = "cuda")]
 fn major_version(header: &std::path::Path) -> Result<u32, Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(header)?;
     let number = text.lines().find_map(|line| line.strip_prefix("#define CUDA_VERSION "));
-    let number: u32 = number.ok_or_else(|| format!("{} tells no version", header.display()))?.trim().parse()?;
+    let number: u32 = number.ok_or_else(|| format!("{} has no version", header.display()))?.trim().parse()?;
     Ok(number / 1000)
 }
 
-/// A source with those headers in it that are ours or CUDA's own of 16-bit types, each once. What these include besides is
-/// not for the compiler at run time.
+/// Reads a source and inlines, once each, the headers of this crate and those of CUDA for 16-bit types. Other `#include`
+/// lines stay, but the run-time compiler does not reach them.
 #[cfg(feature = "cuda")]
 fn with_headers(name: &str, folders: &[std::path::PathBuf], seen: &mut Vec<String>) -> std::io::Result<String> {
     seen.push(name.into());

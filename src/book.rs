@@ -1,5 +1,5 @@
-//! Compiles and runs the Rust code of README and book as doctests: `cargo test --release --doc -p opara-examples`.
-//! `tests/book.rs` holds that no page with code is missing here.
+//! Compiles and runs the Rust code of the README and the book as doctests: `cargo test --release --doc -p
+//! opara-examples`. `tests/book.rs` checks that every page with code is listed here.
 
 macro_rules! pages {
     ($($name:ident $path:literal)*) => {$(

@@ -7,9 +7,9 @@ use csv::{ByteRecord, ReaderBuilder};
 
 use crate::hash::fnv1a;
 
-/// A table of texts in CSV, a header line first: its rows as category ids, one a column.
+/// The rows of a CSV table of texts, with a header line, as category ids, one per column.
 ///
-/// Each text is hashed to one of its column's ids, so that no list of all texts is needed. An empty one is a text, too.
+/// Each text, including the empty one, is hashed to one of its column's ids, so that no vocabulary is needed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Categories {
     columns: Vec<String>,
@@ -20,8 +20,8 @@ impl Categories {
     /// Reads a table.
     ///
     /// # Errors
-    /// A row of another number of columns than the header has, a text that is not UTF-8, with line and column; a table
-    /// without rows.
+    /// A row whose number of columns differs from the header's, or a text that is not UTF-8, with line and column; a
+    /// table without rows.
     pub fn read(table: impl Read) -> Result<Self> {
         let mut reader = ReaderBuilder::new().flexible(true).from_reader(table);
         let header = reader.headers().context("cannot read the header")?;
@@ -34,7 +34,7 @@ impl Categories {
             ensure!(found == wanted, "line {line} has {found} columns, the header {wanted}");
             let hashes = record.iter().zip(&columns).enumerate().map(|(i, (text, column))| {
                 let text = std::str::from_utf8(text);
-                let text = text.with_context(|| format!("line {line}, column {} (`{column}`) is no text", i + 1))?;
+                let text = text.with_context(|| format!("line {line}, column {} (`{column}`) is not UTF-8", i + 1))?;
                 Ok(fnv1a(text))
             });
             rows.push(hashes.collect::<Result<_>>()?);
@@ -53,16 +53,16 @@ impl Categories {
         self.rows.len()
     }
 
-    /// Whether there are no rows; a table that was read has some.
+    /// Are there no rows? A table that was read has at least one.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The ids of `count` rows from `start` on, row by row; after the last comes the first again. Those of column `i`
-    /// are below `sizes[i]`.
+    /// The ids of `count` rows from `start` on, row by row, wrapping around at the end. Ids of column `i` are below
+    /// `sizes[i]`.
     ///
     /// # Errors
-    /// Another number of sizes than of columns; a size of zero or beyond u32.
+    /// A number of sizes that differs from the number of columns; a size of zero or beyond u32.
     pub fn ids(&self, sizes: &[usize], start: usize, count: usize) -> Result<Vec<u32>> {
         let (found, wanted) = (self.columns.len(), sizes.len());
         ensure!(found == wanted, "the table has {found} columns, the model {wanted} fields");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_where() -> Result<()> {
+    fn errors_name_line_and_column() -> Result<()> {
         let ragged = error(b"x,y\na,b\n\"c\n\",d\ne\n");
         assert!(ragged.contains("line 5 has 1 columns, the header 2"), "{ragged}");
         let mangled = error(b"x,y\na,b\nc,\xff\n");

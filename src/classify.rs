@@ -1,4 +1,4 @@
-//! What the examples of image classification share.
+//! Common code of the image classification examples.
 
 use std::path::PathBuf;
 
@@ -12,13 +12,13 @@ use serde::Deserialize;
 use crate::picture::{self, Preprocess};
 use crate::{Model, Options, Show};
 
-/// The names of ImageNet's classes, one a line, from torchvision's `torchvision/models/_meta.py`.
+/// The names of ImageNet's classes, one per line, from torchvision's `torchvision/models/_meta.py`.
 const IMAGENET: &str = include_str!("imagenet.txt");
 
-/// The picture that there is without `--image`.
+/// The default picture.
 const BOAT: &[u8] = include_bytes!("../examples/data/boat.png");
 
-/// Classes to print.
+/// Number of classes to print.
 const BEST: usize = 5;
 
 /// Options of an example that classifies a picture; flatten them into its own.
@@ -30,25 +30,25 @@ pub struct Classify {
     #[command(flatten)]
     show: Show,
 
-    /// The picture, JPEG or PNG; without one, a drawing of a sailing boat. A batch repeats it.
+    /// The picture, JPEG or PNG; by default a drawing of a sailing boat. It is repeated to fill a batch.
     #[arg(long)]
     image: Option<PathBuf>,
 }
 
-/// The part of timm's `config.json` that says what pictures should be.
+/// The part of timm's `config.json` that describes preprocessing.
 #[derive(Deserialize)]
 struct Pretrained {
     pretrained_cfg: Option<Preprocess>,
 }
 
 impl Classify {
-    /// Loads a model, prints the best classes of the picture with their probabilities, and shows how it ran.
+    /// Loads a model, prints the most probable classes of the picture, and reports how the model ran.
     ///
-    /// The model's configuration is the checkpoint's, or else `default` of the number of classes, which is the length of
-    /// the tensor called `bias`. `usual` is what is done to a picture where the checkpoint says nothing else.
+    /// The model's configuration is the checkpoint's, or else `default` of the number of classes, which is the length
+    /// of the tensor called `bias`. `usual` is the preprocessing for checkpoints that do not specify it.
     ///
     /// # Errors
-    /// A picture or a checkpoint that cannot be read, and errors of the model.
+    /// A picture or a checkpoint that cannot be read, or an error of the model.
     pub fn run<C, M>(
         &self,
         bias: &str,
@@ -90,7 +90,7 @@ impl Classify {
     }
 }
 
-/// The checkpoint's `config.json`; a single weights file has none.
+/// Reads the checkpoint's `config.json`; a single weights file may have none.
 fn config_of<C: DeserializeOwned>(checkpoint: Option<&Checkpoint>) -> Result<Option<C>> {
     match checkpoint.map(Checkpoint::config).transpose() {
         Err(WeightsError::MissingFile { .. }) => Ok(None),
@@ -102,7 +102,7 @@ fn labels() -> impl Iterator<Item = &'static str> {
     IMAGENET.lines()
 }
 
-/// The first image's most probable classes, with their probabilities.
+/// Lists the first image's most probable classes with their probabilities.
 fn best(logits: &Tensor) -> Result<Vec<(String, f32)>> {
     let logits = logits.get(0)?.to_dtype(DType::F32)?;
     let probabilities = candle_nn::ops::softmax_last_dim(&logits)?.to_vec1::<f32>()?;

@@ -6,21 +6,22 @@ use candle::{Device, Tensor};
 use opara_candle::timing::{self, Latency};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Passes of each kind before the first that counts: memory pools fill up, clocks rise.
+/// Unmeasured passes of each kind, in which memory pools fill up and clocks rise.
 const WARMUP: usize = 3;
 
-/// A name and one way to run a model.
+/// A way to run a model, with its name.
 pub type Run<'a> = (&'static str, &'a dyn Fn() -> candle::Result<Vec<Tensor>>);
 
-/// Latencies by name; the first is what the others are compared with.
+/// Latencies by name. The others are compared with the first.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Latencies(Vec<(&'static str, Latency)>);
 
 impl Latencies {
-    /// Measures `iters` passes of each run. They take turns, so that a machine that slows down does so for all.
+    /// Measures `iters` passes of each run. The runs alternate, so that a change of the machine's speed affects all of
+    /// them.
     ///
     /// # Errors
-    /// Those of the runs.
+    /// An error of a run.
     pub fn measure(device: &Device, iters: usize, runs: &[Run]) -> opara_candle::Result<Self> {
         for (_, run) in runs {
             timing::measure(device, WARMUP, 0, || run().map(drop))?;

@@ -1,4 +1,5 @@
-//! What the examples, the benches and the program `opara` share: options, tokens, pictures, tables, and one way to run, to measure and to print.
+//! Common code of the examples, the benches and the program `opara`: options, tokens, pictures, tables, and running,
+//! measuring and printing.
 
 #[cfg(doctest)]
 mod book;

@@ -1,4 +1,4 @@
-//! One model, run eagerly and by executors, and what an example shows of that.
+//! A model that runs eagerly and in executors, and the reports of the examples.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,61 +12,61 @@ use crate::{Latencies, Options, Run};
 
 type Forward = dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync;
 
-/// A model as a function of its inputs. Clones share it.
+/// A model as a function of its inputs. Clones share the model.
 #[derive(Clone)]
 pub struct Model(Arc<Forward>);
 
 impl Model {
-    /// A model that is a function of several inputs.
+    /// Wraps a function of several inputs.
     pub fn new(f: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static) -> Self {
         Self(Arc::new(f))
     }
 
-    /// A model of one input and one output.
+    /// Wraps a module with one input and one output.
     pub fn of(module: impl Module + Send + Sync + 'static) -> Self {
         Self::new(move |inputs| Ok(vec![module.forward(&inputs[0])?]))
     }
 
-    /// Runs it eagerly.
+    /// Runs the model eagerly.
     ///
     /// # Errors
-    /// Those of the model.
+    /// An error of the model.
     pub fn call(&self, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         (self.0)(inputs)
     }
 
-    /// An executor of it.
+    /// Builds an executor of the model.
     ///
     /// # Errors
-    /// Those of the model and of the device.
+    /// An error of the model or of the device.
     pub fn executor(&self, builder: Builder, example: &[Tensor]) -> Result<OparaExecutor> {
         let model = self.clone();
         Ok(builder.build_fn(move |inputs| model.call(inputs), example)?)
     }
 }
 
-/// Options of what an example shows; flatten them into its own.
+/// Options for an example's reports; flatten them into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Show {
-    /// Also measure the sequential graph, and a replay that lends its outputs instead of copying them.
+    /// Also measure the sequential graph, and a zero-copy replay, whose outputs are not copied.
     #[arg(long)]
     compare: bool,
 
-    /// Draw the schedule into this SVG file.
+    /// Draw the schedule to this SVG file.
     #[arg(long)]
     svg: Option<PathBuf>,
 
-    /// Save the recorded trace into this file.
+    /// Save the recorded trace to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
 }
 
 impl Show {
-    /// Writes the files asked for, measures `model` on `example` eagerly and by `fast`, its executor, and prints the
+    /// Writes the requested files, measures `model` on `example`, eagerly and with its executor `fast`, and prints the
     /// report to `out`.
     ///
     /// # Errors
-    /// Files that cannot be written, and errors of the model.
+    /// A file that cannot be written, or an error of the model.
     pub fn run(
         &self,
         out: impl Write,
@@ -76,7 +76,8 @@ impl Show {
         example: &[Tensor],
     ) -> Result<()> {
         if let Some(path) = &self.svg {
-            std::fs::write(path, fast.picture(example)?).with_context(|| format!("cannot write {}", path.display()))?;
+            std::fs::write(path, fast.schedule_svg(example)?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         if let Some(path) = &self.trace {
             fast.trace(example)?.save(path)?;
@@ -87,10 +88,10 @@ impl Show {
             .transpose()?;
         let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
         let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));
-        let lent = || Ok(fast.lend(example, |_| Vec::new())?);
+        let zero_copy = || Ok(fast.call_zero_copy(example, |_| Vec::new())?);
         let mut runs: Vec<Run> = vec![("eager", &eager)];
         if let Some(sequential) = &sequential {
-            runs.extend([("sequential", sequential as _), ("replay, lent", &lent as _)]);
+            runs.extend([("sequential", sequential as _), ("replay, zero-copy", &zero_copy as _)]);
         }
         runs.push(("replay", &replay));
         let device = example.first().map_or(&Device::Cpu, Tensor::device);

@@ -13,10 +13,10 @@ use opara_weights::{seeded, seeded_with_gain};
 
 use crate::Model;
 
-/// Tokens of a text.
+/// Tokens per text.
 const TOKENS: usize = 128;
 
-/// A model of one input, in the size that papers measure.
+/// A model with one input, in the size used in papers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Native {
     /// BERT-base, 128 tokens.
@@ -36,13 +36,13 @@ pub enum Native {
 }
 
 impl Native {
-    /// Its name on command lines.
+    /// The name on command lines.
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// What seeded kernels of convolutions are multiplied by
-    /// ([`seeded_with_gain`](opara_weights::seeded_with_gain)), so that the input shows in the output.
+    /// Factor for seeded convolution kernels ([`seeded_with_gain`](opara_weights::seeded_with_gain)), so that the
+    /// output depends noticeably on the input.
     pub fn gain(self) -> f32 {
         match self {
             Native::Bert | Native::T5 | Native::Deepfm => 1.,
@@ -51,18 +51,18 @@ impl Native {
         }
     }
 
-    /// Loads it with seeded weights.
+    /// Loads the model with seeded weights.
     ///
     /// # Errors
-    /// Those of the device.
+    /// An error of the device.
     pub fn load_seeded(self, seed: u64, dtype: DType, device: &Device) -> candle::Result<Model> {
         self.load(seeded_with_gain(seed, self.gain(), dtype, device))
     }
 
-    /// Loads it.
+    /// Loads the model.
     ///
     /// # Errors
-    /// Weights that are not there.
+    /// Missing weights.
     pub fn load(self, vb: VarBuilder) -> candle::Result<Model> {
         Ok(match self {
             Native::Bert => Model::of(BertModel::load(vb, &bert::Config::base())?),
@@ -78,10 +78,10 @@ impl Native {
         })
     }
 
-    /// An input of `batch` items: ids, or pictures of this type with values in [-1, 1). The same at every call.
+    /// An input of `batch` items: ids, or images of this dtype with values in [-1, 1). It is the same at every call.
     ///
     /// # Errors
-    /// Those of the device.
+    /// An error of the device.
     pub fn example(self, batch: usize, dtype: DType, device: &Device) -> candle::Result<Tensor> {
         let ids = |columns: usize| {
             Tensor::from_iter((0..batch * columns).map(|i| (37 * i % 10_000) as u32), device)?.reshape((batch, columns))

@@ -1,4 +1,4 @@
-//! Options that every example has.
+//! Options of every example.
 
 use std::io::{stderr, stdout, Write};
 
@@ -15,7 +15,7 @@ use crate::surplus::unused;
 use crate::warnings::warnings;
 use crate::Latencies;
 
-/// Parses one of these names of types on a command line.
+/// Parses one of the given dtype names on a command line.
 pub fn types<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Value = DType> {
     PossibleValuesParser::new(names).try_map(|name| name.parse::<DType>())
 }
@@ -23,37 +23,37 @@ pub fn types<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<
 /// Options of an example; flatten them into its own.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Run on the CPU even where there is a GPU.
+    /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     cpu: bool,
 
-    /// Type of weights and activations.
+    /// Dtype of weights and activations.
     #[arg(long, default_value = "f32", value_parser = types(["f32", "f16", "bf16"]))]
     dtype: DType,
 
-    /// Items in a batch.
+    /// Batch size.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub batch: usize,
 
-    /// How operators are scheduled.
+    /// Scheduling policy.
     #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
         .try_map(|name| name.parse::<Policy>()))]
     pub policy: Policy,
 
-    /// Leave chains of candle's kernels as they are on a GPU: for comparison.
+    /// Do not fuse chains of candle's kernels on a GPU, for comparison.
     #[arg(long)]
     no_fuse: bool,
 
-    /// Forward passes to measure of each kind.
+    /// Forward passes to measure for each kind of execution.
     #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub iters: usize,
 
-    /// Print the report as JSON on stdout, and all else on stderr.
+    /// Print the report as JSON on stdout, and everything else on stderr.
     #[arg(long)]
     pub json: bool,
 
-    /// A checkpoint: a folder, a weights file, or an id on the hub. Beside a weights file, `config.json` and
-    /// `tokenizer.json` are read if they are there. Without a checkpoint the weights are random.
+    /// A checkpoint: a folder, a weights file, or an id on the hub. For a weights file, `config.json` and
+    /// `tokenizer.json` in its folder are read if they exist. Without a checkpoint the weights are random.
     #[arg(long)]
     pub model: Option<String>,
 
@@ -61,28 +61,28 @@ pub struct Options {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Use candle's operators alone, and none of the library's kernels: for comparison.
+    /// Use only candle's operators and none of the library's kernels, for comparison.
     #[arg(long)]
     candle: bool,
 }
 
 impl Options {
-    /// Chooses the operators, and installs the subscriber that labels them by the spans of their layers and prints
+    /// Selects the operators, and installs the subscriber that labels them by the spans of their layers and prints
     /// warnings to stderr.
     ///
-    /// Call it before a model is loaded: weights are laid out for the operators then, and candle-transformers creates its
-    /// spans.
+    /// Call it before a model is loaded, because loading lays out weights for the selected operators, and
+    /// candle-transformers creates its spans.
     pub fn start(&self) {
         opara_candle::ops::use_candle_only(self.candle);
         tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
     }
 
-    /// An executor as it is asked for.
+    /// An executor builder for these options.
     pub fn builder(&self) -> Builder {
         OparaExecutor::builder().policy(self.policy).fuse(!self.no_fuse)
     }
 
-    /// The first GPU, or the CPU where that is asked for or nothing else is there; says which on stderr.
+    /// The first GPU, or the CPU if requested or if there is no GPU. Prints the device on stderr.
     pub fn device(&self) -> Device {
         if self.cpu {
             eprintln!("running on the CPU");
@@ -100,23 +100,24 @@ impl Options {
         }
     }
 
-    /// Type of weights and activations.
+    /// Dtype of weights and activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The checkpoint that `--model` names.
+    /// Finds the checkpoint of `--model`.
     ///
     /// # Errors
-    /// A model that is not there.
+    /// A model that does not exist.
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>> {
         Ok(self.model.as_deref().map(Checkpoint::find).transpose()?)
     }
 
-    /// The checkpoint's `config.json`, or `default` without a checkpoint or for a weights file that has none beside it.
+    /// The checkpoint's `config.json`, or `default` without a checkpoint or for a weights file without one in its
+    /// folder.
     ///
     /// # Errors
-    /// A file that is not sound.
+    /// An invalid file.
     pub fn config<C: DeserializeOwned>(
         &self,
         checkpoint: Option<&Checkpoint>,
@@ -125,18 +126,19 @@ impl Options {
         match checkpoint {
             Some(checkpoint) if checkpoint.config_path().is_some() => Ok(checkpoint.config()?),
             Some(_) => {
-                eprintln!("there is no config.json beside the weights file: the options say which model it is");
+                eprintln!("there is no config.json in the folder of the weights file: the options select the model");
                 Ok(default())
             }
             None => Ok(default()),
         }
     }
 
-    /// A model of the checkpoint's weights, or of random ones from the seed. Says on stderr which, and what the model leaves
-    /// unused of a checkpoint: a configuration with fewer layers than were trained shows there.
+    /// Loads a model with the checkpoint's weights, or with random ones from the seed. Prints on stderr which, and the
+    /// checkpoint's tensors that the model does not use. A configuration with fewer layers than were trained shows
+    /// there.
     ///
     /// # Errors
-    /// Files that are not sound, and a model that they do not fit.
+    /// An invalid file, or a model that the files do not fit.
     pub fn load<M>(
         &self,
         checkpoint: Option<&Checkpoint>,
@@ -162,7 +164,7 @@ impl Options {
         Ok(model)
     }
 
-    /// Where an example prints its results: stdout, unless that is for JSON.
+    /// The writer for an example's results: stdout, unless that is reserved for JSON.
     pub fn out(&self) -> Box<dyn Write> {
         if self.json {
             Box::new(stderr())
@@ -171,11 +173,11 @@ impl Options {
         }
     }
 
-    /// Prints what the executor did and how long it took, as text or as JSON. The report's own two latencies, each from
-    /// a handful of passes, give way to the medians called `eager` and `replay`.
+    /// Prints the report and the latencies, as text or as JSON. The medians called `eager` and `replay` replace the
+    /// report's own two latencies, which come from only a handful of passes.
     ///
     /// # Errors
-    /// Those of writing.
+    /// An error of writing.
     pub fn print(&self, mut out: impl Write, mut report: Report, latencies: &Latencies) -> Result<()> {
         let median = |name| latencies.get(name).map(|latency| latency.median_us);
         report.eager_us = median("eager").unwrap_or(report.eager_us);

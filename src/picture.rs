@@ -1,4 +1,4 @@
-//! Pictures as models of vision want them.
+//! Preprocessing of pictures for vision models.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -9,42 +9,42 @@ use image::imageops::FilterType;
 use image::{DynamicImage, RgbImage};
 use serde::Deserialize;
 
-/// How pixels between pixels are made up.
+/// Interpolation between pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Interpolation {
-    /// From two pixels each way.
+    /// From two pixels in each direction.
     Bilinear,
-    /// From four pixels each way.
+    /// From four pixels in each direction.
     Bicubic,
 }
 
-/// What a checkpoint expects to be done to a picture; in JSON, timm's `pretrained_cfg`.
+/// The preprocessing that a checkpoint expects; in JSON, timm's `pretrained_cfg`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Preprocess {
     /// Channels, height and width.
     pub input_size: [usize; 3],
-    /// The part of the shorter side, once resized, that is kept.
+    /// The fraction of the resized picture's shorter side that is kept.
     pub crop_pct: f64,
-    /// How it is resized.
+    /// The interpolation for resizing.
     pub interpolation: Interpolation,
-    /// What is subtracted from the channels' values, which are from 0 to 1.
+    /// Mean to subtract from the channels' values, which are from 0 to 1.
     pub mean: [f32; 3],
-    /// What they are divided by then.
+    /// Standard deviation to divide by.
     pub std: [f32; 3],
 }
 
 impl Preprocess {
-    /// The middle of `picture`, `(1, 3, height, width)` of f32.
+    /// Crops the middle of `picture` to a tensor `(1, 3, height, width)` in f32.
     ///
     /// # Errors
-    /// Sizes that make no image.
+    /// Sizes that give no image.
     pub fn apply(&self, picture: &DynamicImage, device: &Device) -> Result<Tensor> {
         let [channels, height, width] = self.input_size;
         ensure!(channels == 3, "the checkpoint expects {channels} channels; a picture has 3");
         ensure!(height.min(width) > 0 && self.crop_pct > 0. && self.crop_pct <= 1., "{self:?} makes no image");
         let pixels = self.resized(picture, height, width);
-        // Halves go to the even neighbour: so torchvision rounds.
+        // Halves are rounded to even, as in torchvision.
         let margin = |whole: u32, part: usize| (f64::from(whole - part as u32) / 2.).round_ties_even() as usize;
         let (left, top) = (margin(pixels.width(), width), margin(pixels.height(), height));
         let value = |channel: usize, y: usize, x: usize| {
@@ -57,7 +57,7 @@ impl Preprocess {
         Ok(Tensor::from_vec(values, (1, channels, height, width), device)?)
     }
 
-    /// The whole picture, as small as it may be for the crop.
+    /// Resizes the whole picture to the smallest size that contains the crop.
     fn resized(&self, picture: &DynamicImage, height: usize, width: usize) -> RgbImage {
         let scaled = |size: usize| size as f64 / self.crop_pct;
         let (w, h) = (f64::from(picture.width().max(1)), f64::from(picture.height().max(1)));
@@ -71,24 +71,24 @@ impl Preprocess {
     }
 }
 
-/// Reads a JPEG or PNG file. A JPEG that is cut short is read as far as it goes; that is said on stderr.
+/// Reads a JPEG or PNG file. A truncated JPEG is read as far as possible, with a warning on stderr.
 ///
 /// # Errors
-/// A file that is not there or not one of these.
+/// A file that does not exist or is neither JPEG nor PNG.
 pub fn open(path: &Path) -> Result<DynamicImage> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if bytes.starts_with(&[0xff, SOI]) && !has_end(&bytes) {
-        eprintln!("warning: {} is cut short: the rest of the picture is missing", path.display());
+        eprintln!("warning: {} is truncated: the rest of the picture is missing", path.display());
     }
-    image::load_from_memory(&bytes).with_context(|| format!("{} is no JPEG or PNG picture", path.display()))
+    image::load_from_memory(&bytes).with_context(|| format!("{} is not a JPEG or PNG picture", path.display()))
 }
 
-/// Markers of a JPEG that stand alone: its start, its end, and those inside compressed data.
+/// JPEG markers without a segment: start, end, and markers inside compressed data.
 const SOI: u8 = 0xd8;
 const EOI: u8 = 0xd9;
 const RESTARTS: RangeInclusive<u8> = 0xd0..=0xd7;
 
-/// Does this JPEG have its end marker? Those of a thumbnail, which lies inside a segment, do not count.
+/// Does this JPEG have its end marker? The end marker of a thumbnail inside a segment does not count.
 fn has_end(jpeg: &[u8]) -> bool {
     let mut rest = jpeg;
     while let Some(at) = rest.windows(2).position(|pair| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff)) {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jpeg_that_is_cut_short_is_noticed() -> Result<()> {
+    fn truncated_jpegs_are_detected() -> Result<()> {
         let mut jpeg = Cursor::new(Vec::new());
         let picture = RgbImage::from_fn(64, 64, |x, y| image::Rgb([x as u8 * 4, y as u8 * 4, (x * y) as u8]));
         picture.write_to(&mut jpeg, image::ImageFormat::Jpeg)?;
@@ -123,7 +123,7 @@ mod tests {
         for length in [2, 5, 20, jpeg.len() / 2, jpeg.len() - 2, jpeg.len() - 1] {
             assert!(!has_end(&jpeg[..length]), "{length} of {}", jpeg.len());
         }
-        // A thumbnail in a segment of its own ends before the picture does.
+        // The end marker of a thumbnail in a segment comes before that of the picture.
         let thumbnail = [&[0xff, 0xe1, 0, 6, 0xff, EOI, 0xff, EOI][..], &jpeg[2..jpeg.len() - 2]].concat();
         assert!(!has_end(&[&jpeg[..2], &thumbnail].concat()));
         Ok(())
@@ -138,7 +138,7 @@ mod tests {
     };
 
     #[test]
-    fn the_middle_is_kept_and_normalised() -> Result<()> {
+    fn pictures_are_cropped_to_the_middle_and_normalized() -> Result<()> {
         // Red on the left, green in the middle half, blue on the right.
         let picture = RgbImage::from_fn(32, 8, |x, _| match x {
             0..8 => image::Rgb([255, 0, 0]),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn any_picture_fits() -> Result<()> {
+    fn pictures_of_any_size_are_accepted() -> Result<()> {
         for (width, height) in [(1, 1), (1, 100), (333, 5), (8, 8)] {
             let image = PREPROCESS.apply(&DynamicImage::new_rgb8(width, height), &Device::Cpu)?;
             assert_eq!(image.dims(), [1, 3, 4, 4]);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_make_no_image_are_errors() {
+    fn sizes_that_give_no_image_are_errors() {
         for (input_size, crop_pct) in [([1, 4, 4], 1.), ([3, 0, 4], 1.), ([3, 4, 4], 0.), ([3, 4, 4], f64::NAN)] {
             let preprocess = Preprocess { input_size, crop_pct, ..PREPROCESS };
             assert!(preprocess.apply(&DynamicImage::new_rgb8(8, 8), &Device::Cpu).is_err(), "{preprocess:?}");

@@ -1,11 +1,11 @@
 //! Tensors of a checkpoint that a model does not use.
 
-/// Groups that are named; the others are counted.
+/// The maximal number of named parts; the others are only counted.
 const NAMED: usize = 6;
 
-/// Says which parts of a checkpoint a model does not use, and how many tensors each has; `None` if it uses all. A part is a
-/// name up to its first number, such as `encoder.layer.4`, or its first word. Buffers that serve training or that each
-/// model computes itself are no weights.
+/// Lists the parts of a checkpoint that a model does not use, with their numbers of tensors; `None` if it uses all. A
+/// part is a name up to its first number, such as `encoder.layer.4`, or its first word. Buffers that only serve
+/// training or that each model computes itself are ignored.
 pub(crate) fn unused(names: &[String]) -> Option<String> {
     let is_weight = |name: &&String| !name.ends_with("num_batches_tracked") && !name.ends_with("position_ids");
     let mut parts: Vec<(&str, usize)> = Vec::new();
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_that_are_left_out_are_named() {
+    fn unused_parts_are_named() {
         let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
         let of_bert = ["encoder.layer.10.b", "encoder.layer.10.w", "encoder.layer.11.w", "pooler.dense.weight"];
         assert_eq!(

@@ -9,7 +9,7 @@ use tokenizers::{PaddingStrategy, TruncationParams};
 
 use crate::hash::fnv1a;
 
-/// Turns sentences into rows of token ids, all of one length.
+/// Converts sentences to rows of token ids of equal length.
 pub struct Tokenizer {
     seq_len: usize,
     kind: Kind,
@@ -20,20 +20,20 @@ enum Kind {
     Hash { vocab_size: usize },
 }
 
-/// Token ids and the mask that tells them from padding, both `(batch, seq)` of u32.
+/// Token ids and the padding mask, both `(batch, seq)` in u32.
 pub struct Tokens {
     /// Token ids.
     pub ids: Tensor,
-    /// One for a token, zero for padding.
+    /// One for tokens, zero for padding.
     pub mask: Tensor,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a checkpoint, padding or cutting to `seq_len`; the stand-in ([`hashing`](Self::hashing)) without a
-    /// checkpoint, and for a weights file that has neither configuration nor tokenizer beside it.
+    /// Loads a checkpoint's tokenizer, which pads or truncates to `seq_len`. Without a checkpoint, or for a weights
+    /// file with neither configuration nor tokenizer in its folder, it is the [hashing](Self::hashing) tokenizer.
     ///
     /// # Errors
-    /// A checkpoint without a sound `tokenizer.json`.
+    /// A checkpoint without a valid `tokenizer.json`.
     pub fn of(checkpoint: Option<&Checkpoint>, vocab_size: usize, seq_len: usize) -> Result<Self> {
         let Some(checkpoint) = checkpoint else { return Ok(Self::hashing(vocab_size, seq_len)) };
         match checkpoint.tokenizer_path() {
@@ -46,7 +46,7 @@ impl Tokenizer {
     fn trained(path: &Path, seq_len: usize) -> Result<Self> {
         let mut tokenizer = tokenizers::Tokenizer::from_file(path)
             .map_err(Error::from_boxed)
-            .with_context(|| format!("cannot understand {}", path.display()))?;
+            .with_context(|| format!("cannot parse {}", path.display()))?;
         let mut padding = tokenizer.get_padding().cloned().unwrap_or_default();
         padding.strategy = PaddingStrategy::Fixed(seq_len);
         let truncation = TruncationParams { max_length: seq_len, ..Default::default() };
@@ -54,17 +54,17 @@ impl Tokenizer {
         Ok(Self { seq_len, kind: Kind::Trained(Box::new(tokenizer)) })
     }
 
-    /// A stand-in where there is no checkpoint: a start token, 1, then each word in lower case hashed to one of the ids
-    /// above; 0 is padding. Says so on stderr.
+    /// A replacement for use without a checkpoint. A sentence starts with token 1, each word in lower case is hashed to
+    /// one of the higher ids, and 0 is padding. Prints a note on stderr.
     pub fn hashing(vocab_size: usize, seq_len: usize) -> Self {
-        eprintln!("the tokenizer is a stand-in: it hashes words into the vocabulary");
+        eprintln!("no trained tokenizer: words are hashed into the vocabulary");
         Self { seq_len, kind: Kind::Hash { vocab_size } }
     }
 
-    /// Token ids and mask of a batch.
+    /// Computes token ids and mask of a batch.
     ///
     /// # Errors
-    /// Those of the checkpoint's tokenizer and of the device.
+    /// An error of the checkpoint's tokenizer or of the device.
     pub fn encode(&self, sentences: &[&str], device: &Device) -> Result<Tokens> {
         let (mut ids, mut mask) = (Vec::new(), Vec::new());
         for sentence in sentences {
@@ -86,10 +86,11 @@ impl Tokenizer {
         Ok(Tokens { ids: Tensor::from_vec(ids, shape, device)?, mask: Tensor::from_vec(mask, shape, device)? })
     }
 
-    /// The text of token ids, without special ones. The stand-in cannot know it and gives the ids themselves.
+    /// Decodes token ids to text, without special tokens. The hashing tokenizer cannot decode and returns the ids as
+    /// text.
     ///
     /// # Errors
-    /// Those of the checkpoint's tokenizer.
+    /// An error of the checkpoint's tokenizer.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         match &self.kind {
             Kind::Trained(tokenizer) => tokenizer.decode(ids, true).map_err(Error::from_boxed),
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hashed_sentence_is_padded_or_cut() -> Result<()> {
+    fn hashed_sentences_are_padded_or_truncated() -> Result<()> {
         let tokens = Tokenizer::hashing(10, 4).encode(&["The cat", "the cat sat down", ""], &Device::Cpu)?;
         let ids = tokens.ids.to_vec2::<u32>()?;
         assert_eq!(ids[0][..3], ids[1][..3], "case does not matter");
@@ -124,12 +125,12 @@ mod tests {
         let path = folder.path().join("tokenizer.json");
         std::fs::write(&path, "{")?;
         let error = format!("{:#}", Tokenizer::trained(&path, 4).err().context("it is damaged")?);
-        assert!(error.starts_with(&format!("cannot understand {}: ", path.display())), "{error}");
+        assert!(error.starts_with(&format!("cannot parse {}: ", path.display())), "{error}");
         Ok(())
     }
 
     #[test]
-    fn what_was_hashed_comes_back_as_numbers() -> Result<()> {
+    fn hashed_tokens_decode_to_their_ids() -> Result<()> {
         assert_eq!(Tokenizer::hashing(10, 4).decode(&[1, 7, 0])?, "1 7 0");
         Ok(())
     }

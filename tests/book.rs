@@ -1,12 +1,12 @@
-//! README and book: links lead somewhere, the table of contents is whole, code is compiled, and versions are the workspace's.
-//! `src/book.rs` compiles the code itself.
+//! Checks README and book: links resolve, the table of contents is complete, code blocks are compiled (by
+//! `src/book.rs`), and versions match the workspace.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 
-/// Lines that the README may have.
+/// Maximum lines of the README.
 const README_LINES: usize = 120;
 
 /// Digits of a short commit hash.
@@ -36,7 +36,7 @@ fn pages(folder: &str) -> Result<BTreeSet<String>> {
     Ok(pages)
 }
 
-/// All pages that a reader may open.
+/// All pages of the documentation.
 fn all_pages() -> Result<BTreeSet<String>> {
     let mut pages = pages("docs")?;
     let more = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md"];
@@ -55,14 +55,14 @@ fn prose(text: &str) -> Vec<&str> {
     text.lines().filter(|line| is_prose(line)).collect()
 }
 
-/// Where the links of a page lead.
+/// The link targets of a page.
 fn links(text: &str) -> Vec<String> {
-    // A link's text may be broken over two lines, its target may not.
+    // A link's text may contain a line break, its target may not.
     let prose = prose(text).join(" ");
     prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_string())).collect()
 }
 
-/// The anchors of a page's headings, as GitHub and mdBook make them.
+/// The anchors of a page's headings, as GitHub and mdBook generate them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).into_iter().filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| {
@@ -77,7 +77,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn links_lead_somewhere() -> Result<()> {
+fn links_resolve() -> Result<()> {
     for page in all_pages()? {
         for link in links(&read(&page)?) {
             if link.contains("://") {
@@ -87,7 +87,7 @@ fn links_lead_somewhere() -> Result<()> {
             let folder = Path::new(&page).parent().unwrap_or(Path::new(""));
             let target = if path.is_empty() { PathBuf::from(&page) } else { folder.join(path) };
             ensure!(root().join(&target).exists(), "{page} links to {link}, which does not exist");
-            // mdBook copies the pages and nothing beside them.
+            // mdBook copies only the pages themselves.
             let is_inside = !page.starts_with("docs/") || link.matches("../").count() < page.matches('/').count();
             ensure!(is_inside, "{page} links to {link}, which is not in the book");
             if !anchor.is_empty() {
@@ -100,7 +100,7 @@ fn links_lead_somewhere() -> Result<()> {
 }
 
 #[test]
-fn the_table_of_contents_is_whole() -> Result<()> {
+fn the_table_of_contents_lists_every_page() -> Result<()> {
     let listed: BTreeSet<String> = links(&read("docs/SUMMARY.md")?).iter().map(|link| format!("docs/{link}")).collect();
     let mut there = pages("docs")?;
     there.remove("docs/SUMMARY.md");
@@ -114,7 +114,7 @@ fn every_page_with_code_is_a_doctest() -> Result<()> {
     for page in all_pages()? {
         let text = read(&page)?;
         ensure!(!text.contains("```rust") || compiled.contains(&format!("\"{page}\"")), "{page} is not in src/book.rs");
-        // A block without a language would be compiled as Rust, or shown as such.
+        // A block without a language would be compiled or displayed as Rust.
         let opening = text.lines().filter(|line| line.starts_with("```")).step_by(2);
         for fence in opening {
             ensure!(fence.len() > 3, "{page} has a block of code without a language");

@@ -1,4 +1,4 @@
-//! The executor on the CPU: real modules, bit-equal to eager, and what it says to misuse.
+//! The executor on the CPU: real modules with the bits of eager execution, and errors for misuse.
 
 mod common;
 
@@ -13,7 +13,7 @@ use opara_candle::schedule::{Problem, Schedule};
 use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
 use opara_models::bert::{BertModel, Config};
 
-/// Replays a module on several inputs under every policy and compares with eager.
+/// Replays a module on several inputs under every policy, and compares with eager execution.
 fn check_module<M>(module: M, inputs: impl Fn(usize) -> Result<Tensor>) -> anyhow::Result<Vec<opara_candle::Report>>
 where
     M: Module + Clone + Send + Sync + 'static,
@@ -22,7 +22,7 @@ where
     for policy in Policy::FIXED {
         let fast = OparaExecutor::builder().policy(policy).build(module.clone(), &inputs(0)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.verified), (Mode::Lanes, true), "{report}");
+        assert_eq!((report.mode, report.verified), (Mode::Threads, true), "{report}");
         let first = fast.forward(&inputs(0)?)?;
         for i in 0..5 {
             assert!(same_bits(&fast.forward(&inputs(i)?)?, &module.forward(&inputs(i)?)?)?, "{policy}, input {i}");
@@ -33,7 +33,7 @@ where
     Ok(reports)
 }
 
-/// The report of a policy, of those of all.
+/// The report of one policy.
 fn of(reports: &[opara_candle::Report], policy: Policy) -> &opara_candle::Report {
     reports.iter().find(|report| report.policy == policy.to_string()).expect("every policy has a report")
 }
@@ -91,7 +91,7 @@ fn a_chain_needs_one_stream() -> anyhow::Result<()> {
 }
 
 #[test]
-fn several_inputs_and_outputs_views_and_constants() -> anyhow::Result<()> {
+fn several_inputs_and_outputs_with_views_and_constants() -> anyhow::Result<()> {
     let function = |x: &[Tensor]| {
         let positions = ops::constant("positions", || Tensor::arange(0f32, 6., CPU)?.reshape((2, 3)))?;
         let sum = ops::add(&ops::add(&x[0], &x[1])?, &positions)?;
@@ -102,12 +102,12 @@ fn several_inputs_and_outputs_views_and_constants() -> anyhow::Result<()> {
         Ok(vec![Tensor::rand(0f32, seed, (2, 3), CPU)?, Tensor::rand(0f32, 1., (2, 3), CPU)?])
     };
     let fast = OparaExecutor::builder().build_fn(function, &x(1.)?)?;
-    assert_eq!((fast.report().mode, fast.report().folded), (Mode::Lanes, 1), "{}", fast.report());
+    assert_eq!((fast.report().mode, fast.report().folded), (Mode::Threads, 1), "{}", fast.report());
     let input = x(9.)?;
     for (got, expected) in fast.call(&input)?.iter().zip(function(&input)?) {
         assert!(same_bits(got, &expected)?);
     }
-    assert_eq!(fast.lend(&input, |outputs| outputs.len())?, 4);
+    assert_eq!(fast.call_zero_copy(&input, |outputs| outputs.len())?, 4);
     Ok(())
 }
 
@@ -116,7 +116,7 @@ fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
     let x = Tensor::rand(-1f32, 1., (4, 8), CPU)?;
     let inner = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &x)?;
     let outer = OparaExecutor::new(move |x: &Tensor| ops::add(&inner.forward(x)?, &ops::relu(x)?), &x)?;
-    assert_eq!(outer.report().ops, 4, "the outer one sees the inner one's operators");
+    assert_eq!(outer.report().ops, 4, "the outer executor records the inner one's operators");
     assert!(same_bits(&outer.forward(&x)?, &(x.tanh()?.sqr()? + x.relu()?)?)?);
     Ok(())
 }
@@ -144,7 +144,7 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn an_untraced_tensor_is_named_and_runs_eagerly() -> anyhow::Result<()> {
+fn an_untraced_tensor_makes_the_module_run_eagerly_and_is_named() -> anyhow::Result<()> {
     let module = |x: &Tensor| {
         let _scope = opara_candle::scope("head");
         ops::add(&ops::tanh(x)?, &x.sqr()?)
@@ -174,7 +174,7 @@ fn a_module_of_plain_candle_operators_runs_eagerly() -> anyhow::Result<()> {
 }
 
 #[test]
-fn control_flow_that_depends_on_values_is_found() -> anyhow::Result<()> {
+fn control_flow_that_depends_on_values_is_detected() -> anyhow::Result<()> {
     let module = |x: &Tensor| {
         let first = x.flatten_all()?.get(0)?.to_scalar::<f32>()?;
         if first > 1.5 {
@@ -209,7 +209,7 @@ fn a_number_read_from_the_input_is_found_by_verification() -> anyhow::Result<()>
 #[test]
 fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
-    // Wrong at its fifth call only: right while it is recorded four times, wrong in the first replay.
+    // Wrong only at its fifth call: right in the four recorded calls, wrong in the first replay.
     let module = move |x: &Tensor| {
         let calls = calls.clone();
         ops::custom("flaky", &[x], move |t| {
@@ -220,7 +220,7 @@ fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
     let fast = OparaExecutor::new(module, &x)?;
     let report = fast.report();
-    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Lanes, "sequential", true), "{report}");
+    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Threads, "sequential", true), "{report}");
     assert!(report.reason.is_some_and(|reason| reason.contains("differs") && reason.contains("fell back")));
     assert!(same_bits(&fast.forward(&x)?, &x)?);
     Ok(())
@@ -233,7 +233,7 @@ fn executors_can_be_shared_and_sent() {
 }
 
 #[test]
-fn wrong_inputs_are_named() -> anyhow::Result<()> {
+fn errors_name_wrong_inputs() -> anyhow::Result<()> {
     let weight = Tensor::rand(0f32, 1., (4, 4), CPU)?;
     let fast = OparaExecutor::new(move |x: &Tensor| ops::matmul(x, &weight), &Tensor::rand(0f32, 1., (2, 4), CPU)?)?;
     let doubles = Tensor::rand(0f64, 1., (2, 4), CPU)?;
@@ -244,7 +244,7 @@ fn wrong_inputs_are_named() -> anyhow::Result<()> {
     assert!(matches!(error, Error::InputCount { expected: 1, got: 0 }), "{error}");
     let error = fast.forward(&Tensor::rand(0f32, 1., (2, 5), CPU)?).unwrap_err();
     assert!(error.to_string().contains("matmul"), "the module's own error: {error}");
-    // None of this harmed the executor.
+    // The executor still works.
     assert_eq!(fast.forward(&Tensor::rand(0f32, 1., (2, 4), CPU)?)?.dims(), [2, 4]);
     Ok(())
 }
@@ -257,7 +257,7 @@ fn a_module_that_fails_fails_to_build() {
 }
 
 #[test]
-fn a_panic_is_an_error_while_recorded_and_while_replayed() -> anyhow::Result<()> {
+fn a_panic_while_recording_or_replaying_is_an_error() -> anyhow::Result<()> {
     let x = Tensor::rand(0f32, 1., (2, 2), CPU)?;
     let error = OparaExecutor::new(|_: &Tensor| panic!("boom"), &x).unwrap_err();
     assert!(error.to_string().contains("boom"), "{error}");
@@ -272,7 +272,7 @@ fn a_panic_is_an_error_while_recorded_and_while_replayed() -> anyhow::Result<()>
         })
     };
     let fast = OparaExecutor::new(module, &x)?;
-    assert_eq!(fast.report().mode, Mode::Lanes);
+    assert_eq!(fast.report().mode, Mode::Threads);
     allowed.store(100, Ordering::Relaxed);
     let error = fast.forward(&x).unwrap_err();
     assert!(error.to_string().contains("worn out"), "{error}");
@@ -299,8 +299,8 @@ fn shapes_beyond_the_limit_are_built_again() -> anyhow::Result<()> {
     };
     assert!(!was_built(1)?);
     assert!(was_built(2)?);
-    assert!(!was_built(1)?, "two are kept");
-    assert!(was_built(3)?, "2 goes: it was used least recently");
+    assert!(!was_built(1)?, "two plans are kept");
+    assert!(was_built(3)?, "shape 2 was evicted: it was used least recently");
     assert!(!was_built(1)?);
     assert!(was_built(2)?);
     Ok(())
@@ -329,7 +329,7 @@ fn the_report_as_json_has_its_keys() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every op on a stream of its own; without any wait if it is reckless.
+/// Every op on a stream of its own; without any waits if it is reckless.
 #[derive(Debug)]
 struct Scattered {
     reckless: bool,
@@ -351,20 +351,20 @@ impl Scheduler for Scattered {
 }
 
 #[test]
-fn users_schedulers_are_used_and_proven() -> anyhow::Result<()> {
+fn custom_schedulers_are_used_and_checked() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let build =
-        |reckless| OparaExecutor::builder().policy(Scheduling::by(Scattered { reckless })).build(block.clone(), &x);
+        |reckless| OparaExecutor::builder().policy(Scheduling::custom(Scattered { reckless })).build(block.clone(), &x);
     let fast = build(false)?;
-    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Lanes));
+    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Threads));
     assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     let Err(error) = build(true) else { panic!("ops may overtake what they read") };
     assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
     Ok(())
 }
 
-/// Panics.
+/// A scheduler that panics.
 #[derive(Debug)]
 struct Faulty;
 
@@ -381,15 +381,15 @@ impl Scheduler for Faulty {
 #[test]
 fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
-    let built = OparaExecutor::builder().policy(Scheduling::by(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
-    let Err(error) = built else { panic!("it has no schedule") };
+    let built = OparaExecutor::builder().policy(Scheduling::custom(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
+    let Err(error) = built else { panic!("it made no schedule") };
     let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
     assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
     Ok(())
 }
 
 #[test]
-fn forward_is_for_functions_of_one_output() -> anyhow::Result<()> {
+fn forward_requires_exactly_one_output() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
     for outputs in [0, 2] {
         let function = move |t: &[Tensor]| (0..outputs).map(|_| ops::relu(&t[0])).collect();
@@ -403,7 +403,7 @@ fn forward_is_for_functions_of_one_output() -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_policy_set_last_counts_alone() -> anyhow::Result<()> {
+fn only_the_policy_set_last_is_used() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
     let search = || Tuning::default().proposals(1).cache(None);
     let last = |builder: opara_candle::Builder| -> anyhow::Result<_> {
@@ -411,7 +411,7 @@ fn the_policy_set_last_counts_alone() -> anyhow::Result<()> {
         Ok((report.policy, report.tuning.is_some()))
     };
     let builder = OparaExecutor::builder;
-    let own = || Scheduling::by(Scattered { reckless: false });
+    let own = || Scheduling::custom(Scattered { reckless: false });
     assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
     assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
     assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));
@@ -419,7 +419,7 @@ fn the_policy_set_last_counts_alone() -> anyhow::Result<()> {
 }
 
 #[test]
-fn schedules_are_searched_for_on_the_cpu_too() -> anyhow::Result<()> {
+fn tuning_works_on_the_cpu() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let folder = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! Modules that fail while executors are built on the CPU, and cache folders that keep nothing.
+//! Modules that fail while executors are built on the CPU, and cache folders that cannot store anything.
 
 mod common;
 
@@ -10,10 +10,10 @@ use candle::{Result, Tensor};
 use common::{assert_same, isolated_on_a_full_disk, one, waves};
 use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Tuning};
 
-/// Calls of a module while it is built: see `OparaExecutor::new`.
+/// The number of times that building calls a module: see `OparaExecutor::new`.
 const CALLS: usize = 4;
 
-/// What the module says when it fails.
+/// The error message of the failing module.
 fn no_answer(call: usize) -> String {
     format!("no answer to call {call}.")
 }
@@ -22,7 +22,7 @@ fn plain(t: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(vec![ops::add(&ops::relu(&t[0])?, &ops::tanh(&t[0])?)?])
 }
 
-/// A module whose calls are counted, and one of them, from 1, fails; none if that is 0.
+/// A module that counts its calls and fails at call `nth`, counted from 1; it never fails if that is 0.
 fn failing(
     calls: &Arc<AtomicUsize>,
     nth: &Arc<AtomicUsize>,
@@ -41,8 +41,8 @@ fn counters(nth: usize) -> [Arc<AtomicUsize>; 2] {
     [0, nth].map(|n| Arc::new(AtomicUsize::new(n)))
 }
 
-/// The module's own error, which says which call failed.
-fn is_the_modules(error: &Error, call: usize) -> bool {
+/// Is it the module's own error, from this call?
+fn is_error_of_module(error: &Error, call: usize) -> bool {
     let said = error.to_string().contains(&no_answer(call));
     said && matches!(error, Error::Candle(_) | Error::FailsOnOtherValues { .. })
 }
@@ -56,7 +56,7 @@ fn a_module_that_fails_at_any_call_of_building_is_an_error_or_runs_eagerly() -> 
             let fast = match OparaExecutor::builder().on_uncapturable(action).build_fn(function, &one(0)?) {
                 Ok(fast) => fast,
                 Err(error) => {
-                    assert!(nth <= CALLS && is_the_modules(&error, nth), "call {nth}: {error:?}");
+                    assert!(nth <= CALLS && is_error_of_module(&error, nth), "call {nth}: {error:?}");
                     continue;
                 }
             };
@@ -66,7 +66,7 @@ fn a_module_that_fails_at_any_call_of_building_is_an_error_or_runs_eagerly() -> 
                     let reason = report.reason.unwrap_or_default();
                     assert!(action == OnUncapturable::Eager && reason.contains(&no_answer(nth)), "{reason}");
                 }
-                mode => assert!(mode == Mode::Lanes && nth > CALLS, "call {nth} failed: {mode:?}"),
+                mode => assert!(mode == Mode::Threads && nth > CALLS, "call {nth} failed: {mode:?}"),
             }
             for i in 0..3 {
                 assert_same(
@@ -81,7 +81,7 @@ fn a_module_that_fails_at_any_call_of_building_is_an_error_or_runs_eagerly() -> 
 }
 
 #[test]
-fn a_shape_that_fails_to_build_leaves_the_others_and_is_built_by_a_later_call() -> anyhow::Result<()> {
+fn a_shape_that_fails_to_build_does_not_affect_others_and_is_built_later() -> anyhow::Result<()> {
     let other = [waves(1, (5, 6))?];
     for nth in 1..=CALLS {
         let [calls, failing_call] = counters(0);
@@ -90,34 +90,34 @@ fn a_shape_that_fails_to_build_leaves_the_others_and_is_built_by_a_later_call() 
             .build_fn(failing(&calls, &failing_call), &one(0)?)?;
         failing_call.store(calls.load(Ordering::Relaxed) + nth, Ordering::Relaxed);
         let error = fast.call(&other).expect_err("the module failed");
-        assert!(is_the_modules(&error, failing_call.load(Ordering::Relaxed)), "call {nth}: {error:?}");
+        assert!(is_error_of_module(&error, failing_call.load(Ordering::Relaxed)), "call {nth}: {error:?}");
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "the shape that was built");
         assert_same(&fast.call(&other)?, &plain(&other)?, "the shape that failed");
         let report = fast.report_for(&other)?;
-        assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+        assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     }
     Ok(())
 }
 
-/// Builds twice by tuning with plans kept in a folder: nothing is found there the second time, and answers are right.
+/// Builds twice with tuning and a cache folder: the second build must find no plan, and answers must be right.
 fn assert_built_without(folder: &Path) -> anyhow::Result<()> {
     let tuning = Tuning::default().proposals(4).cache(Some(folder.into()));
     for _ in 0..2 {
         let fast = OparaExecutor::builder().policy(tuning.clone()).build_fn(plain, &one(0)?)?;
         let report = fast.report();
-        assert!(report.mode == Mode::Lanes && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
+        assert!(report.mode == Mode::Threads && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "a tuned executor");
     }
     Ok(())
 }
 
 #[test]
-fn plans_are_searched_for_where_none_can_be_kept() -> anyhow::Result<()> {
+fn tuning_works_without_a_writable_cache_folder() -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     assert_built_without(&file.path().join("in a file"))?;
     assert_built_without(file.path())?;
     if cfg!(target_os = "linux") {
-        // Where not even root may make a folder.
+        // Not even root can create a folder there.
         assert_built_without(Path::new("/proc/opara-candle"))?;
     }
     assert_eq!(std::fs::read(file.path())?, b"");
@@ -126,8 +126,8 @@ fn plans_are_searched_for_where_none_can_be_kept() -> anyhow::Result<()> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn plans_are_searched_for_where_the_disk_is_full() -> anyhow::Result<()> {
-    isolated_on_a_full_disk("plans_are_searched_for_where_the_disk_is_full", || {
+fn tuning_works_on_a_full_disk() -> anyhow::Result<()> {
+    isolated_on_a_full_disk("tuning_works_on_a_full_disk", || {
         let folder = tempfile::tempdir()?;
         assert!(std::fs::write(folder.path().join("more"), b"more").is_err(), "the disk is full");
         std::fs::remove_file(folder.path().join("more"))?;

@@ -1,4 +1,4 @@
-//! Memory that an executor on the CPU takes: alone in its process, whose allocations are counted.
+//! Memory use of executors on the CPU. A program of its own, since it counts all allocations of the process.
 
 mod common;
 
@@ -15,7 +15,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// Held by each test, since all allocations of the process are counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The most that `f` has at a time beyond what there is before.
+/// The peak memory of `f` beyond the memory in use before.
 fn peak<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, usize)> {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
@@ -23,20 +23,20 @@ fn peak<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, usize)> {
     Ok((result, MEMORY.peak_usage().saturating_sub(before)))
 }
 
-/// Operators one after the other, each of which leaves a tensor of its own.
+/// A chain of operators, each with a result tensor of its own.
 fn chain(x: &Tensor) -> Result<Tensor> {
     (0..40).try_fold(x.clone(), |x, i| ops::affine(&x, 0.9, i as f64))
 }
 
 #[test]
-fn results_live_no_longer_than_they_are_needed() -> anyhow::Result<()> {
+fn results_are_freed_after_their_last_use() -> anyhow::Result<()> {
     let _alone = ALONE.lock();
     let x = waves(0, (1 << 20,))?;
     let bytes = 4 << 20;
     let (expected, eager) = peak(|| chain(&x))?;
     assert!(eager < 4 * bytes, "eager execution has {} tensors at a time", eager / bytes);
     let (fast, building) = peak(|| OparaExecutor::new(candle_nn::func(chain), &x).map_err(candle::Error::wrap))?;
-    // Beside those of eager execution: inputs of its own, and outputs on two examples.
+    // In addition to eager execution: copies of the inputs, and the outputs of two examples.
     assert!(building < 12 * bytes, "building has {} tensors at a time", building / bytes);
     let (got, calling) = peak(|| candle::Module::forward(&fast, &x))?;
     assert!(calling < 4 * bytes, "a call has {} tensors at a time", calling / bytes);
@@ -45,9 +45,9 @@ fn results_live_no_longer_than_they_are_needed() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
+fn memory_is_bounded_by_eight_shapes() -> anyhow::Result<()> {
     let _alone = ALONE.lock();
-    // A plan keeps a constant of 256 KiB, its operators and its schedule.
+    // A plan holds a constant of 256 KiB, its operators and its schedule.
     let function = |x: &Tensor| {
         let table = ops::constant("table", || Tensor::ones((1, 1 << 16), DType::F32, CPU))?;
         let first = ops::narrow(&table, 1, 0, x.dim(1)?)?;
@@ -58,7 +58,7 @@ fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
         let x = waves(columns, (1, columns))?;
         assert!(common::same_bits(&fast.forward(&x)?, &function(&x)?)?, "{columns} columns");
         let report = fast.report_for(&[x])?;
-        assert_eq!(report.mode, Mode::Lanes, "{report}");
+        assert_eq!(report.mode, Mode::Threads, "{report}");
         Ok(())
     };
     (1..=100).try_for_each(call)?;

@@ -1,5 +1,5 @@
-//! What an executor does after it was built, on the CPU: shapes that push each other out, outputs that are lent, modules
-//! that change, re-checks, threads.
+//! The executor after it was built, on the CPU: evicted shapes, borrowed outputs, modules that change, re-checks,
+//! threads.
 
 mod common;
 
@@ -26,11 +26,11 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+fn nine_shapes_in_turn_are_not_rebuilt_forever() -> anyhow::Result<()> {
     assert_nine_shapes_settle(tanh, eager, rows)
 }
 
-/// A module that takes a branch by the number of rows, of which one cannot be recorded.
+/// A module whose branch depends on the number of rows; one branch cannot be recorded.
 fn by_rows(t: &[Tensor]) -> Result<Vec<Tensor>> {
     match t[0].dim(0)? {
         1 => tanh(t),
@@ -40,20 +40,20 @@ fn by_rows(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Result<()> {
+fn reports_and_traces_belong_to_the_given_input_shapes() -> anyhow::Result<()> {
     let calls = Arc::new(AtomicUsize::new(0));
     let fast = OparaExecutor::builder().build_fn(counted(&calls, by_rows), &rows(1)?)?;
     for n in [2, 3] {
         fast.call(&rows(n)?)?;
     }
     let before = calls.load(Ordering::Relaxed);
-    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Lanes, 1), "of the example, not of the last call");
-    for (n, mode, ops) in [(1, Mode::Lanes, 1), (2, Mode::Lanes, 2), (3, Mode::Eager, 0)] {
+    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Threads, 1), "of the example, not of the last call");
+    for (n, mode, ops) in [(1, Mode::Threads, 1), (2, Mode::Threads, 2), (3, Mode::Eager, 0)] {
         let x = rows(n)?;
         let report = fast.report_for(&x)?;
         assert_eq!((report.mode, report.ops), (mode, ops), "{n} rows: {report}");
         if mode == Mode::Eager {
-            let reasons = [fast.trace(&x).map(drop), fast.schedule(&x).map(drop), fast.picture(&x).map(drop)];
+            let reasons = [fast.trace(&x).map(drop), fast.schedule(&x).map(drop), fast.schedule_svg(&x).map(drop)];
             for error in reasons.map(|result| result.expect_err("nothing is recorded")) {
                 let expected = report.reason.as_deref().unwrap_or_default();
                 assert!(matches!(&error, Error::NotRecorded { reason } if reason == expected), "{error}");
@@ -63,7 +63,7 @@ fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Resul
         assert_eq!(fast.trace(&x)?.ops.len(), ops);
         let (trace, schedule) = fast.schedule(&x)?;
         assert_eq!((trace.ops.len(), schedule.order.len()), (ops, ops));
-        assert!(fast.picture(&x)?.contains(&format!("{ops} ops on 1 streams")));
+        assert!(fast.schedule_svg(&x)?.contains(&format!("{ops} ops on 1 streams")));
     }
     assert_eq!(calls.load(Ordering::Relaxed), before, "a look at what is built calls nothing");
     assert!(matches!(fast.report_for(&[]), Err(Error::InputCount { .. })));
@@ -74,24 +74,24 @@ fn what_an_executor_tells_is_of_the_inputs_that_are_asked_for() -> anyhow::Resul
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<()> {
     let replayed = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
-    assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Lanes, Mode::Eager));
+    assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Threads, Mode::Eager));
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
         let x = rows(2)?;
         let expected = eager(&x)?;
-        fast.lend(&x, |lent| -> anyhow::Result<()> {
-            assert!(matches!(fast.call(&x), Err(Error::Lent)));
-            assert!(matches!(fast.lend(&x, |_| ()), Err(Error::Lent)));
-            assert!(matches!(fast.timeline(&x), Err(Error::Lent)));
+        fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
+            assert!(matches!(fast.call(&x), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.call_zero_copy(&x, |_| ()), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.timeline(&x), Err(Error::OutputsBorrowed)));
             assert_same(&fast.call(&rows(3)?)?, &eager(&rows(3)?)?, "other shapes");
             assert_same(&other.call(&x)?, &expected, "another executor");
-            other.lend(&x, |inner| {
-                assert!(matches!(fast.call(&x), Err(Error::Lent)), "two closures deep");
-                assert_same(inner, &expected, "lent inside");
+            other.call_zero_copy(&x, |inner| {
+                assert!(matches!(fast.call(&x), Err(Error::OutputsBorrowed)), "two closures deep");
+                assert_same(inner, &expected, "borrowed inside");
             })?;
-            assert_same(lent, &expected, "lent");
+            assert_same(borrowed, &expected, "borrowed");
             Ok(())
         })??;
         assert_same(&fast.call(&x)?, &expected, "after the closure");
@@ -100,18 +100,18 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
 }
 
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<()> {
     let build = || OparaExecutor::builder().build_fn(tanh, &rows(2).map_err(Error::Candle)?);
     let executors = [build()?, build()?];
     let both = Barrier::new(2);
     let cross = |own: usize| -> anyhow::Result<()> {
         let x = rows(2)?;
-        executors[own].lend(&x, |lent| {
+        executors[own].call_zero_copy(&x, |borrowed| {
             both.wait();
             let other = executors[1 - own].call(&x)?;
             both.wait();
             assert_same(&other, &eager(&x)?, "the other executor's answer");
-            assert_same(lent, &eager(&x)?, "what is lent");
+            assert_same(borrowed, &eager(&x)?, "borrowed outputs");
             Ok(())
         })?
     };
@@ -123,49 +123,52 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
     let fast = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     fast.call(&rows(3)?)?;
     let both = Barrier::new(2);
     thread::scope(|scope| {
         let panics = scope.spawn(|| {
-            fast.lend(&rows(2)?, |_| {
+            fast.call_zero_copy(&rows(2)?, |_| {
                 both.wait();
                 panic!("a closure's panic")
             })
         });
-        fast.lend(&rows(3)?, |lent| -> anyhow::Result<()> {
+        fast.call_zero_copy(&rows(3)?, |borrowed| -> anyhow::Result<()> {
             both.wait();
             assert!(panics.join().is_err(), "the panic passes through");
-            assert_same(lent, &eager(&rows(3)?)?, "what the other thread has");
+            assert_same(borrowed, &eager(&rows(3)?)?, "what the other thread has");
             assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "the shapes of the panic");
             Ok(())
         })?
     })?;
-    // On the thread that panics, too.
+    // Also on the thread that panics.
     let x = rows(2)?;
-    let panics =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| fast.lend::<()>(&x, |_| panic!("a closure's panic"))));
+    let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        fast.call_zero_copy::<()>(&x, |_| panic!("a closure's panic"))
+    }));
     assert!(panics.is_err());
     for n in [2, 3, 4] {
         assert_same(&fast.call(&rows(n)?)?, &eager(&rows(n)?)?, format_args!("{n} rows"));
-        fast.lend(&rows(n)?, |lent| assert_same(lent, &eager(&[waves(n, (n, 6)).unwrap()]).unwrap(), "lent"))?;
+        fast.call_zero_copy(&rows(n)?, |borrowed| {
+            assert_same(borrowed, &eager(&[waves(n, (n, 6)).unwrap()]).unwrap(), "borrowed")
+        })?;
     }
     Ok(())
 }
 
 #[test]
-fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
     let (function, stopped) = stopped_at(5, tanh);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2)?)?;
     thread::scope(|scope| -> anyhow::Result<()> {
         let building = scope.spawn(|| fast.call(&rows(5)?));
         assert!(stopped.entered.recv().is_err(), "the module is being recorded");
         assert_same(&fast.call(&rows(2)?)?, &eager(&rows(2)?)?, "a call meanwhile");
-        fast.lend(&rows(2)?, |lent| {
-            assert_same(lent, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "lent meanwhile")
+        fast.call_zero_copy(&rows(2)?, |borrowed| {
+            assert_same(borrowed, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "borrowed meanwhile")
         })?;
-        assert_eq!(fast.report().mode, Mode::Lanes);
+        assert_eq!(fast.report().mode, Mode::Threads);
         drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &eager(&rows(5)?)?, "the new shape");
         Ok(())
@@ -173,7 +176,7 @@ fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::R
 }
 
 #[test]
-fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
+fn a_swapped_weight_is_used_after_invalidate() -> anyhow::Result<()> {
     let weight = Arc::new(Mutex::new(waves(1, 6)?));
     let shared = weight.clone();
     let function = move |t: &[Tensor]| {
@@ -186,24 +189,24 @@ fn a_swapped_weight_is_seen_after_invalidate() -> anyhow::Result<()> {
     }
     *weight.lock().expect("no panic holds this lock") = waves(2, 6)?;
     let report = fast.report();
-    fast.lend(&rows(2)?, |lent| -> anyhow::Result<()> {
-        let before = lent[0].copy()?;
+    fast.call_zero_copy(&rows(2)?, |borrowed| -> anyhow::Result<()> {
+        let before = borrowed[0].copy()?;
         fast.invalidate();
-        assert_same(lent, &[before], "what is lent meanwhile");
-        assert!(matches!(fast.call(&rows(2)?), Err(Error::Lent)), "still lent");
+        assert_same(borrowed, &[before], "borrowed outputs meanwhile");
+        assert!(matches!(fast.call(&rows(2)?), Err(Error::OutputsBorrowed)), "still borrowed");
         Ok(())
     })??;
     assert_eq!(fast.report(), report, "the report stays");
     for n in [2, 3, 2] {
         let x = rows(n)?;
         assert_same(&fast.call(&x)?, &[x[0].broadcast_mul(&waves(2, 6)?)?], format_args!("{n} rows"));
-        assert_eq!(fast.report_for(&x)?.mode, Mode::Lanes, "{}", fast.report_for(&x)?);
+        assert_eq!(fast.report_for(&x)?.mode, Mode::Threads, "{}", fast.report_for(&x)?);
     }
     Ok(())
 }
 
 #[test]
-fn a_variable_behind_a_folded_operator_is_seen_after_invalidate() -> anyhow::Result<()> {
+fn a_changed_variable_behind_a_folded_operator_is_used_after_invalidate() -> anyhow::Result<()> {
     let variable = Var::from_tensor(&waves(1, 6)?)?;
     let read = variable.clone();
     let function = move |t: &[Tensor]| Ok(vec![ops::add(&t[0], &ops::affine(&read, 2., 0.)?)?]);
@@ -218,27 +221,27 @@ fn a_variable_behind_a_folded_operator_is_seen_after_invalidate() -> anyhow::Res
     Ok(())
 }
 
-/// A module whose tenth call, and all after it, have other outputs.
+/// A module whose outputs change at the tenth call.
 fn changes_at_the_tenth_call() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let calls = AtomicUsize::new(0);
     move |t| Ok(vec![ops::affine(&t[0], if calls.fetch_add(1, Ordering::Relaxed) < 9 { 1. } else { 2. }, 0.)?])
 }
 
 #[test]
-fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
-    for lent in [false, true] {
+fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
+    for zero_copy in [false, true] {
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let x = rows(2)?;
             let fast = OparaExecutor::builder().recheck(3).build_fn(changes_at_the_tenth_call(), &x)?;
-            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
-            let answer = || match lent {
+            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+            let answer = || match zero_copy {
                 false => fast.call(&x),
                 true => fast
-                    .lend(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())?
+                    .call_zero_copy(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())?
                     .map_err(Error::Candle),
             };
             let twice = [(&x[0] * 2.)?];
-            // At most nine of three calls each.
+            // At most nine rounds of three calls each.
             let found = (1..28).find_map(|call| match answer() {
                 Ok(got) if fast.report().mismatches == 0 => {
                     assert_eq!(fast.report().rechecks, call / 3);
@@ -257,7 +260,7 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
             assert_eq!(fast.report().rechecks, report.rechecks, "an eager call is not compared");
             fast.invalidate();
             assert_same(&answer()?, &twice, "built anew");
-            assert_eq!(fast.report().mode, Mode::Lanes);
+            assert_eq!(fast.report().mode, Mode::Threads);
             Ok(())
         })?;
         assert_eq!(log.len(), 1, "{log:?}");
@@ -266,12 +269,12 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
 }
 
 #[test]
-fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result<()> {
+fn a_recheck_calls_the_module_once_per_interval() -> anyhow::Result<()> {
     for (every, expected) in [(0, 0), (1, 20), (5, 4)] {
         let calls = Arc::new(AtomicUsize::new(0));
         let fast = OparaExecutor::builder().recheck(every).build_fn(counted(&calls, tanh), &rows(2)?)?;
         let before = calls.load(Ordering::Relaxed);
-        // One row of a wider matrix, whose columns are not contiguous.
+        // A slice of a wider matrix, which is not contiguous.
         let wide = waves(1, (2, 8))?.narrow(1, 1, 6)?;
         for i in 0..20 {
             let x = if i % 2 == 0 { rows(2)? } else { [wide.clone()] };
@@ -279,8 +282,8 @@ fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result
         }
         assert_eq!(calls.load(Ordering::Relaxed) - before, expected);
         let report = fast.report();
-        assert_eq!((report.rechecks, report.mismatches, report.mode), (expected as u64, 0, Mode::Lanes));
-        // Other shapes are counted by themselves.
+        assert_eq!((report.rechecks, report.mismatches, report.mode), (expected as u64, 0, Mode::Threads));
+        // Each shape counts its own calls.
         fast.call(&rows(3)?)?;
         assert_eq!(fast.report().rechecks, expected as u64 + u64::from(every == 1));
     }
@@ -288,7 +291,7 @@ fn rechecks_of_a_sound_module_cost_one_call_of_it_in_so_many() -> anyhow::Result
 }
 
 #[test]
-fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
+fn a_recheck_returns_the_modules_error() -> anyhow::Result<()> {
     let fails = Arc::new(AtomicUsize::new(0));
     let flag = fails.clone();
     let function = move |t: &[Tensor]| match flag.load(Ordering::Relaxed) {
@@ -300,8 +303,10 @@ fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
     fast.call(&one(1)?)?;
     let error = fast.call(&one(1)?).expect_err("the module fails");
     assert!(error.to_string().contains("not today"), "{error}");
-    let error =
-        fast.lend(&one(1)?, |_| ()).map(|()| fast.lend(&one(1)?, |_| ())).expect("the third call is not compared");
+    let error = fast
+        .call_zero_copy(&one(1)?, |_| ())
+        .map(|()| fast.call_zero_copy(&one(1)?, |_| ()))
+        .expect("the third call is not compared");
     assert!(error.is_err());
     fails.store(0, Ordering::Relaxed);
     assert_same(&fast.call(&one(1)?)?, &[one(1)?[0].tanh()?], "and then goes on");
@@ -309,7 +314,7 @@ fn a_recheck_passes_the_modules_error_on() -> anyhow::Result<()> {
 }
 
 #[test]
-fn many_threads_call_lend_recheck_and_invalidate() -> anyhow::Result<()> {
+fn many_threads_call_borrow_recheck_and_invalidate() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::tanh(&t[0])?, &t[0])?]);
     let fast = OparaExecutor::builder().max_shapes(2).recheck(2).build_fn(function, &rows(1)?)?;
     let all = Barrier::new(4);
@@ -320,7 +325,9 @@ fn many_threads_call_lend_recheck_and_invalidate() -> anyhow::Result<()> {
             let x = rows(n)?;
             let expected = [(x[0].tanh()? + &x[0])?];
             assert_same(&fast.call(&x)?, &expected, format_args!("call {i} of thread {thread}"));
-            fast.lend(&x, |lent| assert_same(lent, &expected, format_args!("{i} of thread {thread}, lent")))?;
+            fast.call_zero_copy(&x, |borrowed| {
+                assert_same(borrowed, &expected, format_args!("{i} of thread {thread}, borrowed"))
+            })?;
             if (thread, i % 10) == (0, 9) {
                 fast.invalidate();
             }

@@ -1,4 +1,4 @@
-//! The stages of building, on the CPU: what each gave is written down, and building ends behind the one that is asked for.
+//! The stages of building, on the CPU: each stage can be dumped to files, and building can stop after any stage.
 
 mod common;
 
@@ -12,13 +12,13 @@ use opara_candle::trace::Trace;
 use opara_candle::{ops, Mode, OparaExecutor, Stage};
 use tracing::Level;
 
-/// Two branches that meet.
+/// Two branches that join.
 fn branches(t: &[Tensor]) -> Result<Vec<Tensor>> {
     let sum = ops::add(&ops::tanh(&t[0])?, &ops::relu(&t[0])?)?;
     Ok(vec![sum])
 }
 
-/// The folder of the one set of shapes that was built for.
+/// The folder of the only set of shapes that was built.
 const SHAPES: &str = "f32-4x6";
 
 const FILES: [&str; 8] = [
@@ -42,7 +42,7 @@ fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
-fn what_each_stage_gave_is_written_down() -> anyhow::Result<()> {
+fn every_stage_is_dumped_to_a_file() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let fast = OparaExecutor::builder().dump(folder.path()).build_fn(branches, &one(0)?)?;
     let of_shapes = folder.path().join(SHAPES);
@@ -57,14 +57,14 @@ fn what_each_stage_gave_is_written_down() -> anyhow::Result<()> {
     let instantiated: Schedule = serde_json::from_slice(&fs::read(of_shapes.join(FILES[6]))?)?;
     assert_eq!(instantiated, schedule);
     let report: serde_json::Value = serde_json::from_slice(&fs::read(of_shapes.join(FILES[7]))?)?;
-    assert_eq!((&report["mode"], &report["ops"]), (&"lanes".into(), &3.into()));
+    assert_eq!((&report["mode"], &report["ops"]), (&"threads".into(), &3.into()));
     fast.call(&[Tensor::zeros((2, 6), candle::DType::F32, common::CPU)?])?;
     assert_eq!(names(folder.path())?, ["f32-2x6", SHAPES], "other shapes have a folder of their own");
     Ok(())
 }
 
 #[test]
-fn building_ends_behind_the_stage_that_is_asked_for() -> anyhow::Result<()> {
+fn building_stops_after_the_requested_stage() -> anyhow::Result<()> {
     for (stage, built) in Stage::ALL.into_iter().zip(1..) {
         let folder = tempfile::tempdir()?;
         let builder = OparaExecutor::builder().dump(folder.path()).stop_after(stage);
@@ -72,7 +72,7 @@ fn building_ends_behind_the_stage_that_is_asked_for() -> anyhow::Result<()> {
         assert_eq!(names(&folder.path().join(SHAPES))?, FILES[..built]);
         let report = fast.report();
         let is_whole = stage == Stage::Verify;
-        assert_eq!(report.mode, if is_whole { Mode::Lanes } else { Mode::Eager }, "{stage}");
+        assert_eq!(report.mode, if is_whole { Mode::Threads } else { Mode::Eager }, "{stage}");
         let reason = report.reason.unwrap_or_default();
         assert!(is_whole == reason.is_empty() && (is_whole || reason.contains(&format!("`{stage}`"))), "{reason}");
         assert_same(&fast.call(&one(1)?)?, &branches(&one(1)?)?, stage);
@@ -88,7 +88,7 @@ fn a_dump_that_cannot_be_written_is_a_warning() -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let build = || Ok(OparaExecutor::builder().dump(file.path()).build_fn(branches, &one(0)?)?);
     let (log, fast) = logged(Level::WARN, build)?;
-    assert_eq!(fast.report().mode, Mode::Lanes);
+    assert_eq!(fast.report().mode, Mode::Threads);
     assert!(log.iter().any(|line| line.contains("what a stage gave cannot be written down")), "{log:?}");
     Ok(())
 }

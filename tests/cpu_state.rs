@@ -1,4 +1,4 @@
-//! Modules on the CPU that are not functions of their inputs and weights alone: state, read-backs, random numbers.
+//! Modules on the CPU that are not pure functions of inputs and weights: state, read-backs, random numbers.
 
 mod common;
 
@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Result, Tensor};
 use common::{
-    answers_like, assert_same, calls_while_built, goes_on_like, one, refused, same_bits, stateful, waves, CPU,
+    answers_like, assert_same, assert_same_state_as, calls_while_built, one, refused, same_bits, stateful, waves, CPU,
 };
 use opara_candle::{ops, Builder, Error, Mode, OnStateful, OnUncapturable, OparaExecutor};
 
-/// A module that appends to a cache and returns all of it.
+/// A module that appends to a cache, and returns the whole cache.
 fn growing() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let cache = Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache"));
     move |t: &[Tensor]| {
@@ -23,7 +23,7 @@ fn growing() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'stati
 }
 
 /// The same with candle's own operators, which are not recorded.
-fn growing_unseen() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
+fn growing_unrecorded() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let cache = Mutex::new(Tensor::zeros((0, 6), DType::F32, CPU).expect("an empty cache"));
     move |t: &[Tensor]| {
         let mut cache = cache.lock().expect("no panic holds this lock");
@@ -42,21 +42,21 @@ fn counting() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'stat
 }
 
 #[test]
-fn a_cache_that_grows_is_an_error_unless_it_is_declared() -> anyhow::Result<()> {
+fn a_growing_cache_is_an_error_unless_state_is_declared() -> anyhow::Result<()> {
     for verify in [true, false] {
         let builder = || OparaExecutor::builder().verify(verify);
         stateful(builder(), growing(), &one(0)?, &["attention/cat", "an earlier call made"]);
-        stateful(builder(), growing_unseen(), &one(0)?, &["other outputs", "random numbers"]);
+        stateful(builder(), growing_unrecorded(), &one(0)?, &["other outputs", "random numbers"]);
         stateful(builder(), counting(), &one(0)?, &["count/affine"]);
     }
-    goes_on_like(growing, one);
-    goes_on_like(growing_unseen, one);
-    goes_on_like(counting, one);
+    assert_same_state_as(growing, one);
+    assert_same_state_as(growing_unrecorded, one);
+    assert_same_state_as(counting, one);
     Ok(())
 }
 
 #[test]
-fn an_answer_of_the_call_before_is_an_error() -> anyhow::Result<()> {
+fn returning_the_previous_calls_answer_is_an_error() -> anyhow::Result<()> {
     let make = || {
         let before = Mutex::new(None::<Tensor>);
         move |t: &[Tensor]| {
@@ -66,12 +66,12 @@ fn an_answer_of_the_call_before_is_an_error() -> anyhow::Result<()> {
         }
     };
     stateful(OparaExecutor::builder(), make(), &one(0)?, &["output 0", "an earlier call made"]);
-    goes_on_like(make, one);
+    assert_same_state_as(make, one);
     Ok(())
 }
 
 #[test]
-fn what_the_first_input_leaves_behind_is_an_error() -> anyhow::Result<()> {
+fn state_left_by_the_first_input_is_an_error() -> anyhow::Result<()> {
     let make = || {
         let first = OnceLock::new();
         move |t: &[Tensor]| {
@@ -83,13 +83,13 @@ fn what_the_first_input_leaves_behind_is_an_error() -> anyhow::Result<()> {
         }
     };
     stateful(OparaExecutor::builder(), make(), &one(0)?, &["`add`", "an earlier call made"]);
-    goes_on_like(make, one);
+    assert_same_state_as(make, one);
     Ok(())
 }
 
 #[test]
-fn a_table_that_the_first_call_makes_is_a_weight() -> anyhow::Result<()> {
-    // By a recorded operator, and by one of candle's own; with floats to vary, and without.
+fn a_table_built_by_the_first_call_counts_as_a_weight() -> anyhow::Result<()> {
+    // By a recorded operator and by one of candle's own; with float inputs, which are varied, and without.
     for recorded in [true, false] {
         for inputs in [one, |i: usize| Ok(vec![Tensor::arange(i as u32, 24 + i as u32, CPU)?.reshape((4, 6))?])] {
             let dtype = inputs(0)?[0].dtype();
@@ -110,7 +110,7 @@ fn a_table_that_the_first_call_makes_is_a_weight() -> anyhow::Result<()> {
                 Ok(vec![ops::add(&t[0], table.get().expect("it was made just now"))?])
             };
             let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
-            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
             answers_like(&fast, |t| Ok(vec![(&t[0] + make()?)?]), inputs);
         }
     }
@@ -118,7 +118,7 @@ fn a_table_that_the_first_call_makes_is_a_weight() -> anyhow::Result<()> {
 }
 
 #[test]
-fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<()> {
+fn state_that_only_a_later_shape_shows_is_an_error_of_that_call() -> anyhow::Result<()> {
     let calls = AtomicUsize::new(0);
     let function = move |t: &[Tensor]| match t[0].dim(0)? {
         5 => Ok(vec![ops::affine(&t[0], calls.fetch_add(1, Ordering::Relaxed) as f64, 0.)?]),
@@ -128,7 +128,7 @@ fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<
     let five = [waves(0, (5, 6))?];
     for _ in 0..2 {
         assert!(matches!(fast.call(&five), Err(Error::Stateful { .. })));
-        assert!(matches!(fast.lend(&five, |_| ()), Err(Error::Stateful { .. })));
+        assert!(matches!(fast.call_zero_copy(&five, |_| ()), Err(Error::Stateful { .. })));
     }
     assert_same(&fast.call(&one(1)?)?, &[one(1)?[0].relu()?], "the shape that keeps no state");
     Ok(())
@@ -153,7 +153,7 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
     let (fast, calls) = calls_while_built(OparaExecutor::builder(), plain, &floats)?;
     assert_eq!((calls, fast.report().mode), (2, Mode::Eager));
 
-    // Further shapes are built like the first one, and what is built is not called any more.
+    // Further shapes are built like the first one. A built shape does not call the module any more.
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = calls.clone();
     let function = move |t: &[Tensor]| {
@@ -168,8 +168,9 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A function of the number of the call is an error, verified or not, and runs if it is declared to keep state.
-fn assert_found_in_turns<F>(function: F) -> anyhow::Result<()>
+/// A function of the call number must be an error, with and without verification, and must run if it is declared to
+/// keep state.
+fn assert_call_number_is_detected<F>(function: F) -> anyhow::Result<()>
 where
     F: Fn(usize, &[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
@@ -180,30 +181,30 @@ where
     stateful(OparaExecutor::builder(), make(), &one(0)?, &[]);
     stateful(OparaExecutor::builder().example(&one(1)?), make(), &one(0)?, &[]);
     stateful(OparaExecutor::builder().verify(false), make(), &one(0)?, &[]);
-    goes_on_like(make, one);
+    assert_same_state_as(make, one);
     Ok(())
 }
 
 #[test]
-fn what_changes_from_call_to_call_is_an_error() -> anyhow::Result<()> {
-    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+fn results_that_change_from_call_to_call_are_an_error() -> anyhow::Result<()> {
+    assert_call_number_is_detected(|n: usize, t: &[Tensor]| {
         Ok(vec![if n.is_multiple_of(2) { ops::relu(&t[0])? } else { ops::tanh(&t[0])? }])
     })?;
     let weights = [waves(1, (4, 6))?, waves(2, (4, 6))?];
-    assert_found_in_turns(move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]))?;
-    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+    assert_call_number_is_detected(move |n: usize, t: &[Tensor]| Ok(vec![ops::add(&t[0], &weights[n % 2])?]))?;
+    assert_call_number_is_detected(|n: usize, t: &[Tensor]| {
         let parts = [&t[0], &t[0], &t[0]];
         Ok(vec![ops::cat(&parts[..2 + n % 2], 0)?])
     })?;
-    assert_found_in_turns(|n: usize, t: &[Tensor]| {
+    assert_call_number_is_detected(|n: usize, t: &[Tensor]| {
         let both = [ops::relu(&t[0])?, ops::tanh(&t[0])?];
         Ok(vec![both[n % 2].clone()])
     })?;
-    assert_found_in_turns(|n: usize, t: &[Tensor]| Ok(vec![ops::relu(&t[0])?; 1 + n % 2]))
+    assert_call_number_is_detected(|n: usize, t: &[Tensor]| Ok(vec![ops::relu(&t[0])?; 1 + n % 2]))
 }
 
 #[test]
-fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
+fn a_position_read_from_an_input_is_refused() -> anyhow::Result<()> {
     for dtype in [DType::U8, DType::U32, DType::I64] {
         let function = |t: &[Tensor]| {
             let position = t[1].to_dtype(DType::U32)?.to_scalar::<u32>()?;
@@ -215,17 +216,21 @@ fn a_position_that_is_read_from_an_input_is_refused() -> anyhow::Result<()> {
         assert!(fast.report().mode == Mode::Eager && reason.contains("differs"), "{}", fast.report());
         assert!(reason.contains("the module is not a pure function of its inputs"), "{reason}");
         answers_like(&fast, function, inputs);
-        // Without another example it cannot be found, and the report says so.
+        // Without another example it cannot be detected, and the report says so.
         let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.verified_inputs, &report.same_in_all), (Mode::Lanes, 3, &vec![1]), "{report}");
+        assert_eq!(
+            (report.mode, report.verified_inputs, &report.unvaried_inputs),
+            (Mode::Threads, 3, &vec![1]),
+            "{report}"
+        );
         assert!(report.to_string().contains("the same integers in inputs [1]"), "{report}");
     }
     Ok(())
 }
 
 #[test]
-fn what_an_example_of_zeros_decides_is_refused() -> anyhow::Result<()> {
+fn a_branch_that_an_example_of_zeros_decides_is_refused() -> anyhow::Result<()> {
     let zeros = [Tensor::zeros((2, 3), DType::F32, CPU)?];
     let inputs = |i: usize| Ok(vec![waves(i, (2, 3))?]);
     let sign = |t: &[Tensor]| match t[0].sum_all()?.to_scalar::<f32>()? > 0. {
@@ -242,13 +247,13 @@ fn what_an_example_of_zeros_decides_is_refused() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_column_and_a_broadcast_number_are_examples() -> anyhow::Result<()> {
+fn strided_and_broadcast_tensors_can_be_examples() -> anyhow::Result<()> {
     let column = |i: usize| waves(i, (4, 2))?.narrow(1, 1, 1)?.squeeze(1);
     let broadcast = |i: usize| waves(i, 1)?.broadcast_as(3);
     let function = |t: &[Tensor]| Ok(vec![ops::relu(&t[0])?]);
     for example in [column(0)?, broadcast(0)?] {
         let fast = OparaExecutor::builder().build_fn(function, &[example])?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None));
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None));
         answers_like(&fast, function, |i| Ok(vec![column(i)?]));
         answers_like(&fast, function, |i| Ok(vec![broadcast(i)?]));
     }
@@ -257,7 +262,7 @@ fn a_column_and_a_broadcast_number_are_examples() -> anyhow::Result<()> {
 
 #[test]
 fn a_folded_operator_that_panics_is_an_error() -> anyhow::Result<()> {
-    // It is recorded four times and folded then.
+    // It is recorded four times and then folded.
     let runs = Arc::new(AtomicUsize::new(0));
     let count = runs.clone();
     let function = move |t: &[Tensor]| {
@@ -274,26 +279,26 @@ fn a_folded_operator_that_panics_is_an_error() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_module_that_takes_only_some_values_is_refused() -> anyhow::Result<()> {
+fn a_module_that_fails_on_other_values_is_refused() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| match t[0].min_all()?.to_scalar::<f32>()? {
         least if least >= 0. => Ok(vec![ops::sqr(&t[0])?]),
         least => candle::bail!("{least} is not a share"),
     };
     let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?.abs()?]);
     answers_like(&refused(function, &inputs(0)?, &["other values", "is not a share"]), function, inputs);
-    // Fed with nothing but the example, it is replayed.
+    // Without verification, it is called with the example only, and is replayed.
     let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs(0)?)?;
-    assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
     answers_like(&fast, function, inputs);
-    // What an example of the user's says is the module's error.
+    // A failure on the user's own further example is the module's error.
     let negative = [one(0)?[0].neg()?];
     let error = OparaExecutor::builder().example(&negative).build_fn(function, &inputs(0)?).expect_err("it fails");
     assert!(matches!(&error, Error::Candle(_)) && error.to_string().contains("is not a share"), "{error}");
     Ok(())
 }
 
-/// Numbers that an operator of the recording draws are told from state: the same operator gives another result each time.
-/// Others cannot be.
+/// Operators that draw random numbers are distinguished from state by repeating the same operator: its result differs
+/// each time. Draws outside recorded operators cannot be distinguished.
 #[test]
 fn random_numbers_are_refused() -> anyhow::Result<()> {
     fn dropout(t: &[&Tensor]) -> Result<Tensor> {

@@ -1,4 +1,4 @@
-//! Shapes of use on the CPU: dtypes, layouts, outputs that alias, nesting, threads, sizes.
+//! Usage patterns on the CPU: dtypes, layouts, aliasing outputs, nesting, threads, sizes.
 
 mod common;
 
@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor, D};
 use common::{
-    answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed, take_turns_and_lend,
+    alternate_and_borrow, answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed,
     waves, CPU, DTYPES,
 };
 use opara_candle::{ops, Mode, OparaExecutor};
 
 #[test]
-fn every_dtype_goes_in_and_comes_out() {
+fn every_dtype_can_be_an_input_and_an_output() {
     for dtype in DTYPES {
         let function = |t: &[Tensor]| {
             let sum = ops::add(&t[0], &t[1])?;
@@ -28,7 +28,7 @@ fn every_dtype_goes_in_and_comes_out() {
                 order,
             ])
         };
-        replayed(Mode::Lanes, function, |i| {
+        replayed(Mode::Threads, function, |i| {
             let ids = Tensor::new(&[i as u32 % 4, 3, 0, 3], CPU)?;
             Ok(vec![counts(i, (4, 6), dtype)?, counts(i + 5, (4, 6), dtype)?, ids])
         });
@@ -39,7 +39,7 @@ fn every_dtype_goes_in_and_comes_out() {
 fn every_dtype_is_converted_to_every_other() {
     for from in DTYPES {
         let function = |t: &[Tensor]| DTYPES.iter().map(|&to| ops::to_dtype(&t[0], to)).collect();
-        replayed(Mode::Lanes, function, |i| Ok(vec![counts(i, (3, 5), from)?]));
+        replayed(Mode::Threads, function, |i| Ok(vec![counts(i, (3, 5), from)?]));
     }
 }
 
@@ -56,7 +56,7 @@ fn four_inputs_and_five_outputs_of_mixed_dtypes() {
             ops::custom("sum_all", &[ids], |t| t[0].sum_all())?,
         ])
     };
-    replayed(Mode::Lanes, function, |i| {
+    replayed(Mode::Threads, function, |i| {
         let ids = Tensor::new(&[3u32, i as u32, 1], CPU)?;
         let mask = (counts(i, (4, 6), DType::U8)?.gt(6f64))?;
         Ok(vec![waves(i, (4, 6))?, ids, mask, Tensor::new(i as i64, CPU)?])
@@ -64,7 +64,7 @@ fn four_inputs_and_five_outputs_of_mixed_dtypes() {
 }
 
 #[test]
-fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
+fn inputs_may_change_their_memory_layout_between_calls() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| {
         let twice = ops::add(&t[0], &t[0])?;
         let sum = ops::sum_keepdim(&t[0], 1)?;
@@ -74,7 +74,7 @@ fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
         let ways = layouts(&counts(0, (4, 6), dtype)?)?;
         for (way, example) in &ways {
             let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(example))?;
-            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None), "{way}");
+            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None), "{way}");
             for i in 1..4 {
                 for (later, input) in layouts(&counts(i, (4, 6), dtype)?)? {
                     let inputs = [input];
@@ -86,7 +86,7 @@ fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// candle's `contiguous` hands a contiguous tensor back as it is, so nothing is recorded of it.
+/// candle's `contiguous` returns a contiguous tensor unchanged, so nothing is recorded for it.
 #[test]
 fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| {
@@ -95,7 +95,7 @@ fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow:
         Ok(vec![ops::custom("index_select", &[&rows], move |t| t[0].index_select(&order, 0))?])
     };
     let fast = OparaExecutor::builder().build_fn(function, &one(0)?)?;
-    assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
     for i in 1..4 {
         for (way, input) in layouts(&waves(i, (4, 6))?)? {
             let inputs = [input];
@@ -106,12 +106,12 @@ fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow:
 }
 
 #[test]
-fn products_take_inputs_in_any_layout() -> anyhow::Result<()> {
+fn matmuls_accept_inputs_in_any_layout() -> anyhow::Result<()> {
     let weight = waves(9, (64, 32))?;
     let function = move |t: &[Tensor]| Ok(vec![ops::matmul(&t[0], &weight)?]);
     for (way, example) in &layouts(&waves(0, (48, 64))?)?[..3] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Lanes, None), "{way}");
+        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None), "{way}");
         for (later, input) in &layouts(&waves(1, (48, 64))?)?[..3] {
             let expected = function(&[input.contiguous()?])?;
             assert_same(&fast.call(std::slice::from_ref(input))?, &expected, format_args!("{way}, then {later}"));
@@ -130,7 +130,7 @@ fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
     let twins = |x: &Tensor| vec![x.clone(), x.clone()];
     for example in [twins(&waves(0, (4, 6))?), twins(&weight), vec![waves(0, (4, 6))?, weight.clone()]] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), &example)?;
-        assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+        assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
         answers_like(&fast, &function, |i| Ok(vec![waves(i, (4, 6))?, waves(i + 4, (4, 6))?]));
         answers_like(&fast, &function, |i| Ok(twins(&waves(i, (4, 6))?)));
         answers_like(&fast, &function, |_| Ok(twins(&weight)));
@@ -144,13 +144,13 @@ fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
     let mut expected = vec![waves(0, (4, 6))?, waves(1, (4, 6))?];
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
     let mut called = expected.clone();
-    let mut lent = expected.clone();
+    let mut borrowed = expected.clone();
     for i in 0..20 {
         expected = step(&expected)?;
         called = fast.call(&called)?;
-        lent = fast.lend(&lent, <[Tensor]>::to_vec)?;
+        borrowed = fast.call_zero_copy(&borrowed, <[Tensor]>::to_vec)?;
         assert_same(&called, &expected, format_args!("call {i}"));
-        assert_same(&lent, &expected, format_args!("lent, call {i}"));
+        assert_same(&borrowed, &expected, format_args!("borrowed, call {i}"));
     }
     Ok(())
 }
@@ -175,18 +175,18 @@ fn outputs_that_are_inputs_views_or_each_other() {
             row,
         ])
     };
-    replayed(Mode::Lanes, function, one);
+    replayed(Mode::Threads, function, one);
 }
 
 #[test]
-fn an_output_that_no_input_reaches_is_the_callers_own() -> anyhow::Result<()> {
+fn the_caller_may_overwrite_an_output_that_depends_on_no_input() -> anyhow::Result<()> {
     let weight = waves(3, (2, 2))?;
     let function = move |_: &[Tensor]| {
         let ones = ops::constant("ones", || Tensor::ones((2, 3), DType::F32, CPU))?;
         let zeros = ops::constant("zeros", || Tensor::zeros((2, 3), DType::F32, CPU))?;
         Ok(vec![ops::narrow(&ones, 0, 1, 1)?, ops::reshape(&ones, (3, 2))?, zeros, ops::relu(&weight)?])
     };
-    let fast = replayed(Mode::Lanes, function.clone(), one);
+    let fast = replayed(Mode::Threads, function.clone(), one);
     for output in fast.call(&one(1)?)? {
         output.const_set(candle::scalar::Scalar::F32(5.))?;
     }
@@ -204,26 +204,26 @@ fn an_output_that_is_a_weight_runs_eagerly() -> anyhow::Result<()> {
 }
 
 #[test]
-fn functions_without_an_operator_or_without_a_use_for_an_input() -> anyhow::Result<()> {
+fn functions_without_operators_or_with_unused_inputs() -> anyhow::Result<()> {
     let two = |i: usize| Ok(vec![waves(i, (4, 6))?, waves(i + 9, 3)?]);
-    replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
-    replayed(Mode::Lanes, |t: &[Tensor]| Ok(vec![ops::relu(&t[1])?]), two);
-    let fast = replayed(Mode::Lanes, |_: &[Tensor]| Ok(vec![]), two);
+    replayed(Mode::Threads, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
+    replayed(Mode::Threads, |t: &[Tensor]| Ok(vec![ops::relu(&t[1])?]), two);
+    let fast = replayed(Mode::Threads, |_: &[Tensor]| Ok(vec![]), two);
     assert!(fast.call(&two(1)?)?.is_empty());
     Ok(())
 }
 
 #[test]
-fn scalars_go_in_and_come_out() {
+fn scalars_can_be_inputs_and_outputs() {
     let function = |t: &[Tensor]| {
         let sum = ops::custom("sum_all", &[&t[1]], |t| t[0].sum_all())?;
         Ok(vec![ops::add(&t[0], &sum)?, ops::mul(&t[1], &t[0])?, sum, t[0].clone()])
     };
-    replayed(Mode::Lanes, function, |i| Ok(vec![Tensor::new(i as f32 + 0.5, CPU)?, waves(i, (4, 6))?]));
+    replayed(Mode::Threads, function, |i| Ok(vec![Tensor::new(i as f32 + 0.5, CPU)?, waves(i, (4, 6))?]));
 }
 
 #[test]
-fn empty_tensors_go_in_come_out_and_lie_between() {
+fn empty_tensors_can_be_inputs_outputs_and_intermediates() {
     let function = |t: &[Tensor]| {
         let (none, some) = (&t[0], &t[1]);
         let nothing = ops::tanh(&ops::narrow(some, 0, 2, 0)?)?;
@@ -238,11 +238,11 @@ fn empty_tensors_go_in_come_out_and_lie_between() {
             nothing,
         ])
     };
-    replayed(Mode::Lanes, function, |i| Ok(vec![Tensor::zeros((0, 6), DType::F32, CPU)?, waves(i, (4, 6))?]));
+    replayed(Mode::Threads, function, |i| Ok(vec![Tensor::zeros((0, 6), DType::F32, CPU)?, waves(i, (4, 6))?]));
 }
 
 #[test]
-fn an_operator_may_write_to_what_it_made() {
+fn an_operator_may_write_to_its_own_result() {
     let function = |t: &[Tensor]| {
         let padded = ops::custom("pad", &[&t[0]], |t| {
             let padded = Tensor::zeros((6, 6), DType::F32, CPU)?;
@@ -260,11 +260,13 @@ fn an_operator_may_write_to_what_it_made() {
         })?;
         Ok(vec![padded, set, rows])
     };
-    replayed(Mode::Lanes, function, |i| Ok(vec![waves(i, (4, 6))?, counts(i, (4, 6), DType::U32)?.clamp(0u32, 7u32)?]));
+    replayed(Mode::Threads, function, |i| {
+        Ok(vec![waves(i, (4, 6))?, counts(i, (4, 6), DType::U32)?.clamp(0u32, 7u32)?])
+    });
 }
 
 #[test]
-fn many_parts_are_joined_and_parted() {
+fn concatenation_and_splitting_of_many_parts() {
     let function = |t: &[Tensor]| {
         let parts = (0..40).map(|i| ops::affine(&ops::narrow(&t[0], 1, i % 5, 1 + i % 2)?, i as f64, 1.));
         let parts = parts.collect::<Result<Vec<_>>>()?;
@@ -273,11 +275,11 @@ fn many_parts_are_joined_and_parted() {
         let thirds = (0..3).map(|i| ops::narrow(&columns, 1, 20 * i, 20)).collect::<Result<Vec<_>>>()?;
         Ok([thirds, vec![ops::cat(&parts[2..4], 1)?, ops::cat(&[&columns, &columns], 0)?]].concat())
     };
-    replayed(Mode::Lanes, function, one);
+    replayed(Mode::Threads, function, one);
 }
 
 #[test]
-fn convolutions_that_read_one_result_are_free_of_each_other() {
+fn convolutions_with_a_common_input_are_independent() {
     let weights: Vec<Tensor> = (0..5).map(|i| waves(i, (8, 8, 3, 3))).collect::<Result<_>>().expect("weights");
     let same = ops::ConvConfig::default().padding(1);
     let function = move |t: &[Tensor]| {
@@ -290,7 +292,7 @@ fn convolutions_that_read_one_result_are_free_of_each_other() {
         Ok(vec![ops::cat(&branches.iter().collect::<Vec<_>>(), 1)?])
     };
     let inputs = |i| Ok(vec![waves(i, (1, 8, 12, 12))?]);
-    let fast = replayed(Mode::Lanes, function, inputs);
+    let fast = replayed(Mode::Threads, function, inputs);
     assert_eq!((fast.report().width, fast.report().streams), (4, 4));
     assert_branches_are_free(&fast, inputs(0), 4);
 }
@@ -310,7 +312,7 @@ fn grouped_and_transposed_convolutions() {
             ops::conv2d(&plane, &depthwise, None, &config)?,
         ])
     };
-    replayed(Mode::Lanes, function, |i| Ok(vec![waves(i, (1, 4, 30))?]));
+    replayed(Mode::Threads, function, |i| Ok(vec![waves(i, (1, 4, 30))?]));
 }
 
 #[test]
@@ -325,8 +327,8 @@ fn an_executor_may_be_built_inside_a_wrapped_module() {
         let inner = inner.get().expect("it was built just now");
         Ok(vec![ops::add(&inner.forward(&y)?, &t[0])?])
     };
-    let fast = replayed(Mode::Lanes, function, one);
-    assert_eq!(fast.report().ops, 4, "the outer one sees the inner one's operators");
+    let fast = replayed(Mode::Threads, function, one);
+    assert_eq!(fast.report().ops, 4, "the outer executor records the inner one's operators");
 }
 
 #[test]
@@ -341,9 +343,9 @@ fn an_eager_executor_calls_others_with_any_shape() -> anyhow::Result<()> {
 }
 
 #[test]
-fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+fn executors_of_one_module_alternate_and_share_borrowed_outputs() -> anyhow::Result<()> {
     let weight = waves(7, (6, 6))?;
-    take_turns_and_lend(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
+    alternate_and_borrow(move |x: &Tensor| ops::tanh(&ops::matmul(x, &weight)?), CPU)
 }
 
 #[test]
@@ -361,13 +363,13 @@ fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
 }
 
 #[test]
-fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
+fn shapes_and_dtypes_may_alternate_on_one_executor() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| Ok(vec![ops::add(&ops::mul(&t[0], &t[0])?, &t[0])?, ops::sum_keepdim(&t[0], 0)?]);
     let fast = OparaExecutor::builder().max_shapes(3).build_fn(function, &one(0)?)?;
     for round in 0..3 {
         for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F32)] {
             answers_like(&fast, function, |i| Ok(vec![counts(round + i, (rows, 6), dtype)?]));
-            assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
         }
     }
     Ok(())
@@ -380,7 +382,7 @@ fn a_chain_of_five_thousand_operators() -> anyhow::Result<()> {
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
     let fast = OparaExecutor::builder().build_fn(chain, &one(0)?)?;
-    assert_eq!((fast.report().mode, fast.report().depth, fast.report().streams), (Mode::Lanes, 5_000, 1));
+    assert_eq!((fast.report().mode, fast.report().depth, fast.report().streams), (Mode::Threads, 5_000, 1));
     answers_like(&fast, chain, one);
     Ok(())
 }
@@ -392,7 +394,7 @@ fn two_thousand_parallel_operators() -> anyhow::Result<()> {
         Ok(vec![ops::cat(&parts.iter().collect::<Vec<_>>(), 0)?])
     };
     let fast = OparaExecutor::builder().build_fn(parallel, &one(0)?)?;
-    assert_eq!((fast.report().mode, fast.report().width, fast.report().streams), (Mode::Lanes, 2_000, 128));
+    assert_eq!((fast.report().mode, fast.report().width, fast.report().streams), (Mode::Threads, 2_000, 128));
     answers_like(&fast, parallel, one);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Modules on the CPU whose host code looks at values: what building finds, and with which examples.
+//! Modules on the CPU whose host code branches on values: what building detects, and which examples that needs.
 
 mod common;
 
@@ -6,14 +6,14 @@ use candle::{DType, Result, Tensor};
 use common::{answers_like, refused, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
 
-/// An input all of whose elements are positive, and its negative.
+/// An input with only positive elements, and its negative.
 fn positive(i: usize) -> Result<Vec<Tensor>> {
     let x = (waves(i, (2, 3))?.abs()? + 0.5)?;
     Ok(vec![if i.is_multiple_of(2) { x } else { x.neg()? }])
 }
 
 #[test]
-fn a_branch_on_the_sign_of_a_sum_is_found() -> anyhow::Result<()> {
+fn a_branch_on_the_sign_of_a_sum_is_detected() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| match t[0].sum_all()?.to_scalar::<f32>()? > 0. {
         true => Ok(vec![ops::relu(&t[0])?]),
         false => Ok(vec![ops::tanh(&t[0])?]),
@@ -23,7 +23,7 @@ fn a_branch_on_the_sign_of_a_sum_is_found() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_branch_on_the_magnitude_of_an_input_is_found() -> anyhow::Result<()> {
+fn a_branch_on_the_magnitude_of_an_input_is_detected() -> anyhow::Result<()> {
     let function = |t: &[Tensor]| match t[0].abs()?.max_all()?.to_scalar::<f32>()? > 4. {
         true => Ok(vec![ops::relu(&t[0])?]),
         false => Ok(vec![ops::tanh(&t[0])?]),
@@ -34,7 +34,7 @@ fn a_branch_on_the_magnitude_of_an_input_is_found() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_scale_that_is_read_from_the_input_is_found() -> anyhow::Result<()> {
+fn a_scale_read_from_the_input_is_detected() -> anyhow::Result<()> {
     for dtype in [DType::F16, DType::F32, DType::F64] {
         let function = |t: &[Tensor]| {
             let largest = t[0].abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
@@ -47,7 +47,7 @@ fn a_scale_that_is_read_from_the_input_is_found() -> anyhow::Result<()> {
 }
 
 #[test]
-fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
+fn made_up_ids_stay_in_the_range_of_the_example() -> anyhow::Result<()> {
     let table = waves(3, (4, 5))?;
     let function = move |t: &[Tensor]| {
         let ids = t[0].flatten_all()?.to_vec1::<u32>()?;
@@ -58,13 +58,13 @@ fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
     let inputs = |i: usize| Ok(vec![Tensor::full(1 + (i % 4) as u32, 3, CPU)?]);
     for builder in [OparaExecutor::builder(), OparaExecutor::builder().verify(false)] {
         let fast = builder.build_fn(function.clone(), &inputs(0)?)?;
-        assert_eq!(fast.report().mode, Mode::Lanes, "{}", fast.report());
+        assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
         answers_like(&fast, function.clone(), inputs);
     }
     Ok(())
 }
 
-/// A mode that a tensor gives.
+/// A mode that is given by a tensor.
 fn by_mode(t: &[Tensor]) -> Result<Vec<Tensor>> {
     match t[1].to_scalar::<u8>()? {
         0 => Ok(vec![ops::relu(&t[0])?]),
@@ -77,7 +77,7 @@ fn with_mode(i: usize) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn a_mode_is_found_with_a_further_example() -> anyhow::Result<()> {
+fn a_further_example_detects_a_mode() -> anyhow::Result<()> {
     let fast = OparaExecutor::builder().example(&with_mode(1)?).build_fn(by_mode, &with_mode(0)?)?;
     let report = fast.report();
     assert!(
@@ -89,17 +89,17 @@ fn a_mode_is_found_with_a_further_example() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_mode_that_no_example_changes_is_named() -> anyhow::Result<()> {
+fn the_report_names_an_integer_input_that_no_example_varies() -> anyhow::Result<()> {
     let report = OparaExecutor::builder().build_fn(by_mode, &with_mode(0)?)?.report();
-    assert_eq!((report.verified, report.verified_inputs, report.same_in_all), (true, 3, vec![1]));
+    assert_eq!((report.verified, report.verified_inputs, report.unvaried_inputs), (true, 3, vec![1]));
     let ids = |i: u32| Ok::<_, candle::Error>([Tensor::new(&[i, i + 1], CPU)?]);
     let double = |t: &[Tensor]| Ok(vec![ops::add(&t[0], &t[0])?]);
     let report = OparaExecutor::builder().build_fn(double, &ids(1)?)?.report();
-    assert_eq!((report.verified, report.verified_inputs, &report.same_in_all[..]), (true, 1, &[0][..]), "{report}");
-    // The same numbers again are no other example.
+    assert_eq!((report.verified, report.verified_inputs, &report.unvaried_inputs[..]), (true, 1, &[0][..]), "{report}");
+    // The same numbers again do not count as another example.
     let builder = OparaExecutor::builder().example(&ids(1)?).example(&ids(5)?);
     let report = builder.build_fn(double, &ids(1)?)?.report();
-    assert_eq!((report.verified_inputs, &report.same_in_all[..]), (2, &[][..]), "{report}");
+    assert_eq!((report.verified_inputs, &report.unvaried_inputs[..]), (2, &[][..]), "{report}");
     assert!(report.to_string().contains("on 2 inputs\n"), "{report}");
     let report = OparaExecutor::builder().verify(false).build_fn(double, &ids(1)?)?.report();
     assert_eq!((report.verified, report.verified_inputs), (false, 0), "{report}");
@@ -107,7 +107,7 @@ fn a_mode_that_no_example_changes_is_named() -> anyhow::Result<()> {
 }
 
 #[test]
-fn further_examples_must_fit() -> anyhow::Result<()> {
+fn further_examples_must_have_the_shapes_of_the_first() -> anyhow::Result<()> {
     let build = |further: &[Tensor]| {
         let built = OparaExecutor::builder().example(&with_mode(1)?).example(further).build_fn(by_mode, &with_mode(0)?);
         Ok::<_, anyhow::Error>(built.expect_err("it does not fit"))

@@ -1,5 +1,5 @@
-//! The examples as programs, on the CPU. `cargo test` builds them; a run of this file alone needs `cargo build --examples`
-//! of the same profile before.
+//! Runs the examples as programs on the CPU. `cargo test` builds them; to run this file alone, first run `cargo build
+//! --examples` with the same profile.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use assert_cmd::Command;
 use candle::{DType, Device};
 use candle_nn::VarMap;
 
-/// The program of an example, which lies beside this test.
+/// The program of an example, which is in a folder beside this test.
 fn program(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let folder = test.parent().and_then(Path::parent).context("no folder of the build")?.join("examples");
@@ -28,7 +28,7 @@ fn stderr(assert: &Assert) -> String {
     String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
 }
 
-/// A file of the weights that a model asks for.
+/// Saves a file with all weights that a model loads.
 fn save<M>(path: &Path, load: impl FnOnce(candle_nn::VarBuilder) -> candle::Result<M>) -> Result<()> {
     let weights = VarMap::new();
     load(candle_nn::VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu))?;
@@ -38,7 +38,7 @@ fn save<M>(path: &Path, load: impl FnOnce(candle_nn::VarBuilder) -> candle::Resu
 const SHORT: [&str; 7] = ["--cpu", "--size", "tiny", "--seq-len", "8", "--iters", "1"];
 
 #[test]
-fn bert_and_t5_take_a_weights_file() -> Result<()> {
+fn bert_and_t5_accept_a_weights_file() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [bert, t5] = ["bert.safetensors", "t5.safetensors"].map(|name| folder.path().join(name));
     save(&bert, |vb| opara_models::bert::BertModel::load(vb, &opara_models::bert::Config::tiny()))?;
@@ -46,9 +46,9 @@ fn bert_and_t5_take_a_weights_file() -> Result<()> {
     for (name, file) in [("bert", &bert), ("t5", &t5)] {
         let file = file.to_str().context("a path of UTF-8")?;
         let told = stderr(&example(name, &[&SHORT[..], &["--model", file]].concat())?.success());
-        assert!(told.contains("no config.json beside the weights file"), "{told}");
+        assert!(told.contains("no config.json in the folder of the weights file"), "{told}");
         assert!(!told.contains("does not use"), "{told}");
-        // Another size than the file's.
+        // A model of another size than the file.
         let misfit = example(name, &["--cpu", "--model", file])?.code(1);
         assert!(stderr(&misfit).contains("the weights do not fit this model"), "{}", stderr(&misfit));
     }
@@ -56,7 +56,7 @@ fn bert_and_t5_take_a_weights_file() -> Result<()> {
 }
 
 #[test]
-fn what_lies_beside_a_weights_file_is_read() -> Result<()> {
+fn config_and_tokenizer_beside_a_weights_file_are_read() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let [file, config, tokenizer] =
         ["model.safetensors", "config.json", "tokenizer.json"].map(|name| folder.path().join(name));
@@ -73,7 +73,7 @@ fn what_lies_beside_a_weights_file_is_read() -> Result<()> {
 }
 
 #[test]
-fn layers_that_are_left_out_are_said() -> Result<()> {
+fn unused_tensors_of_a_checkpoint_are_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("bert.safetensors");
     let tiny = opara_models::bert::Config::tiny();
@@ -87,7 +87,7 @@ fn layers_that_are_left_out_are_said() -> Result<()> {
 }
 
 #[test]
-fn a_text_that_memory_cannot_hold_is_an_error() -> Result<()> {
+fn a_sequence_too_long_for_memory_is_an_error() -> Result<()> {
     let told = stderr(&example("t5", &["--cpu", "--seq-len", "100000"])?.code(1));
     assert!(told.contains("--seq-len 100000 is too long"), "{told}");
     let told = stderr(&example("t5", &["--cpu", "--max-tokens", "100000"])?.code(1));
@@ -96,7 +96,7 @@ fn a_text_that_memory_cannot_hold_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() -> Result<()> {
+fn a_closed_pipe_is_no_error() -> Result<()> {
     for (name, args) in [("bert", &SHORT[..]), ("deepfm", &["--cpu", "--iters", "1", "--repeat", "1000"])] {
         let mut child = std::process::Command::new(program(name)?)
             .args(args)

@@ -1,4 +1,4 @@
-//! The executor on a GPU. Without one, or without the `cuda` feature, each test says that it skips.
+//! The executor on a GPU. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -12,7 +12,7 @@ use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
 
 const SEQ: usize = 128;
 
-/// candle-transformers' BERT-base as its users call it, with seeded weights.
+/// candle-transformers' BERT-base with seeded weights.
 fn bert(device: &Device, dtype: DType) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + Clone> {
     let vb = opara_weights::seeded(1, dtype, device);
     let model = Arc::new(bert::BertModel::load(vb, &bert::Config::default())?);
@@ -41,10 +41,14 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
             for seed in 1..4 {
                 let input = sentence(&device, seed)?;
                 let expected = module(&input)?.remove(0);
-                // Other tensors come and go between calls.
+                // Other tensors are allocated and freed between calls.
                 let noise = Tensor::rand(0f32, 1., (1 << 20, seed as usize), &device)?;
                 assert_eq!(differing(&expected, &fast.call(&input)?[0])?, 0, "input {seed}");
-                assert_eq!(fast.lend(&input, |out| differing(&expected, &out[0]))??, 0, "lent, input {seed}");
+                assert_eq!(
+                    fast.call_zero_copy(&input, |out| differing(&expected, &out[0]))??,
+                    0,
+                    "borrowed, input {seed}"
+                );
                 drop(noise);
                 assert_eq!(differing(&first, &kept)?, 0, "a result changed after the call that made it");
             }
@@ -84,11 +88,11 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     let input = sentence(&device, 5)?;
     let fast = OparaExecutor::builder().build_fn(bert(&device, DType::F16)?, &input)?;
     let expected = fast.call(&input)?.remove(0);
-    // Comparing on the device keeps 10,000 read-backs out of it; NaN would differ from itself, so bits of finite
-    // outputs are compared by value and the rest once on the host.
+    // Compares on the device, to avoid 10,000 read-backs. NaN would differ from itself, so finite outputs are compared
+    // by value, and the bits once on the host.
     let mut differences = Tensor::zeros((), DType::F32, &device)?;
     for _ in 0..10_000 {
-        let differs = fast.lend(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
+        let differs = fast.call_zero_copy(&input, |out| out[0].ne(&expected)?.to_dtype(DType::F32)?.sum_all())??;
         differences = (differences + differs)?;
     }
     let nan = expected.ne(&expected)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
@@ -97,9 +101,9 @@ fn ten_thousand_replays_give_the_same_bits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// candle-transformers' T5 uploads its table of relative positions in every forward: 64 KiB at 128 tokens.
+/// candle-transformers' T5 uploads its table of relative positions in every forward pass: 64 KiB at 128 tokens.
 #[test]
-fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {
+fn t5_with_uploads_is_captured() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let config = t5::Config { d_model: 512, d_ff: 2048, num_layers: 6, num_heads: 8, ..Default::default() };
     for (dtype, tokens) in [(DType::F32, 128), (DType::F32, 512), (DType::F16, 128)] {
@@ -122,7 +126,7 @@ fn t5_with_its_uploads_is_captured() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
+fn an_uncapturable_module_runs_eagerly_with_a_reason() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let reads_back = |x: &Tensor| -> Result<Tensor> {
         let mean = x.mean_all()?.to_scalar::<f32>()?;
@@ -136,14 +140,14 @@ fn what_cannot_be_captured_runs_eagerly_and_says_why() -> anyhow::Result<()> {
     assert_eq!(differing(&reads_back(&x)?, &fast.forward(&x)?)?, 0);
     let refused = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reads_back, &x);
     assert!(refused.is_err());
-    // The stream is sound after a failed capture.
+    // The stream is usable after a failed capture.
     let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
     Ok(())
 }
 
 #[test]
-fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow::Result<()> {
+fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let layers = |vb: VarBuilder| Ok(seq().add(linear(64, 64, vb.pp("up"))?).add(|x: &Tensor| x.relu()));
     let vb = opara_weights::seeded(3, DType::F32, &device);
@@ -153,7 +157,7 @@ fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow
     let expected = inputs.iter().map(|x| eager.forward(x)).collect::<Result<Vec<_>>>()?;
 
     let weights = vb.clone();
-    let captured = OparaExecutor::load(move || layers(weights), &inputs[0])?;
+    let captured = OparaExecutor::build_on_thread(move || layers(weights), &inputs[0])?;
     assert_eq!(captured.report().mode, Mode::Graph, "{}", captured.report());
     let make = move || {
         let layers = layers(vb)?;
@@ -162,9 +166,9 @@ fn modules_that_are_not_send_are_captured_and_called_beside_captures() -> anyhow
             layers.forward(x)
         })
     };
-    let reads_back = OparaExecutor::load(make, &inputs[0])?;
+    let reads_back = OparaExecutor::build_on_thread(make, &inputs[0])?;
     assert_eq!(reads_back.report().mode, Mode::Eager);
-    // Each call of either has a new shape, which is captured, or cannot be, while the other waits for its turn.
+    // Every call of either executor has a new shape, which must be captured or refused while the other waits.
     let calls = |executor: &OparaExecutor| inputs.iter().map(|x| executor.forward(x)).collect::<Result<Vec<_>>>();
     let outputs = std::thread::scope(|scope| {
         let other = scope.spawn(|| calls(&reads_back));
@@ -195,8 +199,8 @@ fn misuse_gets_an_error() -> anyhow::Result<()> {
     let error = fast.call(&[x.to_device(&Device::Cpu)?]).unwrap_err();
     assert!(matches!(error, Error::InputDevice { index: 0, .. }), "{error}");
     let inputs = std::slice::from_ref(&x);
-    let inner = fast.lend(inputs, |_| fast.call(inputs).map(drop))?;
-    assert!(matches!(inner, Err(Error::Lent)), "no hang");
+    let inner = fast.call_zero_copy(inputs, |_| fast.call(inputs).map(drop))?;
+    assert!(matches!(inner, Err(Error::OutputsBorrowed)), "no hang");
     let panics = |x: &Tensor| if x.dim(0)? == 5 { panic!("boom") } else { x.relu() };
     let fast = OparaExecutor::new(panics, &x)?;
     let error = fast.forward(&Tensor::rand(0f32, 1., (5, 4), &device)?).unwrap_err();
@@ -226,7 +230,7 @@ fn a_module_with_state_is_an_error() -> anyhow::Result<()> {
 }
 
 #[test]
-fn outputs_that_are_inputs_views_or_twins() -> anyhow::Result<()> {
+fn outputs_that_are_inputs_views_or_duplicates() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = Tensor::rand(0f32, 1., (3, 4), &device)?;
     let function = {

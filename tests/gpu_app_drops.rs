@@ -1,5 +1,5 @@
-//! Answers that one thread drops while another has new shapes built. Without a GPU, or without the `cuda` feature, each
-//! test says that it skips.
+//! Answers that one thread drops while another builds new shapes. Tests skip without a GPU or the feature `cuda`, and
+//! say so.
 
 mod common;
 
@@ -12,9 +12,9 @@ use common::{beside, devices, isolated, same_bits, waves, Meanwhile};
 use opara_candle::{device_memory, Mode, OparaExecutor};
 use parking_lot::Mutex;
 
-/// Columns of an input: an answer of 64 rows has half a MiB.
+/// Columns of an input: an answer with 64 rows takes half a MiB.
 const WIDTH: usize = 2048;
-/// What the pool may keep beyond what it held before, in bytes: less than a few answers.
+/// Bytes that the pool may keep beyond its use before: less than a few answers.
 const SLACK: u64 = 2 << 20;
 
 fn plain(x: &Tensor) -> Result<Tensor> {
@@ -25,7 +25,7 @@ fn rows(device: &Device, n: usize) -> Result<Tensor> {
     waves(n, (n, WIDTH))?.to_device(device)
 }
 
-/// Bytes of the memory pool in use, after all work is done.
+/// Bytes of the memory pool in use after all work has finished.
 fn pool_in_use(device: &Device) -> anyhow::Result<u64> {
     let ((), usage) = device_memory::watch(device, || anyhow::Ok(()))?;
     Ok(usage.map_or(0, |usage| usage.before))
@@ -43,7 +43,7 @@ fn call_new_shapes(fast: &OparaExecutor, device: &Device) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Answers of an executor that are to be dropped.
+/// Answers of an executor, to be dropped by another thread.
 fn answers(fast: &OparaExecutor, device: &Device, count: usize) -> anyhow::Result<Receiver<Tensor>> {
     let x = rows(device, 64)?;
     let (send, answers) = channel();
@@ -54,8 +54,8 @@ fn answers(fast: &OparaExecutor, device: &Device, count: usize) -> anyhow::Resul
     Ok(answers)
 }
 
-/// Runs a scenario twice, the first time for what stays: kernels, workspaces, graphs' memory. The second may leave
-/// nothing in the pool.
+/// Runs a scenario twice. The first run allocates what stays: kernels, workspaces, memory of graphs. The second run
+/// must leave nothing in the pool.
 fn assert_pool_is_left_as_it_was(device: &Device, scenario: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     scenario()?;
     let before = pool_in_use(device)?;
@@ -66,14 +66,14 @@ fn assert_pool_is_left_as_it_was(device: &Device, scenario: impl Fn() -> anyhow:
 }
 
 #[test]
-fn answers_dropped_beside_new_shapes_are_freed() -> anyhow::Result<()> {
-    isolated("answers_dropped_beside_new_shapes_are_freed", || {
+fn answers_dropped_while_new_shapes_are_built_are_freed() -> anyhow::Result<()> {
+    isolated("answers_dropped_while_new_shapes_are_built_are_freed", || {
         for device in devices()? {
             let scenario = || -> anyhow::Result<()> {
                 let fast = OparaExecutor::builder().max_shapes(64).build(plain, &rows(&device, 64)?)?;
                 let expected = plain(&rows(&device, 64)?)?;
                 let answers = Mutex::new(answers(&fast, &device, 400)?);
-                // One a round; those that are left are dropped at the end.
+                // One per round; the rest is dropped at the end.
                 let read_and_drop = |_| {
                     let Ok(answer) = answers.lock().try_recv() else { return Ok(()) };
                     ensure!(same_bits(&answer, &expected)?, "an earlier answer has changed");
@@ -93,11 +93,11 @@ fn answers_dropped_in_the_middle_of_a_capture_are_freed() -> anyhow::Result<()> 
         for device in devices()? {
             let scenario = || -> anyhow::Result<()> {
                 let earlier = OparaExecutor::new(plain, &rows(&device, 64)?)?;
-                // Building calls the module a few times for each shape.
+                // Building calls the module a few times per shape.
                 let answers = answers(&earlier, &device, 400)?;
                 let of_thread = device.clone();
                 let other = Meanwhile::new(move |_| {
-                    // Makes the context current on this thread: cudarc does not for a stream of every thread.
+                    // Makes the context current on this thread: cudarc does not do that for per-thread streams.
                     drop(Tensor::zeros(1, DType::U8, &of_thread)?);
                     answers.try_recv()?;
                     Ok(())

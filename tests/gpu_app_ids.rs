@@ -1,5 +1,5 @@
-//! Integers that count from 1: building an executor feeds a module no integer that its example does not prove to be in
-//! range. Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Ids that start at 1: building an executor must not pass the module an integer outside the range of its example.
+//! Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -11,7 +11,7 @@ use opara_candle::OparaExecutor;
 /// Rows of the table.
 const ROWS: usize = 10;
 
-/// Takes rows of a table by ids from 1 to 10. Another id fails in the kernel, which costs the process its GPU.
+/// An embedding with ids from 1 to 10. Any other id fails in the kernel, after which the process cannot use the GPU.
 fn from_one(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static> {
     let table = waves(1, (ROWS, 6))?.to_device(device)?;
     Ok(move |t: &[Tensor]| {
@@ -38,31 +38,31 @@ fn assert_ids_stay_in_range(example: &[u32]) -> anyhow::Result<()> {
                 let inputs = ids(other, dtype, &device)?;
                 assert_same(&fast.call(&inputs)?, &module(&inputs)?, format_args!("{of}, then {other:?}"));
             }
-            // Ids of another shape are built for, too.
+            // Ids of another shape.
             let inputs = ids(&[10, 1, 7, 3], dtype, &device)?;
             assert_same(&fast.call(&inputs)?, &module(&inputs)?, format_args!("{of}, then four"));
         }
     }
-    // The process still has its GPU.
+    // The process can still use its GPU.
     let ones = Tensor::ones(4, DType::F32, &device)?;
     ensure!((&ones + &ones)?.to_vec1::<f32>()? == [2.; 4]);
     Ok(())
 }
 
 #[test]
-fn ids_that_begin_at_one_are_all_one_in_the_example() -> anyhow::Result<()> {
-    isolated("ids_that_begin_at_one_are_all_one_in_the_example", || {
+fn an_example_with_only_the_smallest_id() -> anyhow::Result<()> {
+    isolated("an_example_with_only_the_smallest_id", || {
         assert_ids_stay_in_range(&[1])?;
         assert_ids_stay_in_range(&[1, 1, 1])
     })
 }
 
 #[test]
-fn ids_that_begin_at_one_are_all_the_largest_in_the_example() -> anyhow::Result<()> {
-    isolated("ids_that_begin_at_one_are_all_the_largest_in_the_example", || assert_ids_stay_in_range(&[10, 10, 10]))
+fn an_example_with_only_the_largest_id() -> anyhow::Result<()> {
+    isolated("an_example_with_only_the_largest_id", || assert_ids_stay_in_range(&[10, 10, 10]))
 }
 
 #[test]
-fn ids_that_begin_at_one_differ_in_the_example() -> anyhow::Result<()> {
-    isolated("ids_that_begin_at_one_differ_in_the_example", || assert_ids_stay_in_range(&[1, 10, 4]))
+fn an_example_with_different_ids() -> anyhow::Result<()> {
+    isolated("an_example_with_different_ids", || assert_ids_stay_in_range(&[1, 10, 4]))
 }

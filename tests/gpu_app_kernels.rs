@@ -1,5 +1,5 @@
-//! A user's own kernels, copies and fills, which write to tensors in place: what they read and write is known from the
-//! calls that made them, never from their names. Without a GPU, each test says that it skips.
+//! A user's own kernels, copies and memsets that write to tensors in place. Their accesses are known from intercepted
+//! calls, never from their names. Tests skip without a GPU, and say so.
 #![cfg(feature = "cuda")]
 
 mod common;
@@ -14,7 +14,7 @@ use candle::{CpuStorage, DType, Device, InplaceOp1, InplaceOp2, Layout, Result, 
 use common::{answers_like, assert_same, built_or_stateful, gpu, isolated, waves};
 use opara_candle::{Mode, OparaExecutor, Policy};
 
-/// x[i] = 3 x[i] + 1 for i below n.
+/// x[i] = 3 x[i] + 1 for i < n.
 const PTX: &str = "
 .version 7.0
 .target sm_80
@@ -44,7 +44,7 @@ DONE:
 }
 ";
 
-/// The kernel under a name of the user's choice.
+/// The kernel with a name of the user's choice.
 struct ThriceAndOne(&'static str);
 
 impl InplaceOp1 for ThriceAndOne {
@@ -114,8 +114,8 @@ fn input(i: usize, device: &Device) -> Result<Vec<Tensor>> {
     Ok(vec![waves(i, COUNT)?.to_device(device)?])
 }
 
-/// Runs a function that launches the kernel under names that libraries' kernels have, and under one of its own.
-fn assert_right_under_every_policy<F>(function: F) -> anyhow::Result<()>
+/// Runs a function that launches the kernel under names of library kernels and under a name of its own.
+fn assert_correct_under_every_policy<F>(function: F) -> anyhow::Result<()>
 where
     F: Fn(&'static str, &Tensor) -> Result<Tensor> + Copy + Send + Sync + 'static,
 {
@@ -124,7 +124,7 @@ where
         let function = move |t: &[Tensor]| Ok(vec![function(name, &t[0])?]);
         for policy in Policy::FIXED {
             for fuse in [true, false] {
-                let builder = OparaExecutor::builder().policy(policy).race(false).fuse(fuse).stress(4);
+                let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).fuse(fuse).stress(4);
                 let fast = builder.build_fn(function, &input(0, &device)?)?;
                 let report = fast.report();
                 let got = (report.mode, report.verified, &report.reason);
@@ -139,7 +139,7 @@ where
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
     isolated("a_kernel_in_place_after_its_tensor_was_computed", || {
-        assert_right_under_every_policy(|name, x| {
+        assert_correct_under_every_policy(|name, x| {
             let y = x.affine(2., 0.5)?;
             y.inplace_op1(&ThriceAndOne(name))?;
             y.sqr()
@@ -150,7 +150,7 @@ fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
     isolated("a_kernel_in_place_after_its_tensor_was_filled", || {
-        assert_right_under_every_policy(|name, x| {
+        assert_correct_under_every_policy(|name, x| {
             let ones = Tensor::ones(COUNT, DType::F32, x.device())?;
             ones.inplace_op1(&ThriceAndOne(name))?;
             let zeros = Tensor::zeros(COUNT, DType::F32, x.device())?;
@@ -163,7 +163,7 @@ fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
 #[test]
 fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
     isolated("a_kernel_in_place_between_two_readers", || {
-        assert_right_under_every_policy(|name, x| {
+        assert_correct_under_every_policy(|name, x| {
             let y = x.tanh()?;
             let before = y.sqr()?;
             y.inplace_op1(&ThriceAndOne(name))?;
@@ -174,9 +174,9 @@ fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
     })
 }
 
-/// Wraps a module that writes to one of two buffers in turns. Either the executor does what the module does, from the
-/// first call on, or building it says that the module keeps state.
-fn assert_turns_are_taken(write: fn(&Tensor, &Tensor) -> Result<()>) -> anyhow::Result<()> {
+/// Wraps a module that alternates between two buffers to write to. Either the executor behaves like the module from the
+/// first call on, or building it reports that the module keeps state.
+fn assert_alternating_writes_are_handled(write: fn(&Tensor, &Tensor) -> Result<()>) -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let twin = || -> Result<_> {
         let buffers = [Tensor::ones(COUNT, DType::F32, &device)?, Tensor::ones(COUNT, DType::F32, &device)?];
@@ -191,7 +191,7 @@ fn assert_turns_are_taken(write: fn(&Tensor, &Tensor) -> Result<()>) -> anyhow::
     let built = OparaExecutor::builder().build_fn(module, &input(0, &device)?);
     let Some(fast) = built_or_stateful(built)? else { return Ok(()) };
     for i in 0..4 {
-        // A buffer that is written to has other values before and after.
+        // Give the written buffer other values before and after.
         for buffer in buffers.iter().chain(&expected) {
             buffer.slice_set(&waves(20 + i, COUNT)?.to_device(&device)?, 0, 0)?;
         }
@@ -203,20 +203,22 @@ fn assert_turns_are_taken(write: fn(&Tensor, &Tensor) -> Result<()>) -> anyhow::
 }
 
 #[test]
-fn fills_of_two_buffers_in_turns() -> anyhow::Result<()> {
-    isolated("fills_of_two_buffers_in_turns", || assert_turns_are_taken(|buffer, _| buffer.inplace_op1(&Clear)))
-}
-
-#[test]
-fn copies_to_two_buffers_in_turns() -> anyhow::Result<()> {
-    isolated("copies_to_two_buffers_in_turns", || {
-        assert_turns_are_taken(|buffer, x| buffer.inplace_op2(&x.affine(2., 1.)?, &CopyFrom))
+fn alternating_fills_of_two_buffers() -> anyhow::Result<()> {
+    isolated("alternating_fills_of_two_buffers", || {
+        assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&Clear))
     })
 }
 
 #[test]
-fn kernels_on_two_buffers_in_turns() -> anyhow::Result<()> {
-    isolated("kernels_on_two_buffers_in_turns", || {
-        assert_turns_are_taken(|buffer, _| buffer.inplace_op1(&ThriceAndOne("epilogue")))
+fn alternating_copies_to_two_buffers() -> anyhow::Result<()> {
+    isolated("alternating_copies_to_two_buffers", || {
+        assert_alternating_writes_are_handled(|buffer, x| buffer.inplace_op2(&x.affine(2., 1.)?, &CopyFrom))
+    })
+}
+
+#[test]
+fn alternating_kernels_on_two_buffers() -> anyhow::Result<()> {
+    isolated("alternating_kernels_on_two_buffers", || {
+        assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&ThriceAndOne("epilogue")))
     })
 }

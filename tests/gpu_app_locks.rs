@@ -1,6 +1,6 @@
-//! A user's lock, held around a call of one executor and taken inside the module of another that runs eagerly: no lock
-//! of this library is held while a module runs. On the CPU and on a GPU; without a GPU, or without the `cuda` feature,
-//! the tests for it say that they skip.
+//! A user's lock that is held around a call of one executor and taken inside the module of another that runs eagerly:
+//! this library must hold none of its locks while a module runs. On the CPU and on a GPU. GPU tests skip without a GPU
+//! or the feature `cuda`, and say so.
 
 mod common;
 
@@ -12,10 +12,10 @@ use candle::{Device, Module, Result, Tensor};
 use common::{gpu, isolated, same_bits, waves, CPU};
 use opara_candle::{ops, Mode, OparaExecutor};
 
-/// Why a lock can be taken.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
-/// How modules come to their executors.
+/// How the executors are built.
 #[derive(Clone, Copy, PartialEq)]
 enum Made {
     Here,
@@ -30,10 +30,10 @@ fn captured(x: &Tensor) -> Result<Tensor> {
     ops::add(&ops::tanh(x)?, &ops::sqr(x)?)
 }
 
-/// Reads its input, so it cannot be captured, while it holds the lock.
+/// Reads its input back while it holds the lock, so it cannot be captured.
 fn locking(lock: Arc<Mutex<()>>, entered: Sender<()>) -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync {
     move |x| {
-        // Nobody listens any more after the call that this is about.
+        // After the call under test, nothing receives any more.
         let _ = entered.send(());
         let _held = lock.lock().expect(FREE);
         let mean = x.mean_all()?.to_scalar::<f32>()?;
@@ -47,12 +47,12 @@ where
 {
     Ok(match made {
         Made::Here => OparaExecutor::new(module, x)?,
-        Made::OnTheirThread => OparaExecutor::load(move || Ok(module), x)?,
+        Made::OnTheirThread => OparaExecutor::build_on_thread(move || Ok(module), x)?,
     })
 }
 
-/// One thread holds the lock and calls an executor with a new shape, while a call of `eager_rows` rows on another thread
-/// is in the middle of its module, and waits for the lock.
+/// One thread holds the lock and calls an executor with a new shape, while another thread is in the module in a call
+/// with `eager_rows` rows, and waits for the lock.
 fn call_both(device: &Device, made: Made, eager_rows: usize) -> anyhow::Result<()> {
     let lock = Arc::new(Mutex::new(()));
     let (enter, entered) = channel();
@@ -77,7 +77,7 @@ fn call_both(device: &Device, made: Made, eager_rows: usize) -> anyhow::Result<(
     })
 }
 
-/// A call of a known shape, which only runs the module, and one of a new shape, which is built for.
+/// Once with a known shape, which only runs the module, and once with a new shape, which is built.
 fn call_both_with_old_and_new_shapes(device: &Device, made: Made) -> anyhow::Result<()> {
     call_both(device, made, 2)?;
     call_both(device, made, 4)

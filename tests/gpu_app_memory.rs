@@ -1,5 +1,5 @@
-//! Memory of the host that an executor takes for shapes that it has long forgotten. On the CPU and on a GPU; without a
-//! GPU, or without the `cuda` feature, the test for it says that it skips.
+//! Host memory that an executor keeps for shapes that were evicted. On the CPU and on a GPU. The GPU test skips without
+//! a GPU or the feature `cuda`, and says so.
 
 mod common;
 
@@ -15,7 +15,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 /// Shapes in each half of the calls.
 const SHAPES: usize = 150;
 
-/// What the second half of the shapes may leave, in bytes.
+/// Bytes that the second half of the shapes may leave.
 const SLACK: usize = 1 << 20;
 
 fn module(x: &Tensor) -> candle::Result<Tensor> {
@@ -23,7 +23,7 @@ fn module(x: &Tensor) -> candle::Result<Tensor> {
     ops::add(&ops::sqr(&row)?, x)
 }
 
-/// Calls an executor that keeps two shapes with many, and looks what the second half of them leaves.
+/// Calls an executor that keeps two plans with many shapes, and measures how much the second half of them leaves.
 fn assert_bounded(device: &Device) -> anyhow::Result<()> {
     let x = |rows: usize| waves(rows, (rows, 40))?.to_device(device);
     let fast = OparaExecutor::builder().max_shapes(2).kernel_cache(None).build(module, &x(1)?)?;
@@ -32,7 +32,7 @@ fn assert_bounded(device: &Device) -> anyhow::Result<()> {
             let x = x(rows)?;
             ensure!(same_bits(&fast.forward(&x)?, &module(&x)?)?, "{rows} rows: wrong numbers");
         }
-        // The same two shapes are kept at both times of measuring.
+        // Both measurements are made with the same two plans.
         for rows in [1, 2] {
             fast.forward(&x(rows)?)?;
         }
@@ -45,13 +45,13 @@ fn assert_bounded(device: &Device) -> anyhow::Result<()> {
 }
 
 #[test]
-fn shapes_that_are_gone_take_no_memory_of_the_host_on_the_cpu() -> anyhow::Result<()> {
-    isolated("shapes_that_are_gone_take_no_memory_of_the_host_on_the_cpu", || assert_bounded(CPU))
+fn evicted_shapes_leave_no_host_memory_on_the_cpu() -> anyhow::Result<()> {
+    isolated("evicted_shapes_leave_no_host_memory_on_the_cpu", || assert_bounded(CPU))
 }
 
 #[test]
-fn shapes_that_are_gone_take_no_memory_of_the_host_on_a_gpu() -> anyhow::Result<()> {
-    isolated("shapes_that_are_gone_take_no_memory_of_the_host_on_a_gpu", || {
+fn evicted_shapes_leave_no_host_memory_on_a_gpu() -> anyhow::Result<()> {
+    isolated("evicted_shapes_leave_no_host_memory_on_a_gpu", || {
         let Some(device) = gpu() else { return Ok(()) };
         assert_bounded(&device)
     })

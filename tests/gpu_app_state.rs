@@ -1,6 +1,6 @@
-//! Modules that keep something from call to call, as applications have them: a table for the shape seen last, a counter
-//! on the device, a weight that shares its memory with the input. On the CPU where that says something; without a GPU,
-//! or without the `cuda` feature, the tests for it say that they skip.
+//! Modules that keep something between calls, as in applications: a table for the last shape, a counter on the device,
+//! a weight that shares memory with the input. Also on the CPU where that applies. GPU tests skip without a GPU or the
+//! feature `cuda`, and say so.
 
 mod common;
 
@@ -13,7 +13,7 @@ use candle::{DType, Device, Result, Tensor};
 use common::{assert_same, built_or_stateful, devices, gpu, isolated, same_bits, waves, CPU};
 use opara_candle::{ops, Error, OparaExecutor};
 
-/// Why a lock can be taken.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
 fn rows(i: usize, n: usize, device: &Device) -> Result<Tensor> {
@@ -25,7 +25,7 @@ fn positions(rows: usize, device: &Device) -> Result<Tensor> {
     Tensor::arange(0f32, 6. * rows as f32, device)?.reshape((rows, 6))
 }
 
-/// A module that keeps the table for the shape that it saw last.
+/// A module that keeps a table for the last shape.
 fn with_table() -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static {
     let table = Mutex::new(None::<Tensor>);
     move |x| {
@@ -37,7 +37,7 @@ fn with_table() -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static {
     }
 }
 
-/// Threads that call one executor, each with a shape of its own, so that each call's table may be the end of another's.
+/// Threads that call one executor, each with its own shape, so that each call may replace another's table.
 fn share_an_executor(device: &Device, threads: usize) -> anyhow::Result<()> {
     const CALLS: usize = 40;
     let fast = OparaExecutor::new(with_table(), &rows(0, 2, device)?)?;
@@ -49,7 +49,7 @@ fn share_an_executor(device: &Device, threads: usize) -> anyhow::Result<()> {
         let call = |inputs: &[Tensor]| {
             together.wait();
             let answers = inputs.iter().map(|x| Ok(fast.call(from_ref(x))?)).collect::<anyhow::Result<Vec<_>>>();
-            // Where every thread has a stream of its own, others may read only what is done.
+            // With per-thread streams, other threads may read only finished results.
             device.synchronize()?;
             answers
         };
@@ -82,7 +82,7 @@ fn threads_share_a_module_with_a_table_for_one_shape_on_a_gpu() -> anyhow::Resul
     })
 }
 
-/// Adds up its calls in a tensor on the device, and adds the count to its input.
+/// Counts its calls in a tensor on the device, and adds the count to its input.
 fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static {
     move |t| {
         counter.slice_set(&(&counter + 1.)?, 0, 0)?;
@@ -91,8 +91,8 @@ fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clon
 }
 
 #[test]
-fn a_counter_on_the_device_counts_calls_and_nothing_else() -> anyhow::Result<()> {
-    isolated("a_counter_on_the_device_counts_calls_and_nothing_else", || {
+fn a_counter_on_the_device_counts_only_calls() -> anyhow::Result<()> {
+    isolated("a_counter_on_the_device_counts_only_calls", || {
         for device in devices()? {
             for (verify, stress) in [(true, 0), (false, 0), (true, 4)] {
                 let zero = || Tensor::zeros(1, DType::F32, &device);
@@ -110,8 +110,8 @@ fn a_counter_on_the_device_counts_calls_and_nothing_else() -> anyhow::Result<()>
                 }
                 let x = [rows(7, 4, &device)?];
                 let expected = plain(&x)?;
-                fast.lend(&x, |lent| assert_same(lent, &expected, "a call whose output is lent"))?;
-                ensure!(count()? == 7., "after a call whose output is lent: {}", count()?);
+                fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, "a call with a zero-copy output"))?;
+                ensure!(count()? == 7., "after a call with a zero-copy output: {}", count()?);
             }
         }
         Ok(())
@@ -131,7 +131,8 @@ fn overwriting(weight: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Cl
 fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> {
     isolated("an_input_shares_memory_with_a_weight_that_is_written", || {
         let Some(device) = gpu() else { return Ok(()) };
-        // A weight within a larger tensor, of which the inputs are parts, too: the same rows, some of them, and others.
+        // A weight inside a larger tensor. The inputs are parts of that tensor, too: the same rows, some of them, and
+        // others.
         let twin = || -> Result<_> {
             let whole = rows(3, 12, &device)?;
             let weight = whole.narrow(0, 4, 4)?;
@@ -140,7 +141,7 @@ fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> 
         };
         for example in 0..5 {
             let ((module, whole, inputs), (plain, expected, plain_inputs)) = (twin()?, twin()?);
-            // The last example shares nothing.
+            // The last example shares nothing with the weight.
             let of = inputs.get(example).cloned().map_or_else(|| rows(0, 4, &device), Ok)?;
             let fast = OparaExecutor::builder().build_fn(module, &[of])?;
             assert_same(from_ref(&whole), from_ref(&expected), format_args!("what example {example} left"));
@@ -154,7 +155,7 @@ fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> 
     })
 }
 
-/// The module reads other memory at every call. It runs eagerly, or building says that it keeps state.
+/// The module reads other memory at every call. It must run eagerly, or building must report that it keeps state.
 #[test]
 fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::Result<()> {
     isolated("a_table_that_another_thread_replaces_in_the_middle_of_a_capture", || {
@@ -171,7 +172,7 @@ fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::
             });
             let asks = other.clone();
             let function = move |t: &[Tensor]| {
-                // The module has taken the table, and another thread puts an equal one in its place.
+                // The module has read the table, and another thread replaces it with an equal one.
                 let taken = table.lock().expect(FREE).clone();
                 asks.ask();
                 Ok(vec![(&t[0] + taken)?.sqr()?])
@@ -191,8 +192,8 @@ fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::
     })
 }
 
-/// Hands what it computes to another thread in the middle of each call, which reads it, and drops it.
-fn hand_to_another_thread(device: &Device) -> anyhow::Result<()> {
+/// Sends its result to another thread in the middle of each call; that thread reads and drops it.
+fn send_to_another_thread(device: &Device) -> anyhow::Result<()> {
     type Read = Result<[Vec<Vec<f32>>; 2]>;
     let (give, take) = channel::<[Tensor; 2]>();
     let (done, read) = channel::<Read>();
@@ -211,7 +212,7 @@ fn hand_to_another_thread(device: &Device) -> anyhow::Result<()> {
     };
     let x = rows(0, 3, device)?;
     let built = OparaExecutor::new(module, &x);
-    // A tensor that is not freed in the capture looks like state, unless its memory has been used again.
+    // A tensor that is not freed during the capture looks like state, unless its memory was reused.
     ensure!(matches!(built, Ok(_) | Err(Error::Stateful { .. })), "{:?}", built.err());
     drop(built);
     ensure!(other.join().expect("no panic").is_ok());
@@ -221,15 +222,15 @@ fn hand_to_another_thread(device: &Device) -> anyhow::Result<()> {
         let expected: Vec<Vec<f32>> = x.iter().map(|row| row.iter().map(|v| v * 2.).collect()).collect();
         ensure!(twice == expected, "another thread read {twice:?} for {expected:?}");
     }
-    // Nothing is left of it for those who use the device afterwards.
+    // Later work on the device is unaffected.
     ensure!(same_bits(&(&x * 2.)?, &(rows(0, 3, CPU)? * 2.)?.to_device(device)?)?);
     Ok(())
 }
 
 #[test]
-fn what_a_module_hands_to_another_thread_while_it_is_captured_is_there() -> anyhow::Result<()> {
-    isolated("what_a_module_hands_to_another_thread_while_it_is_captured_is_there", || match gpu() {
-        Some(device) => hand_to_another_thread(&device),
+fn a_tensor_sent_to_another_thread_during_a_capture_is_readable() -> anyhow::Result<()> {
+    isolated("a_tensor_sent_to_another_thread_during_a_capture_is_readable", || match gpu() {
+        Some(device) => send_to_another_thread(&device),
         None => Ok(()),
     })
 }

@@ -1,5 +1,5 @@
-//! Threads that end with tensors in their thread-locals, and with cuDNN's handle, which candle keeps there. On the CPU
-//! and on a GPU; without a GPU, or without the `cuda` feature, the tests for it say that they skip.
+//! Threads that end with tensors in their thread-locals, and with the cuDNN handle that candle keeps there. On the CPU
+//! and on a GPU. GPU tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{beside, counts, devices, isolated, same_bits, waves, CPU};
 use opara_candle::{Mode, OparaExecutor};
 
 thread_local! {
-    /// The mask for the number of rows that this thread saw last.
+    /// The mask for the last number of rows on this thread.
     static MASK: RefCell<Option<Tensor>> = const { RefCell::new(None) };
 }
 
@@ -31,7 +31,7 @@ fn masked(x: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// The same for a module that cannot be captured, since it reads a number back.
+/// The same in a module that cannot be captured, since it reads a number back.
 fn masked_eagerly(x: &Tensor) -> Result<Tensor> {
     masked(x)?.affine(x.mean_all()?.to_scalar::<f32>()?.into(), 0.)
 }
@@ -50,10 +50,10 @@ fn check(got: &Tensor, x: &Tensor, eagerly: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs each piece of work on a thread of its own that then ends, one after another.
+/// Runs each piece of work on its own thread, one after another.
 fn on_threads_that_end(work: &[&(dyn Fn() -> anyhow::Result<()> + Sync)]) -> anyhow::Result<()> {
     for work in work {
-        // Joined here, since a scope alone does not wait until a thread's thread-locals are dropped.
+        // Joined here: a scope alone does not wait for the destructors of thread-locals.
         thread::scope(|scope| scope.spawn(work).join().expect("no panic"))?;
     }
     Ok(())
@@ -66,7 +66,7 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
     ensure!(eager.report().mode == Mode::Eager, "{}", eager.report());
     device.synchronize()?;
     on_threads_that_end(&[
-        // The mask's thread-local is made before anything of the driver's on this thread, and dropped after it.
+        // The mask's thread-local is created before the driver's on this thread, and dropped after it.
         &|| check(&masked(&x)?, &x, false),
         &|| {
             let other = rows(device, 3)?;
@@ -74,7 +74,7 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
         },
         &|| check(&eager.forward(&x)?, &x, true),
         &|| check(&captured.forward(&x)?, &x, false),
-        // New shapes, for which this thread's mask, or that of a thread that captures, is made anew.
+        // New shapes, for which the mask of this thread or of a capture thread is built again.
         &|| {
             (5..9).try_for_each(|n| {
                 let x = rows(device, n)?;
@@ -83,16 +83,16 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
                 check(&masked(&x)?, &x, false)
             })
         },
-        // A module that lives on a thread of the library, which may end with the executor.
+        // A module on a thread of the library, which may end with the executor.
         &|| {
-            let loaded = OparaExecutor::load(|| Ok(masked), &x)?;
+            let loaded = OparaExecutor::build_on_thread(|| Ok(masked), &x)?;
             check(&loaded.forward(&x)?, &x, false)
         },
         &|| {
-            let loaded = OparaExecutor::load(|| Ok(masked_eagerly), &x)?;
+            let loaded = OparaExecutor::build_on_thread(|| Ok(masked_eagerly), &x)?;
             check(&loaded.forward(&x)?, &x, true)
         },
-        // Earlier executors go on when all these threads have ended.
+        // Earlier executors still work after all these threads have ended.
         &|| check(&captured.forward(&x)?, &x, false),
         &|| check(&eager.forward(&x)?, &x, true),
     ])
@@ -108,15 +108,15 @@ fn threads_end_with_tensors_of_a_gpu() -> anyhow::Result<()> {
     isolated("threads_end_with_tensors_of_a_gpu", || devices()?.iter().try_for_each(threads_end))
 }
 
-/// A thread that has run a convolution destroys its handle of cuDNN when it ends, for which the library waits for the
+/// When a thread that has run a convolution ends, it destroys its cuDNN handle, for which the library waits for the
 /// whole GPU.
 #[test]
-fn threads_with_convolutions_end_beside_new_shapes() -> anyhow::Result<()> {
-    isolated("threads_with_convolutions_end_beside_new_shapes", || {
+fn threads_with_convolutions_may_end_while_new_shapes_are_built() -> anyhow::Result<()> {
+    isolated("threads_with_convolutions_may_end_while_new_shapes_are_built", || {
         for device in devices()? {
             let weight = counts(1, (8, 4, 3, 3), DType::F32)?;
             let image = counts(2, (1, 4, 12, 12), DType::F32)?;
-            // Sums of these are exact, whichever kernel adds them.
+            // Sums of these are exact in every order.
             let expected = image.conv2d(&weight, 1, 1, 1, 1)?;
             let (weight, image) = (weight.to_device(&device)?, image.to_device(&device)?);
             device.synchronize()?;
@@ -138,5 +138,34 @@ fn threads_with_convolutions_end_beside_new_shapes() -> anyhow::Result<()> {
             beside(new_shapes, &[&|_| on_threads_that_end(&[&convolve])])?;
         }
         Ok(())
+    })
+}
+
+/// Where every thread has a stream of its own, the driver hangs if a thread ends with work on it while another one builds.
+#[test]
+fn threads_end_with_work_on_their_own_stream_beside_building() -> anyhow::Result<()> {
+    isolated("threads_end_with_work_on_their_own_stream_beside_building", || {
+        let Some(device) = devices()?.pop() else { return Ok(()) };
+        let module = |x: &Tensor| x.tanh()?.sqr();
+        let fast = OparaExecutor::new(module, &rows(&device, 2)?)?;
+        let large = Tensor::ones((64, 1 << 14), DType::F32, &device)?;
+        device.synchronize()?;
+        // Nothing waits for the answers.
+        let lives = |_: usize| {
+            (0..8).try_for_each(|_| {
+                on_threads_that_end(&[&|| Ok(drop(fast.forward(&rows(&device, 2)?)?)), &|| {
+                    Ok(drop(large.tanh()?.sqr()?))
+                }])
+            })
+        };
+        let builds = || {
+            (0..24).try_for_each(|_| {
+                let x = rows(&device, 3)?;
+                let built = OparaExecutor::new(module, &x)?;
+                ensure!(same_bits(&built.forward(&x)?, &module(&x)?)?, "wrong numbers");
+                Ok(())
+            })
+        };
+        beside(builds, &[&lives, &lives, &lives])
     })
 }

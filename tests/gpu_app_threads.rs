@@ -1,5 +1,5 @@
-//! Threads of plain candle code beside executors that are built, as in an application: every number is right, no call
-//! fails, and every module is captured. Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Threads with plain candle code while executors are built, as in an application: every result is right, no call
+//! fails, and every module is captured. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -11,13 +11,13 @@ use opara_candle::{Mode, OparaExecutor};
 
 const WIDTH: usize = 64;
 
-/// Products, a softmax and a sum, in candle's operators.
+/// Matmuls, a softmax and a sum, with candle's operators.
 fn module(device: &Device) -> Result<impl Module + Clone + Send + Sync + 'static> {
     let weight = waves(9, (WIDTH, WIDTH))?.affine(0.1, 0.)?.to_device(device)?;
     Ok(move |x: &Tensor| softmax_last_dim(&x.matmul(&weight)?.tanh()?.matmul(&weight)?)? + x)
 }
 
-/// Inputs of these numbers of rows, with eager's answers.
+/// Inputs with these numbers of rows, with the eager answers.
 fn cases(device: &Device, module: &impl Module, rows: impl Iterator<Item = usize>) -> Result<Vec<(Tensor, Tensor)>> {
     let case = |rows| {
         let x = waves(rows, (rows, WIDTH))?.to_device(device)?;
@@ -28,7 +28,7 @@ fn cases(device: &Device, module: &impl Module, rows: impl Iterator<Item = usize
     Ok(cases)
 }
 
-/// Calls an executor with each input, and compares each answer with eager's.
+/// Calls an executor with each input, and compares each answer with eager execution.
 fn call_all(fast: &OparaExecutor, cases: &[(Tensor, Tensor)]) -> anyhow::Result<()> {
     for (x, expected) in cases {
         let got = fast.forward(x)?;
@@ -47,12 +47,12 @@ fn capture_all(fast: &OparaExecutor, cases: &[(Tensor, Tensor)]) -> anyhow::Resu
     Ok(())
 }
 
-/// Numbers that differ in every round, and their number, too.
+/// Numbers that differ in every round; their count varies, too.
 fn numbers(round: usize) -> Vec<f32> {
     (0..WIDTH << (round % 8)).map(|i| (i * 31 + round * 17) as f32).collect()
 }
 
-/// Makes a tensor, reads it back and compares.
+/// Creates a tensor, reads it back and compares.
 fn upload(device: &Device, round: usize) -> anyhow::Result<()> {
     let expected = numbers(round);
     let tensor = Tensor::from_vec(expected.clone(), expected.len(), device)?;
@@ -62,7 +62,7 @@ fn upload(device: &Device, round: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plain candle code with its right answers, computed while nothing else ran.
+/// Plain candle code with its right answers, which were computed while nothing else ran.
 struct Plain {
     x: Tensor,
     weight: Tensor,
@@ -73,7 +73,7 @@ struct Plain {
 impl Plain {
     fn new(device: &Device) -> Result<Self> {
         let (x, weight) = (counts(1, (24, WIDTH), DType::F32)?, counts(2, (WIDTH, WIDTH), DType::F32)?);
-        // Sums of these are exact, whichever kernel adds them.
+        // Sums of these are exact in every order.
         let product = x.matmul(&weight)?.flatten_all()?.to_vec1()?;
         let (x, weight) = (x.to_device(device)?, weight.to_device(device)?);
         let softmax = softmax_last_dim(&x)?.flatten_all()?.to_vec1()?;
@@ -91,8 +91,8 @@ impl Plain {
 }
 
 #[test]
-fn tensors_made_beside_new_shapes_hold_their_numbers() -> anyhow::Result<()> {
-    isolated("tensors_made_beside_new_shapes_hold_their_numbers", || {
+fn tensors_created_while_new_shapes_are_built_are_right() -> anyhow::Result<()> {
+    isolated("tensors_created_while_new_shapes_are_built_are_right", || {
         for device in devices()? {
             let module = module(&device)?;
             let cases = cases(&device, &module, 2..42)?;
@@ -103,7 +103,7 @@ fn tensors_made_beside_new_shapes_hold_their_numbers() -> anyhow::Result<()> {
     })
 }
 
-/// What is built meanwhile.
+/// A build that runs concurrently with others.
 type Building = fn(&Device, &[(Tensor, Tensor)]) -> anyhow::Result<()>;
 
 fn new_shapes(device: &Device, cases: &[(Tensor, Tensor)]) -> anyhow::Result<()> {
@@ -112,7 +112,7 @@ fn new_shapes(device: &Device, cases: &[(Tensor, Tensor)]) -> anyhow::Result<()>
 
 fn evictions(device: &Device, cases: &[(Tensor, Tensor)]) -> anyhow::Result<()> {
     let fast = OparaExecutor::builder().max_shapes(2).build(module(device)?, &cases[0].0)?;
-    // What comes back again and again may be run eagerly after a while.
+    // Shapes that keep coming back may run eagerly after a while.
     (0..3).try_for_each(|_| call_all(&fast, &cases[..6]))
 }
 
@@ -123,8 +123,8 @@ fn new_executors(device: &Device, cases: &[(Tensor, Tensor)]) -> anyhow::Result<
     Ok(())
 }
 
-/// Threads that compute and threads that upload beside all of these, each on a thread of its own.
-fn assert_plain_code_is_right_beside(building: &[Building]) -> anyhow::Result<()> {
+/// Runs computing and uploading threads concurrently with all of `building`, each on its own thread.
+fn assert_plain_code_is_right_during(building: &[Building]) -> anyhow::Result<()> {
     for device in devices()? {
         let plain = Plain::new(&device)?;
         let cases = cases(&device, &module(&device)?, 2..20)?;
@@ -143,28 +143,28 @@ fn assert_plain_code_is_right_beside(building: &[Building]) -> anyhow::Result<()
 }
 
 #[test]
-fn plain_code_is_right_beside_new_shapes() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_beside_new_shapes", || assert_plain_code_is_right_beside(&[new_shapes]))
+fn plain_code_is_right_while_new_shapes_are_built() -> anyhow::Result<()> {
+    isolated("plain_code_is_right_while_new_shapes_are_built", || assert_plain_code_is_right_during(&[new_shapes]))
 }
 
 #[test]
-fn plain_code_is_right_beside_evictions() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_beside_evictions", || assert_plain_code_is_right_beside(&[evictions]))
+fn plain_code_is_right_during_evictions() -> anyhow::Result<()> {
+    isolated("plain_code_is_right_during_evictions", || assert_plain_code_is_right_during(&[evictions]))
 }
 
 #[test]
-fn plain_code_is_right_beside_new_executors() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_beside_new_executors", || assert_plain_code_is_right_beside(&[new_executors]))
+fn plain_code_is_right_while_executors_are_built() -> anyhow::Result<()> {
+    isolated("plain_code_is_right_while_executors_are_built", || assert_plain_code_is_right_during(&[new_executors]))
 }
 
 #[test]
-fn plain_code_is_right_beside_all_of_these() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_beside_all_of_these", || {
-        assert_plain_code_is_right_beside(&[new_shapes, evictions, new_executors])
+fn plain_code_is_right_during_all_of_these() -> anyhow::Result<()> {
+    isolated("plain_code_is_right_during_all_of_these", || {
+        assert_plain_code_is_right_during(&[new_shapes, evictions, new_executors])
     })
 }
 
-/// What another thread does on the device in the middle of a forward pass that is captured.
+/// An action of another thread on the device in the middle of a captured forward pass.
 type Act = Box<dyn FnMut(usize) -> anyhow::Result<()> + Send>;
 
 fn acts(device: &Device) -> Result<Vec<(&'static str, Act)>> {
@@ -182,7 +182,7 @@ fn acts(device: &Device) -> Result<Vec<(&'static str, Act)>> {
         (
             "drops a tensor from before",
             Box::new(move |_| {
-                // Makes the context current on this thread: cudarc does not for a stream of every thread.
+                // Makes the context current on this thread: cudarc does not do that for per-thread streams.
                 drop(Tensor::zeros(1, DType::U8, &drops)?);
                 ensure!(kept.pop().is_some(), "too few tensors");
                 Ok(())
@@ -202,8 +202,8 @@ fn acts(device: &Device) -> Result<Vec<(&'static str, Act)>> {
 }
 
 #[test]
-fn what_another_thread_does_in_the_middle_of_a_capture_stays_out_of_it() -> anyhow::Result<()> {
-    isolated("what_another_thread_does_in_the_middle_of_a_capture_stays_out_of_it", || {
+fn actions_of_another_thread_during_a_capture_are_not_captured() -> anyhow::Result<()> {
+    isolated("actions_of_another_thread_during_a_capture_are_not_captured", || {
         for device in devices()? {
             let plain = module(&device)?;
             let cases = cases(&device, &plain, 2..5)?;
@@ -221,7 +221,7 @@ fn what_another_thread_does_in_the_middle_of_a_capture_stays_out_of_it() -> anyh
                 let outcome = capture_all(&fast, &expected);
                 let requests = other.finish().map_err(|error| error.context(name))?;
                 outcome.map_err(|error| error.context(name))?;
-                // At least an eager pass and a captured one for each shape.
+                // At least one eager pass and one captured pass per shape.
                 ensure!(requests >= 2 * cases.len(), "{name}: {requests} requests");
             }
         }
@@ -229,10 +229,10 @@ fn what_another_thread_does_in_the_middle_of_a_capture_stays_out_of_it() -> anyh
     })
 }
 
-/// A device makes a handle of cuBLAS and one of cuRAND, both of which wait for the whole GPU.
+/// Creating a device creates cuBLAS and cuRAND handles, which both wait for the whole GPU.
 #[test]
-fn devices_draws_and_waits_on_other_threads_do_not_stop_captures() -> anyhow::Result<()> {
-    isolated("devices_draws_and_waits_on_other_threads_do_not_stop_captures", || {
+fn new_devices_draws_and_waits_on_other_threads_do_not_break_captures() -> anyhow::Result<()> {
+    isolated("new_devices_draws_and_waits_on_other_threads_do_not_break_captures", || {
         for device in devices()? {
             let module = module(&device)?;
             let cases = cases(&device, &module, 2..32)?;
@@ -251,10 +251,10 @@ fn devices_draws_and_waits_on_other_threads_do_not_stop_captures() -> anyhow::Re
     })
 }
 
-/// A captured module that waits or draws is refused; the capture of another module on another thread is not.
+/// A captured module that waits or draws is refused; a concurrent capture of another module is not affected.
 #[test]
-fn a_module_that_waits_or_draws_does_not_stop_the_capture_of_another() -> anyhow::Result<()> {
-    isolated("a_module_that_waits_or_draws_does_not_stop_the_capture_of_another", || {
+fn a_module_that_waits_or_draws_does_not_break_the_capture_of_another() -> anyhow::Result<()> {
+    isolated("a_module_that_waits_or_draws_does_not_break_the_capture_of_another", || {
         let Some(device) = gpu() else { return Ok(()) };
         let module = module(&device)?;
         let cases = cases(&device, &module, 2..32)?;

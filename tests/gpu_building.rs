@@ -1,5 +1,5 @@
-//! What building on a GPU calls a module with, and what the module may hold: tables, weights on the CPU, statistics on the
-//! device. Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Building on a GPU: the inputs that a module is called with, and what it may keep: tables, weights on the CPU,
+//! statistics on the device. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -10,7 +10,7 @@ use candle_nn::BatchNorm;
 use common::{answers_like, assert_same, calls_while_built, gpu, isolated, one_on, refused, replayed, waves};
 use opara_candle::{Mode, OnStateful, OnUncapturable, OparaExecutor};
 
-/// Why a lock can be taken.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
 #[test]
@@ -26,7 +26,7 @@ fn weights_on_the_cpu_are_uploaded_once() {
 }
 
 #[test]
-fn a_table_that_the_first_call_makes_is_a_weight() {
+fn a_table_built_by_the_first_call_counts_as_a_weight() {
     let Some(device) = gpu() else { return };
     let table = Arc::new(OnceLock::<Tensor>::new());
     let function = move |t: &[Tensor]| {
@@ -39,10 +39,10 @@ fn a_table_that_the_first_call_makes_is_a_weight() {
     replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
-/// A cache that holds one table, for the shape of the last call.
+/// A cache that holds one table, for the last shape.
 #[test]
-fn a_table_that_another_shape_replaces_does_not_spoil_the_first() -> anyhow::Result<()> {
-    isolated("a_table_that_another_shape_replaces_does_not_spoil_the_first", || {
+fn replacing_a_table_for_another_shape_does_not_affect_the_first_shape() -> anyhow::Result<()> {
+    isolated("replacing_a_table_for_another_shape_does_not_affect_the_first_shape", || {
         let Some(device) = gpu() else { return Ok(()) };
         let table = Mutex::new(None::<(usize, Tensor)>);
         let function = move |t: &[Tensor]| {
@@ -62,7 +62,7 @@ fn a_table_that_another_shape_replaces_does_not_spoil_the_first() -> anyhow::Res
         let fast = OparaExecutor::builder().build_fn(function, &inputs(0, 4)?)?;
         answers_like(&fast, plain, |i| inputs(i, 4));
         answers_like(&fast, plain, |i| inputs(i, 5));
-        // What takes the memory of the table that is gone.
+        // Reuses the memory of the freed table.
         let noise = (0..256).map(|_| Tensor::full(f32::NAN, (4, 6), &device)).collect::<Result<Vec<_>>>()?;
         answers_like(&fast, plain, |i| inputs(i, 4));
         assert_eq!(noise.len(), 256);
@@ -91,14 +91,14 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
     assert_eq!(counts, [5, 7, 4, 0]);
     let (fast, calls) = calls_while_built(OparaExecutor::builder(), add, &ids)?;
     assert_eq!((fast.report().mode, calls), (Mode::Graph, 4), "{}", fast.report());
-    assert_eq!((fast.report().verified_inputs, fast.report().same_in_all), (1, vec![0]));
+    assert_eq!((fast.report().verified_inputs, fast.report().unvaried_inputs), (1, vec![0]));
     Ok(())
 }
 
-/// Out of range, an id takes the GPU's context down.
+/// An id out of range destroys the GPU's context.
 #[test]
-fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
-    isolated("ids_that_begin_at_one_are_never_fed_as_others", || {
+fn made_up_ids_stay_in_the_range_of_the_example() -> anyhow::Result<()> {
+    isolated("made_up_ids_stay_in_the_range_of_the_example", || {
         let Some(device) = gpu() else { return Ok(()) };
         let table = waves(3, (4, 5))?.to_device(&device)?;
         let function = move |t: &[Tensor]| Ok(vec![table.index_select(&(&t[0] - t[0].ones_like()?)?, 0)?.tanh()?]);
@@ -108,7 +108,7 @@ fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
         let fast = builder.build_fn(function.clone(), &inputs(0)?)?;
         let report = fast.report();
         assert_eq!(
-            (report.mode, report.verified_inputs, &report.same_in_all[..]),
+            (report.mode, report.verified_inputs, &report.unvaried_inputs[..]),
             (Mode::Graph, 2, &[][..]),
             "{report}"
         );
@@ -117,9 +117,9 @@ fn ids_that_begin_at_one_are_never_fed_as_others() -> anyhow::Result<()> {
     })
 }
 
-/// Building calls a module with copies.
+/// Building calls a module with copies of the examples.
 #[test]
-fn building_writes_to_no_example() -> anyhow::Result<()> {
+fn building_does_not_write_to_the_example() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let row = waves(9, (1, 6))?.to_device(&device)?;
     let function = move |t: &[Tensor]| {
@@ -149,9 +149,9 @@ fn a_write_to_an_input_reaches_the_callers_tensor() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// State that lives on the device and is written in place may be replayed: each replay moves it on.
+/// State on the device that is written in place may be replayed: each replay advances it.
 #[test]
-fn running_statistics_go_on() -> anyhow::Result<()> {
+fn running_statistics_are_updated_by_replays() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let on_device = |t: Tensor| t.to_device(&device);
     let scale = on_device(waves(1, 3)?)?;
@@ -174,9 +174,9 @@ fn running_statistics_go_on() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Also where the module is refused, and where building ends with an error.
+/// Also if the module is refused, and if building fails.
 #[test]
-fn building_leaves_state_on_the_device_as_it_was() -> anyhow::Result<()> {
+fn building_restores_state_on_the_device() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for reads_back in [false, true] {
         for strict in [OnUncapturable::Eager, OnUncapturable::Error] {

@@ -1,8 +1,8 @@
-//! Calls of the driver that fail while an executor is built and called: an error of its type or eager mode with its reason,
-//! nothing leaked, and later calls right.
+//! Failing driver calls while an executor is built and called: each gives a typed error or eager mode with a reason,
+//! leaks nothing, and later calls are right.
 //!
-//! `cargo test --release --features cudnn,faults --test gpu_faults`. Without a GPU each test says that it skips. Calls fail in
-//! the whole process, so one test runs at a time.
+//! `cargo test --release --features cudnn,faults --test gpu_faults`. Tests skip without a GPU, and say so. Calls fail
+//! in the whole process, so one test runs at a time.
 
 mod common;
 
@@ -22,19 +22,19 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Calls of one function that are let fail, spread over all of them.
+/// Number of calls per function that are made to fail, spread evenly over all of its calls.
 const SAMPLES: usize = 12;
 
-/// What a sweep may leave outside the device's memory pool, in bytes: a tensor that cudarc gives up holds 32 MiB of each of the
-/// two pools of captures.
+/// Bytes that a sweep may leave outside the device's memory pool: a tensor that cudarc leaks pins 32 MiB of each of the
+/// two capture pools.
 const SLACK: u64 = 128 << 20;
 
-/// Without what takes other numbers of calls each time, and without files.
+/// Without options whose number of calls varies, and without files.
 fn builder() -> Builder {
-    OparaExecutor::builder().race(false).kernel_cache(None)
+    OparaExecutor::builder().benchmark_challengers(false).kernel_cache(None)
 }
 
-/// Products, launches that are fused, an upload, a constant, and an output that is a view.
+/// Matmuls, fused launches, an upload, a constant, and an output that is a view.
 fn module(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static> {
     let weight = waves(3, (6, 6))?.to_device(device)?;
     let device = device.clone();
@@ -47,14 +47,14 @@ fn module(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> +
     })
 }
 
-/// Two products of one input: their launches may run on two streams.
+/// Two matmuls of one input, whose launches may run on two streams.
 fn branches(device: &Device) -> Result<impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static> {
     let [left, right] = [3, 4].map(|i| waves(i, (6, 6)).and_then(|t| t.to_device(device)));
     let (left, right) = (left?, right?);
     Ok(move |t: &[Tensor]| Ok(vec![(t[0].matmul(&left)? + t[0].matmul(&right)?)?]))
 }
 
-/// Lets all work end. cudarc keeps an error of a destructor for the next call: lets that be this one.
+/// Waits for all work. cudarc reports an error of a destructor at the next call: let that be this one.
 fn settle(device: &Device) -> anyhow::Result<()> {
     let _of_a_destructor = device.synchronize();
     Ok(device.synchronize()?)
@@ -66,8 +66,8 @@ fn pool(device: &Device) -> anyhow::Result<u64> {
     Ok(usage.context("a GPU has a pool")?.before)
 }
 
-/// Does some work again and again, each time with another call failing, and lets `check` look at what became of it. What
-/// that leaves must be nothing.
+/// Repeats some work, each time with another failing call, and passes the result to `check`. Together that must leave
+/// no memory in use.
 fn sweep<T>(
     device: &Device,
     failures: &[Failure],
@@ -75,7 +75,7 @@ fn sweep<T>(
     work: impl Fn() -> T,
     check: impl Fn(Option<Fault>, T) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    // The second time nothing is loaded any more.
+    // The second run loads nothing any more.
     check(None, work())?;
     let (result, calls) = with_fault(None, &work);
     check(None, result)?;
@@ -92,7 +92,7 @@ fn sweep<T>(
                 check(Some(fault), result).with_context(|| format!("{fault:?}"))?;
                 settle(device)?;
                 let after = pool(device)?;
-                // cudarc gives up memory for which it cannot make events, in plain candle code, too.
+                // If cudarc cannot create events for memory, it leaks it, in plain candle code too.
                 if call == "cuEventCreate" {
                     before = after;
                 }
@@ -102,10 +102,11 @@ fn sweep<T>(
         }
     }
     ensure!(faults > 0, "no call was let fail");
-    // Pools of captures, workspaces, what the driver keeps for graphs, and what other programs take meanwhile.
+    // Pools of captures, workspaces, memory that the driver keeps for graphs, and memory that other programs take
+    // meanwhile.
     let more = device_memory::used_outside_pool(device)?.saturating_sub(besides);
-    ensure!(more < SLACK, "{faults} calls that failed left {more} bytes outside the pool");
-    println!("{faults} calls were let fail");
+    ensure!(more < SLACK, "{faults} failing calls left {more} bytes outside the pool");
+    println!("{faults} calls were made to fail");
     Ok(())
 }
 
@@ -121,7 +122,7 @@ where
     Ok((fast, answer))
 }
 
-/// Whether an error is of the type that this failure has.
+/// Does the error have the type of this failure?
 fn is_typed(error: &Error, failure: Failure) -> bool {
     match failure {
         Failure::OutOfMemory => matches!(error, Error::OutOfMemory { .. }),
@@ -130,7 +131,7 @@ fn is_typed(error: &Error, failure: Failure) -> bool {
     }
 }
 
-/// A module that is built and called on a device, with calls of these functions failing.
+/// Builds and calls a module on a device, with failing calls of the functions that `is_meant` selects.
 fn assert_survives(device: &Device, is_meant: impl Fn(&str) -> bool) -> anyhow::Result<()> {
     let function = module(device)?;
     let inputs = [0, 1].map(|i| one_on(i, device));
@@ -166,15 +167,15 @@ fn assert_survives(device: &Device, is_meant: impl Fn(&str) -> bool) -> anyhow::
 }
 
 #[test]
-fn a_call_that_fails_once_is_an_error_or_eager_mode_and_leaves_nothing() -> anyhow::Result<()> {
+fn one_failing_call_is_an_error_or_eager_mode_and_leaks_nothing() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     assert_survives(&device, |_| true)
 }
 
-/// Events order the work there.
+/// With per-thread streams, events order the work.
 #[test]
-fn events_that_cannot_be_made_where_every_thread_has_a_stream() -> anyhow::Result<()> {
+fn failing_events_with_per_thread_streams() -> anyhow::Result<()> {
     let _alone = alone();
     if gpu().is_none() {
         return Ok(());
@@ -182,9 +183,9 @@ fn events_that_cannot_be_made_where_every_thread_has_a_stream() -> anyhow::Resul
     assert_survives(&Device::new_cuda(0)?, |call| call.starts_with("cuEvent") || call == "cuStreamWaitEvent")
 }
 
-/// The device has memory for a forward pass, and not for what building makes besides.
+/// The device has memory for a forward pass, but not for what building allocates in addition.
 #[test]
-fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_built_anew() -> anyhow::Result<()> {
+fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_rebuilt() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let function = module(&device)?;
@@ -201,27 +202,27 @@ fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_built_anew() -
         fast.invalidate();
         assert_same(&fast.call(&inputs)?, &expected, call);
         assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{call}");
-        // Who does not want eager mode gets the error.
+        // With `OnUncapturable::Error`, the caller gets the error.
         let strict = || builder().on_uncapturable(opara_candle::OnUncapturable::Error);
         let (built, _) = with_fault(Some(fault), || built_and_called(strict(), &function, &inputs));
         assert!(matches!(built, Err(Error::OutOfMemory { .. })), "{call}: {:?}", built.err());
     }
-    // The driver has no reason to refuse a graph: that is no eager mode.
+    // The driver has no reason to refuse a graph, so that is an error and not eager mode.
     let fault = Fault { call: "cuGraphInstantiateWithFlags", nth: 1, failure: Failure::Refused };
     let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
     assert!(matches!(built, Err(Error::Driver { call: "cuGraphInstantiate", .. })), "{:?}", built.err());
-    // The module's own forward pass is not enough of either.
+    // If the module's own forward pass runs out of memory, that is an error.
     let fault = Fault { call: "cuLaunchKernel", nth: 1, failure: Failure::OutOfMemory };
     let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
     assert!(matches!(built, Err(Error::OutOfMemory { .. })), "{:?}", built.err());
     settle(&device)
 }
 
-/// What only the first build of a process makes.
+/// Calls that only the first build of a process makes.
 #[test]
-fn the_first_build_of_a_process_fails() -> anyhow::Result<()> {
+fn failures_in_the_first_build_of_a_process() -> anyhow::Result<()> {
     let _alone = alone();
-    isolated("the_first_build_of_a_process_fails", || {
+    isolated("failures_in_the_first_build_of_a_process", || {
         let Some(device) = gpu() else { return Ok(()) };
         let function = module(&device)?;
         let inputs = one_on(0, &device)?;
@@ -243,7 +244,7 @@ fn the_first_build_of_a_process_fails() -> anyhow::Result<()> {
 }
 
 #[test]
-fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result<()> {
+fn without_memory_for_challengers_there_is_still_a_graph() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let function = branches(&device)?;
@@ -251,7 +252,7 @@ fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result
     let expected = function(&inputs)?;
     let tuning = Tuning::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
     let tuned = || builder().policy(tuning.clone());
-    let raced = || builder().race(true);
+    let raced = || builder().benchmark_challengers(true);
     settle(&device)?;
     let before = pool(&device)?;
     for (is_tuned, make) in [(true, &tuned as &dyn Fn() -> Builder), (false, &raced)] {
@@ -266,7 +267,7 @@ fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result
             assert_same(&answer, &expected, format_args!("graph {nth} of {graphs}"));
             let report = fast.report();
             assert_eq!(report.mode, Mode::Graph, "{report}");
-            // A search takes other numbers of graphs each time, the last of which may not be reached.
+            // A search builds a varying number of graphs, so the last one may not be reached.
             let fell_back = report.reason.as_ref().is_some_and(|reason| reason.contains("no memory left"));
             assert!(!is_tuned || fell_back == (report.policy == "sequential"), "{report}");
             assert!(is_tuned || report.reason.is_none(), "{report}");
@@ -277,9 +278,10 @@ fn without_memory_for_other_schedules_there_is_still_a_graph() -> anyhow::Result
     Ok(())
 }
 
-/// From one call on, all fail. Each further one is the same error: nothing is tried eagerly, and nothing hangs or panics.
+/// All calls fail from some call on. Each further call must return the same error: nothing is tried eagerly, nothing
+/// hangs or panics.
 #[test]
-fn a_lost_device_is_the_error_of_every_later_call() -> anyhow::Result<()> {
+fn every_call_after_a_lost_device_returns_that_error() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let function = module(&device)?;
@@ -305,14 +307,14 @@ fn a_lost_device_is_the_error_of_every_later_call() -> anyhow::Result<()> {
                 (Ok(_), _) => anyhow::bail!("step {i}: an answer of a device that is lost"),
                 (Err(error), None) => return Err(error.into()),
                 (Err(error), Some(_)) => {
-                    // A library's code does not tell that the device is lost; the next call of the driver does.
+                    // A library's status does not show that the device is lost; the next driver call does.
                     let of_library = !is_lost && error.to_string().contains("CUBLAS");
                     ensure!(of_library || is_typed(&error, Failure::Lost), "step {i}: {error:?}");
                     is_lost = true;
                 }
             }
         }
-        // In truth the device is well. Everything is built anew.
+        // The device is in fact usable. Everything is built again.
         old.invalidate();
         assert_same(&old.call(&inputs)?, &expected[0], "the device was not lost");
         assert_eq!(old.report().mode, Mode::Graph, "{}", old.report());
@@ -330,7 +332,7 @@ fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clon
 }
 
 #[test]
-fn a_build_that_fails_leaves_the_modules_state_as_it_was() -> anyhow::Result<()> {
+fn a_failing_build_restores_the_modules_state() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let counter = Tensor::zeros(1, candle::DType::F32, &device)?;
@@ -357,15 +359,15 @@ fn a_build_that_fails_leaves_the_modules_state_as_it_was() -> anyhow::Result<()>
     sweep(&device, &[Failure::OutOfMemory, Failure::Refused], is_meant, work, check)
 }
 
-/// The executor is there; calls fail.
+/// The executor exists; its calls fail.
 #[test]
-fn a_call_that_fails_is_an_error_and_the_next_one_is_answered() -> anyhow::Result<()> {
+fn a_failing_call_is_an_error_and_the_next_call_works() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let function = module(&device)?;
     let fast = builder().build_fn(function.clone(), &one_on(0, &device)?)?;
     let work = || -> anyhow::Result<_> {
-        // Elsewhere in memory, so that the graph is told.
+        // At other addresses, so that the graph's parameters must be updated.
         let inputs = [0, 1].map(|i| one_on(i, &device));
         let [first, second] = inputs;
         let (first, second) = (first?, second?);
@@ -398,13 +400,14 @@ fn a_call_that_fails_is_an_error_and_the_next_one_is_answered() -> anyhow::Resul
     sweep(&device, &[Failure::OutOfMemory, Failure::Refused], |_| true, work, check)
 }
 
-/// It drops a table that is older than the call, and fails or panics. In a capture the table is freed when that ends.
+/// It drops a table from before the call, and fails or panics. During a capture, the table is freed when the capture
+/// ends.
 #[test]
-fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<()> {
+fn a_module_that_fails_or_panics_at_any_call_leaks_nothing() -> anyhow::Result<()> {
     let _alone = alone();
     let Some(device) = gpu() else { return Ok(()) };
     let inputs = one_on(0, &device)?;
-    // Beyond the calls of building.
+    // More calls than building makes.
     const CALLS: usize = 7;
     let build = |nth: usize, panics: bool| -> Built {
         let table = Mutex::new(Some(waves(2, (4, 6))?.to_device(&device)?));
@@ -432,7 +435,7 @@ fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<
             match build(nth, panics) {
                 Ok((fast, answer)) => {
                     let report = fast.report();
-                    // What fails in a capture is eager from then on, and has no table any more.
+                    // A module that failed in a capture runs eagerly from then on, and has no table any more.
                     ensure!(report.mode == Mode::Eager || nth > 1, "{report}");
                     if report.mode == Mode::Graph {
                         assert_same(&answer, &expected, format_args!("call {nth}"));
@@ -440,7 +443,7 @@ fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<
                 }
                 Err(Error::Candle(error)) => ensure!(!panics && error.to_string().contains("no answer"), "{error}"),
                 Err(Error::Panicked { message }) => ensure!(panics && message.contains("no answer"), "{message}"),
-                // A pass without the table differs from the ones before.
+                // A pass without the table differs from the passes before.
                 Err(Error::Stateful { .. }) => ensure!(nth > 1),
                 Err(error) => return Err(error.into()),
             }
@@ -453,9 +456,9 @@ fn a_module_that_fails_or_panics_at_any_call_leaves_nothing() -> anyhow::Result<
 }
 
 #[test]
-fn kernels_are_compiled_where_none_can_be_kept() -> anyhow::Result<()> {
+fn kernels_are_compiled_without_a_writable_cache_folder() -> anyhow::Result<()> {
     let _alone = alone();
-    isolated_on_a_full_disk("kernels_are_compiled_where_none_can_be_kept", || {
+    isolated_on_a_full_disk("kernels_are_compiled_without_a_writable_cache_folder", || {
         let Some(device) = gpu() else { return Ok(()) };
         let folder = tempfile::tempdir()?;
         let function = module(&device)?;

@@ -1,5 +1,5 @@
-//! What modules launch on a GPU and must be captured: writes in place, parts, convolutions, products, long chains, wide graphs.
-//! Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Modules on a GPU that must be captured: in-place writes, slices, convolutions, matmuls, long chains, wide graphs.
+//! Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{answers_like, assert_branches_are_free, counts, gpu, one_on, replay
 use opara_candle::{Mode, OparaExecutor};
 
 #[test]
-fn a_module_may_write_to_what_it_made() {
+fn a_module_may_write_to_its_own_results() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let (x, ids, device) = (&t[0], &t[1], t[0].device());
@@ -32,12 +32,12 @@ fn a_module_may_write_to_what_it_made() {
 }
 
 #[test]
-fn many_parts_are_joined_and_parted() {
+fn concatenation_and_splitting_of_many_parts() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let part = |i: usize| t[0].narrow(1, i % 5, 1 + i % 2)?.affine(i as f64, 1.);
         let mut parts = (0..40).map(part).collect::<Result<Vec<_>>>()?;
-        // One that is strided as it is joined.
+        // One part is strided when it is concatenated.
         parts.push(t[0].t()?.contiguous()?.t()?.narrow(1, 1, 4)?);
         let columns = Tensor::cat(&parts, 1)?;
         let rows = Tensor::cat(&[&columns, &columns, &columns], 0)?;
@@ -47,7 +47,7 @@ fn many_parts_are_joined_and_parted() {
 }
 
 #[test]
-fn convolutions_with_groups_transposed_ones_and_pools() {
+fn grouped_and_transposed_convolutions_and_pools() {
     let Some(device) = gpu() else { return };
     let weight =
         |i: usize, shape: Vec<usize>| counts(i, shape, DType::F32).and_then(|w| w.to_device(&device)).expect("weight");
@@ -72,7 +72,7 @@ fn convolutions_with_groups_transposed_ones_and_pools() {
 }
 
 #[test]
-fn convolutions_that_read_one_result_are_free_of_each_other() {
+fn convolutions_with_a_common_input_are_independent() {
     let Some(device) = gpu() else { return };
     let weight = |i: usize| waves(i, (16, 16, 3, 3)).and_then(|w| w.to_device(&device)).expect("a weight");
     let weights: Vec<Tensor> = (0..5).map(weight).collect();
@@ -92,7 +92,7 @@ fn convolutions_that_read_one_result_are_free_of_each_other() {
 }
 
 #[test]
-fn products_that_read_one_product_are_free_of_each_other() {
+fn matmuls_with_a_common_input_are_independent() {
     let Some(device) = gpu() else { return };
     for dtype in [DType::F16, DType::F32] {
         let weight = |i: usize, n: usize| waves(i, (64, n))?.to_dtype(dtype)?.to_device(&device);
@@ -114,7 +114,7 @@ fn products_that_read_one_product_are_free_of_each_other() {
 }
 
 #[test]
-fn products_feed_products() {
+fn chained_matmuls() {
     let Some(device) = gpu() else { return };
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         let weight =

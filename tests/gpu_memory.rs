@@ -1,5 +1,5 @@
-//! What executors leave on a GPU: alone in its program, since others' tests would take memory of the device meanwhile.
-//! Without a GPU, or without the `cuda` feature, the test says that it skips.
+//! Memory that executors leave on a GPU. A program of its own, since other tests would allocate device memory
+//! meanwhile. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -17,7 +17,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
-fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
+fn building_and_dropping_executors_leaks_nothing() -> anyhow::Result<()> {
     let _alone = ALONE.lock();
     let Some(device) = gpu() else { return Ok(()) };
     let weight = Tensor::rand(-1f32, 1., (256, 256), &device)?;
@@ -34,7 +34,7 @@ fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
         (0..builds).try_for_each(|_| build())?;
         Ok(device_memory::free_memory(&device)?)
     };
-    // Other programs take memory of the same device meanwhile: a leak takes some in every round.
+    // Other programs also use memory of the device: a leak would take memory in every round.
     let mut before = free_after(20)?;
     let mut lost = Vec::new();
     for _ in 0..3 {
@@ -46,23 +46,23 @@ fn executors_come_and_go_without_growth() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of the process that are in memory, those of the driver too, where the system tells.
+/// Resident bytes of the process, including the driver's, if the system reports them.
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096
 }
 
-/// Kernels that are compiled for a shape are another matter: the launches are candle's.
+/// Without fusion: compiled kernels are counted elsewhere.
 #[test]
-fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
+fn memory_is_bounded_by_eight_shapes() -> anyhow::Result<()> {
     let _alone = ALONE.lock();
     let Some(device) = gpu() else { return Ok(()) };
     let weight = Tensor::rand(-1f32, 1., (256, 256), &device)?;
-    // A plan keeps a constant of 256 KiB, its outputs, and its graph.
+    // A plan holds a constant of 256 KiB, its outputs, and its graph.
     let module = move |x: &Tensor| x.matmul(&weight.affine(2., 0.)?)?.relu()?.matmul(&weight)?.gelu();
-    // The largest first: what all plans share does not grow then.
+    // The largest shape first, so that memory shared by all plans does not grow later.
     let input = |rows: usize| Tensor::rand(-1f32, 1., (rows, 256), &device);
-    let fast = OparaExecutor::builder().fuse(false).race(false).build(module, &input(1_100)?)?;
+    let fast = OparaExecutor::builder().fuse(false).benchmark_challengers(false).build(module, &input(1_100)?)?;
     let call = |rows: usize| -> anyhow::Result<()> {
         let x = input(rows)?;
         fast.forward(&x)?;
@@ -74,7 +74,7 @@ fn a_thousand_shapes_take_the_memory_of_eight() -> anyhow::Result<()> {
         let pool = device_memory::watch(&device, || Ok::<_, opara_candle::Error>(()))?.1.map_or(0, |usage| usage.after);
         Ok([pool as usize, MEMORY.current_usage(), resident()])
     };
-    // Both times the eight that are kept at last have about as many bytes of outputs.
+    // At both measurements, the eight plans that are kept last have about the same output bytes.
     (801..=1_000).try_for_each(call)?;
     let before = used()?;
     (1..=800).chain(1_001..=1_008).try_for_each(call)?;

@@ -1,5 +1,5 @@
-//! Modules on a GPU that no capture can hold: read-backs, waits, random numbers, second devices. Without a GPU, or without
-//! the `cuda` feature, each test says that it skips.
+//! Modules on a GPU that cannot be captured: read-backs, waits, random numbers, second devices. Tests skip without a
+//! GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{
 use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor};
 
 #[test]
-fn a_read_back_is_refused_by_its_span() {
+fn a_read_back_is_refused_and_its_span_named() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let _decoder = tracing::info_span!("decoder").entered();
@@ -33,7 +33,7 @@ fn a_read_back_whose_error_is_ignored_is_refused() {
 }
 
 #[test]
-fn a_module_that_computes_on_the_cpu_is_refused_by_its_span() {
+fn a_module_that_computes_on_the_cpu_is_refused_and_its_span_named() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let _span = tracing::info_span!("offloaded").entered();
@@ -56,9 +56,9 @@ fn a_module_that_waits_for_the_device_is_refused() {
     replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].relu()?]), |i| one_on(i, &device));
 }
 
-/// Builds executors of a module that draws random numbers, as it is, and with the numbers in no output of the examples. The reason must name the
-/// span, and the numbers must be those that eager execution draws from the same seed.
-fn assert_draws_are_found(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result<()> {
+/// Builds executors of a module that draws random numbers: as it is, and with the numbers not visible in the examples'
+/// outputs. The reason must name the span, and the numbers must be those of eager execution with the same seed.
+fn assert_draws_are_detected(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let shown = move |t: &[Tensor]| {
         let _span = tracing::info_span!("noise").entered();
@@ -86,32 +86,32 @@ fn assert_draws_are_found(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result
 }
 
 #[test]
-fn uniform_numbers_are_found_by_their_span() -> anyhow::Result<()> {
-    assert_draws_are_found(|x| x + Tensor::rand(0f32, 1., x.shape(), x.device())?)
+fn uniform_draws_are_detected_and_their_span_named() -> anyhow::Result<()> {
+    assert_draws_are_detected(|x| x + Tensor::rand(0f32, 1., x.shape(), x.device())?)
 }
 
 #[test]
-fn normal_numbers_are_found_by_their_span() -> anyhow::Result<()> {
-    assert_draws_are_found(|x| x + Tensor::randn(0f32, 1., x.shape(), x.device())?)
+fn normal_draws_are_detected_and_their_span_named() -> anyhow::Result<()> {
+    assert_draws_are_detected(|x| x + Tensor::randn(0f32, 1., x.shape(), x.device())?)
 }
 
 #[test]
-fn dropout_while_training_is_found_by_its_span() -> anyhow::Result<()> {
-    assert_draws_are_found(|x| Dropout::new(0.5).forward(x, true))
+fn dropout_in_training_is_detected_and_its_span_named() -> anyhow::Result<()> {
+    assert_draws_are_detected(|x| Dropout::new(0.5).forward(x, true))
 }
 
 #[test]
-fn dropout_while_not_training_is_captured() {
+fn dropout_in_inference_is_captured() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| Ok(vec![Dropout::new(0.5).forward(&t[0].relu()?, false)?]);
     replayed(Mode::Graph, function, |i| one_on(i, &device));
 }
 
-/// Wraps a module that computes on two devices in turns.
+/// Wraps a module that alternates between two devices.
 ///
-/// What crosses from one to the other is written by copies alone: candle has a kernel's output counted as read, not as
-/// written, so that another stream which copies it does not wait for the kernel, in eager execution either.
-fn assert_a_second_device_is_found(first: &Device, second: Device) -> anyhow::Result<()> {
+/// Data crosses from one device to the other only after copies: candle marks a kernel's output as read, not as written,
+/// so another stream that copies it does not wait for the kernel, in eager execution either.
+fn assert_a_second_device_is_detected(first: &Device, second: Device) -> anyhow::Result<()> {
     let function = move |t: &[Tensor]| {
         let _span = tracing::info_span!("elsewhere").entered();
         let there = t[0].to_device(&second)?;
@@ -124,21 +124,21 @@ fn assert_a_second_device_is_found(first: &Device, second: Device) -> anyhow::Re
 }
 
 #[test]
-fn a_module_that_computes_on_a_second_stream_is_found_by_its_span() -> anyhow::Result<()> {
-    isolated("a_module_that_computes_on_a_second_stream_is_found_by_its_span", || {
+fn a_module_on_a_second_stream_is_detected_and_its_span_named() -> anyhow::Result<()> {
+    isolated("a_module_on_a_second_stream_is_detected_and_its_span_named", || {
         if gpu().is_none() {
             return Ok(());
         }
-        // Whose streams wait for each other where they share a tensor.
-        assert_a_second_device_is_found(&Device::new_cuda_with_stream(0)?, Device::new_cuda_with_stream(0)?)
+        // Their streams wait for each other if they share a tensor.
+        assert_a_second_device_is_detected(&Device::new_cuda_with_stream(0)?, Device::new_cuda_with_stream(0)?)
     })
 }
 
 #[test]
-fn a_module_that_computes_on_a_second_gpu_is_found_by_its_span() -> anyhow::Result<()> {
-    isolated("a_module_that_computes_on_a_second_gpu_is_found_by_its_span", || {
+fn a_module_on_a_second_gpu_is_detected_and_its_span_named() -> anyhow::Result<()> {
+    isolated("a_module_on_a_second_gpu_is_detected_and_its_span_named", || {
         let Some(device) = gpu() else { return Ok(()) };
         let Some(second) = second_gpu() else { return Ok(()) };
-        assert_a_second_device_is_found(&device, second)
+        assert_a_second_device_is_detected(&device, second)
     })
 }

@@ -1,4 +1,4 @@
-//! When a test may skip because there is no GPU, and when it must fail.
+//! Tests when a GPU test may skip, and when it must fail.
 
 mod common;
 
@@ -21,26 +21,26 @@ fn a_build_without_cuda_skips_unless_a_gpu_is_required() {
 }
 
 #[test]
-fn a_device_that_is_there_is_used() {
+fn an_available_device_is_used() {
     for required in [false, true] {
         assert!(matches!(device_or_skip(0, Ok(Device::Cpu), required), Some(Device::Cpu)));
     }
 }
 
 #[test]
-fn an_error_of_candle_is_not_taken_for_no_gpu() {
+fn an_error_of_candle_does_not_count_as_no_gpu() {
     assert!(fails(0, || candle::Error::Msg("no such kernel".into()).into(), false));
     assert!(fails(0, || candle::Error::Msg("no such kernel".into()).bt().into(), false));
 }
 
 #[test]
-fn an_error_of_the_driver_is_not_taken_for_no_gpu() {
+fn an_error_of_the_driver_does_not_count_as_no_gpu() {
     assert!(fails(0, || Error::Driver { call: "cuInit", message: "CUDA_ERROR_NO_DEVICE".into() }, false));
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn only_the_drivers_codes_for_no_device_skip() {
+fn only_the_drivers_no_device_codes_skip() {
     use candle::cuda_backend::cudarc::driver::{sys::CUresult, DriverError};
     use candle::cuda_backend::CudaError;
 

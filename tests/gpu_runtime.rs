@@ -1,6 +1,5 @@
-//! What an executor does after it was built, on a GPU: shapes that push each other out, outputs that are lent, modules
-//! that change or free memory, re-checks, threads. Without a GPU, or without the `cuda` feature, each test says that it
-//! skips.
+//! The executor after it was built, on a GPU: evicted shapes, borrowed outputs, modules that change or free memory,
+//! re-checks, threads. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -13,7 +12,7 @@ use common::{assert_nine_shapes_settle, assert_same, devices, gpu, isolated, log
 use opara_candle::{Error, Mode, OparaExecutor};
 use tracing::Level;
 
-/// Of a lock.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
 fn rows(n: usize, device: &Device) -> Result<[Tensor; 1]> {
@@ -30,7 +29,7 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
     plain(t)
 }
 
-/// An executor of [`plain`] that is captured for two rows.
+/// An executor of [`plain`], captured for two rows.
 fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
     let fast = OparaExecutor::builder().build_fn(plain, &rows(2, device)?)?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
@@ -38,26 +37,26 @@ fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
 }
 
 #[test]
-fn nine_shapes_in_turns_are_not_built_again_and_again() -> anyhow::Result<()> {
+fn nine_shapes_in_turn_are_not_rebuilt_forever() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     assert_nine_shapes_settle(plain, plain, |n| rows(n, &device))
 }
 
 #[test]
-fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow::Result<()> {
+fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let replayed = captured(&device)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2, &device)?)?;
     assert_eq!(unrecorded.report().mode, Mode::Eager);
     let x = rows(2, &device)?;
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
-        fast.lend(&x, |lent| -> anyhow::Result<()> {
-            assert!(matches!(fast.call(&x), Err(Error::Lent)));
-            assert!(matches!(fast.lend(&x, |_| ()), Err(Error::Lent)));
-            assert!(matches!(fast.measure(&x), Err(Error::Lent)));
+        fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
+            assert!(matches!(fast.call(&x), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.call_zero_copy(&x, |_| ()), Err(Error::OutputsBorrowed)));
+            assert!(matches!(fast.measure(&x), Err(Error::OutputsBorrowed)));
             assert_same(&fast.call(&rows(3, &device)?)?, &plain(&rows(3, &device)?)?, "other shapes");
             assert_same(&other.call(&x)?, &plain(&x)?, "another executor");
-            assert_same(lent, &plain(&x)?, "lent");
+            assert_same(borrowed, &plain(&x)?, "borrowed");
             Ok(())
         })??;
         assert_same(&fast.call(&x)?, &plain(&x)?, "after the closure");
@@ -65,23 +64,23 @@ fn a_closure_that_calls_with_the_shapes_that_are_lent_gets_an_error() -> anyhow:
     Ok(())
 }
 
-/// Each thread is in a closure and calls the executor whose outputs the other one's closure has.
+/// Each thread borrows one executor's outputs, and calls the other executor inside its closure.
 #[test]
-fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
+fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<()> {
     for device in devices()? {
         let executors = [captured(&device)?, captured(&device)?];
         let both = Barrier::new(2);
         let cross = |own: usize| -> anyhow::Result<()> {
             let x = rows(2, &device)?;
-            executors[own].lend(&x, |lent| -> anyhow::Result<()> {
+            executors[own].call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
                 both.wait();
                 let called = executors[1 - own].call(&x);
-                let borrowed =
-                    executors[1 - own].lend(&x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
+                let other = executors[1 - own]
+                    .call_zero_copy(&x, |borrowed| borrowed.iter().map(Tensor::copy).collect::<Result<Vec<_>>>());
                 both.wait();
                 assert_same(&called?, &plain(&x)?, "the other executor's answer");
-                assert_same(&borrowed??, &plain(&x)?, "what the other executor lends");
-                assert_same(lent, &plain(&x)?, "what is lent");
+                assert_same(&other??, &plain(&x)?, "the other executor's outputs");
+                assert_same(borrowed, &plain(&x)?, "borrowed outputs");
                 Ok(())
             })?
         };
@@ -99,7 +98,7 @@ fn two_executors_are_lent_crosswise_by_two_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
+fn a_panicking_closure_does_not_affect_other_borrowers() -> anyhow::Result<()> {
     for device in devices()? {
         let fast = captured(&device)?;
         fast.call(&rows(3, &device)?)?;
@@ -107,16 +106,16 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
         thread::scope(|scope| {
             let panics = scope.spawn(|| {
                 let x = rows(2, &device).expect("an input");
-                fast.lend(&x, |_| {
+                fast.call_zero_copy(&x, |_| {
                     both.wait();
                     panic!("a closure's panic")
                 })
             });
             let x = rows(3, &device)?;
-            fast.lend(&x, |lent| -> anyhow::Result<()> {
+            fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
                 both.wait();
                 assert!(panics.join().is_err(), "the panic passes through");
-                assert_same(lent, &plain(&x)?, "what the other thread has");
+                assert_same(borrowed, &plain(&x)?, "what the other thread has");
                 assert_same(&fast.call(&rows(2, &device)?)?, &plain(&rows(2, &device)?)?, "the shapes of the panic");
                 Ok(())
             })?
@@ -125,7 +124,7 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
             let x = rows(n, &device)?;
             assert_same(&fast.call(&x)?, &plain(&x)?, format_args!("{n} rows"));
             let expected = plain(&x)?;
-            fast.lend(&x, |lent| assert_same(lent, &expected, format_args!("{n} rows, lent")))?;
+            fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, format_args!("{n} rows, borrowed")))?;
         }
     }
     Ok(())
@@ -133,7 +132,7 @@ fn a_closure_panics_while_two_threads_have_outputs() -> anyhow::Result<()> {
 
 /// Needs captures that other threads do not wait for.
 #[test]
-fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::Result<()> {
+fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (function, stopped) = stopped_at(5, plain);
     let fast = OparaExecutor::builder().build_fn(function, &rows(2, &device)?)?;
@@ -144,14 +143,14 @@ fn a_shape_that_is_built_answers_while_another_one_is_being_built() -> anyhow::R
         let x = rows(2, &device)?;
         let expected = plain(&x)?;
         assert_same(&fast.call(&x)?, &expected, "a call meanwhile");
-        fast.lend(&x, |lent| assert_same(lent, &expected, "lent meanwhile"))?;
+        fast.call_zero_copy(&x, |borrowed| assert_same(borrowed, &expected, "borrowed meanwhile"))?;
         drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &plain(&new)?, "the new shape");
         Ok(())
     })
 }
 
-/// A module that keeps one table, for the shape that it saw last, and frees the one before.
+/// A module that keeps one table, for the last shape, and frees the one before.
 fn table_of_the_last_shape() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let table = Mutex::new(None::<(usize, Tensor)>);
     move |t: &[Tensor]| {
@@ -174,12 +173,12 @@ fn with_table(t: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> anyhow::Result<()> {
-    isolated("two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape", || {
-        // Where every thread has a stream of its own, threads that share a table must wait for each other themselves.
+fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
+    isolated("two_threads_share_a_module_that_keeps_one_table", || {
+        // With per-thread streams, threads that share a table must synchronise themselves.
         for device in devices()?.into_iter().take(2) {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
-            // Inputs and expected answers are made before: other threads' uploads are another test's.
+            // Inputs and expected answers are computed before: concurrent uploads are tested elsewhere.
             let work = |n: usize| Ok::<_, candle::Error>((rows(n, &device)?, with_table(&rows(n, &device)?)?));
             let work = [work(4)?, work(5)?];
             device.synchronize()?;
@@ -189,8 +188,10 @@ fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> 
                 let mut answers = Vec::new();
                 for _ in 0..200 {
                     answers.push(fast.call(x)?);
-                    // Takes the memory of a table that is gone.
-                    answers.push(fast.lend(x, |lent| lent.iter().map(Tensor::copy).collect::<Result<Vec<_>>>())??);
+                    // Reuses the memory of a freed table.
+                    answers.push(fast.call_zero_copy(x, |borrowed| {
+                        borrowed.iter().map(Tensor::copy).collect::<Result<Vec<_>>>()
+                    })??);
                 }
                 device.synchronize()?;
                 Ok(answers)
@@ -206,17 +207,17 @@ fn two_threads_share_a_module_that_frees_the_table_of_the_other_ones_shape() -> 
                 }
             }
             let report = fast.report();
-            // Building it again for every call would cost more than it saves.
+            // Rebuilding for every call would cost more than it saves.
             assert!(report.rebuilds <= 16, "{report}");
         }
         Ok(())
     })
 }
 
-/// One thread: the table of the first shape is freed while its plan is there, and its memory holds other numbers then.
+/// On one thread: the table of the first shape is freed while its plan exists, and its memory is overwritten.
 #[test]
-fn a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times() -> anyhow::Result<()> {
-    isolated("a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times", || {
+fn a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times() -> anyhow::Result<()> {
+    isolated("a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times", || {
         let Some(device) = gpu() else { return Ok(()) };
         let (log, report) = logged(Level::WARN, || {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
@@ -237,11 +238,11 @@ fn a_table_that_is_freed_between_calls_has_the_plan_built_anew_a_few_times() -> 
 }
 
 #[test]
-fn swapped_weights_and_variables_are_seen_after_invalidate() -> anyhow::Result<()> {
+fn swapped_weights_and_variables_are_used_after_invalidate() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let on_device = |i: usize| waves(i, 6)?.to_device(&device);
     let weight = Arc::new(Mutex::new(on_device(1)?));
-    // The first weight is not freed, so that nothing but `invalidate` tells.
+    // The first weight is not freed, so only `invalidate` can reveal the change.
     let first = weight.lock().expect(FREE).clone();
     let variable = Var::from_tensor(&on_device(3)?)?;
     let function = {
@@ -267,9 +268,9 @@ fn swapped_weights_and_variables_are_seen_after_invalidate() -> anyhow::Result<(
     Ok(())
 }
 
-/// Finds out how often building calls a module, then builds one that changes its answer at the tenth call after that.
+/// Counts how often building calls a module, then builds one that changes its answer at the tenth call after that.
 #[test]
-fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
+fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let x = rows(2, &device)?;
     let calls = Arc::new(AtomicUsize::new(0));
@@ -282,14 +283,16 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
     };
     OparaExecutor::builder().build_fn(counted(usize::MAX), &x)?;
     let changes = calls.swap(0, Ordering::Relaxed) + 9;
-    for lent in [false, true] {
+    for zero_copy in [false, true] {
         calls.store(0, Ordering::Relaxed);
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let fast = OparaExecutor::builder().recheck(3).build_fn(counted(changes), &x)?;
             assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
-            let answer = || match lent {
+            let answer = || match zero_copy {
                 false => fast.call(&x),
-                true => Ok(fast.lend(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())??),
+                true => {
+                    Ok(fast.call_zero_copy(&x, |outputs| outputs.iter().map(Tensor::copy).collect::<Result<_>>())??)
+                }
             };
             let twice = [(&x[0] * 2.)?];
             for call in 1..30 {
@@ -312,7 +315,7 @@ fn a_recheck_finds_a_module_that_changes_its_mind() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of NaN, infinities and zeros of both signs, of every dtype that a module may return, and inputs in any layout.
+/// With NaN, infinities and zeros of both signs, every output dtype, and inputs in any layout.
 #[test]
 fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
     for device in devices()? {
@@ -333,7 +336,7 @@ fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
                 let floats = |t: &[Tensor]| vec![t[3].clone(), t[4].clone(), t[5].clone(), t[6].clone()];
                 let x = [x];
                 assert_same(&floats(&fast.call(&x)?), &floats(&function(&x)?), i);
-                fast.lend(&x, |lent| assert_eq!(lent.len(), 8))?;
+                fast.call_zero_copy(&x, |borrowed| assert_eq!(borrowed.len(), 8))?;
             }
         }
         let report = fast.report();

@@ -1,5 +1,5 @@
-//! Modules on a GPU that keep state on the host from call to call. Without a GPU, or without the `cuda` feature, each test
-//! says that it skips.
+//! Modules on a GPU that keep state on the host between calls. Tests skip without a GPU or the feature `cuda`, and say
+//! so.
 
 mod common;
 
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle::{DType, Result, Tensor};
-use common::{assert_same, goes_on_like, gpu, isolated, large, one_on, stateful, waves, where_large};
+use common::{assert_same, assert_same_state_as, gpu, isolated, large, one_on, stateful, waves, where_large};
 use opara_candle::{Error, OnStateful, OparaExecutor};
 
-/// Why a lock can be taken.
+/// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
 
-/// A decoder that keeps the rows of all calls, and answers with sums over them.
+/// A decoder that keeps the rows of all calls, and returns sums over them.
 fn decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let cache = Mutex::new(None::<Tensor>);
     move |t: &[Tensor]| {
@@ -28,7 +28,7 @@ fn decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'stati
     }
 }
 
-/// The same whose answers hide it, so that captures alone show what is kept.
+/// The same with outputs that hide it, so that only captures reveal the state.
 fn hidden_decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {
     let decoder = decoder();
     move |t: &[Tensor]| {
@@ -38,20 +38,20 @@ fn hidden_decoder() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync +
 }
 
 #[test]
-fn a_cache_that_grows_is_an_error_unless_it_is_declared() -> anyhow::Result<()> {
+fn a_growing_cache_is_an_error_unless_state_is_declared() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let example = one_on(0, &device)?;
     for verify in [true, false] {
         stateful(OparaExecutor::builder().verify(verify), decoder(), &example, &["keeps state"]);
         stateful(OparaExecutor::builder().verify(verify), hidden_decoder(), &example, &["keeps state"]);
     }
-    goes_on_like(decoder, |i| one_on(i, &device));
-    goes_on_like(hidden_decoder, |i| Ok(vec![large(i, &device)?]));
+    assert_same_state_as(decoder, |i| one_on(i, &device));
+    assert_same_state_as(hidden_decoder, |i| Ok(vec![large(i, &device)?]));
     Ok(())
 }
 
 #[test]
-fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<()> {
+fn state_that_only_a_later_shape_shows_is_an_error_of_that_call() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let decoder = decoder();
     let function = move |t: &[Tensor]| if t[0].dim(0)? == 5 { decoder(t) } else { Ok(vec![t[0].relu()?]) };
@@ -64,10 +64,10 @@ fn state_that_a_later_shape_shows_is_the_error_of_that_call() -> anyhow::Result<
     Ok(())
 }
 
-/// A pass that is refused in the middle of its capture may have left tensors in the module.
+/// A pass whose capture was refused midway may have left tensors in the module.
 #[test]
-fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
-    isolated("what_a_refused_module_keeps_can_be_used", || {
+fn tensors_kept_by_a_refused_module_are_usable() -> anyhow::Result<()> {
+    isolated("tensors_kept_by_a_refused_module_are_usable", || {
         let Some(device) = gpu() else { return Ok(()) };
         let kept = Arc::new(Mutex::new(None::<Tensor>));
         let next = |x: &Tensor, before: Option<&Tensor>| -> Result<(Tensor, Tensor)> {
@@ -89,7 +89,7 @@ fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
         stateful(OparaExecutor::builder(), function.clone(), &example, &["other outputs"]);
         let values = || kept.lock().expect(FREE).as_ref().map(|t| t.flatten_all()?.to_vec1::<f32>()).transpose();
         let left = values()?.unwrap_or_default();
-        // Of the example, or of the same with 0.75 times its floats.
+        // From the example, or from the example with floats scaled by 0.75.
         assert!(left.iter().all(|v| [2., 1.75].contains(v)), "left by a call while it was built: {left:?}");
         for i in 0..3 {
             let x = one_on(i, &device)?;
@@ -102,11 +102,11 @@ fn what_a_refused_module_keeps_can_be_used() -> anyhow::Result<()> {
     })
 }
 
-/// Builds executors of a function of the number of the call and of a tensor, in three ways: as it is, so that the
-/// examples show the difference that the number makes; with that difference in no output of the examples; and as it is,
-/// but without verification. Each must be an error, and do what the function does if it is declared to keep state.
+/// Builds executors of a function of the call number and of a tensor, in three ways: as it is, so that the examples
+/// show the effect of the number; with that effect hidden from the examples' outputs; and as it is, but without
+/// verification. Each must be an error, and must behave like the function if it is declared to keep state.
 #[track_caller]
-fn assert_state_is_found<F>(state: F)
+fn assert_state_is_detected<F>(state: F)
 where
     F: Fn(usize, &Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
 {
@@ -122,40 +122,40 @@ where
         };
         let example = one_on(0, &device).expect("an input");
         stateful(OparaExecutor::builder().verify(verify), make(), &example, &["at `count`"]);
-        goes_on_like(make, |i| Ok(vec![large(i, &device)?]));
+        assert_same_state_as(make, |i| Ok(vec![large(i, &device)?]));
     }
 }
 
 #[test]
-fn a_counter_among_a_kernels_parameters_is_found() {
-    assert_state_is_found(|n, x| x.affine((n + 2) as f64, 0.));
+fn a_counter_in_a_kernel_argument_is_detected() {
+    assert_state_is_detected(|n, x| x.affine((n + 2) as f64, 0.));
 }
 
 #[test]
-fn a_counter_that_is_uploaded_is_found() {
-    assert_state_is_found(|n, x| x.broadcast_add(&Tensor::new(n as f32, x.device())?));
+fn an_uploaded_counter_is_detected() {
+    assert_state_is_detected(|n, x| x.broadcast_add(&Tensor::new(n as f32, x.device())?));
 }
 
 #[test]
-fn a_position_that_moves_on_is_found() {
-    assert_state_is_found(|n, x| x.narrow(0, n % 4, 1)?.broadcast_as(x.shape())?.contiguous());
+fn an_advancing_position_is_detected() {
+    assert_state_is_detected(|n, x| x.narrow(0, n % 4, 1)?.broadcast_as(x.shape())?.contiguous());
 }
 
 #[test]
-fn two_branches_in_turns_are_found() {
-    assert_state_is_found(|n, x| if n % 2 == 0 { x.relu() } else { x.sqr() });
+fn alternating_branches_are_detected() {
+    assert_state_is_detected(|n, x| if n % 2 == 0 { x.relu() } else { x.sqr() });
 }
 
 #[test]
-fn two_weights_in_turns_are_found() {
+fn alternating_weights_are_detected() {
     let Some(device) = gpu() else { return };
     let weights = [1, 2].map(|i| one_on(i, &device).expect("a weight").remove(0));
-    assert_state_is_found(move |n, x| x + &weights[n % 2]);
+    assert_state_is_detected(move |n, x| x + &weights[n % 2]);
 }
 
-/// What a library's kernel is given may mean nothing, so that captures cannot tell; answers do.
+/// A library kernel's parameters may be meaningless, so captures cannot reveal it; answers do.
 #[test]
-fn two_weights_of_a_product_in_turns_are_found() -> anyhow::Result<()> {
+fn alternating_weights_of_a_matmul_are_detected() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = |i: usize| waves(i, (6, 6))?.to_device(&device);
     let weights = [weight(1)?, weight(2)?];
@@ -164,12 +164,12 @@ fn two_weights_of_a_product_in_turns_are_found() -> anyhow::Result<()> {
         move |t: &[Tensor]| Ok(vec![t[0].matmul(&weights[calls.fetch_add(1, Ordering::Relaxed) % 2])?])
     };
     stateful(OparaExecutor::builder(), make(), &one_on(0, &device)?, &["keeps state"]);
-    goes_on_like(make, |i| one_on(i, &device));
+    assert_same_state_as(make, |i| one_on(i, &device));
     Ok(())
 }
 
 #[test]
-fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
+fn a_changing_number_of_outputs_is_detected() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let make = || {
         let calls = AtomicUsize::new(0);
@@ -180,13 +180,13 @@ fn another_number_of_outputs_is_found() -> anyhow::Result<()> {
         }
     };
     stateful(OparaExecutor::builder(), make(), &one_on(0, &device)?, &["tensors at one call"]);
-    goes_on_like(make, |i| one_on(i, &device));
+    assert_same_state_as(make, |i| one_on(i, &device));
     Ok(())
 }
 
-/// The outputs say nothing of what the module writes, and where.
+/// The outputs do not show what the module writes, and where.
 #[test]
-fn rows_that_are_written_to_a_cache_of_fixed_size_are_found() -> anyhow::Result<()> {
+fn writes_to_changing_rows_of_a_fixed_cache_are_detected() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let cache = Tensor::zeros((64, 6), DType::F32, &device)?;
     let make = |cache: &Tensor| {

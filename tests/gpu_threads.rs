@@ -1,5 +1,5 @@
-//! Executors on a GPU in several threads and on several streams. Without a GPU, or without the `cuda` feature, each test
-//! says that it skips.
+//! Executors on a GPU with several threads and several streams. Tests skip without a GPU or the feature `cuda`, and say
+//! so.
 
 mod common;
 
@@ -35,10 +35,10 @@ fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Not beside tests that draw random numbers on other threads: a stream for every thread waits for the default stream,
-/// which may have no work while something is captured.
+/// Must not run concurrently with tests that draw random numbers: per-thread streams wait for the default stream, which
+/// may have no work during a capture.
 #[test]
-fn bert_on_devices_of_every_kind() -> anyhow::Result<()> {
+fn bert_with_every_kind_of_stream() -> anyhow::Result<()> {
     for device in devices()? {
         let config = bert::Config { num_hidden_layers: 2, ..Default::default() };
         let model = bert::BertModel::load(opara_weights::seeded(1, DType::F32, &device), &config)?;
@@ -53,8 +53,8 @@ fn bert_on_devices_of_every_kind() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A module of products, and two inputs with the eager answers to them.
-fn products(device: &Device) -> Result<(impl Module + Clone + Send + Sync + 'static, [(Tensor, Tensor); 2])> {
+/// A module of matmuls, and two inputs with their eager answers.
+fn matmuls(device: &Device) -> Result<(impl Module + Clone + Send + Sync + 'static, [(Tensor, Tensor); 2])> {
     let weight = waves(9, (64, 64))?.affine(0.1, 0.)?.to_device(device)?;
     let module = move |x: &Tensor| {
         let branches = (0..4).map(|_| x.matmul(&weight)?.tanh()?.matmul(&weight)).collect::<Result<Vec<_>>>()?;
@@ -71,9 +71,9 @@ fn products(device: &Device) -> Result<(impl Module + Clone + Send + Sync + 'sta
 
 /// All answers are kept, and read at the end.
 #[test]
-fn calls_go_on_while_other_executors_are_built() -> anyhow::Result<()> {
+fn calls_work_while_other_executors_are_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (module, pairs) = products(&device)?;
+    let (module, pairs) = matmuls(&device)?;
     let fast = OparaExecutor::new(module.clone(), &pairs[0].0)?;
     let (built, answers) = std::thread::scope(|scope| {
         let call = |x: &Tensor| (0..300).map(|_| fast.forward(x)).collect::<Vec<_>>();
@@ -97,7 +97,7 @@ fn calls_go_on_while_other_executors_are_built() -> anyhow::Result<()> {
 #[test]
 fn two_threads_build_executors_on_one_device() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (module, pairs) = products(&device)?;
+    let (module, pairs) = matmuls(&device)?;
     let both = Barrier::new(2);
     let built = std::thread::scope(|scope| {
         let build = || {
@@ -109,23 +109,27 @@ fn two_threads_build_executors_on_one_device() -> anyhow::Result<()> {
     for built in built.into_iter().flatten() {
         let built = built?;
         assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
-        assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor built beside another");
+        assert_same(
+            &[built.forward(&pairs[1].0)?],
+            &[pairs[1].1.clone()],
+            "an executor built concurrently with another",
+        );
     }
     Ok(())
 }
 
-/// Making and dropping a device, an executor, or a library's handle waits for the whole GPU, at which the driver breaks
-/// off the capture of any other thread.
+/// Creating and dropping a device, an executor, or a library handle waits for the whole GPU, which makes the driver
+/// break concurrent captures.
 #[test]
-fn devices_and_executors_come_and_go_while_others_are_built() -> anyhow::Result<()> {
+fn devices_and_executors_are_created_and_dropped_while_others_are_built() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (module, pairs) = products(&device)?;
+    let (module, pairs) = matmuls(&device)?;
     let done = AtomicBool::new(false);
     let built = std::thread::scope(|scope| {
         let other = scope.spawn(|| -> anyhow::Result<()> {
             while !done.load(Ordering::Relaxed) {
                 let device = Device::new_cuda_with_stream(0)?;
-                let (module, pairs) = products(&device)?;
+                let (module, pairs) = matmuls(&device)?;
                 let fast = OparaExecutor::new(module, &pairs[0].0)?;
                 assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None));
                 opara_candle::device_memory::free_memory(&device)?;
@@ -144,7 +148,7 @@ fn devices_and_executors_come_and_go_while_others_are_built() -> anyhow::Result<
     Ok(())
 }
 
-/// Two devices of one GPU have a stream each, and wait for each other where they share a tensor.
+/// Two devices on one GPU have different streams, which wait for each other if they share a tensor.
 #[test]
 fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
     if gpu().is_none() {
@@ -156,7 +160,7 @@ fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
     let example = counts(0, (8, 2048), DType::F32)?.to_device(&here)?;
     let fast = OparaExecutor::builder().build_fn(function.clone(), &[example])?;
     assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
-    // Exchanges neighbouring columns: twice leaves a matrix as it was, to the bit.
+    // Swaps neighbouring columns: applied twice, it gives the same bits.
     let exchange: Vec<u32> = (0..2048).map(|i| i ^ 1).collect();
     let exchange = Tensor::eye(2048, DType::F32, &there)?.index_select(&Tensor::new(exchange, &there)?, 0)?;
     for (i, inside_out) in [(1, false), (2, false), (3, true), (4, true)] {
@@ -176,7 +180,7 @@ fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plans for tensors of two devices of one GPU share an executor's arena, and wait for each other.
+/// Plans for tensors of two devices on one GPU share an executor's arena, and wait for each other.
 #[test]
 fn plans_on_two_streams_share_an_arena() -> anyhow::Result<()> {
     if gpu().is_none() {

@@ -1,5 +1,4 @@
-//! Schedules that are searched for on a GPU, and what is measured there. Without one, or without the `cuda` feature, each
-//! test says that it skips.
+//! Tuned schedules and measurements on a GPU. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -28,17 +27,17 @@ fn tuning(folder: &std::path::Path) -> Tuning {
     Tuning::default().budget(budget).proposals(16).cache(Some(folder.into()))
 }
 
-/// One after the other on one thread: candle keeps cuDNN's handle in a thread-local, and a thread that ends while another
-/// captures cannot give its handle back.
+/// Runs sequentially on one thread: candle keeps the cuDNN handle in a thread-local, and a thread that ends during
+/// another thread's capture cannot destroy its handle.
 #[test]
 fn schedules_are_tuned_and_measured() -> Result<()> {
-    a_tuned_schedule_gives_eager_bits_and_is_found_again()?;
-    priorities_and_users_own_schedulers_keep_the_bits()?;
-    what_is_measured_keeps_to_the_schedule()?;
+    a_tuned_schedule_keeps_the_bits_and_is_cached()?;
+    priorities_and_custom_schedulers_keep_the_bits()?;
+    measured_spans_respect_the_schedule()?;
     fused_launches_of_every_size_are_measured()
 }
 
-fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
+fn a_tuned_schedule_keeps_the_bits_and_is_cached() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let folder = tempfile::tempdir()?;
@@ -62,7 +61,7 @@ fn a_tuned_schedule_gives_eager_bits_and_is_found_again() -> Result<()> {
     Ok(())
 }
 
-/// Opara's schedule, every other op urgent.
+/// Opara's schedule, with every second op urgent.
 #[derive(Debug)]
 struct Hurried;
 
@@ -77,31 +76,31 @@ impl Scheduler for Hurried {
     }
 }
 
-fn priorities_and_users_own_schedulers_keep_the_bits() -> Result<()> {
+fn priorities_and_custom_schedulers_keep_the_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
-    let builder = OparaExecutor::builder().policy(Scheduling::by(Hurried)).race(false).stress(4);
+    let builder = OparaExecutor::builder().policy(Scheduling::custom(Hurried)).benchmark_challengers(false).stress(4);
     let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
     assert_eq!(executor.report().policy, "hurried");
     assert_eq!(bits(&executor.call(&example)?)?, expected);
     Ok(())
 }
 
-fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
+fn measured_spans_respect_the_schedule() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
     for policy in [Policy::Opara, Policy::Rammer] {
         let model = model.clone();
-        let builder = OparaExecutor::builder().policy(policy).race(false);
+        let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false);
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let timeline = executor.timeline(&example)?;
         let (ops, schedule) = executor.schedule(&example)?;
         assert_eq!(timeline.spans.len(), ops.ops.len());
         let mut spans = timeline.spans.clone();
         spans.sort_by_key(|span| span.op);
-        // Joins take no time: what waits for one waits for what it joins.
+        // Joins take no time: waiting for a join means waiting for its predecessors.
         let mut ends: Vec<f64> = Vec::new();
         for step in schedule.steps() {
             let ready = step.after.iter().map(|&before| ends[before]).fold(0., f64::max);
@@ -127,7 +126,7 @@ fn what_is_measured_keeps_to_the_schedule() -> Result<()> {
     Ok(())
 }
 
-/// Large chains take another kernel than small ones.
+/// Large groups use another kernel than small ones.
 fn fused_launches_of_every_size_are_measured() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for elements in [1 << 10, 1 << 22] {

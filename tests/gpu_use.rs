@@ -1,5 +1,5 @@
-//! Shapes of use on a GPU that must be captured: dtypes, layouts, outputs that alias, nesting, sizes.
-//! Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Usage patterns on a GPU that must be captured: dtypes, layouts, aliasing outputs, nesting, sizes. Tests skip without
+//! a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor};
 use common::{
-    answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, take_turns_and_lend, waves, DTYPES,
+    alternate_and_borrow, answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, waves, DTYPES,
 };
 use opara_candle::{Mode, OparaExecutor};
 
 #[test]
-fn every_dtype_goes_in_and_comes_out() {
+fn every_dtype_can_be_an_input_and_an_output() {
     let Some(device) = gpu() else { return };
     for dtype in DTYPES {
         let function = |t: &[Tensor]| {
@@ -44,7 +44,7 @@ fn every_dtype_goes_in_and_comes_out() {
 #[test]
 fn every_dtype_is_converted_to_the_others() {
     let Some(device) = gpu() else { return };
-    // Those that candle's CUDA backend has.
+    // Conversions that candle's CUDA backend supports.
     let converts = |from, to| {
         let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         !(from == DType::I64 && half(to) || to == DType::I64 && half(from))
@@ -79,7 +79,7 @@ fn four_inputs_and_five_outputs_of_mixed_dtypes() {
 }
 
 #[test]
-fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
+fn inputs_may_change_their_memory_layout_between_calls() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| {
         let x = &t[0];
@@ -104,7 +104,7 @@ fn an_input_may_be_laid_out_in_any_way_at_any_call() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_product_takes_its_input_in_any_layout() -> anyhow::Result<()> {
+fn a_matmul_accepts_its_input_in_any_layout() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         // Sums of these are exact, whichever kernel the layout leads to.
@@ -123,9 +123,10 @@ fn a_product_takes_its_input_in_any_layout() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A product of a strided matrix may take another kernel than one of its copy, and round otherwise. Replays see the copy.
+/// A matmul of a strided matrix may use another kernel than a matmul of its copy, and round differently. Replays use
+/// the copy.
 #[test]
-fn a_strided_example_of_a_product_is_captured() -> anyhow::Result<()> {
+fn a_matmul_with_a_strided_example_is_captured() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(1, (256, 192))?.to_device(&device)?;
     let function = move |t: &[Tensor]| Ok(vec![t[0].matmul(&weight)?]);
@@ -166,7 +167,7 @@ fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A function whose outputs are like its inputs.
+/// A function whose outputs have the shapes of its inputs.
 fn step(t: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(vec![(&t[0] + &t[1])?.tanh()?, t[0].affine(0.5, 0.1)?])
 }
@@ -187,18 +188,18 @@ fn outputs_of_one_call_are_inputs_of_the_next() -> anyhow::Result<()> {
 }
 
 #[test]
-fn lent_outputs_that_are_the_next_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
+fn borrowed_outputs_as_inputs_are_an_error_or_read_before_they_are_overwritten() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut expected = [one_on(0, &device)?, one_on(1, &device)?].concat();
     let fast = OparaExecutor::builder().build_fn(step, &expected)?;
-    let mut lent = expected.clone();
+    let mut borrowed = expected.clone();
     for i in 0..20 {
         expected = step(&expected)?;
-        match fast.lend(&lent, <[Tensor]>::to_vec) {
-            Ok(outputs) => lent = outputs,
+        match fast.call_zero_copy(&borrowed, <[Tensor]>::to_vec) {
+            Ok(outputs) => borrowed = outputs,
             Err(_) => return Ok(()),
         }
-        assert_same(&lent, &expected, format_args!("call {i}"));
+        assert_same(&borrowed, &expected, format_args!("call {i}"));
     }
     Ok(())
 }
@@ -213,7 +214,7 @@ fn an_input_may_be_overwritten_between_calls() -> anyhow::Result<()> {
         inputs[0].slice_set(&one_on(i, &device)?[0], 0, 0)?;
         let expected = step(&inputs)?;
         answers.push((fast.call(&inputs)?, expected));
-        // Behind the call, which may still be reading it.
+        // Queued after the call, which may still read the input.
         inputs[0].zero_set()?;
     }
     for (i, (got, expected)) in answers.into_iter().enumerate() {
@@ -253,7 +254,7 @@ fn outputs_that_are_inputs_weights_views_or_each_other() {
 }
 
 #[test]
-fn outputs_that_no_input_reaches_are_the_callers_own() -> anyhow::Result<()> {
+fn the_caller_may_overwrite_outputs_that_depend_on_no_input() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(3, (2, 2))?.to_device(&device)?;
     let function = {
@@ -280,7 +281,7 @@ fn outputs_that_no_input_reaches_are_the_callers_own() -> anyhow::Result<()> {
 }
 
 #[test]
-fn functions_without_a_kernel_or_without_a_use_for_an_input() -> anyhow::Result<()> {
+fn functions_without_kernels_or_with_unused_inputs() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let two = |i: usize| Ok(vec![waves(i, (4, 6))?.to_device(&device)?, counts(i, 3, DType::I64)?.to_device(&device)?]);
     replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[1].clone(), t[0].clone()]), two);
@@ -292,7 +293,7 @@ fn functions_without_a_kernel_or_without_a_use_for_an_input() -> anyhow::Result<
 }
 
 #[test]
-fn scalars_go_in_and_come_out() {
+fn scalars_can_be_inputs_and_outputs() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let sum = t[1].sum_all()?;
@@ -305,7 +306,7 @@ fn scalars_go_in_and_come_out() {
 }
 
 #[test]
-fn empty_tensors_go_in_and_come_out() {
+fn empty_tensors_can_be_inputs_and_outputs() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let (none, some, ids) = (&t[0], &t[1], &t[2]);
@@ -327,7 +328,7 @@ fn empty_tensors_go_in_and_come_out() {
 }
 
 #[test]
-fn empty_tensors_may_be_made_inside() {
+fn empty_tensors_can_be_intermediates() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let none = Tensor::zeros((0, 6), DType::F32, t[0].device())?;
@@ -335,7 +336,7 @@ fn empty_tensors_may_be_made_inside() {
         Ok(vec![
             Tensor::cat(&[&still_none, &t[0]], 0)?,
             t[0].matmul(&none.t()?)?,
-            // A sum over no element.
+            // A sum over no elements.
             none.t()?.matmul(&still_none)?,
             none,
             still_none,
@@ -356,7 +357,7 @@ fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
     };
     let of_plain = replayed(Mode::Graph, plain, |i| one_on(i, &device));
     let of_nested = replayed(Mode::Graph, nested, |i| one_on(i, &device));
-    assert_eq!(of_nested.report().ops, of_plain.report().ops, "the outer one sees the inner one's kernels");
+    assert_eq!(of_nested.report().ops, of_plain.report().ops, "the outer executor records the inner one's kernels");
     answers_like(&wrapped, |t: &[Tensor]| Ok(vec![inner(&t[0])?]), |i| one_on(i, &device));
     answers_like(&of_nested, plain, |i| Ok(vec![waves(i, (2, 3))?.to_device(&device)?]));
     Ok(())
@@ -392,14 +393,14 @@ fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> 
 }
 
 #[test]
-fn executors_of_one_module_take_turns_and_lend_to_each_other() -> anyhow::Result<()> {
+fn executors_of_one_module_alternate_and_share_borrowed_outputs() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let weight = waves(7, (6, 6))?.to_device(&device)?;
-    take_turns_and_lend(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
+    alternate_and_borrow(move |x: &Tensor| x.matmul(&weight)?.tanh(), &device)
 }
 
 #[test]
-fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
+fn shapes_and_dtypes_may_alternate_on_one_executor() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![((&t[0] * &t[0])? + &t[0])?, t[0].sum_keepdim(0)?]);
     for max_shapes in [8, 2] {
@@ -415,9 +416,9 @@ fn shapes_and_dtypes_take_turns_on_one_executor() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The second half of a tensor that may lie where a smaller one of the same bytes was: then that was no output.
+/// The second half of a tensor that may be allocated where a smaller one was before, which was no output.
 #[test]
-fn outputs_that_are_halves_of_memory_used_before() -> anyhow::Result<()> {
+fn outputs_that_are_halves_of_reused_memory() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| {
         let smaller = [t[0].affine(2., 1.)?, t[0].affine(3., 1.)?];
@@ -426,7 +427,7 @@ fn outputs_that_are_halves_of_memory_used_before() -> anyhow::Result<()> {
         let pair = Tensor::stack(&[&sum, &sum.sqr()?], 0)?;
         Ok(vec![pair.get(1)?, pair.get(0)?])
     };
-    // From what the driver cuts out of a block of 2 MiB to what has blocks of its own.
+    // From suballocations of a 2 MiB block to allocations of their own.
     for rows in [1, 64, 2_048, 4_096, 16_384] {
         replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (rows, 256))?.to_device(&device)?]));
     }

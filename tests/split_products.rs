@@ -1,48 +1,48 @@
-//! Products of f32 by tensor cores, as `product.cu` computes them, emulated on the CPU: operands are rounded to TF32 bit by bit.
+//! The f32 matmuls on tensor cores of `matmul.cu`, emulated on the CPU: operands are rounded to TF32 bit by bit.
 //!
-//! An operand is split into two TF32 numbers, and three products stand for one. Numbers beyond 4e34, infinities and NaN cannot
-//! be split. These tests prove that such operands never give a number: the kernel sees NaN or something too large, and adds up
-//! without tensor cores.
+//! An operand is split into two TF32 numbers, and one product becomes three. Numbers beyond 4e34, infinities and NaN
+//! cannot be split. These tests prove that such operands never give a wrong number: the kernel sees NaN or a number
+//! that is too large, and recomputes the result without tensor cores.
 
 use proptest::prelude::*;
 
 /// `SPLIT_SUM` of `tensor.cuh`.
 const SPLIT_SUM: f32 = 1e38;
-/// Columns between two sums outside of tensor cores (`ROW` of `warpgroup.cuh`), and of one instruction.
+/// Columns per partial sum outside the tensor cores (`ROW` of `warpgroup.cuh`), and per instruction.
 const ROW: usize = 32;
 const DEPTH: usize = 8;
 
-/// The two TF32 numbers that stand for a number of f32.
+/// The two TF32 numbers that represent an f32 number.
 #[derive(Debug, Clone, Copy)]
-struct Halves {
-    leading: f32,
-    rest: f32,
+struct Tf32Split {
+    high: f32,
+    low: f32,
 }
 
-/// To 11 bits, as `Halves::rounded` does it.
+/// Rounds to 11 bits, as `Tf32Split::rounded` does.
 fn rounded(x: f32) -> f32 {
     (-8192f32).mul_add(x, 8193. * x)
 }
 
-/// What tensor cores see of a number.
+/// The value that tensor cores read.
 fn tf32(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & 0xffff_e000)
 }
 
-impl Halves {
-    /// Of x, in registers.
+impl Tf32Split {
+    /// An element of x, which is split in registers.
     fn of_x(x: f32) -> Self {
-        let leading = rounded(x);
-        Self { leading, rest: rounded(x - leading) }
+        let high = rounded(x);
+        Self { high, low: rounded(x - high) }
     }
 
-    /// Of the weight: tensor cores are given the number itself, and `Halves::beyond`.
+    /// An element of the weight: tensor cores read the number itself, and `Tf32Split::dropped_part`.
     fn of_weight(x: f32) -> Self {
-        Self { leading: x, rest: rounded(x - tf32(x)) }
+        Self { high: x, low: rounded(x - tf32(x)) }
     }
 }
 
-/// What tensor cores do with a sum beyond the largest f32. NVIDIA does not document it.
+/// The behaviour of tensor cores if a sum exceeds the largest f32, which NVIDIA does not document.
 #[derive(Debug, Clone, Copy)]
 enum Overflow {
     Infinite,
@@ -65,44 +65,44 @@ fn towards_zero(x: f64, overflow: Overflow) -> f32 {
     }
 }
 
-/// One instruction: a product of TF32 numbers is exact in f64.
-fn multiply_add(sum: f32, a: &[f32], b: &[f32], overflow: Overflow) -> f32 {
+/// One instruction. A product of TF32 numbers is exact in f64.
+fn mma(sum: f32, a: &[f32], b: &[f32], overflow: Overflow) -> f32 {
     let products = a.iter().zip(b).map(|(&a, &b)| f64::from(tf32(a)) * f64::from(tf32(b)));
     towards_zero(products.fold(f64::from(sum), |sum, product| sum + product), overflow)
 }
 
-/// One element of a product, and whether it is the one of tensor cores.
+/// One element of the result: its value, and was it computed by tensor cores?
 fn product(x: &[f32], weight: &[f32], overflow: Overflow) -> (f32, bool) {
     let mut sum = 0f32;
     for (x, weight) in x.chunks(ROW).zip(weight.chunks(ROW)) {
-        let of_x: Vec<_> = x.iter().copied().map(Halves::of_x).collect();
-        let of_weight: Vec<_> = weight.iter().copied().map(Halves::of_weight).collect();
-        let add = |part, x: fn(&Halves) -> f32, weight: fn(&Halves) -> f32| {
+        let of_x: Vec<_> = x.iter().copied().map(Tf32Split::of_x).collect();
+        let of_weight: Vec<_> = weight.iter().copied().map(Tf32Split::of_weight).collect();
+        let add = |part, x: fn(&Tf32Split) -> f32, weight: fn(&Tf32Split) -> f32| {
             let [x, weight] = [(&of_x, x), (&of_weight, weight)].map(|(of, f)| of.iter().map(f).collect::<Vec<f32>>());
-            x.chunks(DEPTH).zip(weight.chunks(DEPTH)).fold(part, |part, (a, b)| multiply_add(part, a, b, overflow))
+            x.chunks(DEPTH).zip(weight.chunks(DEPTH)).fold(part, |part, (a, b)| mma(part, a, b, overflow))
         };
-        let part = add(0., |x| x.rest, |weight| weight.leading);
-        let part = add(part, |x| x.leading, |weight| weight.rest);
-        sum += add(part, |x| x.leading, |weight| weight.leading);
+        let part = add(0., |x| x.low, |weight| weight.high);
+        let part = add(part, |x| x.high, |weight| weight.low);
+        sum += add(part, |x| x.high, |weight| weight.high);
     }
     if sum.abs() < SPLIT_SUM {
         (sum, true)
     } else {
-        (one_by_one(x, weight), false)
+        (without_tensor_cores(x, weight), false)
     }
 }
 
-/// The same in f32: `without_tensor_cores` of `product.cu`.
-fn one_by_one(x: &[f32], weight: &[f32]) -> f32 {
+/// The same without tensor cores: `without_tensor_cores` of `matmul.cu`.
+fn without_tensor_cores(x: &[f32], weight: &[f32]) -> f32 {
     x.iter().zip(weight).fold(0., |sum, (&x, &weight)| x.mul_add(weight, sum))
 }
 
-/// Fails unless an element is what f32 gives.
+/// Asserts that an element is close to the result in f32.
 fn check(x: &[f32], weight: &[f32]) {
     let terms = || x.iter().zip(weight).map(|(&x, &weight)| (f64::from(x), f64::from(weight)));
     let exact: f64 = terms().map(|(x, weight)| x * weight).sum();
-    // Three products keep 20 bits of each term at least. What is below 2^-136 is not seen, nor what three sums round off that is
-    // below the smallest number.
+    // Three products keep at least 20 bits of each term. Parts below 2^-136 are lost, and so are the roundings of three
+    // sums below the smallest number.
     let size: f64 = terms().map(|(x, weight)| (x * weight).abs()).sum();
     let unseen: f64 =
         terms().map(|(x, weight)| 2f64.powi(-136) * (x.abs() + weight.abs()) + 3. * 2f64.powi(-149)).sum();
@@ -111,7 +111,7 @@ fn check(x: &[f32], weight: &[f32]) {
         if x.iter().chain(weight).all(|operand| operand.is_finite()) {
             let error = (f64::from(got) - exact).abs();
             let most = 2f64.powi(-20) * size + 2. * unseen;
-            // Where some of the terms overflow and others cancel them, f32 has no answer that does not depend on their order.
+            // If some terms overflow and others cancel them, the f32 result depends on the order.
             let has_no_answer = size > f64::from(f32::MAX) && matches!(overflow, Overflow::Saturated);
             assert!(
                 !is_split || has_no_answer || error <= most,
@@ -124,25 +124,25 @@ fn check(x: &[f32], weight: &[f32]) {
 }
 
 #[test]
-fn halves_make_the_number_or_nan() {
+fn both_parts_sum_to_the_number_or_are_nan() {
     let largest = 4e34f32;
     for x in [0., -0., 1., -3.3, 1e-30, 65504., largest, -largest, f32::MIN_POSITIVE] {
-        for Halves { leading, rest } in [Halves::of_x(x), Halves::of_weight(x)] {
-            let seen = f64::from(tf32(leading)) + f64::from(tf32(rest));
+        for Tf32Split { high, low } in [Tf32Split::of_x(x), Tf32Split::of_weight(x)] {
+            let seen = f64::from(tf32(high)) + f64::from(tf32(low));
             let error = (seen - f64::from(x)).abs();
             assert!(error <= 2f64.powi(-21) * f64::from(x).abs() + 2f64.powi(-136), "{x:e}: {seen:e}");
         }
     }
     for x in [4.2e34, 1e35, 3e38, f32::MAX, f32::INFINITY, f32::NAN, f32::from_bits(0x7f80_0001)] {
-        assert!(Halves::of_x(x).rest.is_nan() && Halves::of_x(-x).rest.is_nan(), "{x:e}");
+        assert!(Tf32Split::of_x(x).low.is_nan() && Tf32Split::of_x(-x).low.is_nan(), "{x:e}");
     }
     for x in [f32::INFINITY, f32::NAN, f32::from_bits(0x7f80_0001)] {
-        assert!(Halves::of_weight(x).rest.is_nan() && Halves::of_weight(-x).rest.is_nan(), "{x:e}");
+        assert!(Tf32Split::of_weight(x).low.is_nan() && Tf32Split::of_weight(-x).low.is_nan(), "{x:e}");
     }
 }
 
 #[test]
-fn extreme_operands_give_what_f32_gives() {
+fn extreme_operands_give_the_results_of_f32() {
     let largest_of_bf16 = f32::from_bits(0x7f7f_0000);
     let extremes = [
         0.,
@@ -167,7 +167,7 @@ fn extreme_operands_give_what_f32_gives() {
     ];
     let signed = || extremes.into_iter().flat_map(|x| [x, -x]);
     for (of_x, of_weight) in signed().flat_map(|x| signed().map(move |weight| (x, weight))) {
-        // Alone, among ordinary terms, and beside its opposite.
+        // Alone, among ordinary terms, and together with its opposite.
         for (columns, at) in [(4, 0), (40, 3), (40, 35)] {
             let mut x: Vec<f32> = (0..columns).map(|i| (i as f32 * 0.7).sin()).collect();
             let mut weight: Vec<f32> = (0..columns).map(|i| (i as f32 * 1.3).cos()).collect();
@@ -180,7 +180,7 @@ fn extreme_operands_give_what_f32_gives() {
 }
 
 #[test]
-fn infinities_stay_and_overflow_is_infinite() {
+fn infinities_stay_infinite_and_overflow_is_infinite() {
     let ones = [1f32; 8];
     for (first, expected) in
         [(f32::INFINITY, f32::INFINITY), (f32::NEG_INFINITY, f32::NEG_INFINITY), (3e38, f32::INFINITY), (1e35, 1e35)]
@@ -197,13 +197,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
     #[test]
-    fn any_bits_give_what_f32_gives(bits in prop::collection::vec(any::<(u32, u32)>(), 1..72)) {
+    fn any_operands_give_the_results_of_f32(bits in prop::collection::vec(any::<(u32, u32)>(), 1..72)) {
         let (x, weight): (Vec<_>, Vec<_>) = bits.into_iter().map(|(x, w)| (f32::from_bits(x), f32::from_bits(w))).unzip();
         check(&x, &weight);
     }
 
     #[test]
-    fn ordinary_numbers_are_split(numbers in prop::collection::vec((-1e6f32..1e6, -1e6f32..1e6), 1..200)) {
+    fn ordinary_operands_use_tensor_cores(numbers in prop::collection::vec((-1e6f32..1e6, -1e6f32..1e6), 1..200)) {
         let (x, weight): (Vec<_>, Vec<_>) = numbers.into_iter().unzip();
         check(&x, &weight);
         prop_assert!(product(&x, &weight, Overflow::Infinite).1);

@@ -1,4 +1,4 @@
-"""Seeded weights, bit for bit those of the `seeded` function of opara-weights.
+"""Seeded weights, bitwise equal to those of the `seeded` function of opara-weights.
 
 Usage: python3 seeded.py SEED NAME DIM...      (prints the first 8 values)
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def tensor(seed, name, shape, gain=1):
-    """The float32 weights of the tensor called `name`; those of convolutions are multiplied by `gain`."""
+    """The float32 weights of the tensor `name`; convolution kernels are multiplied by `gain`."""
     key = 0xCBF29CE484222325
     for byte in name.encode():
         key = ((key ^ byte) * 0x100000001B3) % 2**64

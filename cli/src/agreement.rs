@@ -1,25 +1,25 @@
-//! `opara agreement`: how far simulated times are from measured ones.
+//! `opara agreement`: compares simulated times with measured ones.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
-use opara_plan::simulate::{Agreement, Compared};
+use opara_plan::simulate::{Agreement, SimulatedAndMeasured};
 use opara_plan::Scheduler;
 use serde::Serialize;
 
 use crate::input;
 use crate::table::Table;
 
-/// Compares simulated times with those that were measured on the device.
+/// Compares simulated times with times measured on the device.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Recorded traces that hold measurements: trace files, or JSON where a name ends in `.json`.
+    /// Recorded traces with measurements: trace files, or JSON if the name ends in `.json`.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
 }
 
-/// One table a trace, and the agreement over all of them.
+/// One table per trace, and the agreement over all of them.
 #[derive(Debug, Clone, Serialize)]
 pub struct Agreements {
     traces: Vec<OfTrace>,
@@ -44,7 +44,7 @@ struct Row {
     policy: String,
     simulated_us: f64,
     measured_us: f64,
-    /// Relative to the measured time; negative where the simulated one is too short.
+    /// Relative to the measured time; negative if the simulated time is too short.
     error: f64,
 }
 
@@ -70,8 +70,8 @@ impl Args {
 impl OfTrace {
     fn new(path: &Path) -> Result<Self> {
         let trace = input::load(path)?;
-        let compared = Compared::all(&trace, &input::prepare(&trace))?;
-        let row = |one: Compared| Row {
+        let compared = SimulatedAndMeasured::all(&trace, &input::prepare(&trace))?;
+        let row = |one: SimulatedAndMeasured| Row {
             policy: one.policy.name(),
             simulated_us: one.simulated_us,
             measured_us: one.measured_us,

@@ -1,4 +1,4 @@
-//! Answers on stdout, errors as one line.
+//! Answers on stdout, errors in one line.
 
 use std::fmt::Display;
 use std::io::{stdout, ErrorKind, Write};
@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Prints an answer as text or as JSON.
 ///
 /// # Errors
-/// Those of writing.
+/// An I/O error.
 pub fn print(answer: &(impl Serialize + Display), json: bool) -> Result<()> {
     let mut text = if json { serde_json::to_string_pretty(answer)? } else { answer.to_string() };
     if !text.ends_with('\n') {
@@ -20,12 +20,12 @@ pub fn print(answer: &(impl Serialize + Display), json: bool) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Whether the reader of stdout is gone, as that of `opara ... | head` is after some lines.
+/// Was stdout closed by its reader, as by `opara ... | head`?
 pub fn nobody_reads(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }
 
-/// An error and its causes, without those that the one before quotes.
+/// An error and its causes, without causes that the error before them already quotes.
 pub fn told(error: &anyhow::Error) -> String {
     error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), |told, cause| {
         if told.ends_with(&cause) {

@@ -10,23 +10,23 @@ use crate::answer;
 use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
 
-/// Proves a plan: that it gives the results of the trace.
+/// Proves that a plan gives the results of the trace.
 ///
-/// No access overtakes another that it depends on, no two buffers that are in use share bytes, and no wait is needless.
-/// The exit code is 1 if that is not so.
+/// No access overtakes an access that it depends on, no two buffers in use share bytes, and no wait is redundant. The
+/// exit code is 1 if that does not hold.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     input: Input,
 
-    /// A plan: JSON that `opara plan` wrote, or one with `schedule` alone (`stream`, `order`, `barriers`, `predecessors`).
+    /// A plan: JSON from `opara plan`, or one with `schedule` alone (`stream`, `order`, `barriers`, `predecessors`).
     plan: PathBuf,
 }
 
-/// Whether a plan is right.
+/// The result of the check.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
-    /// Whether it is.
+    /// Is the plan right?
     pub ok: bool,
     reason: Option<String>,
     policy: Option<String>,
@@ -37,7 +37,7 @@ impl Args {
     /// Checks the plan.
     ///
     /// # Errors
-    /// Files that cannot be read or hold something else. A plan that is wrong is none.
+    /// Files that cannot be read or hold something else. A wrong plan is not an error.
     pub fn run(&self) -> Result<Verdict> {
         let trace = self.input.load()?;
         let plan = PlanFile::load(&self.plan)?;

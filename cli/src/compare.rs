@@ -16,7 +16,7 @@ use crate::table::Table;
 /// Schedules traces with every policy, and simulates the schedules.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Recorded traces: trace files, or JSON where a name ends in `.json`.
+    /// Recorded traces: trace files, or JSON if the name ends in `.json`.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
 
@@ -24,7 +24,7 @@ pub struct Args {
     device: ChosenDevice,
 }
 
-/// One table a trace.
+/// One table per trace.
 #[derive(Debug, Clone, Serialize)]
 #[serde(transparent)]
 pub struct Comparison(Vec<Compared>);
@@ -46,7 +46,7 @@ struct Row {
     waits: usize,
     schedule_ms: f64,
     simulated_us: f64,
-    /// Over the sequential policy.
+    /// Relative to the sequential policy.
     speedup: f64,
     utilization: f64,
 }

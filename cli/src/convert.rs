@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::input;
 
-/// Converts a trace between the file format and JSON, by the ends of the names: `.trace` and `.json`.
+/// Converts a trace between the file format and JSON, according to the file names: `.trace` and `.json`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// The trace to read.
@@ -18,7 +18,7 @@ pub struct Args {
     to: PathBuf,
 }
 
-/// What was converted.
+/// The result of the conversion.
 #[derive(Debug, Clone, Serialize)]
 pub struct Conversion {
     from: PathBuf,
@@ -29,10 +29,10 @@ pub struct Conversion {
 }
 
 impl Args {
-    /// Reads, and writes.
+    /// Reads and writes.
     ///
     /// # Errors
-    /// A file that cannot be read, is no trace, or cannot be written; another end of a name.
+    /// A file that cannot be read, is no trace, or cannot be written; another file name extension.
     pub fn run(&self) -> Result<Conversion> {
         let trace = input::load(&self.from)?;
         let content = if input::is_json(&self.to) {

@@ -1,4 +1,4 @@
-//! Pictures and files for other tools: into a file, or as the answer itself.
+//! Drawings and files for other tools: written to a file, or printed as the answer.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use serde::Serialize;
 
 use crate::input;
 
-/// What was drawn.
+/// A drawing.
 #[derive(Debug, Clone, Serialize)]
 pub struct Drawing {
     file: Option<PathBuf>,
     bytes: usize,
-    /// Where no file was asked for.
+    /// The content, if it was not written to a file.
     content: Option<String>,
 }
 
 impl Drawing {
-    /// Writes `content` into a file if there is one, and else keeps it.
+    /// Writes `content` to a file if there is one, and keeps it otherwise.
     ///
     /// # Errors
     /// A file that cannot be written.

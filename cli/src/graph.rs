@@ -1,4 +1,4 @@
-//! `opara graph`: what depends on what, as a picture.
+//! `opara graph`: draws the dependency graph.
 
 use std::path::PathBuf;
 
@@ -9,26 +9,26 @@ use crate::drawing::Drawing;
 use crate::input::{self, Input};
 use crate::layers;
 
-/// Draws the ops that every call runs and what they wait for.
+/// Draws the ops that every call runs, and their dependencies.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     input: Input,
 
-    /// What to write.
+    /// The format to write.
     #[arg(long, value_enum, default_value = "dot")]
     format: Format,
 
-    /// Write into this file instead of stdout.
+    /// Write to this file instead of stdout.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Format {
-    /// GraphViz's language.
+    /// The GraphViz language.
     Dot,
-    /// A picture: the deeper an op lies, the lower it stands.
+    /// A drawing; deeper ops are lower.
     Svg,
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::trace::Trace;
 
-/// The trace that a subcommand is about; flatten it into its arguments.
+/// The trace that a subcommand reads; flatten it into its arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Input {
     /// A recorded trace: a trace file, or JSON if its name ends in `.json`.
@@ -25,7 +25,7 @@ impl Input {
     }
 }
 
-/// Reads a trace file, or JSON if its name says so.
+/// Reads a trace file, or JSON if the name ends in `.json`.
 ///
 /// # Errors
 /// A file that cannot be read or is no trace.
@@ -36,25 +36,25 @@ pub fn load(path: &Path) -> Result<Trace> {
     let told = || format!("trace `{}`", path.display());
     let file = File::open(path).with_context(told)?;
     let trace: Trace = serde_json::from_reader(BufReader::new(file)).with_context(told)?;
-    // What a file may hold, all later stages can work with.
+    // The limits of the file format are those that later stages rely on.
     trace.write_to(sink()).with_context(told)?;
     Ok(trace)
 }
 
-/// Whether a file's name says that it is JSON.
+/// Does the file's name end in `.json`?
 pub fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }
 
-/// Prepares a trace as an executor with the usual settings does.
+/// Prepares a trace like an executor with default settings.
 pub fn prepare(trace: &Trace) -> Prepared {
     Prepared::new(trace, Settings::default())
 }
 
-/// Writes a file, replacing what was there.
+/// Writes a file, replacing an existing one.
 ///
 /// # Errors
-/// A file that cannot be written, with its name.
+/// A file that cannot be written; the error contains its name.
 pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     std::fs::write(path, content).with_context(|| format!("cannot write `{}`", path.display()))
 }

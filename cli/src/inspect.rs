@@ -1,4 +1,4 @@
-//! `opara inspect`: what a trace holds.
+//! `opara inspect`: shows the content of a trace.
 
 mod kernels;
 mod resources;
@@ -15,18 +15,18 @@ use self::kernels::Kernels;
 use self::resources::Resources;
 use crate::input::{self, Input};
 
-/// Shows what a trace holds: device, ops and their resources, dependencies, the costliest kernels, memory.
+/// Shows the content of a trace: device, ops and their resources, dependencies, the costliest kernels, memory.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     input: Input,
 
-    /// Kernels to list, the costliest first.
+    /// Number of kernels to list, the costliest first.
     #[arg(long, default_value_t = 10)]
     top: usize,
 }
 
-/// What a trace holds.
+/// The content of a trace.
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
     device: DeviceSpec,
@@ -37,39 +37,39 @@ pub struct Inspection {
     memory: Memory,
 }
 
-/// Launches by kind.
+/// Numbers of launches by kind.
 #[derive(Debug, Clone, Serialize)]
 struct Ops {
     recorded: usize,
     every_call: usize,
-    /// Those that depend on no input.
+    /// Ops that depend on no input.
     run_once: usize,
-    /// Those that depend on no input and whose results no call needs.
+    /// Ops that depend on no input, and whose results no call needs.
     never: usize,
-    /// Of those that every call runs.
+    /// The ops of every call, by kind.
     work: BTreeMap<&'static str, usize>,
 }
 
-/// What depends on what.
+/// The dependency graph.
 #[derive(Debug, Clone, Serialize)]
 struct Graph {
     hazards: usize,
     edges: usize,
     width: usize,
     depth: usize,
-    /// Ops on the path that takes longest, and its time.
+    /// Number of ops on the longest path by time, and its time.
     critical_path_ops: usize,
     critical_path_us: f64,
 }
 
-/// Buffers by role, and what places them.
+/// Buffers by role, and the arenas.
 #[derive(Debug, Clone, Serialize)]
 struct Memory {
     roles: BTreeMap<&'static str, Buffers>,
     arena_bytes: u64,
     workspace_bytes: u64,
     constant_bytes: u64,
-    /// What the recorded pass held at its peak; 0 where that was not recorded.
+    /// Peak bytes of the recorded pass; 0 if they were not recorded.
     peak_bytes: u64,
 }
 
@@ -81,7 +81,7 @@ struct Buffers {
 }
 
 impl Args {
-    /// Looks into the trace.
+    /// Inspects the trace.
     ///
     /// # Errors
     /// A file that cannot be read or is no trace.
@@ -122,7 +122,7 @@ impl Ops {
             };
             *work.entry(kind).or_default() += 1;
         }
-        // One that runs once may run again at every call, where its result is too large to keep.
+        // A folded op may run at every call, too, if its result is too large to store.
         let mut runs = vec![false; trace.ops.len()];
         prepared.ops.per_call.iter().chain(&prepared.ops.folded).for_each(|&op| runs[op] = true);
         Self {

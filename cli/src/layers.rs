@@ -1,7 +1,7 @@
-//! A graph as a picture: one layer a depth, edges downwards.
+//! Draws a graph in layers by depth, with edges downwards.
 //!
-//! An edge that goes past a layer has a slot of its own there, beside the ops (Sugiyama, Tagawa and Toda, "Methods for
-//! visual understanding of hierarchical system structures", 1981). So no edge goes through an op. Edges of one op share
+//! An edge that crosses a layer gets a separate slot in it, beside the ops (Sugiyama, Tagawa and Toda, "Methods for
+//! visual understanding of hierarchical system structures", 1981), so that no edge crosses an op. Edges of one op share
 //! their slots.
 
 use std::collections::HashMap;
@@ -14,23 +14,23 @@ use svg::node::element::path::Data;
 use svg::node::element::{Group, Path, Rectangle, Text, Title};
 use svg::Document;
 
-/// Sizes in pixels: an op's box, the slot of an edge that passes, gaps, and the head with title and legend.
+/// Sizes in pixels: an op's box, the slot of a passing edge, gaps, and the head with title and legend.
 const BOX: (f64, f64) = (104., 18.);
 const TRACK: f64 = 10.;
 const GAP: (f64, f64) = (8., 26.);
 const HEAD: f64 = 56.;
 const MARGIN: f64 = 12.;
-/// The least width, which the head needs.
+/// Minimum width, which the head needs.
 const WIDTH: f64 = 420.;
 
 /// Characters of an op's name that fit into its box.
 const NAME: usize = 18;
 
-/// Classes of ops, their colours, and what the legend says.
+/// Classes of ops, their colours, and their names in the legend.
 const CLASSES: [(Class, &str, &str); 2] =
     [(Class::Compute, "#c8443c", "compute-intensive"), (Class::Memory, "#3c6ec8", "memory-intensive")];
 
-/// Draws the ops of a trace and their dependencies. The tooltip of each op tells its number, name and label.
+/// Draws the ops of a trace and their dependencies. Each op's tooltip has its number, name and label.
 pub fn svg(prepared: &Prepared, name: &str) -> String {
     let graph = &prepared.graph;
     let layout = Layout::of(graph);
@@ -86,7 +86,7 @@ fn text(x: f64, y: f64, content: &str) -> Text {
     Text::new(content).set("x", x).set("y", y)
 }
 
-/// A name as long as a box has room for, without what C++ puts before it: `_Z`, and the name's length.
+/// A name shortened to fit into a box, without the C++ mangling prefix: `_Z` and the name's length.
 fn shortened(name: &str) -> String {
     let name = name.strip_prefix("_Z").map_or(name, |name| name.trim_start_matches(|c: char| c.is_ascii_digit()));
     match name.char_indices().nth(NAME) {
@@ -100,11 +100,11 @@ fn y(layer: usize) -> f64 {
     layer as f64 * (BOX.1 + GAP.1)
 }
 
-/// What has a place in a layer.
+/// An element of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Slot {
     Op(OpId),
-    /// Edges of this op, on their way down.
+    /// The edges of this op, passing this layer.
     Track(OpId),
 }
 
@@ -117,11 +117,11 @@ impl Slot {
     }
 }
 
-/// Where everything stands.
+/// The positions of all elements.
 struct Layout {
     /// The layer of each op.
     depth: Vec<usize>,
-    /// The middle of a slot, by its layer.
+    /// The centre of a slot, by layer.
     x: HashMap<(usize, Slot), f64>,
     width: f64,
     height: f64,
@@ -147,7 +147,7 @@ impl Layout {
         Self { depth, x, width, height: y(layers.len()) }
     }
 
-    /// Where the edges of `op` are in a layer at or below its own.
+    /// The slot of `op`'s edges in a layer at or below its own.
     fn slot_of(&self, op: OpId, layer: usize) -> Slot {
         if layer == self.depth[op] {
             Slot::Op(op)
@@ -162,10 +162,10 @@ fn width_of(layer: &[Slot]) -> f64 {
     layer.iter().map(|slot| slot.width()).sum::<f64>() + gaps
 }
 
-/// The slots of each layer, from left to right: each stands where what leads to it does on average.
+/// The slots of each layer, from left to right, each at the average position of its predecessors.
 fn layers(graph: &OpGraph, depth: &[usize]) -> Vec<Vec<Slot>> {
     let mut layers = vec![Vec::new(); graph.depth()];
-    // How far down the edges of each op go.
+    // The lowest layer that the edges of each op reach.
     let mut last = depth.to_vec();
     for op in 0..graph.len() {
         layers[depth[op]].push(Slot::Op(op));
@@ -176,7 +176,7 @@ fn layers(graph: &OpGraph, depth: &[usize]) -> Vec<Vec<Slot>> {
     for op in 0..graph.len() {
         layers[depth[op] + 1..].iter_mut().take(last[op] - depth[op]).for_each(|layer| layer.push(Slot::Track(op)));
     }
-    // By op, of its own slot or its track in the layer above, as a distance from the middle.
+    // For each op, the position of its slot in the layer above, relative to the middle.
     let mut above = vec![0.; graph.len()];
     for layer in &mut layers {
         let wanted = |slot: &Slot| match slot {

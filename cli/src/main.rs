@@ -1,4 +1,4 @@
-//! `opara`: looks into recorded traces, and schedules, checks, draws and converts them.
+//! `opara`: inspects recorded traces, and schedules, checks, draws and converts them.
 
 mod agreement;
 mod answer;
@@ -31,10 +31,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Looks into recorded traces, and schedules, checks, draws and converts them.
+/// Inspects recorded traces, and schedules, checks, draws and converts them.
 ///
-/// A trace is a file that an executor recorded, or JSON that `opara convert` made of one. Exit codes: 0 if all is well, 1
-/// if a check failed, 2 if a command or a file is not sound.
+/// A trace is a file that an executor recorded, or JSON from `opara convert`. Exit codes: 0 on success, 1 if a check
+/// failed, 2 if a command or a file is invalid.
 #[derive(Parser)]
 #[command(name = "opara", version)]
 struct Args {
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if answer::nobody_reads(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Where stderr is closed there is nobody to tell.
+            // If stderr is closed, there is no place to report that.
             let _ = writeln!(stderr(), "error: {}", answer::told(&error));
             ExitCode::from(2)
         }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_valid() {
         Args::command().debug_assert();
     }
 }

@@ -21,12 +21,12 @@ pub struct Args {
     #[command(flatten)]
     chosen: ChosenPolicy,
 
-    /// Write the plan into this file.
+    /// Write the plan to this file.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
-/// What a policy did.
+/// The result of a policy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Planned {
     policy: String,
@@ -42,7 +42,7 @@ impl Args {
     /// Schedules the trace.
     ///
     /// # Errors
-    /// Files that cannot be read or written, and the policy's own.
+    /// Files that cannot be read or written, or an error of the policy.
     pub fn run(&self) -> Result<Planned> {
         let trace = self.input.load()?;
         let prepared = input::prepare(&trace);

@@ -1,4 +1,4 @@
-//! Plans in files: a schedule, and what it is a schedule of.
+//! Plan files: a schedule, and the trace and policy that it belongs to.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -11,15 +11,15 @@ use opara_plan::trace::{OpId, Trace};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// A schedule as JSON. One that was made elsewhere may leave out all else.
+/// A schedule as JSON. In a plan from elsewhere all other fields may be absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
     /// The trace's [`fingerprint`].
     pub trace: Option<String>,
-    /// Who made the schedule.
+    /// The policy that made the schedule.
     pub policy: Option<String>,
-    /// For each op of the schedule its number in the trace, which also holds those that run once.
+    /// For each op of the schedule its number in the trace, which also contains ops that run once.
     pub ops: Option<Vec<OpId>>,
     /// Streams, order and waits.
     pub schedule: Schedule,
@@ -29,13 +29,13 @@ impl PlanFile {
     /// A schedule of a trace by a policy.
     ///
     /// # Errors
-    /// Those of writing the trace as JSON.
+    /// An error in writing the trace as JSON.
     pub fn new(trace: &Trace, prepared: &Prepared, policy: String, schedule: Schedule) -> Result<Self> {
         let ops = Some(prepared.ops.per_call.clone());
         Ok(Self { trace: Some(fingerprint(trace)?), policy: Some(policy), ops, schedule })
     }
 
-    /// Reads a plan. Whether it is right is for [`prove`](Self::prove) to say.
+    /// Reads a plan. [`prove`](Self::prove) checks whether it is right.
     ///
     /// # Errors
     /// A file that cannot be read or is no plan.
@@ -45,10 +45,10 @@ impl PlanFile {
         serde_json::from_reader(BufReader::new(file)).with_context(told)
     }
 
-    /// Proves that the plan is one of this trace and that every op and every buffer is safe under it.
+    /// Proves that the plan belongs to this trace, and that every op and every buffer is safe under it.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first error found.
     pub fn prove(&self, trace: &Trace, prepared: &Prepared) -> Result<()> {
         if let Some(found) = &self.trace {
             let expected = fingerprint(trace)?;
@@ -60,10 +60,10 @@ impl PlanFile {
     }
 }
 
-/// A name for the content of a trace: the SHA-256 of its JSON.
+/// Identifies the content of a trace: the SHA-256 of its JSON.
 ///
 /// # Errors
-/// Those of writing it as JSON.
+/// An error in writing the JSON.
 pub fn fingerprint(trace: &Trace) -> Result<String> {
     let mut hash = Sha256::new();
     serde_json::to_writer(&mut hash, trace)?;

@@ -1,4 +1,4 @@
-//! `opara record`: traces of the models that come with the library.
+//! `opara record`: records traces of the library's models.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::recording::Recording;
 use crate::table::Table;
 use crate::timeline::Format;
 
-/// Records a forward pass of one of the library's models, of random weights, on the first GPU.
+/// Records a forward pass of one of the library's models, with random weights, on the first GPU.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -22,21 +22,21 @@ pub struct Args {
     #[command(flatten)]
     chosen: ChosenPolicy,
 
-    /// Measure each op alone and each policy's replay, too, and keep that in the trace (GPU and CUPTI only).
+    /// Also measure each op alone and each policy's replay, and store that in the trace (GPU and CUPTI only).
     #[arg(long)]
     measure: bool,
 
-    /// Write a timeline of one replay, measured on the GPU, into this file: a picture, or JSON for chrome://tracing and
-    /// Perfetto where the name ends in `.json`.
+    /// Write a timeline of one replay, measured on the GPU, to this file: an SVG, or JSON for chrome://tracing and
+    /// Perfetto if the name ends in `.json`.
     #[arg(long)]
     timeline: Option<PathBuf>,
 
-    /// Write the trace into this file; without it, into one that is called after model and type.
+    /// Write the trace to this file; default: a name made of model and type.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
-/// What was recorded.
+/// The result of the recording.
 #[derive(Debug, Clone, Serialize)]
 pub struct Recorded {
     model: String,
@@ -62,7 +62,7 @@ impl Args {
     /// # Errors
     /// No GPU, a model that cannot be captured, a file that cannot be written.
     pub fn run(&self) -> Result<Recorded> {
-        let builder = OparaExecutor::builder().verify(false).race(false).policy(self.chosen.policy);
+        let builder = OparaExecutor::builder().verify(false).benchmark_challengers(false).policy(self.chosen.policy);
         let (executor, example) = self.recording.executor(builder)?;
         let trace = match self.measure {
             true => executor.measure(&example)?,

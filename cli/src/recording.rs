@@ -7,7 +7,7 @@ use opara_candle::{Builder, Mode, OparaExecutor, SpanLabels};
 use opara_examples::{types, warnings, Native};
 use tracing_subscriber::prelude::*;
 
-/// Which model is recorded, and where; flatten it into a subcommand's arguments.
+/// The model to record, and the device; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Recording {
     /// The model.
@@ -28,17 +28,17 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Model and type, as files are called after them.
+    /// Model and type, as in file names.
     pub fn name(&self) -> String {
         format!("{}-{}", self.model.name(), self.dtype.as_str())
     }
 
-    /// An executor of the model, of random weights, and an example of its inputs.
+    /// An executor of the model with random weights, and an example of its inputs.
     ///
     /// # Errors
     /// No GPU, or a model that cannot be captured.
     pub fn executor(&self, builder: Builder) -> Result<(OparaExecutor, [Tensor; 1])> {
-        // Layers enter spans; these become the ops' labels. What the library warns of is printed.
+        // Spans of the layers become the ops' labels. The library's warnings are printed.
         tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
         let device = match self.cpu {
             true => Device::Cpu,

@@ -1,4 +1,4 @@
-//! `opara simulate`: how long a pass would take.
+//! `opara simulate`: simulates the duration of a pass.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct Args {
     pass: Pass,
 }
 
-/// What the simulator says.
+/// The simulator's result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Simulation {
     device: String,
@@ -23,7 +23,7 @@ pub struct Simulation {
     streams: usize,
     waits: usize,
     total_us: f64,
-    /// Share of the multiprocessors' time that was in use.
+    /// Used share of the multiprocessors' time.
     utilization: f64,
 }
 
@@ -31,7 +31,7 @@ impl Args {
     /// Simulates the pass.
     ///
     /// # Errors
-    /// Those of [`Pass::run`].
+    /// An error of [`Pass::run`].
     pub fn run(&self) -> Result<Simulation> {
         let simulated = self.pass.run()?;
         let (schedule, timeline) = (&simulated.schedule, &simulated.timeline);

@@ -1,11 +1,11 @@
-//! One pass, simulated.
+//! One simulated pass.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use opara_plan::prepared::Prepared;
 use opara_plan::schedule::Schedule;
-use opara_plan::simulate::{simulate, Device};
+use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::timeline::Timeline;
 use opara_plan::Scheduler;
 
@@ -14,7 +14,7 @@ use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
 use crate::policy::ChosenPolicy;
 
-/// Which pass is simulated; flatten it into a subcommand's arguments.
+/// The pass to simulate; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Pass {
     #[command(flatten)]
@@ -23,7 +23,7 @@ pub struct Pass {
     #[command(flatten)]
     policy: ChosenPolicy,
 
-    /// Take the schedule from this plan, once it is proven.
+    /// Use the schedule of this plan, after proving it.
     #[arg(long, conflicts_with = "policy")]
     plan: Option<PathBuf>,
 
@@ -31,17 +31,17 @@ pub struct Pass {
     device: ChosenDevice,
 }
 
-/// A pass that was simulated.
+/// A simulated pass.
 pub struct Simulated {
     /// The trace.
     pub prepared: Prepared,
-    /// Who made the schedule.
+    /// The policy or the plan's author.
     pub policy: String,
-    /// When what was to run where.
+    /// The schedule.
     pub schedule: Schedule,
-    /// What it ran on.
-    pub device: Device,
-    /// When it ran.
+    /// The simulated device.
+    pub device: DeviceModel,
+    /// The time of each op.
     pub timeline: Timeline,
 }
 
@@ -49,7 +49,7 @@ impl Pass {
     /// Simulates the pass.
     ///
     /// # Errors
-    /// Files that cannot be read, a plan that is wrong, and the policy's own.
+    /// Files that cannot be read, a wrong plan, or an error of the policy.
     pub fn run(&self) -> Result<Simulated> {
         let trace = self.input.load()?;
         let device = self.device.device(&trace.device)?;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Widest that a first column gets; kernels' names can be longer than a screen.
+/// Maximum width of the first column; kernel names can be longer than a screen.
 const WIDEST: usize = 56;
 
-/// Rows of as many cells as the header has. The first column is left-aligned, the others are right-aligned.
+/// Rows with as many cells as the header. The first column is left-aligned, the others are right-aligned.
 #[derive(Debug, Clone)]
 pub struct Table(Vec<Vec<String>>);
 

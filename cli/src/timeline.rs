@@ -1,4 +1,4 @@
-//! `opara timeline`: a simulated pass as a picture.
+//! `opara timeline`: draws a simulated pass.
 
 use std::path::PathBuf;
 
@@ -10,25 +10,25 @@ use opara_plan::trace::Trace;
 use crate::drawing::Drawing;
 use crate::simulated::Pass;
 
-/// Draws a simulated pass: one lane a stream.
+/// Draws a simulated pass, with one lane per stream.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     pass: Pass,
 
-    /// What to write.
+    /// The format to write.
     #[arg(long, value_enum, default_value = "svg")]
     format: Format,
 
-    /// Write into this file instead of stdout.
+    /// Write to this file instead of stdout.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
-/// What a timeline is written as.
+/// The format of a timeline.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Format {
-    /// A picture.
+    /// A drawing.
     Svg,
     /// JSON for chrome://tracing and Perfetto.
     Chrome,
@@ -38,7 +38,7 @@ impl Args {
     /// Draws the pass.
     ///
     /// # Errors
-    /// Those of [`Pass::run`], and a file that cannot be written.
+    /// An error of [`Pass::run`], or a file that cannot be written.
     pub fn run(&self) -> Result<Drawing> {
         let simulated = self.pass.run()?;
         let (trace, timeline) = (&simulated.prepared.ops.trace, &simulated.timeline);
@@ -48,7 +48,7 @@ impl Args {
 }
 
 impl Format {
-    /// A timeline of the ops of this trace in this format.
+    /// Draws the ops of this trace in this format.
     pub fn draw(self, timeline: &Timeline, trace: &Trace, title: &str) -> String {
         match self {
             Format::Svg => timeline.to_svg(trace, title),

@@ -16,34 +16,34 @@ use crate::plan_file::PlanFile;
 use crate::recording::Recording;
 use crate::table::Table;
 
-/// Searches for the fastest schedule of one of the library's models, by running many.
+/// Searches for the fastest schedule of one of the library's models by running many.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     recording: Recording,
 
-    /// Seconds that trying schedules may take.
+    /// Time budget in seconds.
     #[arg(long, default_value_t = 5.)]
     budget: f64,
 
-    /// Seed of the changes that are tried.
+    /// Seed of the mutations.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Folder that keeps tuned plans; without it, none is looked up or kept.
+    /// Folder of tuned plans; default: none is used.
     #[arg(long)]
     cache: Option<PathBuf>,
 
-    /// Write the plan into this file.
+    /// Write the plan to this file.
     #[arg(short, long)]
     output: Option<PathBuf>,
 
-    /// Write the trace that the plan is for into this file.
+    /// Write the trace that the plan belongs to, to this file.
     #[arg(long)]
     trace: Option<PathBuf>,
 }
 
-/// What was found.
+/// The result of the search.
 #[derive(Debug, Clone, Serialize)]
 pub struct Tuned {
     model: String,
@@ -55,10 +55,10 @@ pub struct Tuned {
 }
 
 impl Args {
-    /// Searches.
+    /// Runs the search.
     ///
     /// # Errors
-    /// A model that cannot be captured, a budget that is none, files that cannot be written.
+    /// A model that cannot be captured, an invalid budget, files that cannot be written.
     pub fn run(&self) -> Result<Tuned> {
         let budget = Duration::try_from_secs_f64(self.budget).context("--budget")?;
         let bar = ProgressBar::new(1000).with_style(ProgressStyle::with_template("{bar:40} {msg}")?);

@@ -1,4 +1,4 @@
-//! Threads that build, call, lend, evict and drop executors of their own.
+//! Threads that build, call, evict and drop their own executors and borrow their outputs.
 
 use opara_candle::OparaExecutor;
 
@@ -6,10 +6,10 @@ use crate::modules::{Kind, Module};
 use crate::tally::{Seen, Tally};
 use crate::world::{read, World};
 
-/// Executors that live at the same time.
+/// Executors alive at the same time.
 const ALIVE: usize = 3;
 
-/// One thread of this role.
+/// A thread of this role.
 pub struct Builds<'a> {
     world: &'a World,
     alive: Vec<(Kind, OparaExecutor)>,
@@ -20,7 +20,7 @@ impl<'a> Builds<'a> {
         Self { world, alive: Vec::new() }
     }
 
-    /// Builds an executor, or calls one with shapes of which it keeps two, or drops one.
+    /// Builds an executor, calls one with shapes of which it caches two, or drops one.
     pub fn round(&mut self, rng: &mut fastrand::Rng, tally: &mut Tally) {
         match rng.u32(..4) {
             0 => self.build(rng, tally),
@@ -39,7 +39,7 @@ impl<'a> Builds<'a> {
         let builder = OparaExecutor::builder().max_shapes(2);
         let built = match rng.bool() {
             true => tally.time("build", || Ok(builder.build(module, &case.x)?)),
-            false => tally.time("build by load", || Ok(builder.load(move || Ok(module), &case.x)?)),
+            false => tally.time("build on a thread", || Ok(builder.build_on_thread(move || Ok(module), &case.x)?)),
         };
         let Some(executor) = built else { return };
         tally.plan(Seen::Built, kind, &executor.report());
@@ -57,7 +57,9 @@ impl<'a> Builds<'a> {
         let expected = &case.expected;
         match rng.bool() {
             true => tally.check("call one's own", expected, || read(&executor.call(x)?[0])),
-            false => tally.check("lend one's own", expected, || executor.lend(x, |outputs| read(&outputs[0]))?),
+            false => tally.check("zero-copy, own executor", expected, || {
+                executor.call_zero_copy(x, |outputs| read(&outputs[0]))?
+            }),
         }
     }
 }

@@ -3,13 +3,13 @@
 use crate::tally::{Seen, Tally};
 use crate::world::{read, World};
 
-/// The most answers that are kept for later.
+/// The maximal number of outputs kept for a later check.
 const KEPT: usize = 16;
 
-/// One thread of this role.
+/// A thread of this role.
 pub struct Calls<'a> {
     world: &'a World,
-    /// Answers given earlier, with their right numbers.
+    /// Earlier outputs with their expected values.
     kept: Vec<(candle::Tensor, &'a [f32])>,
 }
 
@@ -18,16 +18,16 @@ impl<'a> Calls<'a> {
         Self { world, kept: Vec::new() }
     }
 
-    /// Calls an executor, or borrows its outputs, or looks at an earlier answer, or at how the last call was answered.
+    /// Calls an executor, borrows its outputs, checks an earlier output, or reads the report of the last call.
     pub fn round(&mut self, rng: &mut fastrand::Rng, tally: &mut Tally) {
         let shared = &self.world.shared[rng.usize(..self.world.shared.len())];
         let (case, executor) = (self.world.case(shared.kind, rng), &shared.executor);
         let x = std::slice::from_ref(&case.x);
         match rng.u32(..16) {
             0..8 => tally.check("call, read back", &case.expected, || read(&executor.call(x)?[0])),
-            8 | 9 => {
-                tally.check("lend, read back", &case.expected, || executor.lend(x, |outputs| read(&outputs[0]))?)
-            }
+            8 | 9 => tally.check("zero-copy, read back", &case.expected, || {
+                executor.call_zero_copy(x, |outputs| read(&outputs[0]))?
+            }),
             10..13 => {
                 let answer = tally.time("call", || Ok(executor.call(x)?.remove(0)));
                 self.kept.extend(answer.map(|answer| (answer, &case.expected[..])));

@@ -1,5 +1,5 @@
-//! Forward passes of plain candle code beside threads that upload and read back, on devices made in three ways. No
-//! executor is in use.
+//! Forward passes of plain candle code while other threads upload and read back, on devices created in three ways. No
+//! executor is used.
 
 use std::io::{stdout, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use anyhow::{ensure, Result};
 use candle::{Device, Tensor};
 use serde::Serialize;
 
-/// Threads beside the forward passes.
+/// Threads that run beside the forward passes.
 const THREADS: usize = 5;
-/// Layers of a pass, and its width.
+/// Layers and width of the network.
 const LAYERS: usize = 24;
 const WIDTH: usize = 256;
 
@@ -24,7 +24,7 @@ const DEVICES: [(&str, Make); 3] = [
     ("Device::new_cuda(0)", || Ok(Device::new_cuda(0)?)),
 ];
 
-/// What ran on one device.
+/// The measurement of one device.
 #[derive(Serialize)]
 struct Row {
     device: &'static str,
@@ -33,10 +33,10 @@ struct Row {
     uploads_per_second: f64,
 }
 
-/// Measures each device for a third of the time, and prints a table, or JSON.
+/// Measures each device for a third of `length` and prints a table or JSON.
 ///
 /// # Errors
-/// Those of candle, and a machine without a GPU.
+/// An error of candle, or a machine without a GPU.
 pub fn compare(length: Duration, as_json: bool) -> Result<()> {
     let rows = DEVICES.iter().map(|(name, make)| measure(name, &make()?, length / 3)).collect::<Result<Vec<_>>>()?;
     let mut out = stdout().lock();

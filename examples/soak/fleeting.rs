@@ -1,4 +1,4 @@
-//! Threads that end and start anew, with tensors and with libraries' handles in their thread-locals.
+//! Short-lived threads with tensors and library handles in their thread-locals.
 
 use std::thread;
 
@@ -9,11 +9,11 @@ use crate::modules::{convolve, Kind, Module};
 use crate::tally::Tally;
 use crate::world::{read, World};
 
-/// How many threads there are to one that convolves. candle makes a handle of cuDNN for each thread that does, and of each
-/// cuDNN keeps 66 KiB of the host's memory for good (two modules that it loads; 9.17, driver 580).
+/// One in this many threads runs a convolution. candle creates a cuDNN handle for each thread that does, and each
+/// handle leaks 66 KiB of host memory (two modules that it loads; cuDNN 9.17, driver 580).
 const CONVOLVES_ONE_IN: u32 = 256;
 
-/// Starts a thread, has it work, and waits for its end.
+/// Starts a thread, lets it work, and joins it.
 pub fn round(world: &World, rng: &mut fastrand::Rng, tally: &mut Tally) {
     let seed = rng.u64(..);
     let convolves = rng.u32(..CONVOLVES_ONE_IN) == 0;
@@ -32,7 +32,7 @@ pub fn round(world: &World, rng: &mut fastrand::Rng, tally: &mut Tally) {
                 }
                 Ok(numbers)
             });
-            // Joined here, since a scope alone does not wait until the thread's thread-locals are dropped.
+            // Joined explicitly: a scope alone does not wait until the thread's thread-locals are dropped.
             life.join().map_err(|_| anyhow!("the thread panicked"))?
         })
     });
@@ -40,16 +40,16 @@ pub fn round(world: &World, rng: &mut fastrand::Rng, tally: &mut Tally) {
 
 type Work = fn(&World, &candle::Tensor) -> Result<Vec<f32>>;
 
-/// What such a thread does, with the kind of module that gives the right answer.
+/// The work of such a thread, with the kind of module that gives the expected output.
 const WORK: [(Kind, Work); 4] = [
-    // The first thing on the thread is its own table.
+    // The first tensor that the thread creates is its own table.
     (Kind::Masked, |world, x| read(&Module::new(Kind::Masked, &world.weights).forward(x)?)),
     (Kind::Convolution, |world, x| read(&convolve(x, &world.weights)?)),
     (Kind::Masked, |world, x| shared(world, Kind::Masked, x)),
     (Kind::ReadsBack, |world, x| shared(world, Kind::ReadsBack, x)),
 ];
 
-/// The answer of the executor that all threads share.
+/// Calls the executor that all threads share.
 fn shared(world: &World, kind: Kind, x: &candle::Tensor) -> Result<Vec<f32>> {
     let shared = world.shared.iter().find(|shared| shared.kind == kind).ok_or_else(|| anyhow!("no such executor"))?;
     read(&shared.executor.forward(x)?)

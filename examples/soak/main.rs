@@ -1,16 +1,16 @@
-//! Runs executors for minutes as an application would: sixteen threads on one device, each of which checks every number.
+//! Runs executors for minutes as an application would: sixteen threads on one device, with every output checked.
 //!
 //!     cargo run --release --features cudnn --example soak -- --seconds 600
 //!     cargo run --release --example soak -- --cpu --seconds 10
 //!     cargo run --release --features cudnn --example soak -- --devices
 //!
-//! Some threads run plain candle code. Some call executors, shared among them, with changing shapes. Some build, lend,
-//! evict and drop executors of their own. Some end and start anew, with tensors in their thread-locals. Right answers
-//! are computed by the modules themselves before any executor is built.
+//! Some threads run plain candle code. Some call shared executors with changing shapes. Some build, call, evict and
+//! drop their own executors and borrow their outputs. Some are short-lived and keep tensors in their thread-locals. The
+//! expected outputs are computed by the modules themselves before any executor is built.
 //!
-//! The work of each thread follows from the seed; how much of it is done depends on time. Memory is measured at the
-//! start, in the middle and at the end, each time while no other thread runs. The exit code is 1 after a wrong number,
-//! an error, a thread that hangs, or growth from the middle to the end beyond the bounds in `memory`.
+//! The sequence of operations of each thread follows from the seed; their number depends on time. Memory is measured at
+//! the start, in the middle and at the end, each time while no other thread runs. The exit code is 1 after a wrong
+//! value, an error, a thread that hangs, or growth from the middle to the end beyond the bounds in `memory`.
 
 mod builds;
 mod calls;
@@ -43,22 +43,22 @@ use crate::tally::Tally;
 use crate::workers::{Plan, Role};
 use crate::world::World;
 
-/// Executors beside plain candle code on many threads, every number checked.
+/// Runs executors beside plain candle code on many threads and checks every output.
 #[derive(Parser)]
 struct Args {
-    /// How long to run.
+    /// Duration of the run in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..))]
     seconds: u64,
 
-    /// Threads of all roles.
+    /// Number of threads, all roles together.
     #[arg(long, default_value_t = 16, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: usize,
 
-    /// Only threads of these roles work: what the others cost them, or where memory goes.
+    /// Let only threads of these roles work, to see the cost of the others or to find a memory leak.
     #[arg(long, value_delimiter = ',', conflicts_with = "devices")]
     only: Vec<Role>,
 
-    /// What the threads do follows from it.
+    /// Seed of the threads' operations.
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
@@ -70,12 +70,12 @@ struct Args {
     #[arg(long, conflicts_with = "devices")]
     cpu: bool,
 
-    /// Instead of all that: forward passes a second beside five threads that upload and read back, on a device of
-    /// `opara_candle::cuda_device` and on candle's own, without any executor.
+    /// Instead of all that, measure forward passes per second beside five threads that upload and read back, on a
+    /// device of `opara_candle::cuda_device` and on candle's own devices, without any executor.
     #[arg(long)]
     devices: bool,
 
-    /// Print why modules run eagerly, and other warnings of the library, on stderr.
+    /// Print the library's warnings, such as why modules run eagerly, on stderr.
     #[arg(long)]
     warnings: bool,
 }
@@ -103,7 +103,7 @@ fn run() -> Result<ExitCode> {
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Two halves of the same work, with all threads started anew for each.
+/// Runs the same work twice, with all threads started anew for the second half.
 fn soak(args: &Args, device: &Device, seconds: Duration) -> Result<Report> {
     let world = World::new(device)?;
     let start = Memory::of(device)?;

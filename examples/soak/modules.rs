@@ -1,4 +1,4 @@
-//! The modules that executors wrap. Each takes rows of 64 numbers and gives as many.
+//! The modules that executors wrap. Each maps rows of 64 numbers to as many rows of 64.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,29 +10,29 @@ use parking_lot::Mutex;
 /// Numbers in a row.
 pub const WIDTH: usize = 64;
 
-/// What a module is like.
+/// The kinds of modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The library's operators, in three branches.
+    /// The library's operators in three branches.
     Branches,
     /// candle's own operators.
     Plain,
     /// A convolution.
     Convolution,
-    /// One that reads a number back, and so cannot be captured.
+    /// A module that reads a number back to the host and so cannot be captured.
     ReadsBack,
-    /// One that keeps a table for the shape that it saw last.
+    /// A module that caches a table for the shape of its last call.
     Table,
-    /// One of whose tables each thread keeps its own.
+    /// A module of whose table each thread has its own.
     Masked,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] =
         [Self::Branches, Self::Plain, Self::Convolution, Self::ReadsBack, Self::Table, Self::Masked];
 
-    /// Its name in reports.
+    /// The kind's name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Branches => "branches",
@@ -44,12 +44,12 @@ impl Kind {
         }
     }
 
-    /// Must an executor be able to replay it? On the CPU those of candle's own operators run eagerly.
+    /// Must an executor be able to replay the module? On the CPU, modules of candle's own operators run eagerly.
     pub fn can_be_captured(self, on_cpu: bool) -> bool {
         match self {
             Self::Branches => true,
             Self::Plain | Self::Convolution => !on_cpu,
-            // What they keep is replaced under the hands of the executor.
+            // The executor cannot replay these: they read back or replace their table.
             Self::ReadsBack | Self::Table | Self::Masked => false,
         }
     }
@@ -59,12 +59,12 @@ thread_local! {
     static MASK: RefCell<Option<Tensor>> = const { RefCell::new(None) };
 }
 
-/// A table of this many rows.
+/// A table with this many rows.
 fn table(rows: usize, device: &Device) -> Result<Tensor> {
     Tensor::arange(0f32, (rows * WIDTH) as f32, device)?.reshape((rows, WIDTH))?.cos()
 }
 
-/// The table that is kept, made anew if it has not as many rows as `x`.
+/// The cached table, replaced if it has another number of rows than `x`.
 fn kept(table_kept: &mut Option<Tensor>, x: &Tensor) -> Result<Tensor> {
     match table_kept {
         Some(table) if table.dims() == x.dims() => Ok(table.clone()),
@@ -72,26 +72,26 @@ fn kept(table_kept: &mut Option<Tensor>, x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Multiplies by the table that this thread keeps.
+/// Multiplies by the thread's own table.
 ///
 /// # Errors
-/// candle's.
+/// An error of candle.
 pub fn masked(x: &Tensor) -> Result<Tensor> {
     MASK.with_borrow_mut(|mask| ops::mul(x, &kept(mask, x)?))
 }
 
-/// Weights that all modules share.
+/// Weights shared by all modules.
 #[derive(Clone)]
 pub struct Weights {
     /// A square matrix.
     pub product: Tensor,
-    /// Four filters of one channel, of whole numbers: sums of their products are exact, in whichever order.
+    /// Four filters of one channel. The values are whole numbers, so that convolution sums are exact in any order.
     pub filter: Tensor,
 }
 
 impl Weights {
     /// # Errors
-    /// candle's.
+    /// An error of candle.
     pub fn new(device: &Device) -> Result<Self> {
         let count = (WIDTH * WIDTH) as f32;
         let product = Tensor::arange(0f32, count, &Device::Cpu)?.sin()?.affine(0.1, 0.)?.reshape((WIDTH, WIDTH))?;
@@ -109,7 +109,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// A module with a table of its own, if it has any.
+    /// Creates a module, with its own table if its kind has one.
     pub fn new(kind: Kind, weights: &Weights) -> Self {
         Self { kind, weights: weights.clone(), table: Arc::default() }
     }
@@ -139,10 +139,10 @@ impl candle::Module for Module {
     }
 }
 
-/// Each row as an image through four filters.
+/// Convolves each row, as an image, with the four filters.
 ///
 /// # Errors
-/// candle's.
+/// An error of candle.
 pub fn convolve(x: &Tensor, weights: &Weights) -> Result<Tensor> {
     let rows = x.dim(0)?;
     let images = x.reshape((rows, 1, 8, 8))?.conv2d(&weights.filter, 1, 1, 1, 1)?;

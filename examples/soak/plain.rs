@@ -1,4 +1,4 @@
-//! Threads of plain candle code, which know nothing of executors.
+//! Threads of plain candle code, independent of the executors.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ use crate::modules::{Kind, Module, WIDTH};
 use crate::tally::Tally;
 use crate::world::{read, World};
 
-/// The most tensors that are kept for later.
+/// The maximal number of tensors kept for a later check.
 const KEPT: usize = 32;
 
-/// One thread of this role.
+/// A thread of this role.
 pub struct Plain<'a> {
     world: &'a World,
-    /// Tensors made earlier, with their numbers.
+    /// Earlier tensors with their expected values.
     kept: VecDeque<(Tensor, Vec<f32>)>,
 }
 
@@ -24,7 +24,7 @@ impl<'a> Plain<'a> {
         Self { world, kept: VecDeque::new() }
     }
 
-    /// Does one thing of those that plain code does.
+    /// Does one random operation of plain candle code.
     pub fn round(&mut self, rng: &mut fastrand::Rng, tally: &mut Tally) {
         match rng.u32(..8) {
             0 | 1 => self.upload(rng, tally),
@@ -65,7 +65,7 @@ impl<'a> Plain<'a> {
     fn allocate(&self, rng: &mut fastrand::Rng, tally: &mut Tally) {
         let count = 1 << rng.u32(6..18);
         let value = rng.u32(..1000) as f32;
-        // Each of its numbers is twice a whole number, plus one.
+        // Each value is twice a whole number, plus one.
         tally.check("allocate, fill, compute, drop", &[2. * value + 1.; 2], || {
             let filled = Tensor::full(value, count, &self.world.device)?.affine(2., 1.)?;
             let ends = [filled.narrow(0, 0, 1)?, filled.narrow(0, count - 1, 1)?];
@@ -73,7 +73,7 @@ impl<'a> Plain<'a> {
         });
     }
 
-    /// Random numbers are right if they are in their range.
+    /// Draws random numbers. They are correct if they are in their range.
     fn draw(&self, tally: &mut Tally) {
         tally.check("draw", &[1.; WIDTH], || {
             let drawn = Tensor::rand(1f32, 2., WIDTH, &self.world.device)?.to_vec1::<f32>()?;
@@ -88,7 +88,7 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// Some numbers, as many as chance wants.
+/// Random numbers, of a random count.
 fn numbers(rng: &mut fastrand::Rng) -> Vec<f32> {
     let (count, first) = (rng.usize(1..20_000), rng.u32(..1 << 20));
     (first..).take(count).map(|i| i as f32).collect()

@@ -1,4 +1,4 @@
-//! What a run has found, as text and as JSON.
+//! The results of a run, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::io::{self, stdout, Write};
@@ -9,19 +9,19 @@ use serde_json::{json, Value};
 use crate::memory::Memory;
 use crate::tally::Tally;
 
-/// What a run has found.
+/// The results of a run.
 pub struct Report {
     pub device: String,
     pub seconds: u64,
     pub threads: usize,
     pub seed: u64,
     pub tally: Tally,
-    /// At the start, in the middle and at the end.
+    /// Memory use at the start, in the middle and at the end.
     pub memory: [Memory; 3],
 }
 
 impl Report {
-    /// Whether every number was right, nothing failed, and memory did not grow beyond the bounds.
+    /// Was every value right, did nothing fail, and did memory stay within the bounds?
     pub fn passed(&self) -> bool {
         self.tally.faults() == (0, 0) && self.grown().is_empty()
     }
@@ -31,10 +31,10 @@ impl Report {
         end.grown_since(middle)
     }
 
-    /// Prints it on stdout.
+    /// Prints the report on stdout.
     ///
     /// # Errors
-    /// Those of writing.
+    /// An error of writing.
     pub fn print(&self, as_json: bool) -> Result<()> {
         let mut out = stdout().lock();
         match as_json {

@@ -1,4 +1,4 @@
-//! What was done: operations by kind with their latencies, wrong numbers, errors, and how modules are run.
+//! Statistics: operations by kind with their latencies, wrong values, errors, and the modes in which modules run.
 
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 
 use crate::modules::Kind;
 
-/// Texts that are kept of each sort.
+/// The maximal number of messages kept of each sort.
 const TEXTS: usize = 10;
-/// Buckets of latencies for each doubling.
+/// Latency buckets per doubling.
 const STEPS: u32 = 8;
 
-/// Latencies in buckets, each 2^(1/8) times as long as the one before: of constant size, however long a run takes.
+/// A histogram of latencies. Each bucket is 2^(1/8) times as wide as the one before, so that the size stays constant
+/// however long a run takes.
 #[derive(Debug, Clone, Default)]
 pub struct Latencies {
     buckets: BTreeMap<u32, u64>,
@@ -35,7 +36,7 @@ impl Latencies {
         self.longest_us = self.longest_us.max(other.longest_us);
     }
 
-    /// Microseconds that this share of the latencies does not exceed, up to a bucket's width.
+    /// The percentile in microseconds, up to a bucket's width.
     pub fn percentile_us(&self, share: f64) -> f64 {
         let total: u64 = self.buckets.values().sum();
         let mut left = (total as f64 * share).ceil() as u64;
@@ -48,7 +49,7 @@ impl Latencies {
         self.longest_us
     }
 
-    /// The longest, in microseconds.
+    /// The longest latency in microseconds.
     pub fn longest_us(&self) -> f64 {
         self.longest_us
     }
@@ -57,40 +58,40 @@ impl Latencies {
 /// Operations of one kind.
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
-    /// All of them.
+    /// Their number.
     pub count: u64,
-    /// Numbers that are not what they must be.
+    /// Operations with wrong values.
     pub wrong: u64,
     /// Operations that failed.
     pub errors: u64,
     pub latencies: Latencies,
 }
 
-/// What one thread, or all of them, have done.
+/// The statistics of one thread, or of all of them.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub operations: BTreeMap<&'static str, Operations>,
-    /// The first texts of wrong numbers and errors.
+    /// The first messages about wrong values and errors.
     pub texts: Vec<String>,
-    /// How many plans are run in which mode, by kind of module.
+    /// The number of plans by origin, kind of module and mode.
     pub plans: BTreeMap<(Seen, &'static str, &'static str), u64>,
-    /// Why modules that can be captured were not, the first few.
+    /// Why modules that should be captured were not; the first few reasons.
     pub reasons: Vec<String>,
-    /// What the thread is doing.
+    /// The operation that the thread is in.
     pub doing: Arc<Mutex<&'static str>>,
 }
 
 /// Where a plan was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Seen {
-    /// It was built by the thread that looked.
+    /// In an executor that the thread built.
     Built,
-    /// A shared executor had answered its last call by it, for whichever thread that was.
+    /// In the last call of a shared executor, made by any thread.
     Used,
 }
 
 impl Seen {
-    /// Its name in reports.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Built => "built",
@@ -100,12 +101,12 @@ impl Seen {
 }
 
 impl Tally {
-    /// A tally whose thread can be asked what it is doing.
+    /// Creates statistics for a thread whose current operation others can read.
     pub fn of(doing: Arc<Mutex<&'static str>>) -> Self {
         Self { doing, ..Self::default() }
     }
 
-    /// Does one operation and times it. `None` if it failed.
+    /// Runs one operation and times it. Returns `None` if it failed.
     pub fn time<T>(&mut self, kind: &'static str, operation: impl FnOnce() -> Result<T>) -> Option<T> {
         *self.doing.lock() = kind;
         let began = Instant::now();
@@ -125,7 +126,7 @@ impl Tally {
         }
     }
 
-    /// Does one operation, times it, and compares the numbers that it yields with the right ones, to the bit.
+    /// Runs one operation, times it, and compares its values with the expected ones bit for bit.
     pub fn check(&mut self, kind: &'static str, expected: &[f32], operation: impl FnOnce() -> Result<Vec<f32>>) {
         let Some(got) = self.time(kind, operation) else { return };
         let differs = |(got, expected): (&f32, &f32)| got.to_bits() != expected.to_bits();
@@ -139,7 +140,7 @@ impl Tally {
         }
     }
 
-    /// Drops a value, which it times.
+    /// Drops a value and times that.
     pub fn drop<T>(&mut self, kind: &'static str, value: T) {
         self.time(kind, || {
             drop(value);
@@ -155,14 +156,14 @@ impl Tally {
         }
     }
 
-    /// Keeps a text, unless there are many, or the same, already.
+    /// Records a message, unless it is already recorded or there are too many.
     pub fn note(&mut self, text: String) {
         if self.texts.len() < TEXTS && !self.texts.contains(&text) {
             self.texts.push(text);
         }
     }
 
-    /// Adds what another thread has done.
+    /// Adds the statistics of another thread.
     pub fn add(&mut self, other: Self) {
         for (kind, operations) in other.operations {
             let sum = self.operations.entry(kind).or_default();
@@ -177,12 +178,12 @@ impl Tally {
         self.reasons.truncate(TEXTS);
     }
 
-    /// All operations.
+    /// The number of all operations.
     pub fn count(&self) -> u64 {
         self.operations.values().map(|operations| operations.count).sum()
     }
 
-    /// Wrong numbers, and operations that failed.
+    /// The number of operations with wrong values, and of failed operations.
     pub fn faults(&self) -> (u64, u64) {
         let of = |f: fn(&Operations) -> u64| self.operations.values().map(f).sum();
         (of(|operations| operations.wrong), of(|operations| operations.errors))

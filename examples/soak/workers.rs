@@ -1,4 +1,4 @@
-//! The threads: their roles, their time, and what is known of one that hangs.
+//! The threads: their roles, their deadline, and the diagnosis of a thread that hangs.
 
 use std::sync::mpsc::channel;
 use std::sync::Arc;
@@ -16,40 +16,40 @@ use crate::plain::Plain;
 use crate::tally::Tally;
 use crate::world::World;
 
-/// How long a thread may take to finish after its time is over. Only a deadlock takes that long.
+/// How long a thread may go on after the deadline. Only a deadlock takes that long.
 const GRACE: Duration = Duration::from_secs(120);
 
-/// What a thread does.
+/// The roles of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Role {
-    /// Plain candle code.
+    /// Runs plain candle code.
     Plain,
     /// Calls shared executors.
     Calls,
-    /// Builds executors of its own.
+    /// Builds its own executors.
     Builds,
-    /// Ends and starts anew.
+    /// Starts short-lived threads.
     Fleeting,
 }
 
-/// The threads' roles, again and again: of sixteen six are plain, six call, two build, and two are fleeting.
+/// The roles in turn. Of sixteen threads, six run plain code, six call, two build, and two start short-lived threads.
 const ROLES: [Role; 8] =
     [Role::Plain, Role::Calls, Role::Plain, Role::Builds, Role::Calls, Role::Fleeting, Role::Plain, Role::Calls];
 
-/// One half of a run.
+/// The parameters of one half of a run.
 pub struct Plan<'a> {
     pub threads: usize,
-    /// Threads of other roles do nothing. Empty for all roles.
+    /// Threads of other roles do nothing. Empty: all roles work.
     pub only: &'a [Role],
     pub seed: u64,
     pub half: u64,
     pub length: Duration,
 }
 
-/// Runs all threads for their time. A thread that hangs ends the program with exit code 1.
+/// Runs all threads until the deadline. A thread that hangs ends the program with exit code 1.
 ///
 /// # Errors
-/// None of the work, which are counted.
+/// Only errors of starting; those of operations are counted.
 pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
     let deadline = Instant::now() + plan.length;
     let doing: Vec<Arc<Mutex<&'static str>>> = (0..plan.threads).map(|_| Arc::new(Mutex::new("starting"))).collect();
@@ -64,7 +64,7 @@ pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
                 if plan.only.is_empty() || plan.only.contains(&role) {
                     work(world, role, &mut fastrand::Rng::with_seed(seed), deadline, &mut tally);
                 }
-                // The other end waits for every thread.
+                // The receiver waits for every thread, so it still exists.
                 let _ = finish.send((thread, tally));
             });
         }
@@ -85,7 +85,7 @@ pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
     })
 }
 
-/// Says which threads do not end, and ends the program.
+/// Reports the threads that hang, and ends the program.
 fn give_up(left: &[usize], doing: &[Arc<Mutex<&'static str>>]) -> ! {
     for &thread in left {
         let role = ROLES[thread % ROLES.len()];

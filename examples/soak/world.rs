@@ -1,4 +1,4 @@
-//! What all threads share: the device, executors, and inputs with their right answers.
+//! Data shared by all threads: the device, executors, and inputs with expected outputs.
 
 use anyhow::Result;
 use candle::{Device, Module as _, Tensor};
@@ -6,12 +6,12 @@ use opara_candle::OparaExecutor;
 
 use crate::modules::{Kind, Module, Weights, WIDTH};
 
-/// The most rows of an input, and so the number of shapes.
+/// The maximal number of rows of an input, and so the number of shapes.
 pub const SHAPES: usize = 12;
-/// Inputs of each shape.
+/// Inputs per shape.
 const INPUTS: usize = 2;
 
-/// An input with the right answer, on the host.
+/// An input with the expected output, on the host.
 pub struct Case {
     pub x: Tensor,
     pub expected: Vec<f32>,
@@ -23,7 +23,7 @@ pub struct Shared {
     pub executor: OparaExecutor,
 }
 
-/// What all threads share. Nobody writes to its tensors.
+/// Data shared by all threads, which only read its tensors.
 pub struct World {
     pub device: Device,
     pub weights: Weights,
@@ -33,10 +33,10 @@ pub struct World {
 }
 
 impl World {
-    /// Computes all answers by the modules themselves, and then builds the shared executors.
+    /// Computes all expected outputs with the modules themselves, and then builds the shared executors.
     ///
     /// # Errors
-    /// Those of candle and of building.
+    /// An error of candle or of the builder.
     pub fn new(device: &Device) -> Result<Self> {
         let weights = Weights::new(device)?;
         let mut cases = Vec::new();
@@ -53,7 +53,7 @@ impl World {
         for kind in Kind::ALL {
             world.share(kind, SHAPES)?;
         }
-        // Shapes come and go.
+        // These cache fewer shapes than are in use, so shapes are evicted and captured again.
         world.share(Kind::Plain, 3)?;
         world.share(Kind::Branches, 3)?;
         Ok(world)
@@ -66,12 +66,12 @@ impl World {
         Ok(())
     }
 
-    /// Inputs for modules of this kind.
+    /// All inputs for modules of this kind.
     pub fn cases(&self, kind: Kind) -> &[Case] {
         &self.cases[kind as usize]
     }
 
-    /// One of them.
+    /// A random one of them.
     pub fn case(&self, kind: Kind, rng: &mut fastrand::Rng) -> &Case {
         &self.cases(kind)[rng.usize(..SHAPES * INPUTS)]
     }
@@ -83,10 +83,10 @@ fn whole_numbers(rows: usize, seed: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(numbers, (rows, WIDTH), device)?)
 }
 
-/// The numbers of a tensor.
+/// Reads the values of a tensor.
 ///
 /// # Errors
-/// candle's.
+/// An error of candle.
 pub fn read(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(tensor.flatten_all()?.to_vec1()?)
 }

@@ -1,4 +1,4 @@
-//! Models of sound.
+//! Audio models.
 
 use candle_transformers::models::*;
 use serde_json::json;
@@ -24,7 +24,7 @@ pub const ENTRIES: &[Entry] = &[
             })
         },
     },
-    // A second of sound each.
+    // The codecs take one second of sound each.
     Entry {
         name: "encodec-24khz-decoder",
         build: |at| {
@@ -61,7 +61,7 @@ fn whisper_tiny(at: &Target) -> anyhow::Result<whisper::model::Whisper> {
     Ok(whisper::model::Whisper::load(&at.weights(), config)?)
 }
 
-/// 30 seconds of sound, as whisper takes it.
+/// 30 seconds of sound, as a spectrogram.
 fn spectrogram(at: &Target) -> anyhow::Result<candle::Tensor> {
     at.noise((1, 80, whisper::N_FRAMES))
 }

@@ -1,10 +1,9 @@
-//! Comparing tensors where they lie, and inputs to compare on.
+//! Bitwise comparison of tensors on their device, and varied inputs for it.
 
 use anyhow::{ensure, Result};
 use candle::{DType, Tensor};
 
-/// Inputs like these with other values: each turned round by `turn` elements, and floats made smaller. Token ids stay
-/// token ids.
+/// Varies inputs: each is rotated by `turn` elements, and floats are scaled down. Token ids stay valid.
 pub fn varied(inputs: &[Tensor], turn: usize) -> candle::Result<Vec<Tensor>> {
     let varied = inputs.iter().map(|input| {
         let rolled = input.flatten_all()?.roll(turn as i32, 0)?.reshape(input.shape())?;
@@ -17,8 +16,8 @@ pub fn varied(inputs: &[Tensor], turn: usize) -> candle::Result<Vec<Tensor>> {
     varied.collect()
 }
 
-/// How many elements differ in their bits, NaN equal to NaN: a scalar on the device, so that nothing waits for it. It is
-/// exact where it is 0.
+/// Counts the elements that differ bitwise, with NaN equal to NaN. The result is a scalar on the device, so that
+/// counting does not synchronize. It is exact if it is 0.
 pub fn differing(expected: &[Tensor], got: &[Tensor]) -> Result<Tensor> {
     ensure!(expected.len() == got.len() && !got.is_empty(), "{} outputs, not {}", got.len(), expected.len());
     let counts = expected.iter().zip(got).map(|(expected, got)| {
@@ -37,23 +36,23 @@ pub fn differing(expected: &[Tensor], got: &[Tensor]) -> Result<Tensor> {
     Ok(Tensor::stack(&counts, 0)?.sum_all()?)
 }
 
-/// 1 where elements differ.
+/// Marks the elements that differ with 1.
 fn differences(a: &Tensor, b: &Tensor) -> candle::Result<Tensor> {
     if !a.dtype().is_float() {
         return a.ne(b);
     }
-    // Exact for the shorter floats.
+    // The conversion of shorter floats is exact.
     let (a, b) = (a.to_dtype(DType::F32)?, b.to_dtype(DType::F32)?);
-    // Zeros of different signs are equal, and their reciprocals are not.
+    // Zeros of different signs compare as equal, but their reciprocals do not.
     let unequal = a.ne(&b)?.maximum(&a.recip()?.ne(&b.recip()?)?)?;
     let both_nan = a.ne(&a)?.minimum(&b.ne(&b)?)?;
     unequal.gt(&both_nan)
 }
 
-/// Whether no element is infinite or NaN.
+/// Are all elements finite?
 pub fn finite(tensors: &[Tensor]) -> candle::Result<bool> {
     for tensor in tensors {
-        // 0 for a finite number and NaN for all others.
+        // 0 for finite numbers, NaN for all others.
         let zeros = (tensor.to_dtype(DType::F32)? * 0.)?;
         if zeros.sum_all()?.to_scalar::<f32>()? != 0. {
             return Ok(false);
@@ -62,7 +61,7 @@ pub fn finite(tensors: &[Tensor]) -> candle::Result<bool> {
     Ok(true)
 }
 
-/// Shapes, for people.
+/// Formats shapes for people.
 pub fn shapes(tensors: &[Tensor]) -> String {
     tensors.iter().map(|t| format!("{:?}", t.dims())).collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! Models that make images from noise, at 256 by 256 pixels.
+//! Models that generate images from noise, at 256 by 256 pixels.
 
 use candle::Tensor;
 use candle_transformers::models::*;
@@ -11,7 +11,7 @@ const LATENT: usize = 32;
 /// Tokens of a prompt.
 const PROMPT: usize = 77;
 
-/// The step of the diffusion.
+/// The diffusion step.
 const STEP: f64 = 500.;
 
 /// The models.
@@ -27,7 +27,7 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "sd-1.5-unet",
         build: |at| {
-            // The default is version 1.5 but for this.
+            // Version 1.5 differs from the default only in this.
             let config = stable_diffusion::unet_2d::UNet2DConditionModelConfig {
                 cross_attention_dim: 768,
                 ..Default::default()
@@ -51,13 +51,13 @@ pub const ENTRIES: &[Entry] = &[
         },
     },
     Entry {
-        // It makes the embedding of its step in f16, whatever its weights are.
+        // The model computes the embedding of its step in f16, whatever its weights' dtype.
         name: "sd3-medium-mmdit",
         build: |at| {
             let step = Tensor::full(STEP as f32, 1, &at.device)?;
             let prompt = at.noise((1, 2 * PROMPT, 4096))?;
             let inputs = [at.noise((1, 16, LATENT, LATENT))?, step, at.noise((1, 2048))?, prompt];
-            // Version 3.5 has a second attention.
+            // Only version 3.5 has a second attention.
             let weights = at.weights_without(|name, _| name.contains(".attn2."));
             Model::local(inputs, weights, |weights| {
                 let model = mmdit::model::MMDiT::new(&mmdit::model::Config::sd3_medium(), false, weights)?;

@@ -1,4 +1,4 @@
-//! What an entry of the zoo is: a name, and how to make the model with an example of its inputs.
+//! The type of the zoo's entries: a name, and how to make the model with example inputs.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,27 +14,27 @@ use serde_json::Value;
 
 /// A model of the zoo.
 pub struct Entry {
-    /// Its name on the command line and in tables.
+    /// The name on the command line and in tables.
     pub name: &'static str,
-    /// Makes it, with an example of its inputs.
+    /// Makes the model with example inputs.
     pub build: fn(&Target) -> Result<Model>,
 }
 
-/// A forward pass: several tensors to several tensors, the same outputs for the same inputs at every call.
+/// A forward pass from several tensors to several tensors. It is deterministic: the same inputs give the same outputs.
 pub type Function = Rc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>>>;
 
-/// A forward pass and an example of its inputs.
+/// A forward pass with example inputs.
 pub struct Model {
     pub function: Function,
     pub inputs: Vec<Tensor>,
     wrap: Box<Wrap>,
 }
 
-/// Builds an executor for inputs like these.
+/// Builds an executor for the given example inputs.
 type Wrap = dyn Fn(Builder, &[Tensor]) -> opara_candle::Result<OparaExecutor>;
 
 impl Model {
-    /// A function of several tensors.
+    /// Wraps a function of several tensors.
     pub fn new(
         inputs: impl Into<Vec<Tensor>>,
         function: impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
@@ -48,8 +48,8 @@ impl Model {
         Ok(Self { function: Rc::new(move |x| function(x)), inputs: inputs.into(), wrap: Box::new(wrap) })
     }
 
-    /// A function that is not `Send`: `make` makes one here, and one for each executor where that runs it. They share the
-    /// weights.
+    /// Wraps a function that is not `Send`. `make` is called here, and again on each executor's own thread. The
+    /// functions share the weights.
     pub fn local<F>(
         inputs: impl Into<Vec<Tensor>>,
         weights: VarBuilder<'static>,
@@ -64,7 +64,7 @@ impl Model {
         let function = Rc::new(make(weights.clone())?);
         let wrap = move |builder: Builder, inputs: &[Tensor]| {
             let weights = weights.clone();
-            builder.load_fn(move || make(weights), inputs)
+            builder.build_fn_on_thread(move || make(weights), inputs)
         };
         Ok(Self { function, inputs: inputs.into(), wrap: Box::new(wrap) })
     }
@@ -72,18 +72,17 @@ impl Model {
     /// Builds an executor.
     ///
     /// # Errors
-    /// Those of the builder.
+    /// An error of the builder.
     pub fn executor(&self, builder: Builder) -> opara_candle::Result<OparaExecutor> {
         (self.wrap)(builder, &self.inputs)
     }
 
-    /// A module, and its input.
+    /// Wraps a module and its input.
     pub fn module(module: impl Module + Send + Sync + 'static, input: Tensor) -> Result<Self> {
         Self::new([input], move |x| Ok(vec![module.forward(&x[0])?]))
     }
 
-    /// A model that changes while it runs, because it keeps a cache: every call gets a fresh clone, which shares the
-    /// weights.
+    /// Wraps a model with internal state, such as a cache. Every call uses a fresh clone, which shares the weights.
     pub fn fresh<M: Clone + Send + Sync + 'static>(
         model: M,
         inputs: impl Into<Vec<Tensor>>,
@@ -93,7 +92,7 @@ impl Model {
     }
 }
 
-/// Where a model is made, and in which type.
+/// The device and dtype of a model.
 pub struct Target {
     pub device: Device,
     pub dtype: DType,
@@ -105,8 +104,8 @@ impl Target {
         opara_weights::seeded(0, self.dtype, &self.device)
     }
 
-    /// Random weights, but for those whose name and shape `absent` knows: some models ask for more than their checkpoint
-    /// has, and take what they find for their architecture.
+    /// Random weights without the tensors for which `absent` holds, given name and shape. Some models probe for tensors
+    /// that their checkpoint lacks, and choose their architecture by the result.
     pub fn weights_without(&self, absent: fn(&str, &[usize]) -> bool) -> VarBuilder<'static> {
         let checkpoint = Checkpoint { all: self.weights(), absent };
         VarBuilder::from_backend(Box::new(checkpoint), self.dtype, self.device.clone())
@@ -115,16 +114,16 @@ impl Target {
     /// Values with mean 0 and variance 1, the same at every call.
     pub fn noise(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        // One column makes the seeded values of a matrix have variance 1.
+        // As a matrix with one column (fan-in 1), seeded values have variance 1.
         Ok(self.weights().get((shape.elem_count(), 1), "noise")?.reshape(shape)?)
     }
 
-    /// A batch of one image: three channels of `size` by `size`.
+    /// A batch of one image with three channels of `size` by `size` pixels.
     pub fn image(&self, size: usize) -> Result<Tensor> {
         self.noise((1, 3, size, size))
     }
 
-    /// A batch of one sentence: token ids from all over the vocabulary.
+    /// A batch of one sentence, with token ids spread over the vocabulary.
     pub fn tokens(&self, length: usize, vocabulary: u32) -> Result<Tensor> {
         self.ids((1, length), vocabulary)
     }
@@ -137,7 +136,7 @@ impl Target {
     }
 }
 
-/// Random weights, of which some are absent.
+/// Random weights without some tensors.
 struct Checkpoint {
     all: VarBuilder<'static>,
     absent: fn(&str, &[usize]) -> bool,
@@ -160,7 +159,7 @@ impl SimpleBackend for Checkpoint {
     }
 }
 
-/// Weights that are the same tensors for all who ask.
+/// Weights that hand out the same tensor at every request.
 struct Shared {
     all: VarBuilder<'static>,
     drawn: Mutex<HashMap<String, Tensor>>,
@@ -186,7 +185,7 @@ impl SimpleBackend for Shared {
     }
 }
 
-/// A configuration from the fields of its published `config.json`.
+/// Parses a configuration from the fields of its published `config.json`.
 pub fn config<T: DeserializeOwned>(json: Value) -> Result<T> {
     Ok(serde_json::from_value(json)?)
 }

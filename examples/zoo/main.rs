@@ -1,12 +1,12 @@
-//! Models of candle-transformers in their published sizes, with random weights: what the executor makes of each, whether
-//! its bits are eager's, how long it takes, and how much memory.
+//! Runs candle-transformers' models in their published sizes, with random weights, through the executor. Reports how
+//! each model was captured, whether outputs equal eager execution bitwise, run times, and memory use.
 //!
 //!     cargo run --release --features cudnn --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
 //!
-//! Without a GPU each model runs one eager forward pass, which proves that its entry here is sound.
+//! Without a GPU each model runs one eager forward pass, which shows that its entry here is valid.
 //!
-//! An executor built late in a process may replay slower than one built early. Where a microsecond counts, run each
-//! entry in a process of its own (`--only`).
+//! An executor built late in a process may replay more slowly than one built early. Where a microsecond counts, run
+//! each entry in a separate process (`--only`).
 
 mod audio;
 mod bits;
@@ -36,51 +36,51 @@ use crate::entry::{Entry, Model, Target};
 use crate::measure::{measure, Counts, Header, Outcome, Row};
 use crate::memory::{Calls, Memory};
 
-/// Models of candle-transformers, eager and replayed.
+/// Runs candle-transformers' models eagerly and replayed.
 #[derive(Parser)]
 struct Args {
-    /// Run on the CPU even where there is a GPU: one eager pass a model.
+    /// Run on the CPU even if there is a GPU: one eager pass per model.
     #[arg(long)]
     cpu: bool,
 
-    /// Models to run; all unless given.
+    /// Models to run; by default all.
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(zoo().map(|entry| entry.name)))]
     only: Vec<String>,
 
-    /// Types of weights and activations; f32 unless given, and f16 too on a GPU.
+    /// Dtypes of weights and activations; by default f32, and on a GPU f16 too.
     #[arg(long, value_delimiter = ',', value_parser = types(["f32", "f16", "bf16"]))]
     dtype: Vec<DType>,
 
-    /// Forward passes to measure of each kind.
+    /// Forward passes to measure for each kind of execution.
     #[arg(long, default_value_t = 50, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     iters: usize,
 
-    /// Replays to compare with eager, bit for bit.
+    /// Replays to compare with eager execution bitwise.
     #[arg(long, default_value_t = 20)]
     replays: usize,
 
-    /// How often to put each schedule under stress, in an executor of its own.
+    /// Number of stress runs per schedule, in a separate executor.
     #[arg(long, default_value_t = 0)]
     stress: u64,
 
-    /// How operators are scheduled.
+    /// Scheduling policy.
     #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
         .try_map(|name| name.parse::<Policy>()))]
     policy: Policy,
 
-    /// Leave chains of candle's kernels as they are. The sequential graph always does.
+    /// Do not fuse chains of candle's kernels. The sequential graph never does.
     #[arg(long)]
     no_fuse: bool,
 
-    /// File to write to, one line of JSON a row.
+    /// File to write one line of JSON per row to.
     #[arg(long)]
     json: Option<PathBuf>,
 
-    /// Print what calls take of the device's memory, and end.
+    /// Print the device memory that calls take, and exit.
     #[arg(long, hide = true)]
     memory_of: Option<Calls>,
 
-    /// Folder to save traces in, one file `MODEL-DTYPE.trace` each.
+    /// Folder for traces, one file `MODEL-DTYPE.trace` each.
     #[arg(long)]
     traces: Option<PathBuf>,
 }
@@ -94,14 +94,14 @@ impl Args {
         }
     }
 
-    /// The file of `--json`, empty.
+    /// Creates or truncates the file of `--json`.
     fn json_file(&self) -> Result<Option<File>> {
         let create = |path: &PathBuf| File::create(path).with_context(|| format!("cannot write {}", path.display()));
         self.json.as_ref().map(create).transpose()
     }
 }
 
-/// All entries.
+/// Lists all entries.
 fn zoo() -> impl Iterator<Item = &'static Entry> {
     [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES].into_iter().flatten()
 }
@@ -121,7 +121,7 @@ fn run() -> Result<()> {
             let mut json = args.json_file()?;
             for entry in chosen() {
                 for &dtype in args.dtypes(&[DType::F32]) {
-                    print(&prove(entry, dtype), json.as_mut())?;
+                    print(&run_eager_once(entry, dtype), json.as_mut())?;
                 }
             }
             return Ok(());
@@ -162,14 +162,14 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Prints a row on stdout, and as a line of JSON into the file.
+/// Prints a row on stdout, and writes it as a line of JSON to the file.
 fn print(row: &Row, json: Option<&mut File>) -> Result<()> {
     writeln!(stdout(), "{row}")?;
     json.map_or(Ok(()), |json| Ok(writeln!(json, "{}", serde_json::to_string(row)?)?))
 }
 
-/// One eager pass on the CPU.
-fn prove(entry: &Entry, dtype: DType) -> Row {
+/// Runs one eager pass on the CPU.
+fn run_eager_once(entry: &Entry, dtype: DType) -> Row {
     let start = Instant::now();
     let outcome = caught(|| {
         let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
@@ -185,13 +185,13 @@ fn prove(entry: &Entry, dtype: DType) -> Row {
     Row { model: entry.name, dtype: dtype.as_str(), outcome }
 }
 
-/// An error in one line: candle's own may carry a backtrace.
+/// Formats an error in one line: candle's messages may carry a backtrace.
 fn message(error: &Error) -> String {
     let causes = error.chain().map(|cause| cause.to_string().lines().next().unwrap_or_default().to_owned());
     causes.collect::<Vec<_>>().join(": ")
 }
 
-/// The result of `f`, with a panic as an error: one model that fails does not stop the others.
+/// Runs `f` and turns a panic into an error, so that one failing model does not stop the others.
 fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
         let message = payload.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! What the zoo finds out about one entry in one dtype.
+//! Measures one entry of the zoo in one dtype.
 
 use std::fmt;
 use std::path::Path;
@@ -14,39 +14,41 @@ use crate::bits::{differing, finite, varied};
 use crate::entry::{Entry, Function, Model, Target};
 use crate::memory::{Calls, Memory};
 
-/// Different inputs to compare on: enough to see state that lags behind, few enough to keep eager's outputs for all.
+/// Number of different inputs to compare on: enough to expose stale state, few enough to keep the eager outputs for
+/// all.
 const INPUT_SETS: usize = 20;
 
-/// Seconds that the eager passes of one measurement may take together. candle runs a grouped convolution as one for each
-/// group, which takes whole seconds for some models: those are measured less often.
+/// The maximal seconds of all eager passes of one measurement. candle runs a grouped convolution as one convolution per
+/// group, which takes whole seconds for some models; those are measured with fewer passes.
 const EAGER_SECONDS: f64 = 10.;
 
-/// What to measure and to compare, and how often.
+/// The parameters of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts {
     pub iters: usize,
     pub replays: usize,
     pub stress: u64,
-    /// Of the schedule that is held against the sequential one.
+    /// Policy of the schedule that is compared with the sequential one.
     pub policy: Policy,
-    /// Whether its launches are fused; those of the sequential one are not.
+    /// Are its launches fused? Those of the sequential schedule never are.
     pub fuse: bool,
 }
 
 impl Counts {
-    /// Of the executor that is held against the sequential one. It is timed as it is built for the first time.
+    /// Builder of the executor that is compared with the sequential one. The kernel cache is off, so that build times
+    /// are those of a first build.
     pub fn builder(&self) -> Builder {
         OparaExecutor::builder().policy(self.policy).fuse(self.fuse).kernel_cache(None)
     }
 
-    /// What makes another process build the same.
+    /// Command line arguments that make another process use the same builder.
     fn arguments(&self) -> Vec<&'static str> {
         let fuse = if self.fuse { None } else { Some("--no-fuse") };
         ["--policy", self.policy.as_str()].into_iter().chain(fuse).collect()
     }
 }
 
-/// One entry in one dtype.
+/// The result for one entry in one dtype.
 #[derive(Serialize)]
 pub struct Row {
     pub model: &'static str,
@@ -55,14 +57,14 @@ pub struct Row {
     pub outcome: Outcome,
 }
 
-/// What came of it.
+/// The outcome of a measurement.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub enum Outcome {
     Measured(Box<Measured>),
-    /// One eager pass, without a GPU.
+    /// One eager pass without a GPU.
     Ran {
-        /// Whether its outputs have no infinity and no NaN.
+        /// Are all outputs finite?
         finite: bool,
         /// Shapes of the inputs.
         inputs: String,
@@ -76,26 +78,26 @@ pub enum Outcome {
     },
 }
 
-/// All that is known of a model that runs.
+/// The measurements of a model that runs.
 #[derive(Serialize)]
 pub struct Measured {
-    /// Whether eager's outputs have no infinity and no NaN.
+    /// Are all eager outputs finite?
     finite: bool,
-    /// Whether eager gives the same bits twice. Otherwise a replay cannot equal it.
+    /// Does eager execution give the same bits twice? Otherwise a replay cannot equal it.
     eager_repeats: bool,
-    /// Passes measured of each kind.
+    /// Measured passes of each kind.
     iters: usize,
-    /// Replays compared with eager; none where calls run eagerly.
+    /// Replays compared with eager execution; none if calls run eagerly.
     replays: usize,
-    /// How many of them differ from it.
+    /// How many of these replays differ from eager execution.
     differing: usize,
-    /// What went wrong under stress.
+    /// The failure of the stress run, if any.
     stress: Option<String>,
-    /// Scheduled time over that of the sequential graph.
+    /// Time of the scheduled graph divided by that of the sequential graph.
     ratio: Option<f64>,
-    /// Of the scheduled executor, the module's own passes included.
+    /// Build time of the scheduled executor, including the module's own passes.
     build_ms: f64,
-    /// Without those.
+    /// Build time without those.
     own_ms: f64,
     latencies: Latencies,
     eager_memory: Memory,
@@ -103,10 +105,10 @@ pub struct Measured {
     report: Report,
 }
 
-/// Makes the model, and measures it; saves its trace in the file `trace`, if it is captured.
+/// Makes and measures the model. Saves its trace in the file `trace` if it is captured.
 ///
 /// # Errors
-/// Those of the model, of the executors and of the driver.
+/// An error of the model, the executors or the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
     let memory = |calls| Memory::of_calls_alone(calls, entry, dtype, &counts.arguments());
     let (eager_memory, memory) = (memory(Calls::Eager)?, memory(Calls::Executor)?);
@@ -134,9 +136,9 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let plain = OparaExecutor::builder().policy(Policy::Sequential).fuse(false);
     let sequential = captured.then(|| model.executor(plain)).transpose()?;
     let eager = || function(inputs);
-    let lend = |executor: &OparaExecutor| Ok(executor.lend(inputs, |_| Vec::new())?);
-    let scheduled_run = || lend(&scheduled);
-    let sequential_run = sequential.as_ref().map(|executor| move || lend(executor));
+    let zero_copy = |executor: &OparaExecutor| Ok(executor.call_zero_copy(inputs, |_| Vec::new())?);
+    let scheduled_run = || zero_copy(&scheduled);
+    let sequential_run = sequential.as_ref().map(|executor| move || zero_copy(executor));
     let mut runs: Vec<Run> = vec![("eager", &eager)];
     if let Some(sequential_run) = &sequential_run {
         runs.extend([("sequential", sequential_run as _), ("scheduled", &scheduled_run as _)]);
@@ -170,7 +172,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     })
 }
 
-/// How many of the executor's replays differ from eager on the same inputs, of which there are `sets`, taking turns.
+/// Counts the replays that differ from eager execution. They run on `sets` different inputs in turn.
 fn differing_replays(
     executor: &OparaExecutor,
     function: &Function,
@@ -185,17 +187,18 @@ fn differing_replays(
     });
     let sets = sets.collect::<Result<Vec<_>>>()?;
     let compared = sets.iter().cycle().take(replays);
-    let compared = compared.map(|(inputs, expected)| executor.lend(inputs, |outputs| differing(expected, outputs))?);
+    let compared =
+        compared.map(|(inputs, expected)| executor.call_zero_copy(inputs, |outputs| differing(expected, outputs))?);
     let compared = compared.collect::<Result<Vec<_>>>()?;
     if compared.is_empty() {
         return Ok(0);
     }
-    // Only this waits for the device.
+    // Reading the counts is the only synchronization.
     let counts = Tensor::stack(&compared, 0)?.to_vec1::<f32>()?;
     Ok(counts.into_iter().filter(|&elements| elements != 0.).count())
 }
 
-/// Names of the columns.
+/// The column heads.
 pub struct Header;
 
 impl fmt::Display for Header {

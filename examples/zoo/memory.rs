@@ -1,15 +1,15 @@
-//! How much device memory a forward pass needs.
+//! Device memory of a forward pass.
 //!
-//! candle allocates from the device's memory pool, in stream order. The pool counts the bytes in use, without those that
-//! it holds ready, and keeps the highest count since that was reset. The peak of a pass is this high-water mark less the
-//! count before the pass, so that weights and inputs, which are there anyway, drop out.
+//! candle allocates from the device's memory pool, in stream order. The pool counts the bytes in use, without free
+//! blocks that it caches, and records the maximum since the last reset. The peak of a pass is this maximum minus the
+//! count before the pass, so that weights and inputs, which are allocated anyway, cancel out.
 //!
-//! What else the device has less is outside of the pool: nodes of CUDA graphs, code of kernels used for the first time,
-//! handles and workspaces of cuBLAS and cuDNN, some for each thread. Other programs that use the device meanwhile would
+//! All other device memory that disappears is outside the pool: nodes of CUDA graphs, code of kernels used for the
+//! first time, and handles and workspaces of cuBLAS and cuDNN, some per thread. Other programs on the device would
 //! disturb this count.
 //!
-//! Eager execution and an executor are counted in a process each: what one of them has loaded the other would get for
-//! nothing.
+//! Eager execution and an executor are measured in separate processes: the second one would otherwise find libraries
+//! and kernels already loaded by the first.
 
 use std::process::Command;
 
@@ -22,19 +22,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, Model, Target};
 
-/// Bytes. A count is missing where the device has no pool.
+/// Bytes. A count is `None` if the device has no memory pool.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Memory {
-    /// Peak of a pass beyond weights and inputs: of a replay with all that the executor keeps.
+    /// Peak of a pass beyond weights and inputs. For a replay it includes all memory that the executor keeps.
     pub peak: Option<u64>,
-    /// Taken outside the pool, by the model itself, too.
+    /// Memory outside the pool, including that of making the model.
     pub outside: i64,
-    /// All of it: weights, inputs, the peak of a pass, and what is outside the pool.
+    /// Total: weights, inputs, the peak of a pass, and the memory outside the pool.
     pub total: Option<u64>,
 }
 
 impl Memory {
-    /// Of a pass, in a process that did the work of `parts` one after the other, after `made` the model: the last is the pass.
+    /// Combines the memory of making the model, `made`, with that of the later steps, `parts`, whose last is the pass.
     fn of(made: Taken, parts: &[Taken]) -> Self {
         let outside = made.outside + parts.iter().map(|part| part.outside).sum::<i64>();
         let pass = parts.last().and_then(|pass| pass.pool);
@@ -46,10 +46,10 @@ impl Memory {
         }
     }
 
-    /// What calls take in this process, which must not have used the device before.
+    /// Measures the memory of calls in this process, which must not have used the device before.
     ///
     /// # Errors
-    /// Those of the model and of the executor.
+    /// An error of the model or of the executor.
     pub fn of_calls(calls: Calls, entry: &Entry, device: &Device, dtype: DType, builder: Builder) -> Result<Self> {
         let target = Target { device: device.clone(), dtype };
         let (model, made) = taken(device, || (entry.build)(&target).context("it cannot be made"))?;
@@ -61,16 +61,16 @@ impl Memory {
             }
             Calls::Executor => {
                 let (executor, built) = taken(device, || model.executor(builder).context("the executor fails"))?;
-                [built, taken(device, || Ok(executor.lend(inputs, |_| ())?))?.1]
+                [built, taken(device, || Ok(executor.call_zero_copy(inputs, |_| ())?))?.1]
             }
         };
         Ok(Self::of(made, &parts))
     }
 
-    /// What calls take, in a process of their own with these further arguments.
+    /// Measures the memory of calls in a separate process with these further arguments.
     ///
     /// # Errors
-    /// Those of the model and of the executor, and a process that cannot be started.
+    /// An error of the model or of the executor, or a process that cannot be started.
     pub fn of_calls_alone(calls: Calls, entry: &Entry, dtype: DType, arguments: &[&str]) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?);
         process.args(["--memory-of", calls.as_str(), "--only", entry.name, "--dtype", dtype.as_str()]).args(arguments);
@@ -81,7 +81,7 @@ impl Memory {
     }
 }
 
-/// Whose memory is counted.
+/// How the measured calls are executed.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Calls {
     Eager,
@@ -97,16 +97,16 @@ impl Calls {
     }
 }
 
-/// What a piece of work takes of a device's memory.
+/// The device memory taken by a piece of work.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
-    /// Of the pool.
+    /// Use of the pool.
     pool: Option<Usage>,
-    /// Outside the pool, and still after it.
+    /// Growth outside the pool that remains after the work.
     outside: i64,
 }
 
-/// Does some work and finds what it takes.
+/// Runs `f` and measures the memory that it takes.
 fn taken<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, Taken)> {
     let before = used_outside_pool(device)? as i64;
     let (result, pool) = watch(device, f)?;

@@ -1,11 +1,11 @@
-//! Models of text.
+//! Text models.
 
 use candle_transformers::models::*;
 use serde_json::json;
 
 use crate::entry::{config, Entry, Model, Target};
 
-/// Tokens of a sentence.
+/// Tokens per sentence.
 const LENGTH: usize = 128;
 
 /// The models.
@@ -30,7 +30,7 @@ pub const ENTRIES: &[Entry] = &[
             }))?;
             let model = distilbert::DistilBertModel::load(at.weights(), &config)?;
             let ids = at.tokens(LENGTH, 30522)?;
-            // It marks what to leave out: nothing.
+            // The mask marks tokens to leave out; none here.
             let mask = ids.zeros_like()?.to_dtype(candle::DType::U8)?;
             Model::new([ids, mask], move |x| Ok(vec![model.forward(&x[0], &x[1])?]))
         },
@@ -184,7 +184,7 @@ pub const ENTRIES: &[Entry] = &[
             Model::fresh(model, [at.tokens(LENGTH, 51200)?], |model, x| model.forward(&x[0]))
         },
     },
-    // One of the 24 layers of Qwen1.5-MoE-A2.7B: the host reads back which expert each token goes to.
+    // One of the 24 layers of Qwen1.5-MoE-A2.7B. The host reads back which expert each token is routed to.
     Entry {
         name: "qwen1.5-moe-layer",
         build: |at| {
@@ -200,7 +200,7 @@ pub const ENTRIES: &[Entry] = &[
             Model::fresh(model, [at.tokens(LENGTH, 151936)?], |model, x| model.forward(&x[0], 0))
         },
     },
-    // Its forward pass takes one token at a time.
+    // The forward pass takes one token at a time.
     Entry {
         name: "mamba-130m-token",
         build: |at| {

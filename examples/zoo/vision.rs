@@ -46,7 +46,7 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "mobileone-s0",
         build: |at| {
-            // Squeeze and excitation is for larger ones.
+            // Only larger variants have squeeze-and-excitation blocks.
             let weights = at.weights_without(|name, _| name.contains(".attn."));
             Model::module(mobileone::mobileone(&mobileone::Config::s0(), CLASSES, weights)?, at.image(224)?)
         },
@@ -88,7 +88,7 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "hiera-tiny",
         build: |at| {
-            // Blocks project where the width changes.
+            // A block has a projection only where the width changes.
             let weights = at.weights_without(|name, shape| {
                 name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
             });
@@ -201,7 +201,7 @@ pub const ENTRIES: &[Entry] = &[
         build: |at| {
             let encoder = vit::Config::microsoft_trocr_base_handwritten();
             let model = trocr::TrOCRModel::new(&encoder, &trocr::TrOCRConfig::default(), at.weights())?;
-            // One mask serves both attentions of the decoder, so that only one token fits.
+            // The decoder uses one mask for both of its attentions, so that only an input of one token works.
             Model::fresh(model, [at.image(384)?, at.tokens(1, 50265)?], |model, x| {
                 let image = model.encoder().forward(&x[0])?;
                 model.decode(&x[1], &image, 0)
@@ -210,7 +210,7 @@ pub const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// Whether no checkpoint of FastViT has this weight: its blocks differ in their branches.
+/// Is this weight missing in all FastViT checkpoints? The model's blocks have different branches.
 fn not_in_fastvit(name: &str) -> bool {
     const NONE: [&str; 7] = [
         "stages.0.downsample.",

@@ -1,6 +1,6 @@
 //! BERT, the bidirectional Transformer encoder of Devlin et al., [arXiv:1810.04805](https://arxiv.org/abs/1810.04805).
 //!
-//! Tensor names and configuration are those of Hugging Face's checkpoints.
+//! Tensor names and configuration follow Hugging Face's checkpoints.
 
 use candle::{bail, DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -14,11 +14,11 @@ mod config;
 
 pub use config::{Config, HiddenAct};
 
-/// Sum of what a token is, where it stands and which sentence it belongs to.
+/// The sum of word, position and token type embeddings.
 struct Embeddings {
     word: Embedding,
     token_type: Embedding,
-    /// Row `i` belongs to position `i`, so that a slice of the table serves and nothing is looked up.
+    /// Row `i` is the embedding of position `i`, so that a slice of the table replaces a lookup.
     position: Tensor,
     norm: LayerNorm,
 }
@@ -49,7 +49,7 @@ impl Embeddings {
     }
 }
 
-/// The end of both halves of a layer: projection, residual connection, normalisation.
+/// The end of both halves of a layer: projection, residual connection, normalization.
 struct Output {
     dense: Linear,
     norm: LayerNorm,
@@ -71,9 +71,9 @@ impl Output {
 
 /// Multi-head self-attention.
 struct Attention {
-    /// Queries, keys and values as one product.
+    /// Queries, keys and values as one fused linear layer.
     qkv: Linear,
-    /// The same as three, views of that one.
+    /// The three separate layers, views of the fused one.
     parts: [Linear; 3],
     output: Output,
     heads: usize,
@@ -103,8 +103,8 @@ impl Attention {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
         let scale = ((hidden / heads) as f64).sqrt().recip();
-        // On a GPU one product is faster than three, even beside each other, and attention takes its parts as they lie. Threads of
-        // a CPU are faster with three.
+        // On a GPU one fused matmul is faster than three, even if those run in parallel, and attention reads its
+        // strided parts in place. On the threads of a CPU three are faster.
         let context = if x.device().is_cuda() {
             let all = ops::reshape(&self.qkv.forward(x)?, (batch, seq, 3 * heads, hidden / heads))?;
             let all = ops::transpose(&all, 1, 2)?;
@@ -149,7 +149,7 @@ impl Layer {
     }
 }
 
-/// The encoder without a head: token ids in, one vector a token out.
+/// The encoder without a head: maps token ids to one vector per token.
 pub struct BertModel {
     embeddings: Embeddings,
     layers: Vec<Layer>,
@@ -159,11 +159,11 @@ impl BertModel {
     /// Loads the tensors below `vb`, whose names may start with `bert.`.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape; heads that do not divide the hidden size.
+    /// A tensor that is missing or has another shape; a hidden size that is not a multiple of the number of heads.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
         if heads == 0 || hidden % heads != 0 {
-            bail!("hidden_size {hidden} is no multiple of num_attention_heads {heads}");
+            bail!("hidden_size {hidden} is not a multiple of num_attention_heads {heads}");
         }
         let prefixed = vb.contains_tensor("bert.embeddings.word_embeddings.weight");
         let vb = if prefixed { vb.pp("bert") } else { vb };
@@ -176,13 +176,13 @@ impl BertModel {
         })
     }
 
-    /// The last hidden state, `(batch, seq, hidden)`, of token ids and token types, both `(batch, seq)`.
+    /// Computes the last hidden state, `(batch, seq, hidden)`, from token ids and token types, both `(batch, seq)`.
     ///
-    /// `attention_mask`, `(batch, seq)` or `(batch, seq, seq)`, is one where a token may be looked at and zero where it
-    /// is padding. No mask is a mask of ones, at no cost.
+    /// `attention_mask`, `(batch, seq)` or `(batch, seq, seq)`, is one for visible tokens and zero for padding. No mask
+    /// is equivalent to a mask of ones, and costs nothing.
     ///
     /// # Errors
-    /// Shapes that do not agree, ids outside the vocabulary, more tokens than there are positions.
+    /// Shapes that do not agree, ids outside the vocabulary, more tokens than positions.
     pub fn forward(
         &self,
         input_ids: &Tensor,
@@ -199,7 +199,7 @@ impl BertModel {
     }
 }
 
-/// One sentence an item and nothing padded: all token types zero, every token visible.
+/// Takes one unpadded sentence per batch item: all token types are zero, and every token is visible.
 impl Module for BertModel {
     fn forward(&self, input_ids: &Tensor) -> Result<Tensor> {
         let (shape, device) = (input_ids.shape().clone(), input_ids.device().clone());
@@ -208,7 +208,7 @@ impl Module for BertModel {
     }
 }
 
-/// What to add to the scores of all heads.
+/// Converts a mask to an additive one for the scores of all heads.
 fn score_mask(mask: &Tensor, dtype: DType) -> Result<Tensor> {
     let mask = match mask.rank() {
         2 => ops::unsqueeze(&ops::unsqueeze(mask, 1)?, 1)?,

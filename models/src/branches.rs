@@ -1,4 +1,4 @@
-//! Networks of convolutions and pools whose modules have branches, as the Inception papers draw them.
+//! Networks of convolutions and pools with branches, as in the Inception papers.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -9,12 +9,12 @@ use opara_candle::{ops, scope};
 /// Epsilon of every batch normalisation.
 const EPS: f64 = 1e-3;
 
-/// One step from `(batch, channels, h, w)` to another such tensor.
+/// A layer that maps `(batch, channels, h, w)` to another such tensor.
 enum Layer {
     Conv(Conv2d),
     MaxPool(PoolConfig),
     AvgPool(PoolConfig),
-    /// All from the same input; their channels come one after the other.
+    /// Branches with the same input, whose outputs are concatenated along the channels.
     Branches(Vec<Network>),
     Module(String, Network),
 }
@@ -37,7 +37,7 @@ impl Module for Layer {
     }
 }
 
-/// Layers, one after the other.
+/// Layers in sequence.
 pub(crate) struct Network(Vec<Layer>);
 
 impl Module for Network {
@@ -46,7 +46,7 @@ impl Module for Network {
     }
 }
 
-/// Loads a network, layer by layer, from tensors below one path.
+/// Loads a network layer by layer, with tensor names below one path.
 pub(crate) struct Builder<'a> {
     vb: VarBuilder<'a>,
     channels: usize,
@@ -54,17 +54,17 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// A network for `channels` input channels.
+    /// Starts a network with `channels` input channels.
     pub(crate) fn new(channels: usize, vb: VarBuilder<'a>) -> Self {
         Self { vb, channels, layers: Vec::new() }
     }
 
-    /// How many come out of the layers so far.
+    /// The number of output channels of the layers so far.
     pub(crate) fn channels(&self) -> usize {
         self.channels
     }
 
-    /// The start of another network for what comes out of this one.
+    /// Starts another network at the output of this one.
     pub(crate) fn fork(&self) -> Self {
         Self::new(self.channels, self.vb.clone())
     }
@@ -78,12 +78,12 @@ impl<'a> Builder<'a> {
         Self { channels, ..self }
     }
 
-    /// Convolution, batch normalisation and ReLU; the result is as large as the input.
+    /// Adds convolution, batch normalization and ReLU. The output has the input's height and width.
     pub(crate) fn conv(self, name: &str, out: usize, kernel: (usize, usize)) -> Result<Self> {
         self.conv_strided(name, out, kernel, 1, (kernel.0 / 2, kernel.1 / 2))
     }
 
-    /// Convolution, batch normalisation and ReLU.
+    /// Adds convolution, batch normalization and ReLU.
     pub(crate) fn conv_strided(
         self,
         name: &str,
@@ -109,14 +109,14 @@ impl<'a> Builder<'a> {
         self.push(Layer::AvgPool(config), channels)
     }
 
-    /// Branches that all start from here; `f` gets the builder to [fork](Self::fork) them from.
+    /// Adds branches with the same input; `f` [forks](Self::fork) them from the builder.
     pub(crate) fn split<const N: usize>(self, f: impl FnOnce(&Self) -> Result<[Self; N]>) -> Result<Self> {
         let branches = f(&self)?;
         let channels = branches.iter().map(|branch| branch.channels).sum();
         Ok(self.push(Layer::Branches(branches.map(Self::build).into()), channels))
     }
 
-    /// A module of that name: `f` adds its layers, whose tensors are below that path.
+    /// Adds a module called `name`. `f` adds its layers, whose tensor names start with that name.
     pub(crate) fn module(self, name: &str, f: impl FnOnce(Self) -> Result<Self>) -> Result<Self> {
         let module = f(Self::new(self.channels, self.vb.pp(name)))?;
         let channels = module.channels;

@@ -1,4 +1,4 @@
-//! What GoogLeNet and Inception-v3 have in common around their modules.
+//! The common parts of GoogLeNet and Inception-v3.
 
 use candle::{bail, DType, Device, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use crate::branches::{Builder, Network};
 
-/// What there is to choose.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Length of the result.
+    /// Number of classes.
     pub num_classes: usize,
-    /// Whether images come normalised by ImageNet's mean and deviation while the weights want 0.5 and 0.5, as those that
-    /// torchvision publishes do.
+    /// Are the input images normalized with ImageNet's mean and deviation, while the weights expect 0.5 and 0.5? This
+    /// holds for torchvision's published weights.
     pub transform_input: bool,
 }
 
@@ -26,7 +26,7 @@ impl Default for Config {
     }
 }
 
-/// Modules, then the mean of each channel and a linear layer called `fc`.
+/// Modules, then global average pooling and a linear layer called `fc`.
 pub(crate) struct Classifier {
     transform: Option<TransformInput>,
     features: Network,
@@ -51,7 +51,7 @@ impl Module for Classifier {
 /// Mean and standard deviation of ImageNet's channels.
 const IMAGENET: [(f64, f64); 3] = [(0.485, 0.229), (0.456, 0.224), (0.406, 0.225)];
 
-/// Takes images, `(batch, 3, h, w)`, from ImageNet's normalisation to one by 0.5 and 0.5.
+/// Converts images, `(batch, 3, h, w)`, from ImageNet's normalization to one with 0.5 and 0.5.
 struct TransformInput {
     scale: Tensor,
     shift: Tensor,
@@ -70,7 +70,7 @@ impl TransformInput {
 impl Module for TransformInput {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _scope = scope("transform_input");
-        // Nothing else is to be stretched to three channels.
+        // Images of one channel must not be broadcast to three.
         match x.dims() {
             [_, 3, _, _] => (),
             dims => bail!("an image of shape {dims:?}, not (batch, 3, height, width)"),

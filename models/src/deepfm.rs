@@ -1,16 +1,16 @@
-//! DeepFM, the click predictor of Guo et al., [arXiv:1703.04247](https://arxiv.org/abs/1703.04247): a factorisation
-//! machine and a deep network over the same embeddings.
+//! DeepFM, the click predictor of Guo et al., [arXiv:1703.04247](https://arxiv.org/abs/1703.04247): a factorization
+//! machine and a deep network on the same embeddings.
 //!
-//! The tensors are those of the usual PyTorch module, with one embedding a field and order, and `nn.Sequential` for the
+//! Tensor names follow the usual PyTorch module, with one embedding per field and order, and `nn.Sequential` for the
 //! deep part:
 //!
 //! | name | shape | |
 //! |---|---|---|
-//! | `first.{field}.weight` | `(field_size, 1)` | weight of an id by itself |
-//! | `second.{field}.weight` | `(field_size, embedding_dim)` | what a pair of ids is weighed by: their scalar product |
-//! | `deep.{2 i}.weight`, `.bias` | `(out, in)`, `(out)` | layer `i`, with a ReLU between two; the last has one output |
+//! | `first.{field}.weight` | `(field_size, 1)` | first-order weight of an id |
+//! | `second.{field}.weight` | `(field_size, embedding_dim)` | embeddings, whose dot products weight pairs of ids |
+//! | `deep.{2 i}.weight`, `.bias` | `(out, in)`, `(out)` | layer `i`, ReLU between layers; the last layer has one output |
 //!
-//! In memory all fields of an order share one table, so that one lookup serves them all.
+//! In memory, all fields of an order share one table, so that one lookup serves them all.
 
 use candle::{bail, DType, Device, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -19,14 +19,14 @@ use opara_candle::ops::{self, Activation};
 use opara_candle::scope;
 use serde::Deserialize;
 
-/// What a DeepFM is made of.
+/// The configuration of a DeepFM.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Config {
     /// Number of ids in each field.
     pub field_sizes: Vec<usize>,
-    /// Length of the vector that stands for an id.
+    /// Length of an embedding.
     pub embedding_dim: usize,
-    /// Outputs of the deep part's layers, but for the last, which has one.
+    /// Outputs of the deep part's layers except the last, which has one output.
     pub hidden_sizes: Vec<usize>,
 }
 
@@ -37,12 +37,12 @@ impl Config {
     }
 }
 
-/// Where each field's rows are in the tables.
+/// The row ranges of the fields in the tables.
 struct Fields {
     sizes: Vec<usize>,
     /// First row of each field, `(fields)` of u32.
     offsets: Tensor,
-    /// The same of i64: to convert ids would cost a kernel.
+    /// The same in i64, to avoid a kernel that converts the ids.
     wide_offsets: Tensor,
 }
 
@@ -64,14 +64,14 @@ impl Fields {
         Ok(Self { sizes: sizes.to_vec(), offsets: offsets.to_device(device)?, wide_offsets })
     }
 
-    /// The fields' embeddings of `dim` columns, one table of them all.
+    /// Loads the embeddings of all fields, of `dim` columns, as one table.
     fn table(&self, dim: usize, vb: VarBuilder) -> Result<Tensor> {
         let init = Init::Randn { mean: 0., stdev: 1. };
         let table = |(field, &size)| vb.pp(field).get_with_hints((size, dim), "weight", init);
         Tensor::cat(&self.sizes.iter().enumerate().map(table).collect::<Result<Vec<_>>>()?, 0)
     }
 
-    /// The rows of the tables that `ids`, `(batch, fields)`, name.
+    /// The table rows for `ids`, `(batch, fields)`.
     fn rows(&self, ids: &Tensor) -> Result<Tensor> {
         let offsets = match ids.dtype() {
             DType::U32 => &self.offsets,
@@ -80,7 +80,7 @@ impl Fields {
         };
         let sizes = self.sizes.clone();
         ops::custom("rows", &[ids, offsets], move |t| {
-            // Reading them back from a GPU would stall it.
+            // Reading ids back from a GPU would stall it.
             if t[0].device().is_cpu() {
                 check(t[0], &sizes)?;
             }
@@ -89,7 +89,8 @@ impl Fields {
     }
 }
 
-/// Another field's rows would give a wrong answer without an error.
+/// Checks that each id is in its field's range. Otherwise it would select another field's row, and the result would be
+/// wrong without an error.
 fn check(ids: &Tensor, sizes: &[usize]) -> Result<()> {
     for (row, ids) in ids.to_dtype(DType::I64)?.to_vec2::<i64>()?.iter().enumerate() {
         for (field, (id, size)) in ids.iter().zip(sizes).enumerate() {
@@ -109,7 +110,7 @@ pub struct DeepFm {
     /// `(ids of all fields, embedding_dim)`.
     second: Tensor,
     deep: Vec<Linear>,
-    /// `(1, 1, fields)`: a product with them is a sum over the fields.
+    /// `(1, 1, fields)`: a matmul with this vector sums over the fields.
     ones: Tensor,
 }
 
@@ -117,7 +118,7 @@ impl DeepFm {
     /// Loads the tensors below `vb`.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape; a configuration without fields or with an empty one.
+    /// A tensor that is missing or has another shape; a configuration without fields or with an empty field.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let fields = Fields::new(&config.field_sizes, vb.device())?;
         let dim = config.embedding_dim;
@@ -133,7 +134,8 @@ impl DeepFm {
         })
     }
 
-    /// Logits of the pairs of ids: half of what the square of the embeddings' sum has beyond the sum of their squares.
+    /// Computes the logits of pairs of ids: half of the squared norm of the embeddings' sum minus the sum of their
+    /// squared norms.
     fn pairs(&self, embeddings: &Tensor) -> Result<Tensor> {
         let _scope = scope("pairs");
         let (batch, fields, dim) = embeddings.dims3()?;
@@ -155,11 +157,11 @@ impl DeepFm {
     }
 }
 
-/// One item a row: `ids` of shape `(batch, fields)`, u32 or i64, to the probability of a click, `(batch, 1)`.
+/// Maps `ids` of shape `(batch, fields)`, u32 or i64, one item per row, to click probabilities, `(batch, 1)`.
 ///
 /// # Errors
-/// Another shape or dtype. On the CPU also an id outside its field; on a GPU, where ids are not looked at, such an id
-/// means some other id's row or, beyond all rows, a broken device.
+/// Another shape or dtype. On the CPU also an id outside its field. On a GPU ids are not checked: such an id selects
+/// some other id's row or, beyond all rows, causes a device fault.
 impl candle::Module for DeepFm {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let (batch, fields) = ids.dims2()?;
@@ -176,7 +178,7 @@ impl candle::Module for DeepFm {
     }
 }
 
-/// The scalar product of each row with itself: `(batch, n)` to `(batch, 1)`, in one kernel.
+/// Computes the dot product of each row with itself, `(batch, n)` to `(batch, 1)`, in one kernel.
 fn squared_norm(x: &Tensor) -> Result<Tensor> {
     let (batch, n) = x.dims2()?;
     let product = ops::matmul(&ops::reshape(x, (batch, 1, n))?, &ops::reshape(x, (batch, n, 1))?)?;

@@ -1,8 +1,8 @@
 //! GoogLeNet of Szegedy et al., "Going Deeper with Convolutions", [arXiv:1409.4842](https://arxiv.org/abs/1409.4842),
-//! with the batch normalisation that came later.
+//! with batch normalization, which was added later.
 //!
-//! Tensor names are those of torchvision's checkpoints. As there, the branch that the paper gives a kernel of 5 has one
-//! of 3; the auxiliary classifiers, which only serve training, are left out.
+//! Tensor names follow torchvision's checkpoints. As in torchvision, the paper's 5x5 branch has a 3x3 kernel. The
+//! auxiliary classifiers, used only for training, are left out.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -30,7 +30,7 @@ const STAGES: [&[Row]; 3] = [
     &[("inception5a", [256, 160, 320, 32, 128, 128]), ("inception5b", [384, 192, 384, 48, 128, 128])],
 ];
 
-/// A max pooling that halves, with a partial window at the end.
+/// A max pooling that halves height and width, with a partial window at the end.
 fn halving(kernel: usize) -> PoolConfig {
     PoolConfig::new(kernel, 2).ceil(true)
 }
@@ -44,13 +44,13 @@ fn inception<'a>(x: Builder<'a>, (name, channels): Row) -> Result<Builder<'a>> {
                 x.fork().conv("branch1", c1, (1, 1))?,
                 x.fork().conv("branch2.0", r3, (1, 1))?.conv("branch2.1", c3, (3, 3))?,
                 x.fork().conv("branch3.0", r5, (1, 1))?.conv("branch3.1", c5, (3, 3))?,
-                x.fork().max_pool(PoolConfig::new(3, 1).pad(1)).conv("branch4.1", pool, (1, 1))?,
+                x.fork().max_pool(PoolConfig::new(3, 1).padding(1)).conv("branch4.1", pool, (1, 1))?,
             ])
         })
     })
 }
 
-/// The network: images in, one score a class out.
+/// The network: maps images to one score per class.
 pub struct GoogLeNet(Classifier);
 
 impl GoogLeNet {
@@ -71,7 +71,7 @@ impl GoogLeNet {
     }
 }
 
-/// `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax. The paper's images are 224 pixels a side.
+/// Maps `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax. The paper's images have 224x224 pixels.
 impl Module for GoogLeNet {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)

@@ -1,8 +1,8 @@
 //! Inception-v3 of Szegedy et al., "Rethinking the Inception Architecture for Computer Vision",
 //! [arXiv:1512.00567](https://arxiv.org/abs/1512.00567).
 //!
-//! Tensor names are those of torchvision's and timm's checkpoints, which agree. The auxiliary classifier, which only
-//! serves training, is left out.
+//! Tensor names follow torchvision's and timm's checkpoints, which agree. The auxiliary classifier, used only for
+//! training, is left out.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -13,17 +13,17 @@ use crate::classifier::Classifier;
 
 pub use crate::classifier::Config;
 
-/// The max pooling of the stem and of the modules that halve the grid.
+/// The max pooling of the stem and of the grid reduction modules.
 fn halving() -> PoolConfig {
     PoolConfig::new(3, 2)
 }
 
-/// The mean before a branch's last convolution. It counts the padding.
+/// The average pooling before a branch's last convolution. It counts the padding.
 fn mean() -> PoolConfig {
-    PoolConfig::new(3, 1).pad(1).count_padding(true)
+    PoolConfig::new(3, 1).padding(1).count_padding(true)
 }
 
-/// Figure 5, its 5x5 convolution kept.
+/// Figure 5, with a 5x5 convolution.
 fn inception_a<'a>(x: Builder<'a>, name: &str, pool: usize) -> Result<Builder<'a>> {
     x.module(name, |x| {
         x.split(|x| {
@@ -41,7 +41,7 @@ fn inception_a<'a>(x: Builder<'a>, name: &str, pool: usize) -> Result<Builder<'a
     })
 }
 
-/// Figure 10: the grid from 35x35 to 17x17.
+/// Figure 10: grid reduction from 35x35 to 17x17.
 fn inception_b<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     x.module(name, |x| {
         x.split(|x| {
@@ -60,7 +60,7 @@ fn inception_b<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     })
 }
 
-/// Figure 6 with n = 7: convolutions in one direction after the other.
+/// Figure 6 with n = 7: convolutions alternate between the two directions.
 fn inception_c<'a>(x: Builder<'a>, name: &str, c7: usize) -> Result<Builder<'a>> {
     x.module(name, |x| {
         x.split(|x| {
@@ -83,7 +83,7 @@ fn inception_c<'a>(x: Builder<'a>, name: &str, c7: usize) -> Result<Builder<'a>>
     })
 }
 
-/// Figure 10 again: the grid from 17x17 to 8x8.
+/// Figure 10 again: grid reduction from 17x17 to 8x8.
 fn inception_d<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     x.module(name, |x| {
         x.split(|x| {
@@ -100,7 +100,7 @@ fn inception_d<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     })
 }
 
-/// Figure 7: two branches end in two convolutions, one for each direction.
+/// Figure 7: two branches end in two convolutions each, one per direction.
 fn inception_e<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     x.module(name, |x| {
         x.split(|x| {
@@ -118,7 +118,7 @@ fn inception_e<'a>(x: Builder<'a>, name: &str) -> Result<Builder<'a>> {
     })
 }
 
-/// The network: images in, one score a class out.
+/// The network: maps images to one score per class.
 pub struct InceptionV3(Classifier);
 
 impl InceptionV3 {
@@ -151,8 +151,8 @@ impl InceptionV3 {
     }
 }
 
-/// `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax. The paper's images are 299 pixels a side, and 75
-/// is the least.
+/// Maps `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax. The paper's images have 299x299 pixels;
+/// the minimum is 75x75.
 impl Module for InceptionV3 {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.0.forward(x)

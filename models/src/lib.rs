@@ -1,7 +1,8 @@
-//! Models over [`opara_candle::ops`], so that the executor sees their operators on the CPU as well as on a GPU.
+//! Models built on [`opara_candle::ops`], so that the executor can capture their operators on the CPU as well as on a
+//! GPU.
 //!
-//! They take the tensor names and the `config.json` of the usual checkpoints. What can run at the same time is left in
-//! separate operators: finding it is the executor's business.
+//! They use the tensor names and the `config.json` of the usual checkpoints. Operators that can run in parallel are
+//! kept separate; the executor schedules them.
 
 pub mod bert;
 mod branches;

@@ -1,8 +1,8 @@
 //! NASNet-A of Zoph et al., "Learning Transferable Architectures for Scalable Image Recognition",
 //! [arXiv:1707.07012](https://arxiv.org/abs/1707.07012).
 //!
-//! Tensor names and padding are those of timm's `nasnetalarge`. The auxiliary classifier, which only serves training, is
-//! left out.
+//! Tensor names and padding follow timm's `nasnetalarge`. The auxiliary classifier, used only for training, is left
+//! out.
 
 use candle::{bail, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -15,23 +15,23 @@ mod layers;
 
 use cells::{Grid, NormalCell, ReductionCell};
 
-/// Parts of normal cells, with a reduction cell between one and the next.
+/// Stages of normal cells, with a reduction cell between stages.
 const STAGES: usize = 3;
 
-/// What there is to choose.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Length of the result.
+    /// Number of classes.
     pub num_classes: usize,
-    /// Channels behind the first convolution.
+    /// Output channels of the first convolution.
     pub stem_size: usize,
-    /// Channels behind the last cell, the second number of a name such as "6 @ 4032": a multiple of 96.
+    /// Output channels of the last cell, the second number of a name such as "6 @ 4032": a multiple of 96.
     pub num_features: usize,
     /// Normal cells in each of the three stages, the first number of the name.
     pub cells: usize,
-    /// Whether the first cell of a stage combines the reduction cell with the cell that is two before it, rather than
-    /// with the one right before it.
+    /// Does the first cell of a stage combine the reduction cell's output with that of the cell two before the
+    /// reduction cell, rather than the one right before it?
     pub skip_reduction_input: bool,
 }
 
@@ -43,29 +43,29 @@ impl Default for Config {
 }
 
 impl Config {
-    /// NASNet-A Large, 6 @ 4032, for images of 331 pixels a side.
+    /// NASNet-A Large, 6 @ 4032, for images of 331x331 pixels.
     pub fn large() -> Self {
         Self { num_classes: 1000, stem_size: 96, num_features: 4032, cells: 6, skip_reduction_input: true }
     }
 
-    /// NASNet-A Mobile, 4 @ 1056, for images of 224 pixels a side.
+    /// NASNet-A Mobile, 4 @ 1056, for images of 224x224 pixels.
     pub fn mobile() -> Self {
         Self { num_classes: 1000, stem_size: 32, num_features: 1056, cells: 4, skip_reduction_input: false }
     }
 
-    /// For tests.
+    /// A small model for tests.
     pub fn tiny() -> Self {
         Self { num_classes: 10, stem_size: 8, num_features: 192, ..Self::large() }
     }
 }
 
-/// The cells of a stage, and the reduction cell before all but the first.
+/// The cells of a stage, with the reduction cell that precedes every stage but the first.
 struct Stage {
     reduction: Option<ReductionCell>,
     cells: Vec<NormalCell>,
 }
 
-/// The network: images in, one score a class out.
+/// The network: maps images to one score per class.
 pub struct NasNet {
     conv: Conv2d,
     stem: [ReductionCell; 2],
@@ -77,22 +77,22 @@ pub struct NasNet {
 impl NasNet {
     /// Loads the tensors below `vb`.
     ///
-    /// The cells of stage `s` are called `cell_{6 * s}` and on, in networks with fewer than six a stage too: so they are
-    /// in the checkpoints of Mobile that there are.
+    /// The cells of stage `s` are called `cell_{6 * s}` and following, even in networks with fewer than six cells per
+    /// stage, as in existing checkpoints of Mobile.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape; a configuration whose channels cannot be halved as often as needed
-    /// or that has no cells.
+    /// A tensor that is missing or has another shape; a configuration without cells, or whose channels cannot be halved
+    /// as often as needed.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let &Config { num_classes, stem_size, num_features, cells, skip_reduction_input } = config;
         if num_features == 0 || num_features % 96 != 0 || cells == 0 {
             bail!("a NASNet {cells} @ {num_features}: cells must be more than 0, and features a multiple of 96")
         }
-        // The last cell has six blocks, with filters that were doubled twice; the stem's start at a quarter.
+        // The last cell has six blocks, with filters doubled twice; the stem's filters start at a quarter.
         let filters = num_features / 24;
 
         let norm = batch_norm(stem_size, layers::EPS, vb.pp("conv0.bn"))?;
-        // Its ReLU belongs to the cells, of which each starts with one.
+        // Each cell starts with a ReLU, so the convolution's ReLU replaces those of the cells that read it.
         let config = ConvConfig::default().stride(2).activation(Activation::Relu);
         let conv = conv2d_norm(3, stem_size, (3, 3), config, &norm, vb.pp("conv0.conv"))?.named("conv0");
         let conv_grid = Grid { channels: stem_size, halvings: 1 };
@@ -124,7 +124,7 @@ impl NasNet {
     }
 }
 
-/// `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax.
+/// Maps `(batch, 3, h, w)` to `(batch, classes)`: scores before the softmax.
 impl Module for NasNet {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let conv = self.conv.forward(x)?;

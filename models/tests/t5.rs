@@ -1,4 +1,4 @@
-//! T5 against transformers' and candle-transformers' on the same weights, and its step against whole passes.
+//! Compares T5 with transformers and candle-transformers on the same weights, and its decoder step with whole passes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use opara_models::t5::{Config, FeedForwardProj, Generator, T5Encoder, T5};
 const BATCH: usize = 2;
 const CPU: &Device = &Device::Cpu;
 
-/// The configurations of `reference/t5.py`, by the names of its files.
+/// The configurations of `reference/t5.py`, with the names of its files.
 fn models() -> [(&'static str, Config); 3] {
     let gelu = Config {
         feed_forward_proj: FeedForwardProj::GatedGelu,
@@ -33,13 +33,13 @@ fn load(config: &Config) -> Result<T5> {
     T5::load(seeded(DType::F32), config)
 }
 
-/// Token ids that differ from place to place.
+/// Token ids that vary from element to element.
 fn tokens(len: usize, step: usize) -> Result<Tensor> {
     let ids = (0..BATCH * len).map(|i| (i * step % Config::tiny().vocab_size) as u32).collect::<Vec<_>>();
     Tensor::from_vec(ids, (BATCH, len), CPU)
 }
 
-/// Item `i` has `visible[i]` of `len` tokens, then padding.
+/// A mask in which item `i` has `visible[i]` of `len` tokens, then padding.
 fn padding(visible: [usize; BATCH], len: usize) -> Result<Tensor> {
     let mask = visible.iter().flat_map(|&n| (0..len).map(move |i| u32::from(i < n))).collect::<Vec<_>>();
     Tensor::from_vec(mask, (BATCH, len), CPU)
@@ -49,7 +49,7 @@ fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
     (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?.max(0)?.to_scalar()
 }
 
-/// Fails where a number is further from the expected one than a rounding error.
+/// Asserts that the difference is at most a rounding error.
 #[track_caller]
 fn assert_close(got: &Tensor, expected: &Tensor, of: &str) {
     let difference = max_difference(got, expected).expect("tensors of one shape");
@@ -64,7 +64,7 @@ fn strict() -> opara_candle::Builder {
     OparaExecutor::builder().on_uncapturable(OnUncapturable::Error)
 }
 
-/// What transformers computed, and its inputs.
+/// The inputs and results of transformers.
 struct Expected(HashMap<String, Tensor>);
 
 impl Expected {
@@ -78,7 +78,7 @@ impl Expected {
         tensor.to_dtype(if tensor.dtype() == DType::I64 { DType::U32 } else { DType::F32 })
     }
 
-    /// What was generated: without the start token, up to the end token.
+    /// The generated tokens, without the start token, up to the end token.
     fn generated(&self, config: &Config) -> Result<Vec<Vec<u32>>> {
         let rows = self.get("generated")?.to_vec2::<u32>()?;
         let until_end = |row: Vec<u32>| row.into_iter().skip(1).take_while(|&t| t != config.eos_token_id).collect();
@@ -87,13 +87,13 @@ impl Expected {
 }
 
 #[test]
-fn results_are_those_of_transformers() -> Result<()> {
+fn results_match_transformers() -> Result<()> {
     for (name, config) in models() {
         let expected = Expected::of(name)?;
         let model = load(&config)?;
         let (ids, mask) = (expected.get("ids")?, expected.get("mask")?);
         let encoded = T5Encoder::load(seeded(DType::F32), &config)?.forward(&ids, Some(&mask))?;
-        // Nobody reads what stands where the padding is.
+        // Results at padded positions are not compared.
         assert_close(&encoded.get(0)?, &expected.get("encoded")?.get(0)?, name);
         assert_close(&encoded.get(1)?.narrow(0, 0, 13)?, &expected.get("encoded")?.get(1)?.narrow(0, 0, 13)?, name);
 
@@ -105,7 +105,7 @@ fn results_are_those_of_transformers() -> Result<()> {
 }
 
 #[test]
-fn outputs_are_those_of_transformers() -> Result<()> {
+fn generated_tokens_match_transformers() -> Result<()> {
     for (name, config) in models() {
         let expected = Expected::of(name)?;
         let model = Arc::new(load(&config)?);
@@ -119,7 +119,7 @@ fn outputs_are_those_of_transformers() -> Result<()> {
         }
         let (read, step) = generator.executors().expect("they were built");
         for report in [read.report(), step.report()] {
-            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{report}");
+            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Threads, true, &None), "{report}");
         }
     }
     Ok(())
@@ -147,10 +147,10 @@ fn reference_config(config: &Config) -> reference::Config {
     }
 }
 
-/// candle-transformers has the encoder's buckets in the decoder too, which agree up to a quarter of them; and where the
-/// embeddings are tied it multiplies by the root of `d_model` instead of dividing.
+/// candle-transformers differs in two ways. It uses the encoder's buckets in the decoder too; these agree up to a
+/// quarter of the buckets. If the embeddings are tied, it multiplies by the root of `d_model` instead of dividing.
 #[test]
-fn results_are_those_of_candle_transformers() -> Result<()> {
+fn results_match_candle_transformers() -> Result<()> {
     for (name, config) in models() {
         let config = Config { relative_attention_num_buckets: 32, relative_attention_max_distance: 128, ..config };
         let (ids, decoder_ids) = (tokens(40, 31)?, tokens(8, 17)?);
@@ -168,7 +168,7 @@ fn results_are_those_of_candle_transformers() -> Result<()> {
 }
 
 #[test]
-fn steps_give_the_logits_of_one_pass() -> Result<()> {
+fn steps_give_the_same_logits_as_one_pass() -> Result<()> {
     for (name, config) in models() {
         let model = load(&config)?;
         let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);
@@ -188,7 +188,7 @@ fn steps_give_the_logits_of_one_pass() -> Result<()> {
 }
 
 #[test]
-fn what_a_cache_holds_from_the_position_on_does_not_matter() -> Result<()> {
+fn cache_entries_from_the_position_on_are_ignored() -> Result<()> {
     let model = load(&Config::tiny())?;
     let memory = model.read(&tokens(21, 31)?, None)?;
     let (token, at) = (tokens(1, 5)?, Tensor::new(&[3u32], CPU)?);
@@ -203,7 +203,7 @@ fn what_a_cache_holds_from_the_position_on_does_not_matter() -> Result<()> {
 }
 
 #[test]
-fn padding_does_not_reach_the_tokens() -> Result<()> {
+fn padding_does_not_change_the_tokens() -> Result<()> {
     let model = load(&Config::tiny())?;
     let (ids, decoder_ids) = (tokens(17, 31)?, tokens(6, 17)?);
     let padded = model.forward(&ids, &decoder_ids, Some(&padding([5, 5], 17)?))?;
@@ -218,7 +218,11 @@ fn executors_give_the_same_bits() -> Result<()> {
         let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);
         let assert_replayed = |executor: &OparaExecutor| {
             let report = executor.report();
-            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Lanes, true, &None), "{name}: {report}");
+            assert_eq!(
+                (report.mode, report.verified, &report.reason),
+                (Mode::Threads, true, &None),
+                "{name}: {report}"
+            );
         };
 
         let encoder = T5Encoder::load(seeded(DType::F32), &config)?;
@@ -239,7 +243,7 @@ fn executors_give_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn a_generator_takes_other_shapes_with_a_mask_or_without() -> Result<()> {
+fn a_generator_accepts_other_shapes_with_and_without_a_mask() -> Result<()> {
     let model = Arc::new(load(&Config::tiny())?);
     let generator = Generator::new(model.clone(), 12, strict())?;
     assert!(generator.executors().is_none());
@@ -254,7 +258,7 @@ fn a_generator_takes_other_shapes_with_a_mask_or_without() -> Result<()> {
     Ok(())
 }
 
-/// The seeded weights, with what the feed-forward networks add `factor` times as large.
+/// The seeded weights with the outputs of the feed-forward networks scaled by `factor`.
 fn with_large_sums(config: &Config, dtype: DType, factor: f64) -> Result<VarBuilder<'static>> {
     let names = VarMap::new();
     T5::load(VarBuilder::from_varmap(&names, DType::F32, CPU), config)?;
@@ -269,9 +273,9 @@ fn with_large_sums(config: &Config, dtype: DType, factor: f64) -> Result<VarBuil
 }
 
 #[test]
-fn f16_is_finite_where_sums_leave_its_range_and_where_all_is_padding() -> Result<()> {
+fn f16_is_finite_if_sums_exceed_its_range_or_all_tokens_are_padding() -> Result<()> {
     for (name, config) in models() {
-        // With the second factor the sums that run through the stacks are beyond the largest number of f16.
+        // With the second factor the residual sums exceed the largest number of f16.
         for factor in [1., 3e5] {
             let load = |dtype| T5::load(with_large_sums(&config, dtype, factor)?, &config);
             let (model, full) = (load(DType::F16)?, load(DType::F32)?);
@@ -287,13 +291,13 @@ fn f16_is_finite_where_sums_leave_its_range_and_where_all_is_padding() -> Result
 }
 
 #[test]
-fn only_an_encoder_needs_no_decoder() -> Result<()> {
+fn an_encoder_loads_without_decoder_tensors() -> Result<()> {
     let config = Config::tiny();
     let weights = VarMap::new();
     let expected = T5::load(VarBuilder::from_varmap(&weights, DType::F32, CPU), &config)?;
     let tensors = weights.data().lock().expect("no thread panicked with it").clone();
     let tensors = tensors.into_iter().filter(|(name, _)| !name.starts_with("decoder."));
-    // Checkpoints of encoders alone call the embeddings by the encoder's name.
+    // Encoder-only checkpoints use the encoder's name for the embeddings.
     let named = |name: String| if name == "shared.weight" { "encoder.embed_tokens.weight".into() } else { name };
     let tensors = tensors.map(|(name, var)| (named(name), var.as_tensor().clone())).collect();
     let encoder = T5Encoder::load(VarBuilder::from_tensors(tensors, DType::F32, CPU), &config)?;
@@ -303,7 +307,7 @@ fn only_an_encoder_needs_no_decoder() -> Result<()> {
 }
 
 #[test]
-fn config_is_that_of_a_checkpoint() -> serde_json::Result<()> {
+fn configs_parse_those_of_checkpoints() -> serde_json::Result<()> {
     let small = r#"{
         "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
         "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
@@ -326,7 +330,7 @@ fn config_is_that_of_a_checkpoint() -> serde_json::Result<()> {
 }
 
 #[test]
-fn what_cannot_be_is_named() -> Result<()> {
+fn invalid_configurations_and_inputs_are_errors() -> Result<()> {
     let tiny = Config::tiny();
     for (config, part) in [
         (Config { relative_attention_num_buckets: 7, ..tiny.clone() }, "relative_attention_num_buckets 7"),

@@ -1,6 +1,5 @@
-//! GoogLeNet, Inception-v3 and NASNet-A against torchvision's and timm's on the same weights.
-//!
-//! `reference/vision.py` wrote what those compute.
+//! Compares GoogLeNet, Inception-v3 and NASNet-A with torchvision's and timm's on the same weights.
+//! `reference/vision.py` wrote the expected results.
 
 use std::error::Error;
 
@@ -17,7 +16,7 @@ const CLASSES: usize = 20;
 
 type Shape = (usize, usize, usize, usize);
 
-/// What a reference implementation computed.
+/// The result of a reference implementation.
 #[derive(Deserialize)]
 struct Reference {
     name: String,
@@ -54,14 +53,14 @@ fn short_nasnet(vb: VarBuilder) -> Result<Box<dyn Module + Send + Sync>> {
     Ok(Box::new(NasNet::load(vb, &nasnet::Config { num_classes: CLASSES, ..mobile })?))
 }
 
-/// The largest difference as a part of the largest value.
+/// The largest difference relative to the largest value.
 fn relative_error(got: &Tensor, expected: &Tensor) -> Result<f32> {
     let max = |x: Tensor| x.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();
     Ok(max((got - expected)?)? / max(expected.clone())?)
 }
 
 #[test]
-fn logits_are_those_of_torchvision_and_timm() -> std::result::Result<(), Box<dyn Error>> {
+fn logits_match_torchvision_and_timm() -> std::result::Result<(), Box<dyn Error>> {
     let references: Vec<Reference> = serde_json::from_str(include_str!("reference/vision.json"))?;
     for Reference { name, gain, shape, logits } in references {
         let vb = weights(gain, DType::F32);
@@ -97,7 +96,7 @@ fn f16_is_close() -> Result<()> {
 }
 
 #[test]
-fn the_executor_sees_every_operator() -> Result<()> {
+fn the_executor_captures_every_operator() -> Result<()> {
     let models = [
         ("googlenet", googlenet(weights(1., DType::F32), true)?, 32, 4),
         ("inception_v3", inception(weights(1., DType::F32))?, 75, 4),
@@ -110,7 +109,7 @@ fn the_executor_sees_every_operator() -> Result<()> {
             .on_uncapturable(OnUncapturable::Error)
             .build(move |x: &Tensor| model.forward(x), &image)?;
         let report = executor.report();
-        assert_eq!((report.mode, &report.reason), (Mode::Lanes, &None), "{name}");
+        assert_eq!((report.mode, &report.reason), (Mode::Threads, &None), "{name}");
         assert!(report.verified && report.width >= branches, "{name}: {} side by side", report.width);
         let got = executor.forward(&image)?;
         assert_eq!(got.to_vec2::<f32>()?, expected.to_vec2::<f32>()?, "{name}");
@@ -154,7 +153,7 @@ fn nasnet_needs_cells_and_channels_that_halve() {
 }
 
 #[test]
-fn configs_are_those_of_checkpoints() -> serde_json::Result<()> {
+fn configs_parse_those_of_checkpoints() -> serde_json::Result<()> {
     let timm = r#"{"architecture": "nasnetalarge", "num_classes": 1000, "num_features": 4032, "pretrained_cfg": {}}"#;
     assert_eq!(serde_json::from_str::<nasnet::Config>(timm)?, nasnet::Config::large());
     let timm = r#"{"architecture": "inception_v3", "num_classes": 10, "num_features": 2048}"#;

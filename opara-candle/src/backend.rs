@@ -118,12 +118,12 @@ pub(crate) trait Replay: Send + Sync {
     /// Replays with these inputs, which have the shapes and dtypes of the recording. Returns copies of the outputs.
     ///
     /// # Errors
-    /// [`Error::Freed`] once it [is stale](Self::is_stale); [`Error::Lent`] if another thread's closure borrows the outputs
+    /// [`Error::MemoryFreed`] once it [is stale](Self::is_stale); [`Error::OutputsBorrowed`] if another thread's closure borrows the outputs
     /// and this thread is inside such a closure, too: two threads could then wait for each other forever.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
     /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. The errors are those of [`call`](Self::call).
-    fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
+    fn call_zero_copy(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())
     }

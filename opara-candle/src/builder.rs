@@ -1,4 +1,4 @@
-//! How executors are built: settings, and functions and modules of every kind.
+//! The builder: settings of an executor, and the functions and modules that it wraps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle::{Module, Tensor};
 
 use crate::backend::Function;
-use crate::error::caught;
 use crate::executor::OparaExecutor;
 use crate::options::{OnStateful, OnUncapturable, Options};
+use crate::panics::caught;
 use crate::pipeline::stage::Stage;
 use crate::report::Report;
 use crate::scheduling::Scheduling;
@@ -29,20 +29,20 @@ use crate::{thread_bound, Error, Result};
 pub struct Builder(pub(crate) Options);
 
 impl Builder {
-    /// How launches are assigned to streams and ordered: a [`Policy`](crate::Policy), [`Tuning`](crate::Tuning) for a search with
-    /// settings of its own, or [`Scheduling::by`] for a scheduler of the user's own. Default:
+    /// The scheduling algorithm, which assigns launches to streams and orders them: a [`Policy`](crate::Policy),
+    /// [`Tuning`](crate::Tuning) for a search with its settings, or [`Scheduling::custom`] for a scheduler of the user's own. Default:
     /// [`Policy::Opara`](crate::Policy::Opara).
     pub fn policy(mut self, scheduling: impl Into<Scheduling>) -> Self {
         self.0.set_scheduling(scheduling.into());
         self
     }
 
-    /// A further example: inputs of the shapes, dtypes and device of those that the executor is built with, and with other
-    /// values. May be called several times. Building calls the module with each, compares replays on each, and keeps them to
-    /// build anew for these shapes; for other shapes they are not used.
+    /// Adds a further example: inputs with the same shapes, dtypes and device as the first example, and other values. May be called
+    /// several times. Building calls the module with each example and compares replays on each. Examples are kept, and used again
+    /// when these shapes are rebuilt; they are not used for other shapes.
     ///
-    /// Integers never get made-up values, since an id that is out of range would do harm (see [`verify`](Self::verify)). So
-    /// further examples are the one way to find that a module's host code looks at integers:
+    /// Building never makes up integers, since an id that is out of range could do harm (see [`verify`](Self::verify)). So only
+    /// further examples can show that a module's host code depends on integers:
     ///
     /// ```
     /// use candle::{Device, Tensor};
@@ -62,36 +62,35 @@ impl Builder {
         self
     }
 
-    /// Whether replay is compared with eager, bit for bit, while the executor is built. Default: yes. If not, building calls
-    /// the module with nothing but examples.
+    /// Compares the replay with eager execution, bit for bit, while building. Default: true. With `false`, building calls the module
+    /// with examples only.
     ///
-    /// Compared are the example, [further examples](Self::example), and copies of the example with other floats. On the CPU
-    /// these are one with the other signs, in reversed order and 0.75 times as large, and one that is 16 times as large (or a
-    /// 16th, if that is not finite). On a GPU, where host code that reads values is refused anyway, it is one in reversed
-    /// order, and 0.75 times as large if that alone changes nothing. Integers are those of an example.
+    /// Outputs are compared on the example, on [further examples](Self::example), and on copies of the example with altered floats.
+    /// On the CPU there are two copies: one negated, reversed and multiplied by 0.75; one multiplied by 16 (or by 1/16, if the product
+    /// is not finite). On a GPU, where reads by host code are refused anyway, there is one: reversed, and multiplied by 0.75 if
+    /// reversing changes nothing. Integers are never altered.
     ///
-    /// This finds most modules whose host code looks at values: a branch on the sign of a sum, a scale that is read from an
-    /// input. They run eagerly. What it cannot find, on the CPU:
+    /// This finds most modules whose host code depends on values: a branch on the sign of a sum, a scale that is read from an input.
+    /// They run eagerly. On the CPU it cannot find:
     ///
-    /// - a branch on integers that are the same in all examples, such as a mode or a position that is 0 in the only example.
-    ///   [`Report::same_in_all`](crate::Report::same_in_all) lists such inputs, and a warning names them;
-    /// - a branch on floats that all examples, and the two altered copies, take the same way, such as `max > 1000`;
-    /// - host code that changes what it does after some calls, such as at the tenth.
+    /// - a branch on integers that are equal in all examples, such as a mode, or a position that is 0 in the only example.
+    ///   [`Report::unvaried_inputs`](crate::Report::unvaried_inputs) lists such inputs, and a warning names them;
+    /// - a branch on floats that goes the same way for all examples and both copies, such as `max > 1000`;
+    /// - host code that changes its behaviour later, for example at the tenth call.
     pub fn verify(mut self, verify: bool) -> Self {
         self.0.verify = verify;
         self
     }
 
-    /// Whether launches that depend on no input run once, while the executor is built. Then a weight that changes in
-    /// place may not be seen by later calls. Default: yes.
+    /// Runs launches that depend on no input once, while building, instead of in every call. Later calls may then miss a weight that
+    /// is changed in place. Default: true.
     pub fn fold_constants(mut self, fold: bool) -> Self {
         self.0.settings.fold_constants = fold;
         self
     }
 
-    /// How many times a GPU's schedule is put under stress while the executor is built: the arena is filled with NaN
-    /// before each replay and random launches are held up, so that an edge that is missing shows as other bits than
-    /// eager's. Default: 0. With the feature `testing` alone.
+    /// Number of stress replays of a GPU schedule while building. Before each, the arena is filled with NaN, and random launches are
+    /// delayed, so that a missing dependency changes the bits of the output. Default: 0. Needs the feature `testing`.
     #[cfg(feature = "testing")]
     pub fn stress(mut self, rounds: u64) -> Self {
         self.0.stress = rounds;
@@ -110,82 +109,81 @@ impl Builder {
         self
     }
 
-    /// For how many sets of input shapes and dtypes a plan is kept, at least one; the least recently used goes first, with
-    /// all memory that is its own. Device memory for tensors inside a pass is shared by all plans and stays as large as the
-    /// largest has needed. Default: 8.
+    /// Maximum number of plans; there is one plan for each set of input shapes and dtypes. At least 1. The least recently used plan is
+    /// evicted first, and frees its own memory. All plans share the device memory for tensors inside a pass, which stays as large as
+    /// the largest plan needs. Default: 8.
     ///
-    /// A build takes as long as some hundred eager calls. So shapes that come back after they had to go are built again
-    /// sixteen times only; then they run eagerly, with a warning, until one of them has been called 1,000 times. The
-    /// [report](crate::Report::reason) says so.
+    /// A build takes as long as hundreds of eager calls. So evicted shapes are rebuilt sixteen times at most. Then they run
+    /// eagerly, with a warning and the [reason](crate::Report::reason) in the report, until one of them has been called 1,000 times.
     pub fn max_shapes(mut self, shapes: usize) -> Self {
         self.0.max_shapes = shapes.max(1);
         self
     }
 
-    /// Compares replays with eager execution in production: of the calls of each set of shapes, one in so many also runs
-    /// the module, on copies of the inputs, and both answers must have the same bits. If they do not, that is an error in
-    /// `tracing`, it is counted in the [report](crate::Report::mismatches), the call's answer is the module's, and these
-    /// shapes run eagerly from then on. 0 never does so, which is the default.
+    /// Compares replays with eager execution in production. For each set of shapes, one of `every` calls also runs the module, on
+    /// copies of the inputs, and both results must have the same bits. If they differ, the call returns the module's result, the
+    /// difference is a `tracing` error and is counted in the [report](crate::Report::mismatches), and these shapes run eagerly from
+    /// then on. Default: 0, which never compares.
     ///
-    /// This finds what no check while building can: host code of the module that changes its mind later, a setting or a
-    /// weight that was changed ([`OparaExecutor::invalidate`]). It costs an eager pass, a copy of the inputs and a
-    /// comparison on the device every so many calls, and a wait for that. A module that keeps state is moved on by the
-    /// additional pass; an error of that pass is the call's.
+    /// This finds changes after the build: host code whose behaviour changes, a changed setting or weight
+    /// ([`OparaExecutor::invalidate`]). A comparison costs an eager pass, a copy of the inputs, a comparison on the device, and a wait
+    /// for it. The additional pass advances the state of a module that keeps state. If it fails, the call returns its error.
     pub fn recheck(mut self, every: u64) -> Self {
         self.0.recheck = every;
         self
     }
 
-    /// How much device memory a plan may take beside weights, inputs and outputs, as a multiple of what the module's own
-    /// forward pass holds at its peak. More lets more branches run at the same time and keeps more constants; 1 or less
-    /// makes do with the least. Default: 1.15.
+    /// Limit of a plan's device memory, beside weights, inputs and outputs, as a multiple of the peak of the module's own forward pass.
+    /// A higher limit lets more branches run in parallel and more constants be folded. 1 or less uses as little memory as possible.
+    /// Default: 1.15.
     pub fn memory_factor(mut self, factor: f64) -> Self {
         self.0.settings.memory_factor = factor;
         self
     }
 
-    /// Whether a GPU's schedule of up to 4,096 launches that measures slower than the sequential one, than the graph's own edges
-    /// in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes no more than 1,024 branches), or, if it
-    /// has more than 32 streams, than itself on 32, gives way to that. Default: yes.
-    pub fn race(mut self, race: bool) -> Self {
-        self.0.race = race;
+    /// Benchmarks the chosen schedule on the GPU against up to three challengers while building, and keeps the fastest: the
+    /// sequential schedule; the graph's own edges in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes at
+    /// most 1,024 branches); and, if the schedule has more than 32 streams, the same on 32. Graphs above 4,096 launches are not
+    /// benchmarked. Default: true.
+    pub fn benchmark_challengers(mut self, benchmark: bool) -> Self {
+        self.0.benchmark_challengers = benchmark;
         self
     }
 
-    /// Whether chains of candle's kernels that go through the same elements become one launch each on a GPU: casts, sums,
-    /// products, activations of f32, f16 and bf16, and what is made of rows of up to 4,096 elements: sums, maxima, minima,
-    /// softmax, and norms. Alone, norms, softmax, what is not contiguous and what has many elements are replaced by a faster
-    /// launch. Each is a kernel of its own, compiled by NVRTC while the executor is built, which takes tenths of a second on
-    /// several cores, and is [kept](Self::kernel_cache). The bits stay the same, since all is rounded and added up as candle does it;
-    /// should a replay differ from eager execution all the same, the plan is built once more without. Where the compiler refuses a
-    /// kernel, its launches stay as they are; where NVRTC is not installed, all do. The [report](crate::Report::notes) says so.
-    /// NVRTC is loaded from the toolkit that the program was built with, or from the library that the environment variable
-    /// `OPARA_NVRTC` names. Default: yes.
+    /// Fuses candle's kernels on a GPU: consecutive element-wise ops (casts, sums, products, activations in f32, f16 and bf16) and
+    /// row-wise ops on rows of up to 4,096 elements (sums, maxima, minima, softmax, norms) become one launch. Norms, softmax, ops on
+    /// strided operands and ops on many elements are also replaced alone, by a faster kernel.
+    ///
+    /// The kernels are generated, and compiled by NVRTC while building. That takes tenths of a second on several cores; compiled
+    /// kernels are [cached](Self::kernel_cache). The bits stay the same, since every op rounds and adds up as candle's kernel does. If
+    /// a replay still differs from eager execution, the plan is rebuilt without fusion. A kernel that does not compile leaves its
+    /// launches unfused; without NVRTC none are fused. The [report](crate::Report::notes) says so. NVRTC is loaded from the toolkit
+    /// of the build, or from the library that the environment variable `OPARA_NVRTC` names. Default: true.
     pub fn fuse(mut self, fuse: bool) -> Self {
         self.0.fuse = fuse;
         self
     }
 
-    /// Folder that keeps kernels which were compiled for [fused](Self::fuse) launches from one start of the program to the next;
-    /// `None` keeps none. A file a module, some 10 KB a kernel, named by a hash of source, architecture and compiler, so that
-    /// none is ever stale; what is damaged is compiled anew. When the kernels and plans in a folder exceed 256 MiB, the least
-    /// recently used files go. Other files are never touched. Default: `opara-candle` in the user's folder for caches.
+    /// Cache folder for the compiled kernels of [fused](Self::fuse) launches; `None` switches the cache off. There is one file per
+    /// module, about 10 KB per kernel. Its name is a hash of source, architecture and compiler, so that no file can be stale; a
+    /// damaged file is compiled again. If kernels and plans in the folder exceed 256 MiB, the least recently used files are deleted.
+    /// Other files are never touched. Default: `opara-candle` in the user's cache folder.
     pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
         self.0.kernels = folder;
         self
     }
 
-    /// Writes what each [`Stage`] of building gave to a folder inside this one, named by dtypes and shapes of the inputs
+    /// Writes the result of each build [`Stage`] to a subfolder that is named by dtypes and shapes of the inputs
     /// (`f32-1x3x224x224`): `1-record.trace`, `2-fuse.trace` and `3-fold.trace` for `opara`, `4-analyse.dot` for Graphviz,
     /// `5-place.json`, `6-schedule.json`, `7-instantiate.json` (the schedule that was the fastest) and `8-verify.json` (the
-    /// report). What cannot be written is a warning. Default: nothing is written.
+    /// report). A file that cannot be written is a warning. Default: nothing is written.
     pub fn dump(mut self, folder: impl Into<PathBuf>) -> Self {
         self.0.dump = Some(folder.into());
         self
     }
 
-    /// Builds no further than this stage. Calls then run the module, as the report's reason says;
-    /// [`OparaExecutor::recorded_trace`] and [`OparaExecutor::trace`] give what the stages `record` and `fuse` made.
+    /// Stops building after this stage. Calls then run the module, and the report gives this as the reason.
+    /// [`OparaExecutor::recorded_trace`] and [`OparaExecutor::trace`] return the results of the stages `record` and `fuse`.
     /// Default: all stages.
     ///
     /// ```
@@ -204,21 +202,22 @@ impl Builder {
         self
     }
 
-    /// Wraps a module of one tensor to one tensor. One that is not [`Send`] goes to [`load`](Self::load).
+    /// Wraps a module from one tensor to one tensor. For a module that is not [`Send`] use
+    /// [`build_on_thread`](Self::build_on_thread).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn build(
         self,
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::load(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::build_on_thread(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<OparaExecutor> {
         self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
     }
 
-    /// Wraps a function of several tensors to several tensors. `inputs` are an example, all on one device. A function that
-    /// is not [`Send`] goes to [`load_fn`](Self::load_fn).
+    /// Wraps a function from several tensors to several tensors. `inputs` are an example, all on one device. For a function that is
+    /// not [`Send`] use [`build_fn_on_thread`](Self::build_fn_on_thread).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
@@ -230,11 +229,11 @@ impl Builder {
         OparaExecutor::wrap(self.0, guarded(function), inputs).map(warned)
     }
 
-    /// Wraps a module that is made where it then lives.
+    /// Wraps a module that is not [`Send`]: `make` builds it on a thread of this library, which then owns it.
     ///
     /// # Errors
-    /// See [`OparaExecutor::load`].
-    pub fn load<M: Module + 'static>(
+    /// See [`OparaExecutor::build_on_thread`].
+    pub fn build_on_thread<M: Module + 'static>(
         self,
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
@@ -243,15 +242,15 @@ impl Builder {
             let module = make()?;
             Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
         };
-        self.load_fn(make, std::slice::from_ref(input))
+        self.build_fn_on_thread(make, std::slice::from_ref(input))
     }
 
-    /// Wraps a function of several tensors to several tensors that is made where it then lives. `inputs` are an
-    /// example, all on one device.
+    /// Wraps a function from several tensors to several tensors that is not [`Send`]: `make` builds it on a thread of this library,
+    /// which then owns it. `inputs` are an example, all on one device.
     ///
     /// # Errors
-    /// See [`OparaExecutor::load`].
-    pub fn load_fn<F>(
+    /// See [`OparaExecutor::build_on_thread`].
+    pub fn build_fn_on_thread<F>(
         self,
         make: impl FnOnce() -> candle::Result<F> + Send + 'static,
         inputs: &[Tensor],
@@ -289,7 +288,7 @@ impl OparaExecutor {
     /// Wraps `module` and builds for inputs like `input`.
     ///
     /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
-    /// Give a function that makes it to [`load`](Self::load): `OparaExecutor::load(move || make(vb), &input)`.
+    /// Give a function that makes it to [`build_on_thread`](Self::build_on_thread): `OparaExecutor::build_on_thread(move || make(vb), &input)`.
     ///
     /// ```compile_fail,E0277
     /// # use candle::{Device, Tensor};
@@ -310,34 +309,39 @@ impl OparaExecutor {
     /// | on the example again, which must give the same bits | 1 | 1 |
     /// | while it is captured | | 2 |
     ///
-    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 for integers alone. More only for a reason: a capture is repeated for
-    /// an output that is an input, a weight or a view, where the driver breaks it off, or where two captures differ in a
-    /// library's kernels. Where something speaks against a recording, the example is called again, once on the CPU and twice
-    /// on a GPU, to tell whether that is state. If a capture shows state and the answers show none, another thread may have
-    /// replaced a table meanwhile: example and captures are repeated, up to 12 times. All is done twice if kernels that were fused prove wrong. A module of plain
-    /// candle operators on the CPU is called twice. [`OnStateful::Eager`](crate::OnStateful::Eager) calls it 0 times.
+    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 if all inputs are integers. There are more calls in these cases:
+    ///
+    /// - A capture is repeated if an output is an input, a weight or a view, if the driver aborts it, or if two captures differ in a
+    ///   library's kernels.
+    /// - If two passes differ, the example is called again, once on the CPU and twice on a GPU, to find out whether the module keeps
+    ///   state.
+    /// - If captures show state and the results do not, another thread may have replaced a table: example and captures are repeated,
+    ///   up to 12 times.
+    /// - If fused kernels give wrong results, everything is done again without fusion.
+    ///
+    /// A module of plain candle operators on the CPU is called twice. With [`OnStateful::Eager`](crate::OnStateful::Eager) it is not
+    /// called.
     ///
     /// # Errors
-    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Driver`] if the driver refuses something
-    /// that it should not, [`Error::OutOfMemory`] if the device has no memory for a forward pass (without memory for a replay the
-    /// module runs eagerly), [`Error::DeviceLost`] if every call on the device fails. [`Error::Stateful`] if it keeps state on
-    /// the host, or draws random numbers in a way that cannot be told from state; tables that the first call makes, and later ones find, are none. A module that cannot be captured is no
-    /// error: it runs eagerly.
+    /// The module's own errors; [`Error::Panicked`] if it panics; [`Error::Driver`] if the driver fails unexpectedly;
+    /// [`Error::OutOfMemory`] if the device has no memory for a forward pass (without memory for a replay the module runs eagerly);
+    /// [`Error::DeviceLost`] if every call on the device fails; [`Error::Stateful`] if the module keeps state on the host, or draws
+    /// random numbers in a way that looks like state. A table that the first call creates and later calls reuse is not state. A module
+    /// that cannot be captured is not an error: it runs eagerly.
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn new(
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::load(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::build_on_thread(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<Self> {
         Self::builder().build(module, input)
     }
 
-    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that holds a [`candle_nn::Sequential`]: `make`
-    /// makes it on a thread of this library, where it lives, and is dropped some time after the executor.
+    /// Wraps a module that is not [`Send`] or not [`Sync`], such as one that contains a [`candle_nn::Sequential`]. `make` constructs
+    /// it on a thread of this library. The module stays on that thread, and is dropped there some time after the executor.
     ///
-    /// The executor itself may go to any thread, and replays run on the caller's. Calls that run the module (of a new
-    /// shape, or in eager mode) take turns on that one thread with all other modules that live there, and with captures.
-    /// So `make` and the module must not wait for a thread that uses an executor; an executor that they call themselves
-    /// runs its own module as it is.
+    /// The executor itself may move to any thread, and replays run on the caller's thread. Calls that run the module (a new shape,
+    /// eager mode) run on the module's thread, one at a time. So `make` and the module must not wait for a thread that calls this
+    /// executor. An executor that the module itself calls runs its own module eagerly.
     ///
     /// ```
     /// use candle::{DType, Device, Module, Tensor};
@@ -351,18 +355,18 @@ impl OparaExecutor {
     ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
     /// };
     /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
-    /// let fast = OparaExecutor::load(make, &x)?;
+    /// let fast = OparaExecutor::build_on_thread(make, &x)?;
     /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
-    pub fn load<M: Module + 'static>(
+    pub fn build_on_thread<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
     ) -> Result<Self> {
-        Self::builder().load(make, input)
+        Self::builder().build_on_thread(make, input)
     }
 
     /// Settings other than the defaults, and functions of several tensors.
@@ -373,10 +377,10 @@ impl OparaExecutor {
 
 /// The executor, with a warning about inputs whose values verification could not change.
 fn warned(executor: OparaExecutor) -> OparaExecutor {
-    let Report { same_in_all, verified_inputs, .. } = executor.report();
-    if !same_in_all.is_empty() {
+    let Report { unvaried_inputs, verified_inputs, .. } = executor.report();
+    if !unvaried_inputs.is_empty() {
         tracing::warn!(
-            inputs = ?same_in_all,
+            inputs = ?unvaried_inputs,
             verified_inputs,
             "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
              does not depend on them in a way that a replay does not follow"

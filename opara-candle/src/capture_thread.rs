@@ -11,7 +11,7 @@ use std::sync::mpsc::{channel, Sender};
 
 use parking_lot::Mutex;
 
-use crate::error::caught;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::{Error, Result};
 

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Where compiled kernels and tuned plans are kept.
+/// The cache folder of compiled kernels and tuned plans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cache {
     /// Nowhere.
@@ -37,7 +37,7 @@ pub(crate) struct Environment {
     pub no_verify: bool,
     /// `OPARA_CACHE`.
     pub cache: Option<Cache>,
-    /// `OPARA_NVRTC`: the library to load in place of the toolkit's.
+    /// `OPARA_NVRTC`: the library to load instead of the toolkit's.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "kernels are compiled for GPUs"))]
     pub nvrtc: Option<OsString>,
 }

@@ -125,7 +125,7 @@ fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
 }
 
 /// The integer inputs that have the same values in all examples. It is unknown whether results depend on them.
-pub(crate) fn same_in_all(examples: &[Example]) -> Result<Vec<usize>> {
+pub(crate) fn unvaried_inputs(examples: &[Example]) -> Result<Vec<usize>> {
     let Some((first, others)) = examples.split_first() else { return Ok(Vec::new()) };
     let mut same = Vec::new();
     for (index, input) in first.inputs.iter().enumerate().filter(|(_, t)| t.dtype().is_int() && t.elem_count() > 0) {
@@ -220,10 +220,10 @@ mod tests {
         let example = |ids: &[u32], x: f32| {
             Ok::<_, candle::Error>(Example::new(vec![Tensor::new(ids, CPU)?, Tensor::new(x, CPU)?], &[], 0.))
         };
-        assert_eq!(same_in_all(&[example(&[1], 0.)?])?, [0]);
-        assert_eq!(same_in_all(&[example(&[1], 0.)?, example(&[1], 1.)?])?, [0]);
-        assert!(same_in_all(&[example(&[1], 0.)?, example(&[2], 0.)?])?.is_empty());
-        assert!(same_in_all(&[])?.is_empty());
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?])?, [0]);
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?, example(&[1], 1.)?])?, [0]);
+        assert!(unvaried_inputs(&[example(&[1], 0.)?, example(&[2], 0.)?])?.is_empty());
+        assert!(unvaried_inputs(&[])?.is_empty());
         Ok(())
     }
 }

@@ -83,18 +83,18 @@ impl OparaExecutor {
         Ok(executor)
     }
 
-    /// Outputs of their own, which no later call overwrites.
+    /// Replays the module, and returns new output tensors that no later call overwrites.
     ///
     /// # Errors
     /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new
-    /// shape those of [`new`](Self::new); and [`Error::Lent`] in a closure of [`lend`](Self::lend) that has the outputs of
-    /// the same shapes.
+    /// shape those of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that borrows the
+    /// outputs of the same shapes.
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.check(inputs)?;
         if is_nested() {
             return Ok((self.function)(inputs)?);
         }
-        let key = self.unlent(inputs)?;
+        let key = self.unborrowed_key(inputs)?;
         let replayed = self.replayed(&key, inputs, |entry, replay, expected| {
             let outputs = replay.call(inputs)?;
             Ok(match expected {
@@ -109,27 +109,27 @@ impl OparaExecutor {
         Ok((self.function)(inputs)?)
     }
 
-    /// Lends the outputs to `f` without copying them: the next call overwrites them, so a tensor that must outlive `f`
-    /// has to be copied there ([`Tensor::copy`]).
+    /// [`call`](Self::call) without copying the outputs: `f` borrows the executor's own output buffers. The next call overwrites
+    /// them, so `f` must copy a tensor that is to outlive it ([`Tensor::copy`]).
     ///
-    /// On a GPU `f` runs with these outputs locked: other threads' calls of the same shapes wait until it returns, so it
-    /// must not wait for them. It may call any other executor, and this one with other shapes. If another thread's closure
-    /// has the outputs of those, the module runs eagerly instead of waiting, since that closure may wait for this one. A
-    /// panic of `f` passes through, and later calls are answered as ever.
+    /// On a GPU these buffers are locked while `f` runs: other threads' calls of the same shapes wait until it returns, so it
+    /// must not wait for them. `f` may call any other executor, and this one with other shapes. If another thread's closure
+    /// borrows the outputs of those shapes, the module runs eagerly instead of waiting, since both closures could wait for each
+    /// other. A panic in `f` unwinds to the caller, and later calls work.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call), and [`Error::Lent`] if `f` calls this executor with inputs of the same shapes and
+    /// Those of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
     /// dtypes, in eager mode too, so that it does not depend on what could be captured.
-    pub fn lend<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
+    pub fn call_zero_copy<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.check(inputs)?;
         if is_nested() {
             return Ok(f(&(self.function)(inputs)?));
         }
-        let key = self.unlent(inputs)?;
+        let key = self.unborrowed_key(inputs)?;
         let mut f = Some(|outputs: &[Tensor]| zero_copy::with_borrowed(self.id, &key, || f(outputs)));
         let mut result = None;
         self.replayed(&key, inputs, |entry, replay, expected| {
-            replay.lend(inputs, &mut |outputs| {
+            replay.call_zero_copy(inputs, &mut |outputs| {
                 let outputs = match &expected {
                     Some(expected) if !self.agree(&key, entry, expected, outputs) => expected,
                     _ => outputs,
@@ -195,11 +195,11 @@ impl OparaExecutor {
     /// Shapes and dtypes of these inputs.
     ///
     /// # Errors
-    /// [`Error::Lent`] if this thread is in a closure that has the outputs of the same.
-    pub(crate) fn unlent(&self, inputs: &[Tensor]) -> Result<Key> {
+    /// [`Error::OutputsBorrowed`] if this thread is inside a closure that borrows the outputs of these shapes.
+    pub(crate) fn unborrowed_key(&self, inputs: &[Tensor]) -> Result<Key> {
         let key = key(inputs);
         match zero_copy::is_borrowed(self.id, &key) {
-            true => Err(Error::Lent),
+            true => Err(Error::OutputsBorrowed),
             false => Ok(key),
         }
     }
@@ -216,8 +216,8 @@ impl OparaExecutor {
             let entry = self.plan(key, inputs)?;
             let replay = entry.plan.replay.as_ref().filter(|replay| replay.accepts(inputs));
             let Some(replay) = replay else { return Ok(None) };
-            // Before the replay, which holds a lock while its outputs are lent. Like the replay on contiguous inputs, of
-            // which products may round otherwise than of others, and on copies, should the module write to them.
+            // Before the replay, which holds a lock while its outputs are borrowed. On contiguous inputs, like the replay, since
+            // matmuls of strided inputs may round differently; and on copies, in case the module writes to its inputs.
             let expected = match entry.is_nth(self.rechecks.every) {
                 true => {
                     let copies = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
@@ -227,9 +227,9 @@ impl OparaExecutor {
             };
             match f(&entry, &**replay, expected) {
                 // Since it was looked up: the next look-up builds it anew.
-                Err(Error::Freed) => {}
+                Err(Error::MemoryFreed) => {}
                 // To a closure of another thread.
-                Err(Error::Lent) => return Ok(None),
+                Err(Error::OutputsBorrowed) => return Ok(None),
                 result => return result.map(Some),
             }
         }
@@ -265,13 +265,13 @@ impl OparaExecutor {
         let arena = self.arena.lock().clone();
         for _ in 0..ATTEMPTS {
             match pipeline::build(&self.function, inputs, &self.options, &arena) {
-                Err(Error::Freed) => {}
+                Err(Error::MemoryFreed) => {}
                 built => return built,
             }
         }
         match self.options.on_uncapturable {
-            OnUncapturable::Eager => Ok(pipeline::eager(&Error::Freed, inputs, &self.options)),
-            OnUncapturable::Error => Err(Error::Freed),
+            OnUncapturable::Eager => Ok(pipeline::eager(&Error::MemoryFreed, inputs, &self.options)),
+            OnUncapturable::Error => Err(Error::MemoryFreed),
         }
     }
 

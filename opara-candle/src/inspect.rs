@@ -1,4 +1,4 @@
-//! What an executor tells of itself: reports, recorded traces, schedules and times.
+//! Inspection of an executor: reports, traces, schedules and times.
 
 use std::sync::Arc;
 
@@ -14,13 +14,14 @@ use crate::timeline::Timeline;
 use crate::trace::Trace;
 use crate::{Error, OparaExecutor, Result};
 
-/// All of these but [`report`](Self::report) take inputs, and answer for their shapes and dtypes. Shapes that were not built
-/// yet are built first, as a call with them does.
+/// # Inspection
+/// All of these but [`report`](Self::report) take inputs, and describe the plan of their shapes and dtypes. Like a call, they build a
+/// plan that is missing.
 impl OparaExecutor {
-    /// What answers calls of the example's shapes, and what became of the executor since it was built.
+    /// Describes the plan of the example's shapes, and counts events of the executor.
     ///
-    /// If the example's plan has had to go ([`invalidate`](Self::invalidate), [`max_shapes`](crate::Builder::max_shapes)), this
-    /// tells of it as it was, until it is built anew.
+    /// If that plan was dropped ([`invalidate`](Self::invalidate), [`max_shapes`](crate::Builder::max_shapes)), this describes the last
+    /// one, until it is rebuilt.
     pub fn report(&self) -> Report {
         match self.plans.example_report() {
             Some(report) => self.with_counts(report),
@@ -28,7 +29,7 @@ impl OparaExecutor {
         }
     }
 
-    /// What answers calls with inputs like these, and what became of the executor since it was built.
+    /// Describes the plan for inputs like these, and counts events of the executor.
     ///
     /// # Errors
     /// Those of [`call`](Self::call).
@@ -36,8 +37,8 @@ impl OparaExecutor {
         Ok(self.with_counts(self.entry(inputs)?.plan.report.clone()))
     }
 
-    /// What is replayed for inputs like these: the launches that were recorded, each group of
-    /// [fused](crate::Builder::fuse) ones as one op. [`measure`](Self::measure) measures its ops.
+    /// The trace that is replayed for inputs like these: the recorded launches, with each group of [fused](crate::Builder::fuse) ones as
+    /// one op. [`measure`](Self::measure) measures its ops.
     ///
     /// # Errors
     /// [`Error::NotRecorded`] in eager mode, and those of [`call`](Self::call).
@@ -45,7 +46,7 @@ impl OparaExecutor {
         self.built(inputs, |plan| plan.trace.as_deref().cloned())
     }
 
-    /// The launches as the module made them for inputs like these, before any was fused.
+    /// The recorded trace for inputs like these, before fusion.
     ///
     /// # Errors
     /// As for [`trace`](Self::trace).
@@ -53,7 +54,7 @@ impl OparaExecutor {
         self.built(inputs, |plan| plan.recorded.as_deref().cloned())
     }
 
-    /// The ops that every call with inputs like these runs, which a timeline's spans refer to, and how they are scheduled.
+    /// The ops that every call with inputs like these runs, and their schedule. The spans of a timeline refer to these ops.
     ///
     /// # Errors
     /// As for [`trace`](Self::trace).
@@ -62,30 +63,28 @@ impl OparaExecutor {
         Ok((planned.prepared.ops.trace.clone(), planned.schedule.clone()))
     }
 
-    /// The schedule for inputs like these as a picture in SVG: its simulated timeline, one lane a stream. With the feature
-    /// `svg` alone.
+    /// Draws the schedule for inputs like these as SVG: its simulated timeline, one row per stream. Needs the feature `svg`.
     ///
     /// # Errors
     /// As for [`trace`](Self::trace).
     #[cfg(feature = "svg")]
-    pub fn picture(&self, inputs: &[Tensor]) -> Result<String> {
+    pub fn schedule_svg(&self, inputs: &[Tensor]) -> Result<String> {
         let planned = self.built(inputs, |plan| plan.planned.clone())?;
         let Planned { prepared, schedule, .. } = &*planned;
         let trace = &prepared.ops.trace;
-        let device = opara_plan::simulate::Device::of(&trace.device);
+        let device = opara_plan::simulate::DeviceModel::of(&trace.device);
         let timeline = opara_plan::simulate::simulate(&prepared.problem(), schedule, &device);
         let (ops, streams, waits) = (trace.ops.len(), schedule.streams(), schedule.wait_count());
         let title = format!("{ops} ops on {streams} streams, {waits} waits, simulated on {}", trace.device.name);
         Ok(timeline.to_svg(trace, &title))
     }
 
-    /// What was recorded for inputs like these, with all that can be measured of it: the time that each op takes alone
-    /// on the device, and for each policy, and for the DAG with the edges that others imply, the time of a replay and the
-    /// share of the device in use.
+    /// Measures the trace for inputs like these: the time of each op alone on the device; and for each policy, and for the DAG without
+    /// transitive reduction, the time of a replay and the share of the device in use.
     ///
-    /// An op's time is its median over replays of the sequential schedule, in which it finds its counters, workspaces
-    /// and operands as it should. Ops that are folded into constants run in no replay and have none. Policies are replayed
-    /// in turns. Single ops are measured by CUPTI, which must be installed; no profiler may be attached.
+    /// An op's time is its median over replays of the sequential schedule, where its counters, workspaces and operands are valid.
+    /// Ops that are folded into constants do not run in replays, and have no time. Replays of the policies are interleaved. CUPTI
+    /// measures the ops: it must be installed, and no profiler may be attached.
     ///
     /// # Errors
     /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
@@ -95,7 +94,7 @@ impl OparaExecutor {
         planned.measure(entry.plan.replay.as_deref().ok_or(Error::NotMeasurable)?, inputs)
     }
 
-    /// When each op of the schedule ran in one replay: the one of median length of some.
+    /// Measures when each op of the schedule runs, in the replay of median length among several.
     ///
     /// # Errors
     /// As for [`measure`](Self::measure).
@@ -104,13 +103,12 @@ impl OparaExecutor {
         planned.timeline(inputs)
     }
 
-    /// What answers calls with inputs like these. A look at it is no call: it neither keeps a plan from having to go nor has a
-    /// lost one built again sooner.
+    /// The plan for inputs like these. This does not count as a call: it does not affect evictions or rebuilds.
     fn entry(&self, inputs: &[Tensor]) -> Result<Arc<Entry>> {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {
             Some(entry) => Ok(entry),
-            None => self.plan(&self.unlent(inputs)?, inputs),
+            None => self.plan(&self.unborrowed_key(inputs)?, inputs),
         }
     }
 
@@ -123,7 +121,7 @@ impl OparaExecutor {
 
     fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
         self.check(inputs)?;
-        let entry = self.plan(&self.unlent(inputs)?, inputs)?;
+        let entry = self.plan(&self.unborrowed_key(inputs)?, inputs)?;
         let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
         Ok((entry, planned))
     }

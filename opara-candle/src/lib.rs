@@ -33,6 +33,7 @@ mod measure;
 pub mod nn;
 pub mod ops;
 mod options;
+mod panics;
 mod pipeline;
 mod plans;
 pub mod prelude;

@@ -82,7 +82,7 @@ impl Planned {
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
-    /// Sets that runs take in turns.
+    /// Sets that runs use alternately.
     pub inputs: Vec<&'a [Tensor]>,
     pub device: &'a Device,
     /// The set of the next run.
@@ -107,6 +107,6 @@ impl Bench for Replays<'_> {
 impl Replays<'_> {
     /// Microseconds of one replay.
     pub fn lap(&self, replay: &dyn Replay, inputs: &[Tensor]) -> Result<f64> {
-        Ok(timing::timed(self.device, || replay.lend(inputs, &mut |_| ()))?.1)
+        Ok(timing::timed(self.device, || replay.call_zero_copy(inputs, &mut |_| ()))?.1)
     }
 }

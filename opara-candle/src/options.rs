@@ -19,23 +19,22 @@ use crate::tune::Tuning;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUncapturable {
-    /// Run it as it is, with the reason in a `tracing` warning and in the report.
+    /// Run it eagerly, with the reason in a `tracing` warning and in the report.
     #[default]
     Eager,
     /// Return the reason as an error.
     Error,
 }
 
-/// What to do with a module that keeps state on the host from one call to the next: a cache in a `RefCell` or a `Mutex`, a
-/// counter.
+/// What to do with a module that keeps state on the host between calls, such as a counter, or a cache in a `RefCell` or a `Mutex`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStateful {
-    /// Return [`Error::Stateful`](crate::Error::Stateful) if building finds state. By then it has called the module.
+    /// Return [`Error::Stateful`](crate::Error::Stateful) if building detects state. The module has been called by then.
     #[default]
     Error,
-    /// The module is known to keep state, or to draw random numbers: building does not call it at all, and every call of the
-    /// executor runs it as it is. So answers are those of the module alone, from the first call on.
+    /// The module is known to keep state, or to draw random numbers: building does not call it, and every call runs it eagerly. So
+    /// results are the module's own from the first call on.
     Eager,
 }
 
@@ -55,7 +54,7 @@ pub(crate) struct Options {
     pub on_stateful: OnStateful,
     pub max_shapes: usize,
     pub recheck: u64,
-    pub race: bool,
+    pub benchmark_challengers: bool,
     pub fuse: bool,
     /// Folder that keeps compiled kernels.
     pub kernels: Option<PathBuf>,
@@ -72,7 +71,7 @@ impl Options {
             Scheduling::Policy(Policy::Tuned) => (Arc::new(Policy::Tuned) as _, Some(Tuning::default()), false),
             Scheduling::Policy(policy) => (Arc::new(policy) as _, None, false),
             Scheduling::Tuned(tuning) => (Arc::new(Policy::Tuned) as _, Some(tuning), false),
-            Scheduling::Own(scheduler) => (scheduler, None, true),
+            Scheduling::Custom(scheduler) => (scheduler, None, true),
         };
     }
 
@@ -115,7 +114,7 @@ impl Default for Options {
             on_stateful: OnStateful::default(),
             max_shapes: 8,
             recheck: 0,
-            race: true,
+            benchmark_challengers: true,
             fuse: true,
             kernels: disk_cache::folder(),
             dump: None,

@@ -46,7 +46,7 @@ impl Entry {
 /// Why the plan of some shapes was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Cause {
-    /// Plans of other shapes took its place.
+    /// It was evicted by plans of other shapes.
     Evicted,
     /// The module freed memory that it read.
     Freed,
@@ -282,7 +282,7 @@ mod tests {
         Plan::default()
     }
 
-    /// Calls with so many shapes in turns, and returns how many builds that took.
+    /// Calls with that many shapes alternately, and returns the number of builds.
     fn builds(plans: &Plans, shapes: std::ops::Range<usize>, rounds: usize) -> usize {
         let mut builds = 0;
         for rows in (0..rounds).flat_map(|_| shapes.clone()) {

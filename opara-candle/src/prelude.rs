@@ -8,7 +8,7 @@
 //! let x = Tensor::new(&[-1f32, 2.], &Device::Cpu)?;
 //! let fast = OparaExecutor::new(|x: &Tensor| ops::relu(x), &x)?;
 //! assert_eq!(fast.forward(&x)?.to_vec1::<f32>()?, [0., 2.]);
-//! assert_eq!(fast.report().mode, Mode::Lanes);
+//! assert_eq!(fast.report().mode, Mode::Threads);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -1,4 +1,4 @@
-//! What an executor did: as text and as JSON.
+//! The report of an executor, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,8 +14,8 @@ use crate::tune::Findings;
 pub enum Mode {
     /// One launch of a CUDA graph.
     Graph,
-    /// Worker threads, one lane a stream.
-    Lanes,
+    /// Worker threads of the CPU, which run the ops of different streams at the same time.
+    Threads,
     /// The module itself.
     #[default]
     Eager,
@@ -26,18 +26,18 @@ impl Mode {
     pub fn name(self) -> &'static str {
         match self {
             Mode::Graph => "graph",
-            Mode::Lanes => "lanes",
+            Mode::Threads => "threads",
             Mode::Eager => "eager",
         }
     }
 }
 
 impl Mode {
-    /// What it means, in a few words.
-    fn told(self) -> &'static str {
+    /// An explanation in a few words.
+    fn explained(self) -> &'static str {
         match self {
             Mode::Graph => "one launch of a CUDA graph",
-            Mode::Lanes => "on worker threads",
+            Mode::Threads => "on worker threads of the CPU",
             Mode::Eager => "the module itself runs",
         }
     }
@@ -49,8 +49,8 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What was built for one set of input shapes, and what became of the executor since. In eager mode the counts of what was
-/// built are 0.
+/// Describes what was built for one set of input shapes, and counts events of the executor since then. In eager mode the numbers of
+/// the plan are 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -58,18 +58,18 @@ pub struct Report {
     pub device: String,
     /// How calls are answered.
     pub mode: Mode,
-    /// Why not as asked: what stood in the way of a capture, or which check failed.
+    /// Why calls run eagerly, or otherwise than requested: the cause of a refused capture, or the check that failed.
     pub reason: Option<String>,
-    /// What could be faster and is not, and why: what the GPU or the build for it lacks, launches that are not fused since their
-    /// kernels cannot be compiled. Answers are the same.
+    /// Missed optimizations and their causes: features that the GPU or the build lacks, launches whose fused kernels do not compile.
+    /// Results are not affected.
     pub notes: Vec<String>,
     /// Name of the policy that made the schedule.
     pub policy: String,
-    /// What the search for a tuned schedule found.
+    /// The result of the search for a tuned schedule.
     pub tuning: Option<Findings>,
-    /// Launches of one forward pass, as the module makes them.
+    /// Launches of one forward pass of the module.
     pub ops: usize,
-    /// Launches that became part of others.
+    /// Launches that were fused into others.
     pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
     pub folded: usize,
@@ -77,9 +77,9 @@ pub struct Report {
     pub edges: usize,
     /// Dependencies after transitive reduction.
     pub edges_reduced: usize,
-    /// The most launches that lie equally deep in the graph.
+    /// Width of the graph: the maximum number of launches of one depth.
     pub width: usize,
-    /// Launches on the longest path.
+    /// Depth of the graph: the number of launches on the longest path.
     pub depth: usize,
     /// Streams of the schedule.
     pub streams: usize,
@@ -87,39 +87,39 @@ pub struct Report {
     pub waits: usize,
     /// Buffers in the arena.
     pub buffers: usize,
-    /// Bytes of those buffers, were each to have a place of its own.
+    /// Total size of these buffers in bytes, without sharing.
     pub buffer_bytes: u64,
     /// Bytes of the arena.
     pub arena_bytes: u64,
-    /// Size of the arena that library workspaces share among all executors of the device, as far as this one uses it.
+    /// Bytes that this executor uses of the arena for library workspaces, which all executors of the device share.
     pub workspace_bytes: u64,
-    /// Bytes that folded launches filled once and that stay.
+    /// Bytes of constants that folded launches computed.
     pub constant_bytes: u64,
-    /// Whether replay and eager gave the same bits, on as many inputs as `verified_inputs` says.
+    /// Did the replay give the same bits as eager execution, on `verified_inputs` inputs?
     pub verified: bool,
-    /// Different inputs that replay and eager were compared on.
+    /// Number of inputs on which the replay was compared with eager execution.
     pub verified_inputs: usize,
-    /// Which inputs, all of integers, had the same values in every one of these: whether outputs depend on their values in a
-    /// way that a replay does not follow is not known. [`Builder::example`](crate::Builder::example) gives further values.
-    pub same_in_all: Vec<usize>,
-    /// Milliseconds of each stage of building. `forward` is the module's own calls, see
-    /// [`OparaExecutor::new`](crate::OparaExecutor::new) for their number.
+    /// Indices of integer inputs that had the same values in all of these comparisons. It is unknown whether host code of the module
+    /// depends on their values. [`Builder::example`](crate::Builder::example) gives further values.
+    pub unvaried_inputs: Vec<usize>,
+    /// Milliseconds of each part of building. `forward` are the module's own calls; [`OparaExecutor::new`](crate::OparaExecutor::new)
+    /// has their number.
     pub build_ms: BTreeMap<&'static str, f64>,
-    /// Microseconds of the fastest eager forward seen while building, host and device.
+    /// Microseconds of the fastest eager call while building, host and device.
     pub eager_us: f64,
-    /// Microseconds of the fastest replay seen while building, host and device.
+    /// Microseconds of the fastest replay while building, host and device.
     pub replay_us: f64,
-    /// Of the executor: plans that were built again, since other shapes had taken their place
-    /// ([`max_shapes`](crate::Builder::max_shapes)) or the module had freed memory that they read.
+    /// Rebuilds of plans of the executor, because they were evicted ([`max_shapes`](crate::Builder::max_shapes)) or the module had freed
+    /// memory that they read.
     pub rebuilds: u64,
-    /// Of the executor: calls that the module answered, too, for comparison ([`recheck`](crate::Builder::recheck)).
+    /// Calls of the executor that also ran the module for comparison ([`recheck`](crate::Builder::recheck)).
     pub rechecks: u64,
-    /// How many of those calls had two different answers. Their shapes run eagerly since.
+    /// Re-checks whose results differed. The shapes of such calls run eagerly since.
     pub mismatches: u64,
 }
 
 impl Report {
-    /// That of calls which run the module, for this reason, from now on.
+    /// The report of a plan that runs the module from now on, for this reason.
     pub(crate) fn eagerly(&self, reason: String) -> Report {
         Report {
             device: self.device.clone(),
@@ -132,7 +132,7 @@ impl Report {
 }
 
 impl Report {
-    /// What there is to say where the module itself answers: nothing was built.
+    /// The rows of an eager report, which has no plan.
     fn eager_rows(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
         if !self.build_ms.is_empty() {
             row("build, ms", self.stages())?;
@@ -143,7 +143,7 @@ impl Report {
         self.counts(row)
     }
 
-    /// What became of the executor since it was built.
+    /// Events of the executor since it was built.
     fn counts(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
         if self.rebuilds > 0 {
             row("rebuilds", self.rebuilds.to_string())?;
@@ -165,7 +165,7 @@ impl Report {
             1 => "bit for bit, on one input".into(),
             n => format!("bit for bit, on {n} inputs"),
         };
-        match &self.same_in_all[..] {
+        match &self.unvaried_inputs[..] {
             [] => inputs,
             same => format!("{inputs}, with the same integers in inputs {same:?}"),
         }
@@ -176,7 +176,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("device", self.device.clone())?;
-        row("mode", format!("{} ({})", self.mode, self.mode.told()))?;
+        row("mode", format!("{} ({})", self.mode, self.mode.explained()))?;
         if let Some(reason) = &self.reason {
             row("reason", reason.clone())?;
         }
@@ -226,7 +226,7 @@ mod tests {
         let text = eager.to_string();
         let rows: Vec<&str> = text.lines().map(|line| line.split("  ").next().unwrap_or_default()).collect();
         assert_eq!(rows, ["device", "mode", "reason", "eager, us"], "{eager}");
-        let replayed = Report { mode: Mode::Lanes, ..built }.to_string();
+        let replayed = Report { mode: Mode::Threads, ..built }.to_string();
         for row in ["ops", "dependencies", "streams", "buffers", "same as eager", "replay, us"] {
             assert!(replayed.lines().any(|line| line.starts_with(row)), "{row}: {replayed}");
         }

@@ -1,12 +1,12 @@
-//! How an executor schedules what it recorded: one setting of one type.
+//! The scheduling setting of an executor.
 
 use std::sync::Arc;
 
 use crate::schedule::{Policy, Scheduler};
 use crate::tune::Tuning;
 
-/// How launches are assigned to streams and ordered, for [`Builder::policy`](crate::Builder::policy): a [`Policy`], a search
-/// with its settings ([`Tuning`]), or a [`Scheduler`] of the user's own. The first two convert into it.
+/// The scheduling algorithm, for [`Builder::policy`](crate::Builder::policy): a [`Policy`], a search with its settings ([`Tuning`]),
+/// or a user's [`Scheduler`]. The first two convert into it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -21,24 +21,24 @@ use crate::tune::Tuning;
 ///
 /// let fixed = OparaExecutor::builder().policy(Policy::Nimble);
 /// let tuned = OparaExecutor::builder().policy(Tuning::default().budget(Duration::from_secs(8)));
-/// let own = OparaExecutor::builder().policy(Scheduling::by(Own));
+/// let own = OparaExecutor::builder().policy(Scheduling::custom(Own));
 /// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Scheduling {
     /// A policy of this library.
     Policy(Policy),
-    /// The fastest schedule that a search finds by running many on the device: [`Policy::Tuned`] with settings.
+    /// [`Policy::Tuned`] with settings: the fastest schedule of a search that benchmarks many on the device.
     Tuned(Tuning),
-    /// A scheduler of the user's own. Each of its schedules is proven against the trace: one that lets an op overtake
-    /// another that it depends on is [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
-    Own(Arc<dyn Scheduler>),
+    /// A user's scheduler. Each of its schedules is checked against the trace: a violated dependency is
+    /// [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
+    Custom(Arc<dyn Scheduler>),
 }
 
 impl Scheduling {
-    /// A scheduler of the user's own.
-    pub fn by(scheduler: impl Scheduler + 'static) -> Self {
-        Scheduling::Own(Arc::new(scheduler))
+    /// Schedules by a user's scheduler.
+    pub fn custom(scheduler: impl Scheduler + 'static) -> Self {
+        Scheduling::Custom(Arc::new(scheduler))
     }
 }
 

@@ -11,7 +11,7 @@ use candle::Tensor;
 use crate::backend::Function;
 use crate::capture_thread::CaptureThread;
 use crate::cpu::record as cpu;
-use crate::error::caught;
+use crate::panics::caught;
 use crate::trace::scope;
 use crate::{cuda, Result};
 

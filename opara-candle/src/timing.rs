@@ -4,7 +4,7 @@ use candle::Device;
 
 use crate::Result;
 pub use opara_plan::latency::{Latency, Sample};
-pub(crate) use opara_plan::stopwatch::{wall_us, Stages};
+pub(crate) use opara_plan::stopwatch::{wall_us, StageTimes};
 
 /// One call of `f`, by the device's clock and by the host's.
 ///

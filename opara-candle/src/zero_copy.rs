@@ -61,13 +61,13 @@ impl OutputLock {
     /// Waits until nobody holds the buffers, and takes them.
     ///
     /// # Errors
-    /// [`Error::Lent`] if a closure holds them and this thread is inside a closure, too. Waiting could then last forever:
+    /// [`Error::OutputsBorrowed`] if a closure holds them and this thread is inside a closure, too. Waiting could then last forever:
     /// two threads may each be inside a closure and call the executor whose outputs the other one's closure holds.
     pub fn take(&self) -> Result<HeldOutputs<'_>> {
         let mut holder = self.holder.lock();
         while *holder != Holder::Nobody {
             if *holder == Holder::Closure && is_inside() {
-                return Err(Error::Lent);
+                return Err(Error::OutputsBorrowed);
             }
             self.changed.wait(&mut holder);
         }
@@ -134,7 +134,7 @@ mod tests {
             held.pass_to_closure();
             Ok(with_borrowed(own as u64, &key(1), || {
                 both.wait();
-                let refused = matches!(locks[1 - own].take(), Err(Error::Lent));
+                let refused = matches!(locks[1 - own].take(), Err(Error::OutputsBorrowed));
                 both.wait();
                 refused
             }))
@@ -164,7 +164,7 @@ mod tests {
             held.pass_to_closure();
             waiting.join().expect("no panic")
         });
-        assert!(matches!(outcome, Err(Error::Lent)));
+        assert!(matches!(outcome, Err(Error::OutputsBorrowed)));
         Ok(())
     }
 

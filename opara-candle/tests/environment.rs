@@ -1,4 +1,5 @@
-//! `docs/environment.md`: each test runs once more, in a process of its own whose environment it sets.
+//! Tests of `docs/environment.md`. Each test runs itself again in a separate process with certain environment
+//! variables.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,10 +11,11 @@ use opara_candle::candle::{Device, Tensor};
 use opara_candle::prelude::*;
 use opara_candle::{ops, Builder};
 
-/// Tells a test that it runs in the process of its own.
+/// Set in the separate process of a test.
 const RUNNING: &str = "OPARA_ISOLATED_TEST";
 
-/// What the test `name` prints with these variables set; `None` in that process itself.
+/// Runs the test `name` in a separate process with these variables and returns its output. Returns `None` in that
+/// process itself.
 fn printed_with(name: &str, variables: &[(&str, &str)]) -> Result<Option<String>> {
     if std::env::var(RUNNING).is_ok_and(|running| running == name) {
         return Ok(None);
@@ -34,7 +36,7 @@ fn input() -> Result<Tensor> {
     Ok(Tensor::new(&[-1f32, 2.], &Device::Cpu)?)
 }
 
-/// An executor of a ReLU, and how often building has called it.
+/// Builds an executor of a ReLU, and counts the calls during building.
 fn relu(builder: Builder) -> Result<(OparaExecutor, usize)> {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
@@ -64,19 +66,19 @@ fn executors_are_switched_off() -> Result<()> {
 fn verification_is_switched_off() -> Result<()> {
     if printed_with("verification_is_switched_off", &[("OPARA_VERIFY", "0"), ("OPARA_FUSE", "0")])?.is_none() {
         let report = relu(OparaExecutor::builder().verify(true))?.0.report();
-        ensure!((report.mode, report.verified, report.fused) == (Mode::Lanes, false, 0), "{report}");
+        ensure!((report.mode, report.verified, report.fused) == (Mode::Threads, false, 0), "{report}");
     }
     Ok(())
 }
 
 #[test]
-fn values_that_are_none_are_warned_of_once() -> Result<()> {
-    let name = "values_that_are_none_are_warned_of_once";
+fn invalid_values_are_warned_of_once() -> Result<()> {
+    let name = "invalid_values_are_warned_of_once";
     let Some(printed) = printed_with(name, &[("OPARA_OFF", "yes"), ("OPARA_VERIFY", "no")])? else {
         tracing_subscriber::fmt().with_ansi(false).init();
         for _ in 0..2 {
             let report = relu(OparaExecutor::builder())?.0.report();
-            ensure!((report.mode, report.verified) == (Mode::Lanes, true), "{report}");
+            ensure!((report.mode, report.verified) == (Mode::Threads, true), "{report}");
         }
         return Ok(());
     };
@@ -86,17 +88,17 @@ fn values_that_are_none_are_warned_of_once() -> Result<()> {
     Ok(())
 }
 
-/// Files of tuned plans in a folder.
+/// Counts the files of tuned plans in a folder.
 fn plans(folder: &Path) -> Result<usize> {
     let files = std::fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
     Ok(files.iter().filter(|file| file.file_name().to_string_lossy().ends_with(".plan.json")).count())
 }
 
 #[test]
-fn plans_are_kept_elsewhere_or_nowhere() -> Result<()> {
-    /// Where the program keeps its plans.
+fn plans_are_cached_in_another_folder_or_not_at_all() -> Result<()> {
+    /// The folder that the program sets for its plans.
     const OWN: &str = "FOLDER_OF_THE_PROGRAM";
-    let name = "plans_are_kept_elsewhere_or_nowhere";
+    let name = "plans_are_cached_in_another_folder_or_not_at_all";
     for (elsewhere, in_own, in_other) in [(None, 1, 0), (Some(true), 0, 1), (Some(false), 0, 0)] {
         let (own, other) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let own = own.path().to_str().context("a name in UTF-8")?;

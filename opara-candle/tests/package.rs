@@ -1,11 +1,11 @@
-//! What a user's build gets: the default features, and the crates that come with them.
+//! The dependencies of a user's build: the default features and their crates.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{ensure, Context};
 
-/// Lines of `cargo tree` for a user who depends on a crate with its default features.
+/// The lines of `cargo tree` for a user who depends on a crate with its default features.
 fn tree(arguments: &[&str]) -> anyhow::Result<Vec<String>> {
     let cargo = Command::new(env!("CARGO"))
         .args(["tree", "--offline", "--locked", "--prefix", "none", "--no-dedupe"])
@@ -18,7 +18,7 @@ fn tree(arguments: &[&str]) -> anyhow::Result<Vec<String>> {
 }
 
 #[test]
-fn nothing_for_tests_is_in_a_users_build() -> anyhow::Result<()> {
+fn test_features_are_not_default_features() -> anyhow::Result<()> {
     let features = tree(&["-e", "normal", "-p", "opara-candle", "--depth", "0", "--format", "{f}"])?.concat();
     for feature in ["testing", "faults", "cuda"] {
         ensure!(!features.split(',').any(|enabled| enabled == feature), "`{feature}` is a default feature: {features}");
@@ -26,11 +26,11 @@ fn nothing_for_tests_is_in_a_users_build() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many crates of a user's build are there for this crate and not for candle, itself and `opara-plan` among them.
+/// The number of crates in a user's build that candle does not need, including this crate and `opara-plan`.
 const CRATES: usize = 21;
 
 #[test]
-fn a_users_build_gains_few_crates() -> anyhow::Result<()> {
+fn a_users_build_adds_few_crates_to_candles() -> anyhow::Result<()> {
     let crates = |package| -> anyhow::Result<BTreeSet<String>> {
         let lines = tree(&["-e", "normal", "-p", package])?;
         Ok(lines.into_iter().map(|line| line.split(" (").next().unwrap_or_default().to_string()).collect())

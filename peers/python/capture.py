@@ -1,4 +1,4 @@
-"""Captures launches into a CUDA graph that copies its input in and replays."""
+"""Captures launches into a CUDA graph; a call copies the input and replays the graph."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,11 @@ WARM_UP_CALLS = 3
 
 
 def release_workspaces() -> None:
-    """Drops the workspaces that torch keeps for cuBLAS, one a stream; later calls make new ones.
+    """Drops torch's cuBLAS workspaces, one per stream; later calls allocate new ones.
 
-    A graph keeps the address of its workspace, and others drop the workspaces too (torch.compile before it records). So
-    a capture must make its own, in its own pool, where nobody else can get the memory while the graph lives.
+    A graph keeps the address of its workspace, but other code drops the workspaces too (torch.compile before it
+    records). So a capture must allocate its own workspace in its own pool, whose memory stays reserved while the graph
+    lives.
     """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -21,16 +22,16 @@ def release_workspaces() -> None:
 def captured(
     launch: Callable[[torch.Tensor], tuple[torch.Tensor, object]], x: torch.Tensor, stream: torch.cuda.Stream
 ) -> Callable[[], torch.Tensor]:
-    """The call that copies `x` to a static tensor and replays what `launch` does with that, captured on `stream`.
+    """Captures `launch` of a static tensor on `stream`. Returns a call that copies `x` to that tensor and replays.
 
-    `launch` returns its result and whatever else must outlive the capture.
+    `launch` returns its result and an object that must outlive the capture.
     """
     static = x.clone()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_CALLS):
             kept = launch(static)
-            # Before anything is dropped that another stream may be reading.
+            # Other streams may still read the tensors that are dropped next.
             torch.cuda.synchronize()
             del kept
     release_workspaces()
@@ -38,7 +39,7 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         output, kept = launch(static)
-    # From here on its memory belongs to the graph alone.
+    # The graph's pool keeps their memory reserved.
     del kept
 
     def call() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The models that are measured and their inputs, those of `models/tests/reference/full.py` with any seed and batch."""
+"""The measured models and their inputs: those of `models/tests/reference/full.py` with any seed and batch size."""
 
 import pathlib
 import sys
@@ -11,19 +11,19 @@ from full import DeepFM  # noqa: E402
 from torch_seeded import fill, ids, images  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
-# Sides of the pictures.
+# Side of the input images in pixels.
 PICTURES = {"googlenet": 224, "inception": 299, "nasnet": 331}
 TRANSFORMERS = ("bert", "t5")
 TOKENS = 128
 FIELDS = 26
 VOCAB = 10000
-# With these a convolution's results are about as large as its inputs.
+# These gains keep a convolution's outputs about as large as its inputs.
 GAIN = 2**0.5
 NASNET_GAIN = 1.2
 
 
 class LastHidden(torch.nn.Module):
-    """An encoder of transformers as a function from tokens to hidden states."""
+    """Wraps an encoder of transformers as a function from tokens to hidden states."""
 
     def __init__(self, encoder: torch.nn.Module):
         super().__init__()
@@ -34,10 +34,10 @@ class LastHidden(torch.nn.Module):
 
 
 def without_masks():
-    """transformers, for encoders of texts that fill their batch.
+    """Imports transformers and turns attention masks off, for batches without padding.
 
-    Where it is captured or compiled it cannot see that nothing is masked, and makes a mask of ones. That has no stride along
-    the keys, which PyTorch's fused attention does not take: it would fall back to products in f32.
+    When it is captured or compiled, transformers cannot see that nothing is masked, and creates a mask of ones. That
+    mask has stride 0 along the keys. PyTorch's fused attention does not support this and falls back to matmuls in f32.
     """
     import transformers
     from transformers.masking_utils import AttentionMaskInterface
@@ -47,13 +47,13 @@ def without_masks():
 
 
 def bert(seed: int) -> torch.nn.Module:
-    """BERT-base. The whole is filled, since names of seeded tensors start with `bert.`."""
+    """BERT-base. The full model is filled, because names of seeded tensors start with `bert.`."""
     transformers = without_masks()
     return LastHidden(fill(transformers.BertForMaskedLM(transformers.BertConfig()), seed).bert)
 
 
 def t5(seed: int) -> torch.nn.Module:
-    """T5-small's encoder, whose bias of positions lies as PyTorch's fused attention takes it."""
+    """T5-small's encoder, with a contiguous position bias, which PyTorch's fused attention requires."""
     transformers = without_masks()
     config = transformers.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8)
     encoder = fill(transformers.T5ForConditionalGeneration(config), seed).get_encoder()
@@ -96,7 +96,7 @@ def build(model: str, dtype: str, seed: int, device: torch.device) -> torch.nn.M
 
 
 def example(model: str, dtype: str, batch: int, seed: int, device: torch.device) -> torch.Tensor:
-    """The input: tokens or values of fields as int64, or seeded pictures in `dtype`."""
+    """The input: tokens or field values as int64, or seeded images in `dtype`."""
     if side := PICTURES.get(model):
         return images(seed, (batch, 3, side, side)).to(device, DTYPES[dtype])
     return ids((batch, TOKENS if model in TRANSFORMERS else FIELDS), VOCAB).to(device)
@@ -104,7 +104,7 @@ def example(model: str, dtype: str, batch: int, seed: int, device: torch.device)
 
 @dataclass(frozen=True)
 class Cell:
-    """What `load` made: one model in one type with one input. The model takes the input alone and gives one tensor."""
+    """The result of `load`: a model in one dtype with one input. The model maps this input to one tensor."""
 
     model: str
     dtype: str

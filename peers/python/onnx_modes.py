@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider with its CUDA graph, on models exported from PyTorch."""
+"""Runs models exported from PyTorch with ONNX Runtime's CUDA provider and its CUDA graph."""
 
 import importlib.util
 import os
@@ -13,11 +13,11 @@ import sample
 from models import PICTURES, Cell
 from torch_modes import Prepared
 
-# Of one protobuf message; a larger model has its weights beside it.
+# The limit of a protobuf message. The weights of a larger model are stored in a separate file.
 MAX_MESSAGE_BYTES = 2**31 - 2**20
-# An example of batch 1 would make the export take the batch for a constant.
+# With an example of batch size 1 the export would treat the batch size as a constant.
 EXPORT_BATCH = 2
-# ONNX Runtime runs once as usual, captures, and replays from then on.
+# ONNX Runtime runs the model once without capture, captures it, and then replays it.
 FIRST_RUNS = 3
 QUIET = 3
 
@@ -27,7 +27,7 @@ def weight_bytes(module: torch.nn.Module) -> int:
 
 
 def export(cell: Cell, path: pathlib.Path, dynamic: bool) -> None:
-    """Writes the model to `path`, for any batch or for that of the cell."""
+    """Exports the model to `path`, for any batch size (`dynamic`) or for the cell's."""
     x = cell.input
     if dynamic:
         x = x[:1].expand(EXPORT_BATCH, *x.shape[1:]).contiguous()
@@ -45,7 +45,7 @@ def export(cell: Cell, path: pathlib.Path, dynamic: bool) -> None:
 
 
 def batch_symbol(path: pathlib.Path) -> str | None:
-    """What the batch is called in the model's input, or None where it is a number."""
+    """The symbol of the batch size in the model's input, or None if it is a number."""
     import onnx
 
     batch = onnx.load(path, load_external_data=False).graph.input[0].type.tensor_type.shape.dim[0]
@@ -53,7 +53,7 @@ def batch_symbol(path: pathlib.Path) -> str | None:
 
 
 def exported(cell: Cell, cache: pathlib.Path) -> pathlib.Path:
-    """The model in `cache`, exported if it is not there: for any batch if that can be done, else for the cell's."""
+    """The path of the model in `cache`. Exports it if needed: for any batch size if possible, else for the cell's."""
     import onnx
 
     key = f"{cell.model}-{cell.dtype}-seed{cell.seed}-torch{torch.__version__}-onnx{onnx.__version__}"
@@ -62,20 +62,20 @@ def exported(cell: Cell, cache: pathlib.Path) -> pathlib.Path:
         if (path := folder / "model.onnx").exists():
             return path
     for dynamic, folder in folders.items():
-        # Into place only when it is whole: another worker may look, and this one may be killed.
+        # Renamed only when complete: another worker may read the cache, and this one may be killed.
         part = pathlib.Path(tempfile.mkdtemp(dir=cache, prefix="part-"))
         try:
             export(cell, part / "model.onnx", dynamic)
             if dynamic and batch_symbol(part / "model.onnx") is None:
-                raise RuntimeError("the export took the batch for a constant")
+                raise RuntimeError("the export treated the batch size as a constant")
             os.replace(part, folder)
             return folder / "model.onnx"
         except Exception as error:
             if (path := folder / "model.onnx").exists():
-                return path  # Another worker's, exported meanwhile.
+                return path  # Another worker exported it meanwhile.
             if not dynamic:
                 raise
-            print(f"no export of {key} for any batch, so for {cell.batch}: {error}")
+            print(f"cannot export {key} for any batch size; exporting it for {cell.batch}: {error}")
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
@@ -92,7 +92,7 @@ def options(path: pathlib.Path, batch: int):
 
 
 def check() -> None:
-    """Raises what is to be installed, if something is missing."""
+    """Raises an error that names missing packages, if any."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise RuntimeError(f"{', '.join(missing)} missing; pip install -r requirements.txt")
@@ -105,7 +105,7 @@ def check() -> None:
 
 
 class OnnxModes:
-    """ONNX Runtime on one stream of torch's, with TF32 for models of pictures: one switch is for all operators."""
+    """ONNX Runtime on one of torch's streams. TF32 is on for image models; one switch covers all operators."""
 
     packages = ("onnxruntime-gpu", "onnxruntime", "onnx", "onnxscript", "torchvision", "transformers", "timm")
     modes = ["graph"]
@@ -115,8 +115,7 @@ class OnnxModes:
         self.temporary = None if cache else tempfile.TemporaryDirectory()
         self.cache = pathlib.Path(cache or self.temporary.name)
         self.cache.mkdir(parents=True, exist_ok=True)
-        # All of torch's work too, so that its events are on the stream that the session runs on. The default stream
-        # cannot be captured.
+        # torch uses the same stream, so that its events measure the session. The default stream cannot be captured.
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
 
@@ -125,11 +124,11 @@ class OnnxModes:
         torch.cuda.empty_cache()
 
     def prepare(self, mode: str, cell: Cell) -> Prepared:
-        """Exports the model if it has not been, and makes a session that replays its CUDA graph.
+        """Exports the model if needed, and creates a session that replays its CUDA graph.
 
-        `peak_bytes` is what the GPU had free before the session was made, less what it has after the first runs and the
-        size of the model's file, which are the weights: ONNX Runtime gives nothing back meanwhile. It includes what its
-        arena holds in reserve, the static input and output, and, in a process's first session, what libraries load.
+        `peak_bytes` is the free GPU memory before the session is created, minus that after the first runs, minus the
+        size of the model's file (the weights). ONNX Runtime releases no memory in between. The number includes its
+        arena's reserve, the static input and output, and, in a process's first session, the libraries' allocations.
         """
         if mode not in self.modes:
             raise ValueError(f"unknown mode {mode!r}: one of {', '.join(self.modes)}")
@@ -148,7 +147,7 @@ class OnnxModes:
         return Prepared(call, max(0, before - after - weights), note)
 
     def session(self, path: pathlib.Path, cell: Cell, output: torch.Tensor, shared: bool) -> sample.Call:
-        """A session that has captured its graph, on torch's stream if `shared`, else on one of its own."""
+        """Creates a session with a captured graph, on torch's stream if `shared`, else on a separate one."""
         import onnxruntime
 
         provider = {
@@ -163,10 +162,10 @@ class OnnxModes:
             path,
             options(path, cell.batch),
             providers=[("CUDAExecutionProvider", provider)],
-            # It would try again without the options, and its error would be lost.
+            # The fallback would retry without the options and hide the error.
             enable_fallback=0,
         )
-        # Where the provider's library does not load, only the CPU's is left.
+        # If the library of the CUDA provider does not load, only the CPU provider is left.
         if "CUDAExecutionProvider" not in session.get_providers():
             raise RuntimeError("onnxruntime could not load its CUDA provider; its reason is in the log")
         run = onnxruntime.RunOptions()

@@ -1,7 +1,6 @@
 """Opara's two algorithms (Chen et al., IEEE Transactions on Computers 2024) on any DAG.
 
-A DAG is a mapping from each operator to the operators whose results it reads, in an order in which an operator comes
-after all that it reads.
+A DAG maps each operator to the operators whose results it reads, in topological order.
 """
 
 from collections import defaultdict, deque
@@ -15,8 +14,8 @@ Dag = Mapping[Op, Sequence[Op]]
 def chains(dag: Dag) -> dict[Op, int]:
     """Alg. 1: the stream of each operator, counted from 0.
 
-    An operator goes on in the stream of the first of those that it reads that nobody else goes on from yet. It opens a
-    stream where there is none.
+    An operator continues the stream of the first of its predecessors that no other operator continues yet. Without such
+    a predecessor it opens a new stream.
     """
     stream, continued, count = {}, set(), 0
     for op, reads in dag.items():
@@ -31,10 +30,10 @@ def chains(dag: Dag) -> dict[Op, int]:
 
 
 def launch_order(dag: Dag, is_compute: Callable[[Op], bool]) -> list[Op]:
-    """Alg. 2 with equal demands: the order of launches, in turns compute- and memory-intensive while both are ready.
+    """Alg. 2 with equal demands: the launch order, alternately compute- and memory-intensive while both are ready.
 
-    The paper takes from each kind the operator that demands the least resources; here it is the one that is ready for
-    longest.
+    From each kind, the paper takes the operator with the least resource demand; here it is the one that has been ready
+    the longest.
     """
     readers = {op: [] for op in dag}
     waiting = {op: len(set(reads)) for op, reads in dag.items()}
@@ -60,15 +59,15 @@ def launch_order(dag: Dag, is_compute: Callable[[Op], bool]) -> list[Op]:
 
 
 def crossings(dag: Dag, stream: Mapping[Op, Hashable]) -> set[Op]:
-    """The operators that are read on another stream than their own, hence need an event."""
+    """The operators whose results are read on another stream, so that they need an event."""
     return {other for op, reads in dag.items() for other in reads if stream[other] != stream[op]}
 
 
 def with_hazards(dag: Dag, touched: Mapping[Op, set], written: Mapping[Op, set]) -> dict[Op, list[Op]]:
-    """`dag` with an edge wherever one of two operators changes in place a buffer that the other touches.
+    """Adds an edge to `dag` between two operators if one of them modifies a buffer in place that the other uses.
 
-    `touched` has the buffers that an operator is given, `written` those of them that it changes. Edges go the way of
-    the order of `dag`, which is that of the program.
+    `touched` maps an operator to its buffers, `written` to those that it modifies. Edges follow the order of `dag`,
+    which is program order.
     """
     ordered, writer, readers = {}, {}, defaultdict(list)
     for op, reads in dag.items():

@@ -1,7 +1,7 @@
 """Opara over torch.fx: the operators of a module on several streams, captured into one CUDA graph.
 
-Two things differ from the paper: every operator's demand is taken as equal (`opara.launch_order`), and whether one is
-compute-intensive is read from its name. The input and the weights have no stream: they are there beforehand.
+Two things differ from the paper: all operators are assumed to have equal resource demand (`opara.launch_order`), and
+compute-intensive operators are recognized by name. The input and the weights exist beforehand and have no stream.
 """
 
 from collections.abc import Callable
@@ -13,31 +13,31 @@ from torch.utils._pytree import tree_leaves
 import capture
 import opara
 
-# Operators and classes of modules, in lower case, that arithmetic bounds; all others are taken as bound by memory.
+# Compute-bound operators and module classes, in lower case; all others are assumed to be memory-bound.
 COMPUTE = {
     *("conv1d", "conv2d", "conv3d", "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum"),
     "scaled_dot_product_attention",
 }
-# Checks that torch.export leaves in a graph: they launch nothing, and would hold places in chains.
+# Checks that torch.export leaves in a graph. They launch nothing, but would occupy positions in chains.
 CHECKS = {"_assert_tensor_metadata"}
 
 
 def trace(model: torch.nn.Module, x: torch.Tensor, symbolic: bool) -> tuple[GraphModule, str]:
-    """The graph of `model` and who traced it: symbolic_trace where `symbolic` and it can, torch.export otherwise."""
+    """The graph of `model` and the tracer's name: symbolic_trace if `symbolic` and possible, else torch.export."""
     module = traced_by = None
     if symbolic:
         try:
             module, traced_by = torch.fx.symbolic_trace(model), "symbolic_trace"
-        except Exception:  # Whatever a model's own code raises when it meets a proxy.
+        except Exception:  # The model's code may raise anything when it is given a proxy.
             pass
     if module is None:
-        # Guards would be operators in the graph, and this input is the only one.
+        # Guards would become operators in the graph, and this input is the only one.
         module, traced_by = torch.export.export(model, (x,)).module(check_guards=False), "torch.export"
     for n in list(module.graph.nodes):
         if is_call(n) and operator(module, n) in CHECKS:
             module.graph.erase_node(n)
     if traced_by == "torch.export":
-        # What only checks read. Nodes of symbolic_trace do not say which of them change something in place.
+        # Removes inputs of the checks. Not after symbolic_trace, whose nodes do not tell in-place operators.
         module.graph.eliminate_dead_code()
     return module, traced_by
 
@@ -47,7 +47,7 @@ def is_call(node: Node) -> bool:
 
 
 def operator(module: GraphModule, node: Node) -> str:
-    """The name of a node's operator or module class, in lower case and without overload."""
+    """The name of a node's operator or module class, in lower case and without the overload."""
     if node.op == "call_module":
         return type(module.get_submodule(node.target)).__name__.lower()
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
@@ -55,7 +55,7 @@ def operator(module: GraphModule, node: Node) -> str:
 
 
 class Plan:
-    """Which operators a module has, what each waits for, the stream of each, and the order of launches."""
+    """The operators of a module, their dependencies, their streams, and the launch order."""
 
     def __init__(self, module: GraphModule, x: torch.Tensor):
         self.module = module
@@ -69,7 +69,7 @@ class Plan:
         self.order = opara.launch_order(self.dag, lambda n: operator(module, n) in COMPUTE)
 
     def start(self, x: torch.Tensor) -> Interpreter:
-        """An interpreter that has the input and the weights, and drops nothing."""
+        """An interpreter that holds the input and the weights, and keeps all values."""
         interpreter = Interpreter(self.module, garbage_collect_values=False)
         interpreter.env, interpreter.args_iter = {}, iter([x])
         for n in self.ready:
@@ -77,9 +77,10 @@ class Plan:
         return interpreter
 
     def memory(self, operators, x: torch.Tensor) -> tuple[dict[Node, set[int]], dict[Node, set[int]]]:
-        """The storages that each operator is given, and those of them that it changes in place, seen in one run.
+        """The storages that each operator uses, and those that it modifies in place, observed in one run.
 
-        All values live until its end, so that an address is one storage; views share it, and the counter of changes.
+        All values are kept until the end, so that an address identifies a storage. Views share the storage and its
+        version counter.
         """
         interpreter, touched, written = self.start(x), {}, {}
         for n in operators:
@@ -92,19 +93,19 @@ class Plan:
 
 
 def parallel(plan: Plan, x: torch.Tensor) -> tuple[Callable[[], torch.Tensor], str]:
-    """Captures `plan` with a stream a chain, and returns the call that copies `x` and replays, with a note."""
-    # torch hands out 32 streams in turns, so that of more chains some share one. Comparing streams and not chains is
-    # right then too, since an operator is launched after all that it waits for.
+    """Captures `plan` with one stream per chain. Returns the call that copies `x` and replays, and a note."""
+    # torch hands out 32 streams in rotation, so that some of more than 32 chains share one. Comparing streams instead
+    # of chains is still correct, because an operator is launched after its predecessors.
     streams = [torch.cuda.Stream() for _ in range(plan.chains)]
     stream = {n: streams[chain] for n, chain in plan.chain.items()}
     main, others = streams[0], [s for s in dict.fromkeys(streams) if s != streams[0]]
     awaited = opara.crossings(plan.dag, stream)
 
     def launch(static: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Launches all between a fork from and a join to `main`; returns the output, and all values, to be kept.
+        """Forks from `main`, launches all operators, and joins. Returns the output, and all values to keep alive.
 
-        The allocator knows a tensor only by the stream that made it, and gives its memory to that stream's next
-        operator once it is dropped, though another stream may read it still. So nothing is dropped before the end.
+        The allocator tracks a tensor only by the stream that created it. Once the tensor is dropped, it gives the memory
+        to that stream's next operator, even if another stream still reads it. So nothing is dropped before the end.
         """
         interpreter, done = plan.start(static), {}
         for s in others:

@@ -1,4 +1,4 @@
-"""Times calls: device, wall and host time a call, many calls, and time a kernel."""
+"""Measures calls: device, wall and host time per call, throughput, and time per kernel."""
 
 import gc
 import json
@@ -15,12 +15,12 @@ Call = Callable[[], torch.Tensor]
 PROFILED_CALLS = 10
 SPIN_CALLS = 8
 MIN_FLUSH_BYTES = 256 * 2**20
-# Categories of the profiler's events that occupy the GPU.
+# Categories of profiler events that occupy the GPU.
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def synchronize() -> None:
-    """Waits for the device; on the CPU results are there when a call returns."""
+    """Waits for the device. On the CPU results are complete when a call returns."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -37,12 +37,12 @@ class Flush:
     def __call__(self) -> None:
         if self.buffer is not None:
             self.buffer.zero_()
-            # The whole device: a call may use other streams than the current one.
+            # Synchronizes the whole device, because a call may use other streams than the current one.
             synchronize()
 
 
 class WallEvent:
-    """Stands in for `torch.cuda.Event` on the CPU."""
+    """Replaces `torch.cuda.Event` on the CPU."""
 
     def record(self) -> None:
         self.ns = time.perf_counter_ns()
@@ -59,12 +59,12 @@ def event():
 
 
 def run(call: Call, iters: int, flush: bool) -> dict[str, list[float]]:
-    """Microseconds of each of `iters` calls: between events around it, until its results are there, until it returned.
+    """Device, wall and host microseconds of each of `iters` calls: between events, until completion, until return.
 
-    The current stream is the one that `call` enqueues on, or that it joins at its end.
+    `call` must enqueue on the current stream, or join it at its end.
     """
     clear = Flush() if flush else lambda: None
-    # Made beforehand: an event allocates when it is first recorded.
+    # Recorded once beforehand, because an event allocates at its first record.
     events = [(event(), event()) for _ in range(iters)]
     for pair in events:
         for each in pair:
@@ -101,7 +101,7 @@ def run(call: Call, iters: int, flush: bool) -> dict[str, list[float]]:
 
 
 def spin(call: Call, seconds: float) -> int:
-    """Calls for `seconds`, a few ahead of the device, and returns how often."""
+    """Calls for `seconds`, a few calls ahead of the device, and returns the number of calls."""
     calls, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         for _ in range(SPIN_CALLS):
@@ -112,9 +112,9 @@ def spin(call: Call, seconds: float) -> int:
 
 
 def kernels(call: Call) -> list[dict]:
-    """What the device runs in one call, copies included: how often and for how many microseconds, the longest first."""
+    """Kernels and copies of one call, with their counts and microseconds, the longest first."""
     if not torch.cuda.is_available():
-        raise RuntimeError("kernels are those of a GPU, and there is none")
+        raise RuntimeError("kernels can only be measured on a GPU, and there is none")
     call()
     synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -128,7 +128,7 @@ def kernels(call: Call) -> list[dict]:
 
 
 def summary(events: list[dict]) -> list[dict]:
-    """Sums the events on the device of a trace of `PROFILED_CALLS` calls, and divides by the calls."""
+    """Averages the device events in a trace of `PROFILED_CALLS` calls per call."""
     totals = defaultdict(lambda: [0, 0.0])
     for e in events:
         if e.get("cat") in DEVICE_EVENTS:

@@ -1,4 +1,4 @@
-"""The worker's requests, one method each; worker.py says what they take and answer."""
+"""The worker's requests, one method each; worker.py documents their arguments and answers."""
 
 import gc
 import importlib.metadata
@@ -13,7 +13,7 @@ import sample
 
 
 def framework(name: str, cache: str | None):
-    """The modes of a framework: `modes`, `packages`, `prepare` and `clear`."""
+    """The modes of a framework, an object with `modes`, `packages`, `prepare` and `clear`."""
     if name == "torch":
         from torch_modes import TorchModes
 
@@ -24,10 +24,10 @@ def framework(name: str, cache: str | None):
 
 
 class Session:
-    """A framework with at most one model and input, and the modes that were prepared for those."""
+    """A framework with at most one model and input, and the modes prepared for them."""
 
     def __init__(self, name: str, cache: str | None):
-        # Not inference_mode: torch.export, torch.compile and the counter of changes in place work less in it.
+        # Not inference_mode: it restricts torch.export, torch.compile and the version counter of in-place changes.
         torch.set_grad_enabled(False)
         self.framework = framework(name, cache)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Tests of what needs no GPU, some of them torch.
+"""Tests that need no GPU; some need torch.
 
 Usage: python3 -m unittest      (in this folder)
 """
@@ -18,7 +18,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = unittest.skipUnless(TORCH, "torch is not installed")
 TRANSFORMERS = TORCH and importlib.util.find_spec("transformers") is not None
 
-# Two branches that meet: a conv, a short branch of a relu, a long one of two convs.
+# Two branches that join: a relu, and a chain of two convs.
 DIAMOND = {"in": [], "relu": ["in"], "conv1": ["in"], "conv2": ["conv1"], "cat": ["relu", "conv2"]}
 
 
@@ -31,7 +31,7 @@ class Fake:
 
 
 def serve(*lines):
-    """The answers to `lines`, each parsed."""
+    """The parsed answers to `lines`."""
     answers = io.StringIO()
     with unittest.mock.patch("traceback.print_exc"):
         worker.serve(Fake, lines, answers)
@@ -165,7 +165,7 @@ class Torch(unittest.TestCase):
         self.assertEqual(tokens[2, 5].item(), (2 * 128 + 5) * 37 % 10000)
         picture = models.example("googlenet", "f16", 2, 0, cpu)
         self.assertEqual((picture.dtype, tuple(picture.shape)), (torch.float16, (2, 3, 224, 224)))
-        # A batch begins with the smaller one, so that results can be compared.
+        # A batch starts with the items of a smaller one, so that results can be compared.
         self.assertTrue(torch.equal(picture[:1], models.example("googlenet", "f16", 1, 0, cpu)))
 
     def test_kernels_are_means_of_a_call(self):

@@ -1,4 +1,4 @@
-"""PyTorch's ways to run a model: eager, as one CUDA graph, as Opara's graph, and through torch.compile."""
+"""Runs a model with PyTorch: eagerly, as a sequential CUDA graph, as Opara's graph, and with torch.compile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import sample
 from models import TRANSFORMERS, Cell
 
 COMPILED = ("reduce-overhead", "max-autotune")
-# torch.compile runs once to compile and warm up, once to record its graphs, and replays them from then on.
+# torch.compile compiles and warms up in the first call, records its graphs in the second, and then replays them.
 FIRST_CALLS = 3
 
 Way = tuple[sample.Call, str | None]
@@ -19,7 +19,7 @@ Way = tuple[sample.Call, str | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call that is ready, the peak of its memory in bytes where that is known, and a remark."""
+    """A prepared call, its peak memory in bytes if known, and a note."""
 
     call: sample.Call
     peak_bytes: int | None
@@ -36,14 +36,14 @@ def graph(cell: Cell) -> Way:
 
 
 def opara(cell: Cell) -> Way:
-    # Code of transformers looks at shapes too much for symbolic_trace.
+    # symbolic_trace fails on the code of transformers, which branches on shapes.
     module, traced_by = opara_fx.trace(cell.module, cell.input, symbolic=cell.model not in TRANSFORMERS)
     call, note = opara_fx.parallel(opara_fx.Plan(module, cell.input), cell.input)
     return call, f"{note}, {traced_by}"
 
 
 def compiled(mode: str) -> Callable[[Cell], Way]:
-    """torch.compile, whose graphs copy their input in themselves."""
+    """torch.compile, whose graphs copy their input themselves."""
 
     def way(cell: Cell) -> Way:
         import torch._inductor.config
@@ -54,13 +54,13 @@ def compiled(mode: str) -> Callable[[Cell], Way]:
             module = torch.compile(cell.module, mode=mode, dynamic=False, fullgraph=fullgraph)
 
             def call() -> torch.Tensor:
-                # The output of the call before may be overwritten.
+                # Allows the previous call's output to be overwritten.
                 torch.compiler.cudagraph_mark_step_begin()
                 return module(cell.input)
 
             return call
 
-        # Else it prints a table for each operator that it tunes.
+        # Otherwise it prints a table for each tuned operator.
         torch._inductor.config.autotune_num_choices_displayed = 0
         skipped, notes = counters["inductor"]["cudagraph_skips"], []
         call = calling(fullgraph=True)
@@ -81,7 +81,7 @@ WAYS = {"eager": eager, "graph": graph, "opara": opara} | {mode: compiled(mode) 
 
 
 class TorchModes:
-    """PyTorch with TF32 where candle has it: in cuDNN's convolutions, and not in products of matrices."""
+    """PyTorch with TF32 as in candle: on for cuDNN's convolutions, off for matmuls."""
 
     packages = ("torchvision", "transformers", "timm")
 
@@ -92,21 +92,21 @@ class TorchModes:
         self.modes = list(WAYS) if torch.cuda.is_available() else ["eager"]
 
     def clear(self) -> None:
-        """Forgets what torch.compile made, and gives memory back. Whoever holds calls drops them before."""
+        """Drops compiled code and cached memory. The caller must drop its calls first."""
         torch._dynamo.reset()
         capture.release_workspaces()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def prepare(self, mode: str, cell: Cell) -> Prepared:
-        """Sets a mode up, its first calls included.
+        """Prepares a mode, including its first calls.
 
-        `peak_bytes` is the most that tensors took meanwhile over what they took before: intermediate results, static
-        inputs, workspaces, and trials of algorithms. What a CUDA graph keeps is part of it. None on the CPU.
+        `peak_bytes` is the peak of tensor memory during preparation minus that before: intermediate results, static
+        inputs, workspaces, and autotuning. It includes the memory kept by CUDA graphs. None on the CPU.
         """
         if mode not in self.modes:
             raise ValueError(f"unknown mode {mode!r}: one of {', '.join(self.modes)}")
-        # So that each mode counts its own workspaces, and not only the first.
+        # Otherwise only the first mode would count the workspaces.
         capture.release_workspaces()
         on_gpu = torch.cuda.is_available()
         if on_gpu:

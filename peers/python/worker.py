@@ -1,40 +1,40 @@
-"""A worker of the benchmark harness: runs models in one other framework, as a child process of the Rust side says.
+"""A worker of the benchmark harness: runs models in one other framework, controlled by its parent process in Rust.
 
 Usage: python3 worker.py torch
-       python3 worker.py onnxruntime [--cache DIR]      (DIR keeps exported models; a temporary folder without)
+       python3 worker.py onnxruntime [--cache DIR]      (DIR caches exported models; default: a temporary folder)
 
-One JSON object a line comes in on stdin and exactly one a line goes out on stdout; what libraries print goes to stderr.
-Any failure is answered by {"error": "one line, at most 300 characters"}, its traceback goes to stderr, and the worker
-lives on. Times without a unit in their name are seconds.
+Each line of stdin is a request in JSON, answered by one line of JSON on stdout. Output of libraries goes to stderr.
+A failure is answered by {"error": "one line, at most 300 characters"}; its traceback goes to stderr, and the worker
+continues. Times without a unit in their name are in seconds.
 
 hello       {"do":"hello"}
             -> {"versions":{"torch":"2.11.0+cu130","python":"3.12.3",..}, "modes":["eager","graph",..]}
-            What is installed and what `prepare` takes, or an error that says what to install.
+            The installed versions and the modes for `prepare`, or an error that names the packages to install.
 load        {"do":"load", "model":M, "dtype":"f32"|"f16", "batch":N, "seed":S}
             -> {"seconds":s}
-            Makes a model and its input on the device, and drops what was loaded and prepared before; the model is kept
-            where only the batch changes. M is bert, t5, deepfm, googlenet, inception or nasnet.
+            Creates a model and its input on the device, and drops everything loaded and prepared before. If only the
+            batch size changes, the model is kept. M is bert, t5, deepfm, googlenet, inception or nasnet.
 prepare     {"do":"prepare", "mode":X, "output":"/path/x.safetensors"}
             -> {"seconds":s, "peak_bytes":n|null, "note":"7 streams"|null}
-            Sets a mode up, its first calls included. It stays ready until the next load, beside others. `output` gets
-            the result of one call, in float32 and called `output`. What `peak_bytes` counts is said by `prepare` of
-            torch_modes.py and onnx_modes.py. What a process pays only once (loading kernels, cuDNN's search for
-            algorithms) falls to the mode that is prepared first.
+            Prepares a mode, including its first calls. It stays ready until the next load, as do other modes. The
+            result of one call is written to the file `output`, in float32 under the name `output`. `prepare` in
+            torch_modes.py and onnx_modes.py documents `peak_bytes`. The first mode that is prepared bears the one-time
+            costs of the process (loading kernels, cuDNN's search for algorithms).
 run         {"do":"run", "mode":X, "iters":30, "flush":false}
-            -> {"gpu_us":[..], "wall_us":[..], "host_us":[..]}      (microseconds, one of each a call)
-            Between two events on the stream, from before a call until its results are there, and until it returned.
-            With `flush`, the L2 cache is overwritten before each call. A first call is not counted.
+            -> {"gpu_us":[..], "wall_us":[..], "host_us":[..]}      (microseconds, one of each per call)
+            Times between two events on the stream, from the start of a call until completion, and until its return.
+            With `flush`, the L2 cache is overwritten before each call. One call before the measurement is not counted.
 spin        {"do":"spin", "mode":X, "seconds":0.3}
             -> {"calls":n}
-            Calls for that long, so that the GPU's utilisation can be read meanwhile.
+            Calls for that long, so that the GPU's utilization can be read meanwhile.
 kernels     {"do":"kernels", "mode":X}
             -> {"kernels":[{"name":"..", "calls":n, "us":t},..]}
-            What the GPU runs in one call, copies included: how often, and microseconds in total; means of 10 calls.
+            Kernels and copies of one call, with their counts and total microseconds, averaged over 10 calls.
 quit        {"do":"quit"}, answered by {}, or the end of stdin: the worker exits.
 
-A call is what a user does for a new input that is on the device already: where a mode reads a static input, the new one
-is copied there on the same stream first. The output stays where it is. Without a GPU there is only the mode eager, for
-testing, whose `gpu_us` is `wall_us`.
+A call does what a user does for a new input that is already on the device: if a mode reads a static input, the new
+input is first copied to it on the same stream. The output is not copied. Without a GPU there is only the mode eager,
+for testing, with `gpu_us` equal to `wall_us`.
 """
 
 import argparse
@@ -50,11 +50,11 @@ ERROR_CHARS = 300
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, and what was wrong first where handling that failed too, in at most `ERROR_CHARS` characters."""
+    """The error and, if it arose while handling another one, its root cause, in at most `ERROR_CHARS` characters."""
     chain = [error]
     while before := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__):
         chain.append(before)
-    # A capture that breaks off reports the end of the capture; the reason is the error at the bottom.
+    # A failed capture reports that ending the capture failed; the root cause is the first error of the chain.
     texts = [f"{type(e).__name__}: {' '.join(str(e).split())}" for e in dict.fromkeys((chain[0], chain[-1]))]
     if len(texts) == 1:
         return texts[0][:ERROR_CHARS]
@@ -94,7 +94,7 @@ def serve(session: Callable[[], object], requests: Iterable[str], answers: TextI
 
 
 def lazily(framework: str, cache: str | None) -> Callable[[], object]:
-    """Makes the session at the first request, so that a package that is missing is an answer and not a dead worker."""
+    """Creates the session at the first request, so that a missing package gives an error answer and not a crash."""
     made = []
 
     def session():
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--cache", metavar="DIR", help="keeps exported models (onnxruntime)")
     arguments = parser.parse_args()
 
-    # Libraries and their child processes print to what they think is stdout.
+    # Redirects the stdout of libraries and their child processes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    # Without it the profiler keeps slowing launches down after `kernels`. Read when torch loads.
+    # Otherwise the profiler keeps slowing launches down after `kernels`. torch reads this variable when it is loaded.
     os.environ["TEARDOWN_CUPTI"] = "1"
     serve(lazily(arguments.framework, arguments.cache), sys.stdin, answers)
 

@@ -1,46 +1,46 @@
-//! One model on the device, and all that can run it.
+//! One model on the device, with all contestants that can run it.
 
 use anyhow::{anyhow, bail, Result};
 use candle::{DType, Device};
 use opara_examples::Native;
 use opara_peers::results::{Contestant, Key};
 
-use crate::cell::Race;
+use crate::cell::Benchmark;
 use crate::own::{self, Subject};
 use crate::peer::Framework;
 
-/// Seed of weights.
+/// Seed of the weights.
 pub const SEED: u64 = 0;
 
-/// One model in one type, and all that can run it.
+/// One model in one dtype, with all contestants that can run it.
 pub struct Bench<'a> {
     model: Native,
     dtype: DType,
     device: &'a Device,
     frameworks: &'a mut [Framework],
-    /// Loaded with the first cell.
+    /// Loaded for the first cell.
     subject: Option<Subject>,
 }
 
 impl<'a> Bench<'a> {
-    /// The model, which is loaded when it first runs.
+    /// The model is loaded when it first runs.
     pub fn new(model: Native, dtype: DType, device: &'a Device, frameworks: &'a mut [Framework]) -> Self {
         Self { model, dtype, device, frameworks, subject: None }
     }
 
-    /// Makes the contestants that are wanted ready, lets `f` run them, and returns what came of them. What goes wrong with
-    /// one is its outcome.
+    /// Prepares the wanted contestants, lets `f` run them, and returns their outcomes. An error of one contestant is
+    /// its outcome.
     ///
     /// # Errors
-    /// A model that cannot be made or run eagerly.
-    pub fn race(
+    /// A model that cannot be built or run eagerly.
+    pub fn benchmark(
         &mut self,
         key: &Key,
         wanted: impl Fn(&str) -> bool,
-        f: impl FnOnce(&mut Race),
+        f: impl FnOnce(&mut Benchmark),
     ) -> Result<Vec<Contestant>> {
         eprintln!("{key}");
-        // Loading is work for the host and for the GPU: all load, and what is timed comes after.
+        // Loading keeps host and GPU busy, so everything is loaded before anything is timed.
         let loading: Vec<Result<()>> = self.frameworks.iter().map(|framework| framework.load(key, SEED)).collect();
         let subject = match &self.subject {
             Some(subject) => subject,
@@ -53,14 +53,14 @@ impl<'a> Bench<'a> {
         let expected = subject.eager(&input)?;
         let loaded = self.frameworks.iter_mut().zip(loading).map(|(framework, loading)| {
             let loaded = loading.and_then(|()| framework.loaded());
-            // An error in one cell may have left the process without a working device.
+            // An error in one cell may have left the process without a usable device.
             loaded.or_else(|_| framework.reload(key, SEED))
         });
         let loaded: Vec<Result<()>> = loaded.collect();
 
-        let mut race = Race::new(expected, tolerance(self.dtype));
+        let mut benchmark = Benchmark::new(expected, tolerance(self.dtype));
         for name in own::names().filter(|name| wanted(name)) {
-            race.enter(name.clone(), subject.prepare(&name, &input));
+            benchmark.enter(name.clone(), subject.prepare(&name, &input));
         }
         let files = tempfile::tempdir()?;
         for (framework, loaded) in self.frameworks.iter_mut().zip(loaded) {
@@ -72,16 +72,17 @@ impl<'a> Bench<'a> {
                 Err(error) => names.iter().map(|&mode| (mode, Err(anyhow!("{error:#}")))).collect(),
             };
             for (name, mode) in &modes {
-                race.enter(name.clone(), ready.remove(mode.as_str()).unwrap_or_else(|| bail!("nobody made it ready")));
+                benchmark
+                    .enter(name.clone(), ready.remove(mode.as_str()).unwrap_or_else(|| bail!("nobody made it ready")));
             }
         }
-        f(&mut race);
-        Ok(race.outcomes())
+        f(&mut benchmark);
+        Ok(benchmark.outcomes())
     }
 }
 
-/// How far outputs may lie from those of eager execution, as a part of the largest value: other kernels round otherwise,
-/// and cuDNN's choose TF32 or not.
+/// Maximum difference from the eager outputs, relative to the largest value: other kernels round differently, and cuDNN
+/// may or may not use TF32.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
         DType::F32 => 2e-3,

@@ -1,4 +1,4 @@
-//! One cell: contestants get ready one after another, and then take turns.
+//! One cell: contestants are prepared one after another, and then measured in turns.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,32 @@ use opara_peers::results::{Contestant, Measured, Outcome};
 use crate::gpu::Gpu;
 use crate::way::{Ready, Way};
 
-/// How long the GPU's counters are read, and how long a contestant runs before: they lag behind by a tenth of a second.
+/// How long the GPU's counters are read, and how long a contestant runs before: the counters lag by a tenth of a
+/// second.
 const WATCHED: Duration = Duration::from_millis(150);
 const BEFORE: Duration = Duration::from_millis(150);
 
 /// How often and how long contestants run; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Turns {
-    /// Calls of each contestant that are measured, with the L2 cache flushed before each and as often without.
+    /// Measured calls of each contestant, once with a flush of the L2 cache before each call and once without.
     #[arg(long, default_value_t = 300, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub calls: usize,
 
-    /// Calls that a contestant makes before the next one has its turn.
+    /// Calls of a contestant per turn.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
     pub turn: u16,
 
-    /// Seconds after which a contestant has no more turns in a series; slow ones make fewer calls then.
+    /// Seconds after which a contestant gets no more turns in a series; slow ones make fewer calls.
     #[arg(long, default_value_t = 3.)]
     pub seconds: f64,
 }
 
 /// The contestants of a cell, in the order of their turns.
-pub struct Race {
-    /// What eager execution gives on this library's operators.
+pub struct Benchmark {
+    /// The eager output on this library's operators.
     expected: Tensor,
-    /// How far outputs may lie from that, as a part of its largest value.
+    /// Maximum difference from it, relative to its largest value.
     tolerance: f32,
     entrants: Vec<Entrant>,
 }
@@ -45,13 +46,13 @@ struct Entrant {
     state: Result<(Box<dyn Way>, Measured)>,
 }
 
-impl Race {
-    /// A race without contestants.
+impl Benchmark {
+    /// A measurement without contestants.
     pub fn new(expected: Tensor, tolerance: f32) -> Self {
         Self { expected, tolerance, entrants: Vec::new() }
     }
 
-    /// Enters a contestant, unless it is not ready or its output is not the expected one: then that is its outcome.
+    /// Enters a contestant. If it is not ready, or its output is wrong, that is its outcome.
     pub fn enter(&mut self, name: String, ready: Result<Ready>) {
         let state = ready.and_then(|ready| self.checked(ready));
         match &state {
@@ -75,9 +76,9 @@ impl Race {
         Ok((ready.way, measured))
     }
 
-    /// Lets them take turns.
+    /// Measures all contestants in turns.
     pub fn run(&mut self, turns: &Turns) {
-        /// Of the order, which is the same for whoever measures.
+        /// Seed of the turn order, so that it is the same in every run.
         const SEED: u64 = 1;
         let mut random = fastrand::Rng::with_seed(SEED);
         let mut order: Vec<usize> = (0..self.entrants.len()).collect();
@@ -85,8 +86,9 @@ impl Race {
             let rounds = turns.calls.div_ceil(turns.turn.into());
             let mut spent = vec![Duration::ZERO; self.entrants.len()];
             for _ in 0..rounds {
-                // Everyone follows everyone: what one leaves behind, in heat or in caches, hits all alike. Behind the same
-                // neighbour in every round, whoever followed the busiest ran at a lower clock: up to 7 % for the same kernels.
+                // Shuffle the order each round, so that the heat and cache contents that one contestant leaves affect
+                // all others equally. With a fixed order, the contestant after the busiest one ran at a lower clock: up
+                // to 7 % slower for the same kernels.
                 random.shuffle(&mut order);
                 for &at in &order {
                     if spent[at].as_secs_f64() < turns.seconds {
@@ -99,7 +101,7 @@ impl Race {
         }
     }
 
-    /// Reads the GPU's counters while each runs.
+    /// Reads the GPU's counters while each contestant runs.
     pub fn watch(&mut self, gpu: &Gpu) {
         for Entrant { state, .. } in &mut self.entrants {
             let Ok((way, measured)) = state else { continue };
@@ -111,12 +113,12 @@ impl Race {
                 way.spin(BEFORE + WATCHED)?;
                 watching.join().unwrap_or_else(|_| anyhow::bail!("the reader of the counters panicked"))
             });
-            // Not every GPU has such counters, and not every machine lets one read them.
+            // Not every GPU has such counters, and not every machine allows reading them.
             measured.utilization = watched.ok();
         }
     }
 
-    /// Times their kernels. Later calls may be slower.
+    /// Times the kernels of the contestants. Later calls may be slower.
     pub fn profile(&mut self) {
         for Entrant { name, state } in &mut self.entrants {
             let Ok((way, measured)) = state else { continue };
@@ -127,7 +129,7 @@ impl Race {
         }
     }
 
-    /// What came of them.
+    /// The outcomes of all contestants.
     pub fn outcomes(self) -> Vec<Contestant> {
         let outcome = |state: Result<(_, Measured)>| match state {
             Ok((_, measured)) => Outcome::Measured(Box::new(measured)),
@@ -159,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes down its turns, takes some time for them, and fails after some.
+    /// Records its turns, takes some time for each, and fails after some.
     struct Noted {
         name: &'static str,
         log: Rc<RefCell<Vec<(&'static str, bool)>>>,
@@ -193,32 +195,32 @@ mod tests {
     const TURNS: Turns = Turns { calls: 6, turn: 2, seconds: 60. };
 
     #[test]
-    fn contestants_take_turns_and_what_fails_is_told() -> Result<()> {
+    fn contestants_take_turns_and_failures_are_reported() -> Result<()> {
         let log = Rc::default();
         let way = |name, fails_after| Noted { name, log: Rc::clone(&log), fails_after };
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(way("a", 99), 1.));
-        race.enter("wrong".into(), ready(way("wrong", 99), 1.1));
-        race.enter("b".into(), ready(way("b", 99), 1.));
-        race.enter("ends".into(), ready(way("ends", 1), 1.));
-        race.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
-        race.run(&TURNS);
-        race.profile();
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(way("a", 99), 1.));
+        benchmark.enter("wrong".into(), ready(way("wrong", 99), 1.1));
+        benchmark.enter("b".into(), ready(way("b", 99), 1.));
+        benchmark.enter("ends".into(), ready(way("ends", 1), 1.));
+        benchmark.enter("absent".into(), Err(anyhow::anyhow!("not installed")));
+        benchmark.run(&TURNS);
+        benchmark.profile();
         let turns = |flush, times: [usize; 3]| {
             let turns = log.borrow().iter().filter(|turn| turn.1 == flush).map(|turn| turn.0).collect::<Vec<_>>();
             let mut rounds = turns.as_slice();
             for round in 0..3 {
-                let racing = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
-                let (now, later) = rounds.split_at(racing.len());
-                assert!(racing.iter().all(|name| now.contains(name)), "not {racing:?} in {now:?}, of {turns:?}");
+                let measured = if times[2] > round { vec!["a", "b", "ends"] } else { vec!["a", "b"] };
+                let (now, later) = rounds.split_at(measured.len());
+                assert!(measured.iter().all(|name| now.contains(name)), "not {measured:?} in {now:?}, of {turns:?}");
                 rounds = later;
             }
             assert_eq!(["a", "b", "ends"].map(|name| turns.iter().filter(|turn| **turn == name).count()), times);
         };
         turns(false, [3, 3, 2]);
         turns(true, [3, 3, 0]);
-        let outcomes = race.outcomes();
+        let outcomes = benchmark.outcomes();
         let told = outcomes.iter().map(|contestant| match &contestant.outcome {
             Outcome::Measured(measured) => {
                 format!("{}: {}, {} kernels", contestant.name, measured.flushed.wall_us.len(), measured.kernels.len())
@@ -232,12 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_out_of_time_has_no_more_turns() -> Result<()> {
+    fn a_contestant_out_of_time_gets_no_more_turns() -> Result<()> {
         let log = Rc::default();
         let expected = Tensor::new(&[1f32], &Device::Cpu)?;
-        let mut race = Race::new(expected, 1e-3);
-        race.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
-        race.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
+        let mut benchmark = Benchmark::new(expected, 1e-3);
+        benchmark.enter("a".into(), ready(Noted { name: "a", log: Rc::clone(&log), fails_after: 99 }, 1.));
+        benchmark.run(&Turns { seconds: f64::MIN_POSITIVE, ..TURNS });
         assert_eq!(*log.borrow(), [("a", false), ("a", true)]);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `peers compile`: what frameworks compile and export, made ahead and side by side.
+//! `peers compile`: compiles and exports models for the frameworks in advance, in parallel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,8 +12,7 @@ use crate::peer::{Framework, Launch, FRAMEWORKS};
 
 /// Fills the frameworks' cache of compiled code and exported models, several processes at a time.
 ///
-/// `measure` with the same cache then finds them there: it takes less time, and its set-up times are those of a second
-/// start.
+/// `measure` with the same cache then uses them: it takes less time, and its set-up times are those of a second start.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -31,9 +30,9 @@ impl Args {
     /// Fills the cache.
     ///
     /// # Errors
-    /// No cache to fill. What goes wrong in a process is told, and the others go on.
+    /// No cache to fill. An error in one process is printed, and the others continue.
     pub fn run(&self) -> Result<()> {
-        ensure!(self.launch.has_cache(), "--cache says where to keep what is compiled");
+        ensure!(self.launch.has_cache(), "--cache is required: the folder for compiled code");
         let models = self.parts.models();
         let keys: Vec<Key> = models.flat_map(|(model, dtype)| self.parts.keys(model, dtype)).collect();
         let frameworks = FRAMEWORKS.into_iter().filter(|framework| self.parts.wants_any_of(framework));
@@ -55,7 +54,7 @@ impl Args {
         Ok(())
     }
 
-    /// Seconds that it took.
+    /// The seconds that it took.
     fn compile(&self, key: &Key, framework: &'static str) -> Result<f64> {
         let framework = Framework::start(&self.launch, framework)?;
         let modes: Vec<&str> =

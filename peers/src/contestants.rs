@@ -1,12 +1,12 @@
-//! Who takes part: on which side, in which order, in which colour.
+//! The contestants: their sides, order and colours.
 
 use opara_candle::Policy;
 use plotters::style::RGBColor;
 
 use crate::results::{Cell, Contestant};
 
-/// Those whom every table and plot shows if they were measured, in this order: candle in grey, ours in blue, PyTorch in
-/// orange, ONNX Runtime in green.
+/// The contestants that every table and plot shows if they were measured, in this order: candle in grey, this library
+/// in blue, PyTorch in orange, ONNX Runtime in green.
 const KNOWN: [(&str, RGBColor); 14] = [
     ("candle", RGBColor(0x99, 0x99, 0x99)),
     ("candle tuned", RGBColor(0x5c, 0x6b, 0x7a)),
@@ -24,23 +24,23 @@ const KNOWN: [(&str, RGBColor); 14] = [
     ("onnxruntime graph", RGBColor(0x23, 0x8b, 0x45)),
 ];
 
-/// Of whoever is not [`KNOWN`].
+/// The colour of contestants outside [`KNOWN`].
 const UNKNOWN: RGBColor = RGBColor(0x88, 0x56, 0xa7);
 
-/// Whose a contestant is.
+/// The project that a contestant belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// candle's own operators, eager.
     Candle,
-    /// This library's: its operators, eager, its policies, and executors of candle's operators.
+    /// This library's: its operators, eager; its policies; and executors of candle's operators.
     Ours,
     /// Another framework's.
     Peer,
 }
 
 impl Side {
-    /// The side of the contestant called `name`. It is ours if its first word is `eager` or a policy's name, or if that
-    /// comes after `candle`.
+    /// The side of the contestant called `name`. It is this library's if the first word, or the word after `candle`, is
+    /// `eager` or a policy's name.
     pub fn of(name: &str) -> Self {
         let policy = |word: &str| word.parse::<Policy>().is_ok();
         match name.split_once(' ').unwrap_or((name, "")) {
@@ -53,13 +53,13 @@ impl Side {
     }
 }
 
-/// The same in all plots.
+/// The contestant's colour, the same in all plots.
 pub fn colour(name: &str) -> RGBColor {
     known(name).map_or(UNKNOWN, |at| KNOWN[at].1)
 }
 
-/// The contestants of these cells, measured or failed, in the order of tables. Of the policies only `sequential`, `opara`
-/// and `tuned`; the [table of policies](crate::markdown::policies) has the others.
+/// The contestants of these cells, measured or failed, in the order of tables. Of the policies only `sequential`,
+/// `opara` and `tuned`; the [table of policies](crate::markdown::policies) has the others.
 pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for Contestant { name, .. } in cells.flat_map(|cell| &cell.contestants) {
@@ -72,14 +72,15 @@ pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
     names
 }
 
-/// Where the contestant called `name` stands in tables: candle, ours, PyTorch, ONNX Runtime, and strangers last.
+/// The position of the contestant called `name` in tables: candle, this library, PyTorch, ONNX Runtime, and unknown
+/// ones last.
 pub fn place(name: &str) -> (usize, usize) {
     let policy = Policy::ALL.iter().position(|policy| policy.as_str() == name);
     let by = if policy.is_some() { Policy::Sequential.as_str() } else { name };
     (known(by).unwrap_or(KNOWN.len()), policy.unwrap_or_default())
 }
 
-/// The place of one of [`KNOWN`].
+/// The position in [`KNOWN`].
 fn known(name: &str) -> Option<usize> {
     KNOWN.iter().position(|(known, _)| *known == name)
 }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_up_has_an_order_and_room_for_strangers() {
+    fn unknown_contestants_come_last() {
         let names = ["torch graph", "another graph", "dag", "tuned", "sequential"];
         let cells = [cell("bert", "f32", 1, names.map(|name| measured(name, 1.))), cell("t5", "f32", 1, [])];
         assert_eq!(line_up(cells.iter()), ["sequential", "tuned", "torch graph", "another graph"]);
@@ -109,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn policies_stand_together() {
+    fn policies_are_listed_together() {
         let mut names = ["torch graph", "another graph", "tuned", "dag", "eager", "sequential"];
         names.sort_by_key(|name| place(name));
         assert_eq!(names, ["eager", "sequential", "dag", "tuned", "torch graph", "another graph"]);
     }
 
     #[test]
-    fn no_two_colours_are_alike() {
+    fn all_colours_differ() {
         for (at, (name, colour)) in KNOWN.iter().enumerate() {
             assert!(KNOWN[..at].iter().all(|(_, other)| other != colour), "{name}");
         }

@@ -1,4 +1,4 @@
-//! Two results compared: from before a change and from after it.
+//! Compares results from before and after a change.
 
 use std::fmt;
 
@@ -9,25 +9,25 @@ use crate::markdown::{number, short, Table};
 use crate::results::{Cell, Contestant, Key, Outcome, Results};
 use crate::stats::{interval, median, ratio, Interval, Turns};
 
-/// What counts as a change.
+/// The criteria for a change.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Smallest change that counts, as a part of the time before.
+    /// The smallest change that counts, relative to the time before.
     pub threshold: f64,
-    /// Whether to divide our ratios by the cell's drift.
+    /// Divide this library's ratios by the cell's drift?
     pub control: bool,
 }
 
-/// What became faster and what slower, in GPU time.
+/// The contestants that became faster or slower, by GPU time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Diff {
-    /// Smallest change that counts, as a part of the time before.
+    /// The smallest change that counts, relative to the time before.
     pub threshold: f64,
-    /// Whether our ratios are divided by the cell's drift.
+    /// Were this library's ratios divided by the cell's drift?
     pub control: bool,
-    /// Whatever was measured in both.
+    /// All contestants measured in both results.
     pub changes: Vec<Change>,
-    /// Ours that were measured before and failed after.
+    /// This library's contestants that were measured before and failed after.
     pub broken: Vec<Broken>,
 }
 
@@ -45,28 +45,28 @@ pub struct Change {
     pub after_us: f64,
     /// Time after over time before.
     pub ratio: f64,
-    /// Where the ratio lies, at 95 %; none if there were too few turns.
+    /// The 95 % confidence interval of the ratio; none with too few turns.
     pub interval: Option<Interval>,
-    /// Median ratio of the cell's controls: what became of those that a change of this project does not touch. It tells
-    /// how the machine has drifted.
+    /// Median ratio of the cell's controls, the contestants that a change of this project does not affect: the drift of
+    /// the machine.
     pub drift: Option<f64>,
-    /// What to make of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What to make of a ratio.
+/// The verdict on a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The interval lies below 1, and the change counts.
+    /// The interval is below 1, and the change counts.
     Faster,
-    /// The interval lies above 1, and the change counts.
+    /// The interval is above 1, and the change counts.
     Slower,
-    /// Neither.
+    /// Neither faster nor slower.
     Same,
-    /// Too few turns were measured to tell.
+    /// Too few turns were measured.
     Unsure,
-    /// Not ours: candle, or another framework.
+    /// Not this library's: candle, or another framework.
     Control,
 }
 
@@ -88,7 +88,7 @@ impl Default for Options {
     }
 }
 
-/// Compares results from before a change and from after it: whatever is in both.
+/// Compares all contestants that are in both results.
 pub fn diff(before: &Results, after: &Results, options: Options) -> Diff {
     let Options { threshold, control } = options;
     let mut diff = Diff { threshold, control, changes: Vec::new(), broken: Vec::new() };
@@ -116,7 +116,7 @@ pub fn diff(before: &Results, after: &Results, options: Options) -> Diff {
     diff
 }
 
-/// Median ratio of those that the project does not change.
+/// The median ratio of the contestants that the project does not change.
 fn drift(before: &Cell, after: &Cell) -> Option<f64> {
     let controls = after.contestants.iter().filter(|contestant| Side::of(&contestant.name) != Side::Ours);
     let ratios = controls.filter_map(|contestant| {
@@ -127,7 +127,7 @@ fn drift(before: &Cell, after: &Cell) -> Option<f64> {
 }
 
 impl Change {
-    /// None if there are no times to compare.
+    /// `None` if there are no times to compare.
     fn of(key: &Key, name: &str, [before, after]: [Turns; 2], drift: Option<f64>, options: Options) -> Option<Self> {
         let [before_us, after_us] = [median(before.samples)?, median(after.samples)?];
         let ours = Side::of(name) == Side::Ours;
@@ -147,17 +147,17 @@ impl Change {
 }
 
 impl Diff {
-    /// How many of ours have this verdict.
+    /// The number of this library's contestants with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.changes.iter().filter(|change| change.verdict == verdict).count()
     }
 
-    /// Whether any of ours became slower, or no longer runs.
+    /// Did any of this library's contestants become slower or stop running?
     pub fn regressed(&self) -> bool {
         self.count(Verdict::Slower) + self.broken.len() > 0
     }
 
-    /// How many became faster and slower.
+    /// The numbers of faster and slower contestants.
     fn summary(&self) -> String {
         let of_each = [Verdict::Faster, Verdict::Slower, Verdict::Same].map(|v| format!("{} {v}", self.count(v)));
         let mut summary = of_each.join(", ");
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::tests::{cell, failed, measured, noisy, results, sampled};
 
-    /// One cell whose contestants are noisy around these medians.
+    /// One cell whose contestants have noisy samples around these medians.
     fn around(us: &[(&str, f64)], seed: u64) -> Results {
         let contestant = |(at, (name, us)): (u64, &(&str, f64))| sampled(name, &noisy(*us, 0.03, 15, 10 * seed + at));
         results([cell("bert", "f32", 1, (0..).zip(us).map(contestant).collect::<Vec<_>>())])
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_five_percent_are_told_from_noise_of_three() {
+    fn a_change_of_five_percent_is_detected_in_noise_of_three() {
         for seed in 0..5 {
             let before = around(&[("tuned", 100.), ("opara", 100.), ("torch graph", 100.)], 2 * seed);
             let after = around(&[("tuned", 106.), ("opara", 94.), ("torch graph", 106.)], 2 * seed + 1);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_the_same() {
+    fn equal_results_have_no_change() {
         let before = around(&[("tuned", 100.), ("eager", 300.)], 1);
         let diff = diff(&before, &before, Options::default());
         assert_eq!(verdicts(&diff), [("tuned", Verdict::Same), ("eager", Verdict::Same)]);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn controls_tell_the_drift() {
+    fn controls_give_the_drift() {
         let of = |ours, theirs| {
             let all = [("tuned", ours), ("candle", theirs), ("torch graph", theirs), ("onnxruntime graph", 100.)];
             results([cell("bert", "f32", 1, all.map(|(name, us)| measured(name, us)))])
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_now_is_broken() {
+    fn a_contestant_that_fails_now_is_broken() {
         let before = results([cell("bert", "f32", 1, ["tuned", "torch graph"].map(|name| measured(name, 1.)))]);
         let after = results([cell("bert", "f32", 1, ["tuned", "torch graph"].map(|name| failed(name, "no memory")))]);
         let diff = diff(&before, &after, Options::default());
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_left_out_or_unsure() {
+    fn incomparable_contestants_are_omitted_or_unsure() {
         let before =
             results([cell("bert", "f32", 1, [measured("tuned", 1.), sampled("dag", &[]), measured("ios", 0.)])]);
         let after = results([

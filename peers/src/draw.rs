@@ -1,4 +1,4 @@
-//! All tables and plots of some results, in a folder.
+//! Writes all tables and plots of some results to a folder.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,11 +12,11 @@ use crate::markdown::{details, header, kernels, medians, policies};
 use crate::plots::{speedups, throughput};
 use crate::results::{Cell, Results};
 
-/// What speed-ups are over unless something else is asked for, as in Opara's paper.
+/// The default baseline of speed-ups, as in Opara's paper.
 pub const BASELINE: &str = "torch eager";
 
-/// Writes `results.md` and the plots that it shows into a folder, which is made if it is not there, and returns what was
-/// written. Speed-ups are over the contestant called `baseline`.
+/// Writes `results.md` and its plots to a folder, which is created if needed, and returns the files. Speed-ups are
+/// relative to the contestant called `baseline`.
 ///
 /// # Errors
 /// A folder or a file that cannot be written.
@@ -36,7 +36,7 @@ pub fn draw(results: &Results, folder: &Path, baseline: &str) -> Result<Vec<Path
     std::iter::once(page).chain(plots).map(write).collect()
 }
 
-/// Names of files and what they hold.
+/// File names and contents.
 fn plots(cells: &[Cell], baseline: &str) -> Result<Vec<(String, String)>> {
     let mut plots = Vec::new();
     let all: BTreeSet<(&str, usize)> = cells.iter().map(|cell| (cell.key.dtype.as_str(), cell.key.batch)).collect();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_there_is_a_page() {
+    fn empty_results_give_a_page() {
         let folder = tempfile::tempdir().unwrap();
         let written = draw(&results([]), folder.path(), BASELINE).unwrap();
         assert_eq!(names(&written), ["results.md"]);

@@ -1,4 +1,4 @@
-//! The time of kernels by what they compute.
+//! Kernel times by family.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::results::Kernel;
 /// The kernels of one family in one call.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Share {
-    /// Launches.
+    /// Number of launches.
     pub calls: f64,
-    /// Microseconds of all of these together.
+    /// Microseconds of all launches together.
     pub us: f64,
 }
 
-/// These kernels' time and launches by family.
+/// Time and launches of these kernels, by family.
 pub fn shares(kernels: &[Kernel]) -> BTreeMap<Family, Share> {
     let mut shares: BTreeMap<Family, Share> = BTreeMap::new();
     for kernel in kernels {
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_add_up() {
+    fn times_of_a_family_are_summed() {
         let kernel = |name: &str, calls, us| Kernel { name: name.into(), calls, us };
         let found = shares(&[kernel("badd_f16", 2., 3.), kernel("bmul_f16", 1., 4.), kernel("memset", 1., 1.)]);
         let of_each = [(ElementWise, Share { calls: 3., us: 7. }), (Layout, Share { calls: 1., us: 1. })];

@@ -1,4 +1,4 @@
-//! The GPU as NVIDIA's management library (NVML) sees it.
+//! The GPU, through NVIDIA's management library (NVML).
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::{Device, Nvml};
 use opara_peers::results::Utilization;
 
-/// The GPU that CUDA calls the first.
+/// The GPU that is CUDA's first device.
 pub struct Gpu {
     nvml: Nvml,
-    /// Among all that the machine has.
+    /// Its index among all GPUs of the machine.
     index: u32,
 }
 
 impl Gpu {
-    /// Opens it.
+    /// Opens the library and the device.
     ///
     /// # Errors
-    /// No library, no driver.
+    /// No library, or no driver.
     pub fn open() -> Result<Self> {
-        // The name without a version is there only where one develops.
+        // The unversioned file name exists only on development machines.
         let nvml = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().context("NVML")?;
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
         let index = visible.split(',').next().and_then(|first| first.trim().parse().ok()).unwrap_or(0);
@@ -31,23 +31,23 @@ impl Gpu {
         Ok(self.nvml.device_by_index(self.index)?)
     }
 
-    /// Its name.
+    /// The GPU's name.
     ///
     /// # Errors
-    /// Those of the library.
+    /// An error of the library.
     pub fn name(&self) -> Result<String> {
         Ok(self.device()?.name()?)
     }
 
-    /// Version of the driver.
+    /// The driver's version.
     ///
     /// # Errors
-    /// Those of the library.
+    /// An error of the library.
     pub fn driver(&self) -> Result<String> {
         Ok(self.nvml.sys_driver_version()?)
     }
 
-    /// How busy it is over `time` from now, by its counters (Hopper and later).
+    /// The GPU's utilisation over `time` from now, from its counters (Hopper and later).
     ///
     /// # Errors
     /// A GPU whose counters cannot be read.

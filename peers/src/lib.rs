@@ -1,4 +1,4 @@
-//! What the program `peers` does with what it measured: files of results, tables, plots, and comparisons.
+//! The results of the program `peers`: files, tables, plots, and comparisons.
 
 pub mod contestants;
 pub mod diff;

@@ -1,5 +1,5 @@
-//! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws and merges what was measured, and
-//! compares results from before and after a change.
+//! `peers`: measures the library side by side with PyTorch and ONNX Runtime, draws and merges results, and compares
+//! results from before and after a change.
 
 mod bench;
 mod cell;
@@ -27,7 +27,7 @@ use crate::parts::Only;
 
 /// Measures the library side by side with PyTorch and ONNX Runtime, and draws, merges and compares results.
 ///
-/// Exit codes: 0 if all is well, 1 if a comparison found something slower, 2 if a command or a file is not sound.
+/// Exit codes: 0 on success, 1 if a comparison found something slower, 2 if a command or a file is invalid.
 #[derive(Parser)]
 #[command(name = "peers", version)]
 struct Args {
@@ -44,10 +44,10 @@ enum Command {
     Merge(Merge),
 }
 
-/// Draws tables and plots of what was measured; needs no GPU.
+/// Draws tables and plots of results; needs no GPU.
 #[derive(clap::Args)]
 struct Draw {
-    /// Files of results. Where several have measured the same, the last counts.
+    /// Files of results. Where several contain the same measurement, the last counts.
     #[arg(required = true)]
     files: Vec<PathBuf>,
 
@@ -55,17 +55,17 @@ struct Draw {
     #[arg(short, long)]
     output: PathBuf,
 
-    /// The contestant that speed-ups are over; "torch eager" without it.
+    /// The contestant that speed-ups are relative to; default: "torch eager".
     #[arg(long)]
     baseline: Option<String>,
 }
 
-/// Keeps what counts of several files of results in one for each model and type.
+/// Merges several files of results into one file for each model and type.
 ///
-/// Of what was measured several times the last is kept.
+/// Of repeated measurements the last is kept.
 #[derive(clap::Args)]
 struct Merge {
-    /// Files of results, later ones behind earlier ones. They may be those that are written.
+    /// Files of results, oldest first. They may be the output files themselves.
     #[arg(required = true)]
     files: Vec<PathBuf>,
 
@@ -77,10 +77,10 @@ struct Merge {
     only: Only,
 }
 
-/// Compares results from before a change with those after it, and tells changes from noise.
+/// Compares results from before a change with results from after it, and distinguishes changes from noise.
 ///
-/// A change counts if the ratio of the medians differs from 1 by more than the threshold, and by more than resampled turns
-/// do.
+/// A change counts if the ratio of the medians differs from 1 by more than the threshold, and by more than resampled
+/// turns do.
 #[derive(clap::Args)]
 struct Diff {
     /// Results from before.
@@ -89,12 +89,11 @@ struct Diff {
     /// Results from after.
     after: PathBuf,
 
-    /// Least change that counts.
+    /// The smallest change that counts.
     #[arg(long, default_value_t = diff::Options::default().threshold, value_parser = part)]
     threshold: f64,
 
-    /// Divide by how much the contestants that are not ours have changed, cell by cell: where the two were measured on
-    /// different machines.
+    /// Divide by the change of the other contestants, cell by cell: for results from different machines.
     #[arg(long)]
     control: bool,
 
@@ -156,7 +155,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A part of a whole, or several times as much.
+/// A non-negative fraction, possibly above 1.
 fn part(text: &str) -> Result<f64, String> {
     let part: f64 = text.parse().map_err(|error| format!("{error}"))?;
     (part.is_finite() && part >= 0.).then_some(part).ok_or_else(|| "it must be a number, 0 or more".into())
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn the_command_line_is_valid() {
         Args::command().debug_assert();
     }
 

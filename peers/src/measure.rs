@@ -1,4 +1,4 @@
-//! `peers measure`: this library and its peers on one machine in one run.
+//! `peers measure`: measures this library and its peers on one machine in one run.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
 use crate::bench::Bench;
-use crate::cell::{Race, Turns};
+use crate::cell::{Benchmark, Turns};
 use crate::gpu::Gpu;
 use crate::machine;
 use crate::own;
 use crate::parts::Parts;
 use crate::peer::{Framework, Launch, FRAMEWORKS};
 
-/// Measures this library and its peers, which take turns, on the first GPU.
+/// Measures this library and its peers in turns, on the first GPU.
 ///
 /// Each model has the same seeded weights and the same input everywhere; outputs are compared before anything is timed.
-/// TF32 is allowed in convolutions and not in products. A peer that is not there is reported as absent.
+/// TF32 is allowed in convolutions and not in matmuls. A peer that is not installed is reported as absent.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -30,22 +30,22 @@ pub struct Args {
     #[command(flatten)]
     turns: Turns,
 
-    /// Sizes of batches at which the kernels of replays are timed, too.
+    /// Batch sizes at which the kernels of replays are timed, too.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     kernels: Vec<usize>,
 
     #[command(flatten)]
     launch: Launch,
 
-    /// Measure on the CPU, where a policy is lanes on threads.
+    /// Measure on the CPU, where a policy runs on worker threads.
     #[arg(long)]
     cpu: bool,
 
-    /// The commit that is measured; asked of git without it.
+    /// The commit that is measured; default: that of the git checkout.
     #[arg(long)]
     commit: Option<String>,
 
-    /// File of the results, which is written after each cell.
+    /// Output file, which is written after each cell.
     #[arg(short, long)]
     output: PathBuf,
 }
@@ -54,8 +54,7 @@ impl Args {
     /// Measures.
     ///
     /// # Errors
-    /// No GPU, models that cannot be made, a file that cannot be written. What goes wrong with a contestant is its
-    /// outcome.
+    /// No GPU, models that cannot be built, a file that cannot be written. An error of a contestant is its outcome.
     pub fn run(&self) -> Result<()> {
         ensure!(self.parts.batches.iter().all(|&batch| batch > 0), "a batch has at least one item");
         check_writable(&self.output)?;
@@ -84,24 +83,24 @@ impl Args {
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype) {
-                let timed = |race: &mut Race| {
-                    race.run(&self.turns);
-                    gpu.iter().for_each(|gpu| race.watch(gpu));
+                let timed = |benchmark: &mut Benchmark| {
+                    benchmark.run(&self.turns);
+                    gpu.iter().for_each(|gpu| benchmark.watch(gpu));
                 };
-                let contestants = bench.race(&key, |name| self.parts.wants(name), timed)?;
+                let contestants = bench.benchmark(&key, |name| self.parts.wants(name), timed)?;
                 results.runs[0].cells.push(Cell { key, contestants });
                 results.save(&self.output)?;
             }
         }
-        // Last: whoever was profiled may be slower from then on.
+        // Last, since a contestant may be slower after it was profiled.
         for (model, dtype) in self.parts.models() {
             let mut bench = Bench::new(model, dtype, &device, &mut frameworks);
             for key in self.parts.keys(model, dtype).filter(|key| !self.cpu && self.kernels.contains(&key.batch)) {
-                // What could not be measured is not waited for once more.
+                // Contestants that could not be measured are not tried again.
                 let timed = results.runs[0].cells.iter().find(|cell| cell.key == key);
                 let wanted =
                     |name: &str| PROFILED.contains(&name) && timed.is_some_and(|cell| cell.measured(name).is_some());
-                let profiled = bench.race(&key, wanted, Race::profile)?;
+                let profiled = bench.benchmark(&key, wanted, Benchmark::profile)?;
                 results.runs[0].add_kernels(&key, profiled);
                 results.save(&self.output)?;
             }
@@ -109,7 +108,7 @@ impl Args {
         Ok(())
     }
 
-    /// A name that nobody has is an error, unless it is that of a framework that is absent.
+    /// A name that no contestant has is an error, unless it belongs to an absent framework.
     fn check_names(&self, frameworks: &[Framework]) -> Result<()> {
         let known: Vec<String> =
             own::names().chain(frameworks.iter().flat_map(|f| f.modes().map(|(name, _)| name))).collect();
@@ -121,7 +120,7 @@ impl Args {
     }
 }
 
-/// Checks that a file can be written, before hours go into what it is to hold. Leaves it as it is.
+/// Checks that a file can be written, before measurements take hours. Leaves the file unchanged.
 fn check_writable(path: &Path) -> Result<()> {
     let existed = path.exists();
     let opened = OpenOptions::new().append(true).create(true).open(path);
@@ -132,7 +131,7 @@ fn check_writable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Contestants whose kernels are timed: of all those that replay the same kernels in another order, one.
+/// Contestants whose kernels are timed: one of all those that replay the same kernels in another order.
 const PROFILED: [&str; 7] = [
     own::CANDLE_TUNED,
     "sequential",

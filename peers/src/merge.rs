@@ -1,4 +1,4 @@
-//! What several runs have measured, a file for each model and type.
+//! Merges the results of several runs into one file per model and type.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,11 +8,11 @@ use anyhow::{Context, Result};
 
 use crate::results::{Results, Run};
 
-/// Writes results into a folder, which is made if it is not there: a file `MODEL-DTYPE.json` each, with the contestants that
-/// `wants` takes.
+/// Writes results to a folder, which is created if needed: one file `MODEL-DTYPE.json` each, with the contestants that
+/// `wants` selects.
 ///
 /// # Returns
-/// The files. Others in the folder stay as they are.
+/// The files. Other files in the folder stay unchanged.
 ///
 /// # Errors
 /// A folder or a file that cannot be written.
@@ -26,7 +26,7 @@ pub fn merge(results: Results, wants: impl Fn(&str) -> bool, folder: &Path) -> R
     by_model(results.runs, wants).into_iter().map(write).collect()
 }
 
-/// For each model and type the runs that have measured wanted contestants of it.
+/// For each model and type, the runs that measured wanted contestants of it.
 fn by_model(runs: Vec<Run>, wants: impl Fn(&str) -> bool) -> BTreeMap<(String, String), Vec<Run>> {
     let mut files: BTreeMap<_, Vec<Run>> = BTreeMap::new();
     for Run { machine, turn, cells } in runs {
@@ -53,7 +53,7 @@ mod tests {
     use crate::tests::{cell, failed, measured, results};
 
     #[test]
-    fn what_was_measured_last_is_kept_by_model_and_type() -> Result<()> {
+    fn the_last_measurement_is_kept_by_model_and_type() -> Result<()> {
         let folder = TempDir::new()?;
         let before = results([
             cell("bert", "f16", 1, [measured("tuned", 10.), measured("torch graph", 20.)]),

@@ -1,4 +1,4 @@
-//! This library's ways to run a model, and candle's.
+//! This library's and candle's contestants.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,38 +12,38 @@ use opara_peers::results::{Kernel, Series};
 
 use crate::way::{Ready, Way};
 
-/// Candle's own operators, one after another.
+/// candle's own operators, eager.
 pub const CANDLE: &str = "candle";
-/// Candle's own operators, recorded and replayed: what wrapping a module as it is gains.
+/// candle's own operators, recorded and replayed: the gain of wrapping an unchanged module.
 pub const CANDLE_TUNED: &str = "candle tuned";
-/// The ways that need the model loaded for candle's own operators.
+/// The contestants that need the model loaded for candle's own operators.
 pub const OF_CANDLE: [&str; 2] = [CANDLE, CANDLE_TUNED];
-/// This library's operators, one after another.
+/// This library's operators, eager.
 pub const EAGER: &str = "eager";
 
-/// Names of all ways: the three above, and a replay for each policy.
+/// The names of all contestants: the three above, and one replay per policy.
 pub fn names() -> impl Iterator<Item = String> {
     [CANDLE, CANDLE_TUNED, EAGER].into_iter().map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
 }
 
-/// Bytes that are written to overwrite the L2 cache: GPUs have a quarter of that.
+/// Bytes that are written to flush the L2 cache: GPUs have a quarter of that.
 const FLUSH: usize = 256 << 20;
 
 /// One model with its weights on the device.
 pub struct Subject {
     device: Device,
     own: Model,
-    /// Once more where it is wanted: candle's operators want weights laid out otherwise.
+    /// A second copy of the model if it is wanted: candle's operators need another weight layout.
     candle: Option<Model>,
-    /// What is overwritten to empty the L2 cache.
+    /// Overwritten to flush the L2 cache.
     cache: Tensor,
 }
 
 impl Subject {
-    /// Loads it with seeded weights, for candle's own operators, too, if they are `with_candle`.
+    /// Loads the model with seeded weights; also for candle's own operators if `with_candle`.
     ///
     /// # Errors
-    /// Those of the device.
+    /// An error of the device.
     pub fn load(model: Native, seed: u64, dtype: DType, device: &Device, with_candle: bool) -> Result<Self> {
         let load = |candle_only| {
             ops::use_candle_only(candle_only);
@@ -54,19 +54,19 @@ impl Subject {
         Ok(Self { device: device.clone(), candle, own: load(false)?, cache })
     }
 
-    /// Output of eager execution on this library's operators.
+    /// The eager output on this library's operators.
     ///
     /// # Errors
-    /// Those of the model.
+    /// An error of the model.
     pub fn eager(&self, input: &Tensor) -> Result<Tensor> {
         ops::use_candle_only(false);
         first(self.own.call(std::slice::from_ref(input))?)
     }
 
-    /// Makes the way called `name` ready to run on this input.
+    /// Prepares the contestant called `name` for this input.
     ///
     /// # Errors
-    /// Those of the model and of the device, and a module that cannot be captured.
+    /// An error of the model or of the device, or a module that cannot be captured.
     pub fn prepare(&self, name: &str, input: &Tensor) -> Result<Ready> {
         let began = Instant::now();
         let (ready, memory) = device_memory::watch(&self.device, || {
@@ -100,11 +100,11 @@ impl Subject {
     }
 }
 
-/// An executor by this policy. What that does is what is measured, also where it is slower than the sequential graph, and
-/// its set-up is that of a first start.
+/// An executor with this policy. The policy itself is measured, even if it is slower than the sequential graph, and the
+/// set-up time is that of a first start.
 fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
     ops::use_candle_only(candle_only);
-    let builder = OparaExecutor::builder().policy(policy).race(false).kernel_cache(None);
+    let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).kernel_cache(None);
     let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
     let report = executor.report();
     ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
@@ -116,7 +116,7 @@ enum Call {
     Replay(Box<OparaExecutor>),
 }
 
-/// One way, ready to run.
+/// One contestant, ready to run.
 struct Own {
     device: Device,
     call: Call,
@@ -132,14 +132,14 @@ impl Own {
         }
     }
 
-    /// One call, whose outputs are dropped or stay where they are.
+    /// One call; its outputs are dropped, or stay in the executor's buffers.
     fn call(&self) -> candle::Result<()> {
         match &self.call {
             Call::Eager { model, candle_only } => {
                 ops::use_candle_only(*candle_only);
                 model.call(&self.inputs).map(drop)
             }
-            Call::Replay(executor) => Ok(executor.lend(&self.inputs, |_| ())?),
+            Call::Replay(executor) => Ok(executor.call_zero_copy(&self.inputs, |_| ())?),
         }
     }
 
@@ -176,7 +176,7 @@ impl Way for Own {
     }
 
     fn spin(&mut self, time: Duration) -> Result<()> {
-        /// Calls that may be under way at a time.
+        /// Maximum calls in flight.
         const AHEAD: usize = 8;
         let began = Instant::now();
         for call in 1.. {

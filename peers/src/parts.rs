@@ -1,4 +1,4 @@
-//! What is measured: which cells, and who takes part.
+//! The cells to measure, and the contestants.
 
 use candle::DType;
 use opara_examples::{types, Native};
@@ -15,7 +15,7 @@ pub struct Parts {
     #[arg(long, value_delimiter = ',', default_value = "f32,f16", value_parser = types(["f32", "f16"]))]
     dtypes: Vec<DType>,
 
-    /// Sizes of batches.
+    /// Batch sizes.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
     pub batches: Vec<usize>,
 
@@ -26,7 +26,7 @@ pub struct Parts {
 /// Which contestants; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Only {
-    /// Contestants: candle, "candle tuned", eager, a policy, or framework and mode as in "torch graph"; all without it.
+    /// Contestants: candle, "candle tuned", eager, a policy, or framework and mode as in "torch graph"; default: all.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }
@@ -43,25 +43,25 @@ impl Parts {
         self.batches.iter().map(key)
     }
 
-    /// Whether the contestant called `name` takes part.
+    /// Does the contestant called `name` take part?
     pub fn wants(&self, name: &str) -> bool {
         self.only.wants(name)
     }
 
-    /// Whether any of a framework's modes takes part.
+    /// Does any of a framework's modes take part?
     pub fn wants_any_of(&self, framework: &str) -> bool {
         let only = self.named();
         only.is_empty() || only.iter().any(|only| only.split(' ').next() == Some(framework))
     }
 
-    /// The contestants that are named; none if all take part.
+    /// The contestants that were named; empty if all take part.
     pub fn named(&self) -> &[String] {
         &self.only.only
     }
 }
 
 impl Only {
-    /// Whether the contestant called `name` is one.
+    /// Is the contestant called `name` selected?
     pub fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }

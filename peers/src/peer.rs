@@ -1,4 +1,4 @@
-//! Other frameworks' ways to run a model.
+//! The contestants of other frameworks.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use serde_json::{json, Value};
 use crate::way::{Ready, Way};
 use crate::worker::Worker;
 
-/// Frameworks, as the workers' script and the results call them.
+/// The frameworks, by their names in the workers' script and in results.
 pub const FRAMEWORKS: [&str; 2] = ["torch", "onnxruntime"];
 
 /// How workers are started; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Launch {
-    /// The Python that has the frameworks (peers/python/requirements.txt).
+    /// The Python interpreter with the frameworks (peers/python/requirements.txt).
     #[arg(long, default_value = "python3")]
     python: String,
 
@@ -29,7 +29,7 @@ pub struct Launch {
     #[arg(long, default_value = "peers/python")]
     scripts: PathBuf,
 
-    /// Folder that keeps exported models and compiled code from run to run; without it, they are made anew.
+    /// Folder of exported models and compiled code, kept between runs; default: none is kept.
     #[arg(long)]
     cache: Option<PathBuf>,
 
@@ -39,7 +39,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Whether anything is kept.
+    /// Is there a cache folder?
     pub fn has_cache(&self) -> bool {
         self.cache.is_some()
     }
@@ -53,7 +53,7 @@ pub struct Framework {
     hello: Hello,
 }
 
-/// What a worker says of itself.
+/// A worker's description of itself.
 #[derive(Debug, Clone, Deserialize)]
 struct Hello {
     versions: BTreeMap<String, String>,
@@ -61,10 +61,10 @@ struct Hello {
 }
 
 impl Framework {
-    /// Starts the framework.
+    /// Starts the framework's worker.
     ///
     /// # Errors
-    /// One that is not there.
+    /// The framework is not installed.
     pub fn start(launch: &Launch, name: &'static str) -> Result<Self> {
         let script = launch.scripts.join("worker.py");
         let patience = Duration::from_secs(launch.patience);
@@ -73,7 +73,7 @@ impl Framework {
         Ok(Self { name, launch: launch.clone(), worker: Rc::new(RefCell::new(worker)), hello })
     }
 
-    /// Versions of it and of what it is made of.
+    /// Versions of the framework and of its parts.
     pub fn versions(&self) -> &BTreeMap<String, String> {
         &self.hello.versions
     }
@@ -83,10 +83,10 @@ impl Framework {
         self.hello.modes.iter().map(|mode| (format!("{} {mode}", self.name), mode.as_str()))
     }
 
-    /// Begins to load a model; [`loaded`](Self::loaded) waits for the end.
+    /// Starts to load a model; [`loaded`](Self::loaded) waits until it is loaded.
     ///
     /// # Errors
-    /// A worker that has ended.
+    /// The worker has ended.
     pub fn load(&self, key: &Key, seed: u64) -> Result<()> {
         let Key { model, dtype, batch } = key;
         let load = json!({"do": "load", "model": model, "dtype": dtype, "batch": batch, "seed": seed});
@@ -96,23 +96,23 @@ impl Framework {
     /// Waits until the model is loaded.
     ///
     /// # Errors
-    /// Those of the framework.
+    /// An error of the framework.
     pub fn loaded(&self) -> Result<()> {
         self.worker.borrow_mut().answer::<Value>().map(drop)
     }
 
-    /// Loads a model anew, in a new process.
+    /// Loads a model again, in a new process.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start) and of the framework.
+    /// An error of [`start`](Self::start) or of the framework.
     pub fn reload(&mut self, key: &Key, seed: u64) -> Result<()> {
         *self = Self::start(&self.launch, self.name)?;
         self.load(key, seed)?;
         self.loaded()
     }
 
-    /// Makes modes ready to run the loaded model, one after the other. One that takes the process along, as it hangs or
-    /// crashes, is given up, and the others are made ready in a new process.
+    /// Prepares modes for the loaded model, one after the other. If one hangs or crashes the process, it is given up,
+    /// and the others are prepared in a new process.
     pub fn prepare_all<'m>(
         &mut self,
         key: &Key,
@@ -137,10 +137,10 @@ impl Framework {
         outcomes
     }
 
-    /// Makes a mode ready to run the loaded model. `folder` is for files that pass between processes.
+    /// Prepares a mode for the loaded model. `folder` is for files that are passed between processes.
     ///
     /// # Errors
-    /// Those of the framework.
+    /// An error of the framework.
     pub fn prepare(&self, mode: &str, folder: &Path) -> Result<Ready> {
         #[derive(Deserialize)]
         struct Prepared {
@@ -192,7 +192,7 @@ impl Way for PeerMode {
 mod tests {
     use super::*;
 
-    /// A worker of shell: of its modes one ends the process.
+    /// A worker written in shell; one of its modes ends the process.
     const WORKER: &str = r#"
         while read -r line; do
             case "$line" in
@@ -204,7 +204,7 @@ mod tests {
         done"#;
 
     #[test]
-    fn what_takes_the_process_along_leaves_the_others() -> Result<()> {
+    fn a_mode_that_ends_the_process_does_not_affect_the_others() -> Result<()> {
         let folder = tempfile::tempdir()?;
         std::fs::write(folder.path().join("worker.py"), WORKER)?;
         let output = candle::Tensor::new(&[1f32], &Device::Cpu)?;

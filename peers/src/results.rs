@@ -1,4 +1,4 @@
-//! Files of results: raw samples, and where they come from.
+//! Files of results: raw samples and their origin.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats;
 
-/// Version of the files.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 
-/// What was measured: any number of runs, each on one machine. Of a contestant that several runs have measured in one
-/// cell, only the last counts, and is here.
+/// Any number of runs, each on one machine. Of a contestant that several runs measured in one cell, only the last
+/// measurement is kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     format: u32,
@@ -26,15 +26,15 @@ pub struct Results {
 /// One run of the program.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Where and with what.
+    /// The machine and the software.
     pub machine: Machine,
-    /// Calls that a contestant makes before the next one has its turn.
+    /// Calls of a contestant per turn.
     pub turn: usize,
-    /// In the order in which they were measured.
+    /// In the order of measurement.
     pub cells: Vec<Cell>,
 }
 
-/// Where and with what a run was made.
+/// The machine and the software of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// Name of the GPU.
@@ -47,14 +47,14 @@ pub struct Machine {
     pub date: String,
     /// Versions of libraries and frameworks, by name.
     pub versions: BTreeMap<String, String>,
-    /// Frameworks that were not there, and why.
+    /// Frameworks that were absent, and why.
     pub absent: BTreeMap<String, String>,
 }
 
-/// One model in one dtype with one size of batch.
+/// One model in one dtype at one batch size.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// As on the command line.
+    /// Name as on the command line.
     pub model: String,
     /// `f32` or `f16`.
     pub dtype: String,
@@ -62,57 +62,57 @@ pub struct Key {
     pub batch: usize,
 }
 
-/// What was measured of one [`Key`]: contestants that took turns.
+/// The measurements of one [`Key`]: contestants that were measured in turns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
-    /// What was run.
+    /// The model, dtype and batch size.
     #[serde(flatten)]
     pub key: Key,
     /// In the order of their turns.
     pub contestants: Vec<Contestant>,
 }
 
-/// One way to run a model.
+/// One contestant: an implementation that runs a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Contestant {
-    /// A policy of this library, `eager`, `candle` (eager, on candle's own operators), or framework and mode, as
+    /// A policy of this library, `eager`, `candle` (eager, on candle's own operators), or framework and mode, like
     /// `torch graph`.
     pub name: String,
-    /// What came of it.
+    /// Its outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a contestant.
+/// The outcome of a contestant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// It ran and gave the expected outputs.
     Measured(Box<Measured>),
-    /// It could not run, or its outputs were others than ours.
+    /// It could not run, or its outputs differ from this library's.
     Failed(String),
 }
 
-/// What was measured of a contestant.
+/// The measurements of a contestant.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// What it says of itself, such as its number of streams.
+    /// A remark, such as its number of streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Seconds until it could answer.
     pub setup_s: f64,
-    /// Most device memory beyond weights and input.
+    /// Peak device memory beyond weights and input.
     pub peak_bytes: Option<u64>,
-    /// Largest difference from the outputs of eager execution, as a part of their largest value.
+    /// Largest difference from the eager outputs, relative to their largest value.
     pub error: f64,
     /// Calls one after another.
     pub warm: Series,
-    /// Calls before each of which the L2 cache was overwritten.
+    /// Calls with a flush of the L2 cache before each.
     pub flushed: Series,
-    /// How busy the GPU was meanwhile, where its counters can be read.
+    /// Utilisation of the GPU meanwhile, if its counters can be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub utilization: Option<Utilization>,
-    /// Time of one call by kernel, where it was asked for.
+    /// Time of one call by kernel, if it was requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernels: Vec<Kernel>,
 }
@@ -120,36 +120,36 @@ pub struct Measured {
 /// Samples of one call each, in microseconds, in the order in which they were taken.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// From an event before the call to one after it, on the GPU.
+    /// From an event before the call to an event after it, on the GPU.
     pub gpu_us: Vec<f64>,
-    /// From the beginning of the call to the end of its work, on the host.
+    /// From the start of the call to the end of its work, on the host.
     pub wall_us: Vec<f64>,
-    /// Until the call returned to the host, which may be before its work is done.
+    /// Until the call returned to the host, possibly before its work has finished.
     pub host_us: Vec<f64>,
 }
 
-/// How busy a GPU was, from 0 to 1.
+/// Utilisation of a GPU, from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Utilization {
-    /// Share of the multiprocessors that had work, over time.
+    /// Average share of multiprocessors with work.
     pub sm: f64,
-    /// Share of the warps that they have room for.
+    /// Average share of resident warps that were occupied.
     pub occupancy: f64,
 }
 
 /// One kernel's share of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// As the profiler shows it.
+    /// Name as the profiler shows it.
     pub name: String,
-    /// How often it runs in one call.
+    /// Launches per call.
     pub calls: f64,
-    /// Microseconds of all of these together.
+    /// Microseconds of all launches of one call together.
     pub us: f64,
 }
 
 impl Results {
-    /// What counts of these runs.
+    /// Keeps the last measurement of each contestant and key.
     pub fn new(mut runs: Vec<Run>) -> Self {
         let mut counted: HashSet<(Key, String)> = HashSet::new();
         for cell in runs.iter_mut().rev().flat_map(|run| run.cells.iter_mut().rev()) {
@@ -159,10 +159,10 @@ impl Results {
         Self { format: FORMAT, runs }
     }
 
-    /// The results in these files, as if one program had measured all, the files' runs in turn.
+    /// The results in these files, as if one program had made all runs, in the order of the files.
     ///
     /// # Errors
-    /// Files that are not there, or no results, or of another version.
+    /// Files that do not exist, contain no results, or have another version.
     pub fn load<P: AsRef<Path>>(files: &[P]) -> Result<Self> {
         let mut runs = Vec::new();
         for path in files {
@@ -176,7 +176,7 @@ impl Results {
         Ok(Self::new(runs))
     }
 
-    /// Writes them into a file.
+    /// Writes the results to a file.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -195,7 +195,7 @@ impl Results {
         cells.flat_map(|cell| &cell.contestants).map(|contestant| &*contestant.name).collect()
     }
 
-    /// The cells of all runs, one for each key, by key.
+    /// The cells of all runs, one per key, sorted by key.
     pub fn cells(&self) -> Vec<Cell> {
         let mut cells: BTreeMap<&Key, Vec<Contestant>> = BTreeMap::new();
         for cell in self.runs.iter().flat_map(|run| &run.cells) {
@@ -204,7 +204,7 @@ impl Results {
         cells.into_iter().map(|(key, contestants)| Cell { key: key.clone(), contestants }).collect()
     }
 
-    /// Calls in a turn of the contestant called `name`, in the run that has measured it for this key; 1 if there is none.
+    /// Calls per turn of the contestant called `name`, in the run that measured it for this key; 1 if there is none.
     pub fn turn(&self, key: &Key, name: &str) -> usize {
         let took_part = |cell: &Cell| cell.key == *key && cell.outcome(name).is_some();
         self.runs.iter().find(|run| run.cells.iter().any(took_part)).map_or(1, |run| run.turn)
@@ -212,7 +212,7 @@ impl Results {
 }
 
 impl Run {
-    /// Adds the times of kernels that were measured apart to what is known of the same contestants.
+    /// Adds separately measured kernel times to the same contestants.
     pub fn add_kernels(&mut self, key: &Key, profiled: Vec<Contestant>) {
         let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == *key) else { return };
         for Contestant { name, outcome } in profiled {
@@ -225,19 +225,19 @@ impl Run {
 }
 
 impl Cell {
-    /// What came of the contestant called `name`, if it took part.
+    /// The outcome of the contestant called `name`, if it took part.
     pub fn outcome(&self, name: &str) -> Option<&Outcome> {
         self.contestants.iter().find(|contestant| contestant.name == name).map(|contestant| &contestant.outcome)
     }
 
-    /// What was measured of the contestant called `name`.
+    /// The measurements of the contestant called `name`.
     pub fn measured(&self, name: &str) -> Option<&Measured> {
         self.contestants.iter().find(|contestant| contestant.name == name)?.measured()
     }
 }
 
 impl Series {
-    /// Adds a turn's samples, rounded to tenths of a microsecond: clocks resolve little more.
+    /// Adds a turn's samples, rounded to tenths of a microsecond, which is about the clocks' resolution.
     pub fn append(&mut self, turn: Self) {
         let rounded = |us: f64| (us * 10.).round() / 10.;
         self.gpu_us.extend(turn.gpu_us.into_iter().map(rounded));
@@ -252,14 +252,14 @@ impl Measured {
         stats::median(&self.warm.gpu_us)
     }
 
-    /// Items in a second of wall time at this size of batch, call after call.
+    /// Items per second of wall time at this batch size, with consecutive calls.
     pub fn items_per_second(&self, batch: usize) -> Option<f64> {
         stats::ratio(batch as f64 * 1e6, stats::median(&self.warm.wall_us)?)
     }
 }
 
 impl Contestant {
-    /// What was measured, unless it failed.
+    /// The measurements, unless it failed.
     pub fn measured(&self) -> Option<&Measured> {
         match &self.outcome {
             Outcome::Measured(measured) => Some(measured),

@@ -1,28 +1,28 @@
-//! What samples tell.
+//! Statistics of samples.
 
 use fastrand::Rng;
 use serde::Serialize;
 
-/// How often [`interval`] draws; its ends lie on the 25th and the 975th of 1000.
+/// Number of bootstrap draws of [`interval`]; its ends are the 25th and the 975th of 1000.
 const DRAWS: usize = 1000;
 
-/// Fewest turns that [`interval`] takes of each side. In simulations, intervals of 6 turns leave out the true ratio 8
-/// times in 100, those of 4 turns 16 times, those of many turns 5 times.
+/// Minimum turns per side for [`interval`]. In simulations, intervals of 6 turns miss the true ratio in 8 of 100 cases,
+/// intervals of 4 turns in 16, and intervals of many turns in 5.
 pub const MIN_TURNS: usize = 6;
 
-/// Any number; always the same, so that the same files give the same verdicts.
+/// A fixed number, so that the same files always give the same verdicts.
 const SEED: u64 = 0x6f70_6172;
 
 /// Samples of one contestant in the order in which they were taken.
 #[derive(Debug, Clone, Copy)]
 pub struct Turns<'a> {
-    /// In microseconds, or in whatever both sides of a comparison are.
+    /// In microseconds, or any unit that both sides of a comparison share.
     pub samples: &'a [f64],
-    /// Samples of one turn; 0 is taken for 1.
+    /// Samples per turn; 0 counts as 1.
     pub turn: usize,
 }
 
-/// Where a ratio lies.
+/// A confidence interval of a ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Interval {
     /// Its lower end.
@@ -31,8 +31,7 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The value that a part `q` of the samples, from 0 to 1, does not exceed, interpolated between neighbours; none of no
-/// samples.
+/// The `q`-quantile of the samples, `q` from 0 to 1, interpolated between neighbours; `None` without samples.
 pub fn quantile(samples: &[f64], q: f64) -> Option<f64> {
     let last = samples.len().checked_sub(1)?;
     let mut samples = samples.to_vec();
@@ -42,24 +41,24 @@ pub fn quantile(samples: &[f64], q: f64) -> Option<f64> {
     Some(low + (high - low) * at.fract())
 }
 
-/// The value in the middle; none of no samples.
+/// The median; `None` without samples.
 pub fn median(samples: &[f64]) -> Option<f64> {
     quantile(samples, 0.5)
 }
 
-/// `a / b`, if both are times that can be compared: finite and above 0.
+/// `a / b`, if both are comparable times: finite and above 0.
 pub fn ratio(a: f64, b: f64) -> Option<f64> {
     [a, b].iter().all(|us| us.is_finite() && *us > 0.).then_some(a / b)
 }
 
 /// A 95 % confidence interval of the ratio of two medians, `over / under`, by the block bootstrap.
 ///
-/// Samples of one turn are alike: they share clocks, caches, and what else ran. So a draw takes whole turns: as many as
-/// there are of each side, any of them any number of times, and computes the ratio of the two medians. 95 % of 1000 draws
-/// lie in the interval. It speaks of the two series alone: what differs from process to process, such as where the driver
-/// puts a graph, is in no series.
+/// Samples of one turn are correlated: they share clocks, caches, and other activity. So each draw resamples whole
+/// turns with replacement, as many as each side has, and computes the ratio of the two medians. 95 % of 1000 draws are
+/// in the interval. It describes these two series only: differences between processes, such as the placement of a graph
+/// in memory, are in neither series.
 ///
-/// None with fewer than [`MIN_TURNS`] turns on either side, or if there is no [`ratio`].
+/// `None` with fewer than [`MIN_TURNS`] turns on either side, or without a [`ratio`].
 pub fn interval(over: Turns, under: Turns) -> Option<Interval> {
     let [over, under] = [over, under].map(|side| side.samples.chunks(side.turn.max(1)).collect::<Vec<_>>());
     if over.len().min(under.len()) < MIN_TURNS {
@@ -77,7 +76,7 @@ pub fn interval(over: Turns, under: Turns) -> Option<Interval> {
 }
 
 impl Interval {
-    /// Whether `ratio` lies in it.
+    /// Is `ratio` inside?
     pub fn contains(&self, ratio: f64) -> bool {
         (self.low..=self.high).contains(&ratio)
     }
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_five_percent_shows_in_noise_of_three() {
+    fn a_change_of_five_percent_is_detected_in_noise_of_three() {
         for seed in 0..20 {
             let (slower, faster) = (of_noise(105., seed), of_noise(95., seed));
             assert!(slower.low > 1. && faster.high < 1., "seed {seed}: {slower:?} {faster:?}");
@@ -136,8 +135,9 @@ mod tests {
     }
 
     #[test]
-    fn turns_are_drawn_whole() {
-        // Turns that differ, of samples that do not: 200 independent samples would tell more than 10 turns.
+    fn whole_turns_are_resampled() {
+        // The turns differ, but samples within a turn do not: 200 independent samples would carry more information than
+        // 10 turns.
         let series: Vec<f64> = (0..200).map(|at| 100. + f64::from(at / 20)).collect();
         let width = |turn| {
             let turns = Turns { samples: &series, turn };
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_turns_tell_nothing() {
+    fn too_few_turns_give_no_interval() {
         let few = Turns { samples: &[100.; 50], turn: 10 };
         let many = Turns { samples: &[100.; 60], turn: 10 };
         assert_eq!(interval(few, many), None);

@@ -1,13 +1,13 @@
-//! Made-up results for the tests of this crate.
+//! Synthetic results for the tests of this crate.
 
 use fastrand::Rng;
 
 use crate::results::{Cell, Contestant, Key, Machine, Measured, Outcome, Results, Run, Series};
 
-/// Calls in a turn.
+/// Calls per turn.
 pub const TURN: usize = 10;
 
-/// A contestant of which every sample is `us`, and the wall time twice that.
+/// A contestant whose samples are all `us`, with twice that as wall time.
 pub fn measured(name: &str, us: f64) -> Contestant {
     sampled(name, &[us; 100])
 }
@@ -20,9 +20,9 @@ pub fn sampled(name: &str, us: &[f64]) -> Contestant {
     Contestant { name: name.into(), outcome: Outcome::Measured(Box::new(measured)) }
 }
 
-/// Microseconds around `us`: turns that are off by up to the part `spread`, and each sample in them again.
+/// Samples around `us`: turns deviate by up to the fraction `spread`, and so do the samples within each turn.
 pub fn noisy(us: f64, spread: f64, turns: usize, seed: u64) -> Vec<f64> {
-    // Neighbouring seeds give the generator neighbouring states.
+    // Neighbouring seeds would give the generator correlated states.
     let mut rng = Rng::with_seed(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut off = move || 1. + spread * (2. * rng.f64() - 1.);
     let mut turn = |_| {
@@ -37,7 +37,7 @@ pub fn failed(name: &str, reason: &str) -> Contestant {
     Contestant { name: name.into(), outcome: Outcome::Failed(reason.into()) }
 }
 
-/// What was measured of one key.
+/// A cell with these contestants.
 pub fn cell(model: &str, dtype: &str, batch: usize, contestants: impl Into<Vec<Contestant>>) -> Cell {
     let key = Key { model: model.into(), dtype: dtype.into(), batch };
     Cell { key, contestants: contestants.into() }

@@ -1,4 +1,4 @@
-//! One way to run a model: ours, or a peer's.
+//! A contestant that is ready to run: this library's or a peer's.
 
 use std::time::Duration;
 
@@ -6,36 +6,36 @@ use anyhow::Result;
 use candle::Tensor;
 use opara_peers::results::{Kernel, Series};
 
-/// One way to run the model of a cell on its input, ready to run.
+/// The model of a cell, ready to run on its input.
 pub trait Way {
-    /// Calls it `calls` times after one call that does not count, and if `flush`, overwrites the L2 cache before each.
+    /// Makes `calls` measured calls after one warm-up call. If `flush`, overwrites the L2 cache before each.
     ///
     /// # Errors
-    /// Those of the call.
+    /// An error of the call.
     fn turn(&mut self, calls: usize, flush: bool) -> Result<Series>;
 
-    /// Calls it over and over for this long.
+    /// Calls it repeatedly for this long.
     ///
     /// # Errors
-    /// Those of the call.
+    /// An error of the call.
     fn spin(&mut self, time: Duration) -> Result<()>;
 
     /// The time of one call by kernel.
     ///
     /// # Errors
-    /// No profiler, or a way that has no kernels to tell apart.
+    /// No profiler, or a contestant whose kernels cannot be timed.
     fn kernels(&mut self) -> Result<Vec<Kernel>>;
 }
 
-/// A way that is ready, and what it took.
+/// A prepared contestant, and the cost of its preparation.
 pub struct Ready {
     pub way: Box<dyn Way>,
-    /// Of one call.
+    /// The output of one call.
     pub output: Tensor,
-    /// Seconds until it was ready, one call included.
+    /// Seconds until it was ready, including one call.
     pub setup_s: f64,
-    /// Most device memory meanwhile, beyond what was in use before.
+    /// Peak device memory during preparation, beyond what was in use before.
     pub peak_bytes: Option<u64>,
-    /// What it says of itself.
+    /// A remark.
     pub note: Option<String>,
 }

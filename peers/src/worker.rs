@@ -1,4 +1,4 @@
-//! A framework that is measured in a process of its own, spoken to in lines of JSON (`python/worker.py` documents them).
+//! A framework in a process of its own; requests and answers are lines of JSON (documented in `python/worker.py`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -15,16 +15,16 @@ pub struct Worker {
     process: Child,
     requests: ChildStdin,
     answers: Receiver<String>,
-    /// Longest that an answer may take.
+    /// Maximum time for an answer.
     patience: Duration,
     has_ended: bool,
 }
 
 impl Worker {
-    /// Starts `script` for one framework, of which no answer may take longer than `patience`.
+    /// Starts `script` for one framework. Every answer must come within `patience`.
     ///
     /// # Errors
-    /// An interpreter that is not there.
+    /// The interpreter does not exist.
     pub fn start(
         python: &str,
         script: &Path,
@@ -46,7 +46,7 @@ impl Worker {
             bail!("the process has no pipes");
         };
         let (sender, received) = channel();
-        // Lines are read aside, so that waiting for one may end.
+        // A thread reads the lines, so that waiting for one can time out.
         std::thread::spawn(move || {
             let lines = BufReader::new(answers).lines().map_while(|line| line.ok());
             lines.map(|line| sender.send(line)).take_while(|sent| sent.is_ok()).for_each(drop);
@@ -54,15 +54,15 @@ impl Worker {
         Ok(Self { process, requests, answers: received, patience, has_ended: false })
     }
 
-    /// Whether it was found to answer nothing more.
+    /// Was it found that it no longer answers?
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Sends a request; its answer is the next that [`answer`](Self::answer) returns.
+    /// Sends a request. [`answer`](Self::answer) returns the answers in the order of the requests.
     ///
     /// # Errors
-    /// A process that has ended.
+    /// The process has ended.
     pub fn send(&mut self, request: &Value) -> Result<()> {
         let sent = writeln!(self.requests, "{request}").and_then(|()| self.requests.flush());
         self.has_ended |= sent.is_err();
@@ -72,15 +72,15 @@ impl Worker {
     /// Waits for the answer to the oldest request that has none.
     ///
     /// # Errors
-    /// What the worker says went wrong, an answer of another form, none at all. A worker that is silent for too long is
-    /// ended.
+    /// An error of the worker, an answer with the wrong structure, or no answer. A worker that is silent for too long
+    /// is ended.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = self.answers.recv_timeout(self.patience).map_err(|error| {
             self.has_ended = true;
             match error {
                 RecvTimeoutError::Disconnected => anyhow!("the worker has ended"),
                 RecvTimeoutError::Timeout => {
-                    // Whether or not it still runs, it answers nothing more.
+                    // Whether or not it still runs, it will not answer.
                     let _ = self.process.kill();
                     anyhow!("no answer from the worker in {} s", self.patience.as_secs())
                 }
@@ -96,7 +96,7 @@ impl Worker {
     /// Sends a request and waits for its answer.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send) and [`answer`](Self::answer).
+    /// An error of [`send`](Self::send) or [`answer`](Self::answer).
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Value) -> Result<T> {
         self.send(request)?;
         self.answer()
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_back_in_turn() -> Result<()> {
+    fn answers_come_in_the_order_of_requests() -> Result<()> {
         let mut echo = worker("cat");
         echo.send(&json!({"a": 1}))?;
         echo.send(&json!({"b": 2}))?;
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_told() {
+    fn errors_of_the_worker_are_returned() {
         let told = |script: &str| worker(script).ask::<Vec<u32>>(&json!({})).expect_err("an error").to_string();
         assert_eq!(told(r#"read x; echo '{"error": "out of memory"}'"#), "out of memory");
         assert_eq!(told("read x; echo nonsense"), "the worker answered \"nonsense\"");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interpreter_that_is_not_there_is_named() {
+    fn a_missing_interpreter_is_named() {
         let started = Worker::start("no-such-python", Path::new("worker.py"), "torch", None, Duration::MAX);
         assert_eq!(started.err().map(|error| error.to_string()).as_deref(), Some("cannot start no-such-python"));
     }

@@ -13,7 +13,7 @@ fn peers() -> Command {
     Command::new(env!("CARGO_BIN_EXE_peers"))
 }
 
-/// A quick measurement of DeepFM, with a Python that is not there.
+/// A quick measurement of DeepFM, with a Python interpreter that does not exist.
 fn measure(file: &Path) -> Command {
     let mut command = peers();
     command.args(["measure", "--cpu", "--models", "deepfm", "--dtypes", "f32", "--batches", "1,2", "--calls", "4"]);
@@ -22,7 +22,7 @@ fn measure(file: &Path) -> Command {
 }
 
 #[test]
-fn what_is_measured_is_drawn_and_compared() -> Result<()> {
+fn measured_results_can_be_drawn_and_compared() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("results.json");
     measure(&file).args(["--only", "candle,candle tuned,eager,sequential,opara,torch graph"]).assert().success();
@@ -43,7 +43,7 @@ fn what_is_measured_is_drawn_and_compared() -> Result<()> {
                 assert_eq!(counts, [4; 3], "{}", contestant.name);
                 assert!(series.gpu_us.iter().all(|&us| us > 0.), "{series:?}");
             }
-            // Replays give the bits of eager execution; candle's operators round otherwise.
+            // Replays give the bits of eager execution; candle's operators round differently.
             assert!(measured.error < 1e-3 && (contestant.name.starts_with("candle") || measured.error == 0.));
         }
     }
@@ -53,16 +53,16 @@ fn what_is_measured_is_drawn_and_compared() -> Result<()> {
     let table = std::fs::read_to_string(drawn.join("results.md"))?;
     assert!(table.contains("deepfm") && table.contains("cannot start no-such-python"), "{table}");
 
-    // Against itself, nothing has changed.
+    // Compared with itself, nothing has changed.
     peers().arg("diff").arg(&file).arg(&file).assert().success().stdout(contains("same"));
     Ok(())
 }
 
 #[test]
-fn what_cannot_be_measured_is_said_before() -> Result<()> {
+fn unusable_arguments_are_reported_before_measuring() -> Result<()> {
     let folder = TempDir::new()?;
     let nowhere = folder.path().join("nowhere").join("results.json");
-    // Before the first cell, which says that the baseline is not ready.
+    // The error comes before the first cell, whose log would say that a contestant is ready.
     let unwritable = contains("cannot write").and(contains("ready in").not());
     measure(&nowhere).args(["--only", "eager"]).assert().code(2).stderr(unwritable);
     peers().args(["measure", "--cpu", "--calls", "0", "-o", "x"]).assert().code(2).stderr(contains("0 is not in 1.."));
@@ -75,7 +75,7 @@ fn what_cannot_be_measured_is_said_before() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_sound_is_an_error() -> Result<()> {
+fn invalid_files_and_arguments_are_errors() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("results.json");
     let unknown = "there is no contestant \"fastest\", but candle, candle tuned, eager, sequential";

@@ -1,4 +1,4 @@
-//! Work on other threads: again and again for as long as something takes, or whenever it is asked for.
+//! Work on concurrent threads: repeated while something runs, or on request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -8,15 +8,15 @@ use std::thread::{self, JoinHandle};
 use anyhow::{anyhow, Context, Result};
 use parking_lot::Mutex;
 
-/// Work of a thread beside: it is given the number of the round.
+/// Work of a concurrent thread. The argument is the round number.
 pub type Round<'a> = &'a (dyn Fn(usize) -> Result<()> + Sync);
 
-/// Runs `work` while each of `others` runs again and again on a thread of its own, at least twice.
+/// Runs `work`, while each of `others` runs repeatedly on a thread of its own, at least twice.
 ///
 /// # Errors
-/// Those of `work`, and the first of each of the others, which ends its rounds.
+/// An error of `work`, and the first error of each of the others, which ends its rounds.
 pub fn beside<T>(work: impl FnOnce() -> Result<T>, others: &[Round]) -> Result<T> {
-    /// Ends the others' rounds, even if `work` panics.
+    /// Ends the rounds of the others, even if `work` panics.
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
         fn drop(&mut self) {
@@ -30,7 +30,7 @@ pub fn beside<T>(work: impl FnOnce() -> Result<T>, others: &[Round]) -> Result<T
             if round >= LEAST && done.load(Ordering::Relaxed) {
                 break;
             }
-            other(round).with_context(|| format!("round {round} of a thread beside"))?;
+            other(round).with_context(|| format!("round {round} of a concurrent thread"))?;
         }
         Ok(())
     };
@@ -39,7 +39,7 @@ pub fn beside<T>(work: impl FnOnce() -> Result<T>, others: &[Round]) -> Result<T
         let ending = Done(&done);
         let result = work();
         drop(ending);
-        let beside = threads.into_iter().map(|thread| thread.join().expect("no panic beside"));
+        let beside = threads.into_iter().map(|thread| thread.join().expect("no panic on a concurrent thread"));
         let failed: Vec<String> = beside.filter_map(|result| result.err().map(|error| format!("{error:#}"))).collect();
         match (result, &failed[..]) {
             (result, []) => result,
@@ -49,30 +49,30 @@ pub fn beside<T>(work: impl FnOnce() -> Result<T>, others: &[Round]) -> Result<T
     })
 }
 
-/// A thread that does a piece of work whenever another thread asks for it, which waits until it is done: a module that
-/// asks in its forward pass has that work done in the middle of a capture.
+/// A thread that does a piece of work when another thread requests it and waits for it. A module that requests it in
+/// its forward pass has the work done in the middle of a capture.
 pub struct Meanwhile {
     line: Mutex<Option<Line>>,
     outcomes: Mutex<Vec<Result<()>>>,
 }
 
-/// Requests, answers, and the thread that works.
+/// Requests, answers, and the worker thread.
 type Line = (Sender<()>, Receiver<Result<()>>, JoinHandle<()>);
 
 impl Meanwhile {
-    /// Starts the thread. `work` is given the number of the request.
+    /// Starts the thread. The argument of `work` is the request number.
     pub fn new(mut work: impl FnMut(usize) -> Result<()> + Send + 'static) -> Arc<Self> {
         let ((ask, asked), (answer, answered)) = (channel(), channel());
         let thread = thread::spawn(move || {
             for (i, ()) in asked.into_iter().enumerate() {
-                // Nobody waits for the last answer if the asking thread has panicked.
+                // If the requesting thread has panicked, nothing receives the last answer.
                 let _ = answer.send(work(i));
             }
         });
         Arc::new(Self { line: Mutex::new(Some((ask, answered, thread))), outcomes: Mutex::default() })
     }
 
-    /// Has the work done once. Its error is kept for [`finish`](Self::finish).
+    /// Requests the work once. Its error is kept for [`finish`](Self::finish).
     pub fn ask(&self) {
         let line = self.line.lock();
         let outcome = line.as_ref().ok_or(()).and_then(|(ask, answers, _)| {
@@ -82,10 +82,10 @@ impl Meanwhile {
         self.outcomes.lock().push(outcome.unwrap_or_else(|()| Err(anyhow!("the thread panicked"))));
     }
 
-    /// Ends the thread, and returns how often the work was done.
+    /// Ends the thread. Returns the number of requests.
     ///
     /// # Errors
-    /// The first of the work.
+    /// The first error of the work.
     pub fn finish(&self) -> Result<usize> {
         if let Some((ask, _, thread)) = self.line.lock().take() {
             drop(ask);

@@ -1,4 +1,4 @@
-//! What the tests of executors share.
+//! Shared helpers of the executors' tests.
 #![allow(dead_code, unused_imports)] // Each test program uses a part of it.
 
 mod beside;
@@ -20,19 +20,19 @@ pub use beside::{beside, Meanwhile, Round};
 pub use device::{device_or_skip, devices, gpu, second_gpu};
 pub use modules::{assert_nine_shapes_settle, counted, large, stopped_at, where_large};
 
-/// The host.
+/// The CPU device.
 pub const CPU: &Device = &Device::Cpu;
 
-/// Every dtype that both of candle's backends compute with.
+/// Every dtype that both of candle's backends support.
 pub const DTYPES: [DType; 7] = [DType::U8, DType::U32, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
 
-/// Floats that differ from each other, the same at every call for one `i`.
+/// Different floats, which depend only on `i` and the shape.
 pub fn waves(i: usize, shape: impl Into<Shape>) -> Result<Tensor> {
     let shape = shape.into();
     (Tensor::arange(0f32, shape.elem_count() as f32, CPU)? * (i + 1) as f64)?.sin()?.reshape(shape)
 }
 
-/// A matrix of floats as the one input, another one at every `i`.
+/// A single input: a float matrix that depends on `i`.
 pub fn one(i: usize) -> Result<Vec<Tensor>> {
     one_on(i, CPU)
 }
@@ -42,37 +42,37 @@ pub fn one_on(i: usize, device: &Device) -> Result<Vec<Tensor>> {
     Ok(vec![waves(i, (4, 6))?.to_device(device)?])
 }
 
-/// Numbers from 0 to 12, the same at every call for one `i`: sums and products of some of them are exact in every
-/// dtype, so that they do not depend on their order.
+/// Numbers from 0 to 12, which depend only on `i` and the shape. Short sums and products of them are exact in every
+/// dtype, so they do not depend on the order.
 pub fn counts(i: usize, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
     let shape = shape.into();
     let numbers: Vec<u32> = (0..shape.elem_count()).map(|j| ((j * 7 + i * 11) % 13) as u32).collect();
     Tensor::from_vec(numbers, shape, CPU)?.to_dtype(dtype)
 }
 
-/// The bits of every element, every NaN the same.
+/// The bits of every element, with one pattern for all NaNs.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     let flat = tensor.to_device(CPU)?.flatten_all()?;
     if flat.dtype() == DType::I64 {
         return Ok(flat.to_vec1::<i64>()?.into_iter().map(|v| v as u64).collect());
     }
-    // A double holds every value of the other dtypes exactly, the sign of a zero too.
+    // A double holds every value of the other dtypes exactly, including the sign of zero.
     let values = flat.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     Ok(values.into_iter().map(|v| if v.is_nan() { u64::MAX } else { v.to_bits() }).collect())
 }
 
-/// Elements whose bits differ, NaN equal to NaN.
+/// The number of elements whose bits differ. NaN equals NaN.
 pub fn differing(a: &Tensor, b: &Tensor) -> Result<usize> {
     assert_eq!((a.dims(), a.dtype()), (b.dims(), b.dtype()));
     Ok(bits(a)?.iter().zip(bits(b)?).filter(|(a, b)| **a != *b).count())
 }
 
-/// Whether shape, dtype and bits are the same.
+/// Are shape, dtype and bits the same?
 pub fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool> {
     Ok(a.dims() == b.dims() && a.dtype() == b.dtype() && bits(a)? == bits(b)?)
 }
 
-/// Fails unless both are the same number of tensors of the same bits.
+/// Asserts that both have the same number of tensors, with the same bits.
 #[track_caller]
 pub fn assert_same(got: &[Tensor], expected: &[Tensor], of: impl std::fmt::Display) {
     assert_eq!(got.len(), expected.len(), "outputs of {of}");
@@ -82,7 +82,7 @@ pub fn assert_same(got: &[Tensor], expected: &[Tensor], of: impl std::fmt::Displ
     }
 }
 
-/// The values of a matrix laid out in memory in several ways, and last a matrix of other values whose rows are one.
+/// The values of a matrix in several memory layouts; the last one is a matrix with other, broadcast values.
 pub fn layouts(x: &Tensor) -> Result<Vec<(&'static str, Tensor)>> {
     let (rows, columns) = x.dims2()?;
     let flat = x.flatten_all()?;
@@ -97,8 +97,8 @@ pub fn layouts(x: &Tensor) -> Result<Vec<(&'static str, Tensor)>> {
     ])
 }
 
-/// Calls an executor with `inputs(1)`, `inputs(0)` and others, copying outputs and borrowing them, compares each answer
-/// with eager, and looks at the end whether a later call has changed an earlier answer.
+/// Calls an executor with `inputs(1)`, `inputs(0)` and others, with copied and with borrowed outputs. Compares each
+/// answer with eager execution, and checks at the end that no later call changed an earlier answer.
 #[track_caller]
 pub fn answers_like<F>(fast: &OparaExecutor, function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>)
 where
@@ -110,8 +110,8 @@ where
         let expected = function(&inputs).expect("the function takes these inputs");
         let got = fast.call(&inputs).expect("the executor takes what the function takes");
         assert_same(&got, &expected, format_args!("input {i}"));
-        fast.lend(&inputs, |lent| assert_same(lent, &expected, format_args!("input {i}, lent")))
-            .expect("outputs are lent");
+        fast.call_zero_copy(&inputs, |borrowed| assert_same(borrowed, &expected, format_args!("input {i}, borrowed")))
+            .expect("outputs are borrowed");
         answers.push((i, got, expected));
     }
     for (i, got, expected) in answers {
@@ -119,23 +119,27 @@ where
     }
 }
 
-/// Builds an executor for `inputs(0)`, which must be replayed in this mode by Opara's schedule, and compares it with
-/// eager.
+/// Builds an executor for `inputs(0)`, asserts that it is replayed in this mode with Opara's schedule, and compares it
+/// with eager execution.
 #[track_caller]
 pub fn replayed<F>(mode: Mode, function: F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>) -> OparaExecutor
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clone + Send + Sync + 'static,
 {
     let example = inputs(0).expect("inputs can be made");
-    let fast =
-        OparaExecutor::builder().stress(4).race(false).build_fn(function.clone(), &example).expect("it can be built");
+    let fast = OparaExecutor::builder()
+        .stress(4)
+        .benchmark_challengers(false)
+        .build_fn(function.clone(), &example)
+        .expect("it can be built");
     let report = fast.report();
     assert_eq!((report.mode, report.verified, &report.reason), (mode, true, &None), "{report}");
     answers_like(&fast, function, inputs);
     fast
 }
 
-/// Builds an executor that must run eagerly, with a reason that holds all of `parts`. Spans are labels.
+/// Builds an executor, and asserts that it runs eagerly, for a reason that contains all of `parts`. Spans become
+/// labels.
 #[track_caller]
 pub fn refused<F>(function: F, inputs: &[Tensor], parts: &[&str]) -> OparaExecutor
 where
@@ -148,13 +152,13 @@ where
     let reason = report.reason.clone().unwrap_or_default();
     assert!(report.mode == Mode::Eager && !reason.is_empty(), "{report}");
     for part in parts {
-        assert!(reason.contains(part), "the reason does not speak of `{part}`: {reason}");
+        assert!(reason.contains(part), "the reason does not mention `{part}`: {reason}");
     }
     fast
 }
 
-/// Builds an executor, which must fail because the module keeps state, for a reason that holds all of `parts`. Spans are
-/// labels.
+/// Asserts that building an executor fails because the module keeps state, for a reason that contains all of `parts`.
+/// Spans become labels.
 #[track_caller]
 pub fn stateful<F>(builder: Builder, function: F, inputs: &[Tensor], parts: &[&str])
 where
@@ -166,14 +170,14 @@ where
     assert!(matches!(error, Error::Stateful { .. }), "{error:?}");
     let reason = error.to_string();
     for part in parts.iter().chain(&["on_stateful"]) {
-        assert!(reason.contains(part), "the reason does not speak of `{part}`: {reason}");
+        assert!(reason.contains(part), "the reason does not mention `{part}`: {reason}");
     }
 }
 
-/// Calls an executor of a module that is declared to keep state, and such a module alone, in turns: both must give the same
-/// from the first call on. `make` makes a module with state of its own.
+/// Calls an executor of a module that is declared to keep state, and the same module without an executor, alternately.
+/// Both must give the same answers from the first call on. `make` makes a module with its own state.
 #[track_caller]
-pub fn goes_on_like<F>(make: impl Fn() -> F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>)
+pub fn assert_same_state_as<F>(make: impl Fn() -> F, inputs: impl Fn(usize) -> Result<Vec<Tensor>>)
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
 {
@@ -188,7 +192,7 @@ where
     }
 }
 
-/// An executor, and how many times building it has called the function.
+/// An executor, and the number of calls of the function while it was built.
 pub fn calls_while_built<F>(builder: Builder, function: F, inputs: &[Tensor]) -> anyhow::Result<(OparaExecutor, usize)>
 where
     F: Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
@@ -198,10 +202,10 @@ where
     Ok((fast, calls.load(Ordering::Relaxed)))
 }
 
-/// The executor, or `None` if building it says that the module keeps state, as an executor of such a module may.
+/// The executor, or `None` if building fails because the module keeps state, as it may for such a module.
 ///
 /// # Errors
-/// Every other error.
+/// Any other error.
 pub fn built_or_stateful(built: opara_candle::Result<OparaExecutor>) -> anyhow::Result<Option<OparaExecutor>> {
     match built {
         Ok(fast) => Ok(Some(fast)),
@@ -210,7 +214,7 @@ pub fn built_or_stateful(built: opara_candle::Result<OparaExecutor>) -> anyhow::
     }
 }
 
-/// Asserts that no launch of one of the scopes `branch-0`, `branch-1`, ... depends on one of another.
+/// Asserts that no launch of a scope `branch-0`, `branch-1`, ... depends on a launch of another such scope.
 #[track_caller]
 pub fn assert_branches_are_free(fast: &OparaExecutor, inputs: Result<Vec<Tensor>>, branches: usize) {
     let inputs = inputs.expect("inputs can be made");
@@ -218,7 +222,7 @@ pub fn assert_branches_are_free(fast: &OparaExecutor, inputs: Result<Vec<Tensor>
     let graph = OpGraph::new(&trace);
     let branch = |op: usize| (0..branches).find(|b| trace.ops[op].label.split('/').any(|p| p == format!("branch-{b}")));
     let bit = |op: usize| branch(op).map_or(0, |b| 1u64 << b);
-    // For each launch the branches that it comes after.
+    // For each launch, the set of branches that it runs after.
     let mut after: Vec<u64> = Vec::new();
     for op in 0..trace.ops.len() {
         let before = graph.predecessors(op).fold(0, |found, p| found | after[p] | bit(p));
@@ -230,21 +234,21 @@ pub fn assert_branches_are_free(fast: &OparaExecutor, inputs: Result<Vec<Tensor>
     assert_eq!(found, (1 << branches) - 1, "every branch launches something");
 }
 
-/// The longest that a test may take in a process of its own. Only a deadlock takes that long.
+/// The time limit of a test in its own process. Only a deadlock takes that long.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs the test `name` in a process of its own: no other test fails if it leaves the GPU unusable, crashes or hangs.
+/// Runs the test `name` in its own process, so that a crash, a hang or an unusable GPU does not fail other tests.
 ///
 /// # Errors
-/// A process that fails or that is killed after five minutes.
+/// The process fails, or is killed after five minutes.
 pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     isolated_in(assert_cmd::Command::new(std::env::current_exe()?), name, test)
 }
 
-/// The same in a process that can make files and write nothing to them, as on a disk that is full.
+/// The same in a process that can create files but not write to them, as on a full disk.
 pub fn isolated_on_a_full_disk(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut shell = assert_cmd::Command::new("sh");
-    // A write beyond the limit is an error where its signal is ignored.
+    // With the signal ignored, a write beyond the limit is an error.
     shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]).arg(std::env::current_exe()?);
     isolated_in(shell, name, test)
 }
@@ -266,8 +270,8 @@ fn isolated_in(
     Ok(())
 }
 
-/// Two executors of one module of 6 columns answer in turns, and the one lends to the other.
-pub fn take_turns_and_lend<M>(module: M, device: &Device) -> anyhow::Result<()>
+/// Two executors of one module with 6 columns are called alternately; one of them lends its outputs to the other.
+pub fn alternate_and_borrow<M>(module: M, device: &Device) -> anyhow::Result<()>
 where
     M: Fn(&Tensor) -> Result<Tensor> + Clone + Send + Sync + 'static,
 {
@@ -280,17 +284,17 @@ where
         let twice = module(&once)?;
         assert_same(&[a.forward(&x[0])?, b.forward(&once)?], &[once.clone(), twice.clone()], i);
         let other = [rows(i, 5 + i)?];
-        a.lend(&x, |lent| -> anyhow::Result<()> {
-            b.lend(lent, |lent| assert_same(lent, std::slice::from_ref(&twice), i))?;
-            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is lent"));
-            assert_same(lent, std::slice::from_ref(&once), i);
+        a.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
+            b.call_zero_copy(borrowed, |borrowed| assert_same(borrowed, std::slice::from_ref(&twice), i))?;
+            assert_same(&a.call(&other)?, &[module(&other[0])?], format_args!("another shape while {i} is borrowed"));
+            assert_same(borrowed, std::slice::from_ref(&once), i);
             Ok(())
         })??;
     }
     Ok(())
 }
 
-/// The result of `f` and what it logs on this thread, of this level or worse: a line an event.
+/// The result of `f`, and the events of this level or higher that it logs on this thread, one line per event.
 pub fn logged<T>(level: tracing::Level, f: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Vec<String>, T)> {
     #[derive(Clone)]
     struct Lines(tracing::Level, std::sync::Arc<std::sync::Mutex<Vec<String>>>);
@@ -305,7 +309,7 @@ pub fn logged<T>(level: tracing::Level, f: impl FnOnce() -> anyhow::Result<T>) -
             }
         }
     }
-    // Of one subscriber alone, tracing asks the thread that comes by an event first whether anybody listens.
+    // With only one subscriber, tracing caches the interest of the first thread that reaches an event.
     static ANOTHER: std::sync::OnceLock<tracing::Dispatch> = std::sync::OnceLock::new();
     ANOTHER.get_or_init(|| tracing::Dispatch::new(tracing_subscriber::registry()));
     let lines = Lines(level, Default::default());

@@ -1,4 +1,4 @@
-//! Modules that several test programs wrap, and what executors of them do.
+//! Modules that several test programs wrap, and shared assertions about their executors.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -26,11 +26,11 @@ where
     }
 }
 
-/// Calls an executor that keeps eight plans with nine shapes in turns. After some rounds it builds nothing any more, warns once, and
-/// answers one of the nine shapes by the module. `rows` makes inputs of so many rows.
+/// Calls an executor that keeps eight plans with nine shapes in turn. After some rounds it must stop building, warn
+/// once, and run one of the nine shapes eagerly. `rows` makes inputs with that many rows.
 ///
 /// # Panics
-/// If it does otherwise, or answers otherwise than `expected`.
+/// If the executor behaves differently, or an answer differs from `expected`.
 pub fn assert_nine_shapes_settle<F>(
     module: F,
     expected: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -69,15 +69,15 @@ where
     Ok(())
 }
 
-/// A call that stops in the middle.
+/// A call that is blocked in the middle.
 pub struct Stopped {
-    /// Ends when the call is there.
+    /// Disconnects when the call has arrived.
     pub entered: Receiver<()>,
-    /// Dropped, it lets the call go on.
+    /// The call continues when this is dropped.
     pub leave: Sender<()>,
 }
 
-/// A module whose first call with so many rows stops in the middle.
+/// A module whose first call with this many rows blocks in the middle.
 pub fn stopped_at<F>(
     rows: usize,
     module: F,
@@ -93,7 +93,7 @@ where
             let (enter, left) = &mut *gate.lock();
             if let Some(enter) = enter.take() {
                 drop(enter);
-                // Ends with an error, since nobody sends.
+                // Returns with an error, since nothing is ever sent.
                 left.recv().ok();
             }
         }
@@ -102,12 +102,12 @@ where
     (stops, Stopped { entered, leave })
 }
 
-/// `then` where `x` is large, else `x`: no small example shows what `then` holds.
+/// `then` where `x` is large, otherwise `x`: examples with small values do not show the content of `then`.
 pub fn where_large(x: &Tensor, then: &Tensor) -> Result<Tensor> {
     x.gt(100f32)?.where_cond(then, x)
 }
 
-/// Inputs that show it.
+/// Inputs with large values, which show it.
 pub fn large(i: usize, device: &Device) -> Result<Tensor> {
     one_on(i, device)?[0].affine(1000., 500.)
 }

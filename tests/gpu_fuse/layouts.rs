@@ -1,4 +1,4 @@
-//! Every layout, and results that others turn or take parts of.
+//! Operands in every layout, and results whose readers transpose or slice them.
 
 use candle::{DType, Tensor, D};
 use opara_candle::{Mode, OparaExecutor};
@@ -7,7 +7,7 @@ use super::common::{assert_same, gpu, layouts, replayed, waves};
 use super::{fused, random};
 
 #[test]
-fn operands_may_lie_in_any_way() -> anyhow::Result<()> {
+fn operands_may_have_any_layout() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16] {
         for (way, y) in layouts(&waves(5, (6, 4))?.to_dtype(dtype)?.to_device(&device)?)? {
@@ -24,19 +24,19 @@ fn operands_may_lie_in_any_way() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_result_that_is_turned_turns_its_chain() -> anyhow::Result<()> {
+fn a_transposing_reader_permutes_the_whole_group() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let bias = waves(2, 24)?.to_dtype(dtype)?.to_device(&device)?;
         let input = |i| Ok(vec![waves(i, (2, 5, 24))?.to_dtype(dtype)?.to_device(&device)?]);
-        // Heads of what a product makes, which are scaled then.
+        // The heads of a projection, which are scaled afterwards.
         let of = bias.clone();
         let heads = move |t: &[Tensor]| {
             let heads = t[0].broadcast_add(&of)?.reshape((2, 5, 4, 6))?.transpose(1, 2)?;
             Ok(vec![heads.contiguous()?.affine(0.5, 0.)?])
         };
         fused(&replayed(Mode::Graph, heads, input), 2);
-        // Here the sum is needed as it was, too.
+        // Here the sum is also needed untransposed.
         let both = move |t: &[Tensor]| {
             let sum = t[0].broadcast_add(&bias)?;
             Ok(vec![sum.transpose(1, 2)?.contiguous()?.neg()?, sum])
@@ -46,9 +46,9 @@ fn a_result_that_is_turned_turns_its_chain() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Queries, keys and values, split into heads, of one product and its bias; queries scaled.
+/// Queries, keys and values of one biased matmul, split into heads; the queries are scaled.
 #[test]
-fn parts_of_a_sum_are_made_where_they_are_taken() -> anyhow::Result<()> {
+fn slices_of_a_sum_are_recomputed_by_their_readers() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for (tokens, heads, width) in [(7, 2, 8), (5, 3, 7), (1100, 8, 64)] {
@@ -63,7 +63,7 @@ fn parts_of_a_sum_are_made_where_they_are_taken() -> anyhow::Result<()> {
             let without_sum = parts.clone();
             let fast = replayed(Mode::Graph, move |t| Ok(without_sum(t)?[..3].to_vec()), input);
             fused(&fast, 1);
-            // Who wants the sum, too, gets it.
+            // If the full sum is needed, it is computed.
             fused(&replayed(Mode::Graph, parts, input), 0);
         }
     }
@@ -71,7 +71,7 @@ fn parts_of_a_sum_are_made_where_they_are_taken() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
+fn views_with_too_many_dimensions_are_not_fused() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let turned = t[0].reshape((2, 3, 2, 3, 2, 3))?.permute((5, 3, 1, 4, 2, 0))?;
@@ -81,9 +81,9 @@ fn what_lies_in_more_dimensions_than_the_kernel_counts_is_left_alone() {
     fused(&fast, 0);
 }
 
-/// Neighbours are loaded at once only where they lie so.
+/// Vector loads are used only where the elements are contiguous and aligned.
 #[test]
-fn operands_that_begin_anywhere() -> anyhow::Result<()> {
+fn operands_at_any_offset() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let some =

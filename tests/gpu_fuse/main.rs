@@ -1,5 +1,5 @@
-//! Chains of kernels in one launch, on a GPU: every operator and type, rows of every length, every layout, all that may
-//! stand between. Without a GPU, or without the `cuda` feature, each test says that it skips.
+//! Fused kernels on a GPU: every operator and type, rows of every length, every layout, and ops between the fused ones.
+//! Tests skip without a GPU or the feature `cuda`, and say so.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,20 +14,20 @@ use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, one_on, replayed, waves};
 use opara_candle::{Builder, Mode, OparaExecutor, Stage};
 
-/// The executor's report says that so many launches became part of others.
+/// Asserts that the report counts this many fused launches.
 #[track_caller]
 fn fused(fast: &OparaExecutor, launches: usize) {
     let report = fast.report();
     assert_eq!((report.mode, report.fused, &report.reason), (Mode::Graph, launches, &None), "{report}");
 }
 
-/// Random numbers, drawn by the CPU: cuRAND fails now and then while another thread captures.
+/// Random numbers from the CPU: cuRAND sometimes fails while another thread captures.
 fn random(shape: (usize, usize), device: &Device) -> Result<Tensor> {
     Tensor::rand(-2f32, 2., shape, &Device::Cpu)?.to_device(device)
 }
 
 #[test]
-fn a_result_in_the_middle_is_an_output_too() {
+fn an_intermediate_result_can_be_an_output() {
     let Some(device) = gpu() else { return };
     let function = |t: &[Tensor]| {
         let first = (&t[0] + 1.)?;
@@ -40,7 +40,7 @@ fn a_result_in_the_middle_is_an_output_too() {
 }
 
 #[test]
-fn the_recorded_trace_is_the_one_before_fusion() -> anyhow::Result<()> {
+fn the_recorded_trace_is_the_trace_before_fusion() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.625)?.sqr()? * 0.375)?.exp()?]);
     let built = |builder: Builder| builder.build_fn(function, &one_on(0, &device)?).map_err(anyhow::Error::from);
@@ -62,18 +62,18 @@ fn the_recorded_trace_is_the_one_before_fusion() -> anyhow::Result<()> {
 }
 
 #[test]
-fn executors_that_share_kernels_outlive_each_other() -> anyhow::Result<()> {
+fn executors_that_share_kernels_can_be_dropped_in_any_order() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![((&t[0] + 0.625)?.sqr()? * 0.375)?.exp()?]);
     let build = || OparaExecutor::builder().build_fn(function, &one_on(0, &device)?).map_err(anyhow::Error::from);
     let (mut before, inputs) = (build()?, one_on(1, &device)?);
     let expected = function(&inputs)?;
     for _ in 0..3 {
-        // One is built while the kernels are on the device, and one after they have left it.
+        // One executor is built while the kernels are loaded, and one after they were unloaded.
         let fast = build()?;
         fused(&fast, 3);
         drop(before);
-        assert_same(&fast.call(&inputs)?, &expected, "an executor whose neighbour is gone");
+        assert_same(&fast.call(&inputs)?, &expected, "an executor after the other was dropped");
         drop(fast);
         before = build()?;
     }
@@ -82,7 +82,7 @@ fn executors_that_share_kernels_outlive_each_other() -> anyhow::Result<()> {
 }
 
 #[test]
-fn kernels_are_kept_where_that_is_asked_for() -> anyhow::Result<()> {
+fn compiled_kernels_are_stored_in_the_given_folder() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let kept = || Ok::<_, std::io::Error>(std::fs::read_dir(folder.path())?.count());
@@ -92,13 +92,13 @@ fn kernels_are_kept_where_that_is_asked_for() -> anyhow::Result<()> {
     };
     fused(&build(None, 0.71875)?, 1);
     assert_eq!(kept()?, 0);
-    // Another summand is another kernel: this process has none of it yet.
+    // Another constant makes another kernel, which this process has not compiled yet.
     fused(&build(Some(folder.path()), 0.84375)?, 1);
     assert_eq!(kept()?, 1);
     Ok(())
 }
 
-/// In a process of its own, which looks for the compiler once.
+/// In a process of its own, since a process looks for the compiler only once.
 #[test]
 fn without_a_compiler_launches_are_not_fused() -> anyhow::Result<()> {
     const VARIABLE: &str = "OPARA_NVRTC";
@@ -121,7 +121,7 @@ fn without_a_compiler_launches_are_not_fused() -> anyhow::Result<()> {
 }
 
 #[test]
-fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
+fn groups_longer_than_the_maximum_are_split() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| {
         let step = |x: Tensor, i: usize| x.affine(if i.is_multiple_of(2) { 0.5 } else { 2. }, 0.25);
@@ -129,7 +129,7 @@ fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
     };
     let fast = replayed(Mode::Graph, function, |i| one_on(i, &device));
     fused(&fast, 100 - 100usize.div_ceil(12));
-    // With an operand more for every other step.
+    // With an additional operand for every second op.
     let sum = |t: &[Tensor]| Ok(vec![t[1..].iter().try_fold(t[0].clone(), |sum, x| (&sum * 0.5)? + x)?]);
     let inputs = |i: usize| (0..12).map(|j| waves(i + j, (3, 5))?.to_device(&device)).collect::<Result<Vec<_>>>();
     let fast = replayed(Mode::Graph, sum, inputs);
@@ -138,14 +138,14 @@ fn chains_longer_than_one_launch_are_cut() -> anyhow::Result<()> {
 }
 
 #[test]
-fn results_that_are_needed_later_stay_with_the_thread() {
+fn results_needed_later_stay_in_registers() {
     let Some(device) = gpu() else { return };
-    // The first of so many results is taken last.
+    // The first of the results is used last.
     let function = |many: usize| {
         move |t: &[Tensor]| {
             let base = t[0].relu()?;
             let parts = (0..many).map(|i| base.affine(1.5, i as f64)).collect::<Result<Vec<_>>>()?;
-            let (last, rest) = parts.split_last().expect("there are some");
+            let (last, rest) = parts.split_last().expect("at least one part");
             Ok(vec![rest.iter().rev().try_fold(last.clone(), |sum, part| part.sqr()? - sum)?])
         }
     };
@@ -155,9 +155,9 @@ fn results_that_are_needed_later_stay_with_the_thread() {
 }
 
 #[test]
-fn operands_beyond_what_a_launch_takes() {
+fn groups_with_too_many_operands_are_split() {
     let Some(device) = gpu() else { return };
-    // Two for each norm, and those after it need what it makes.
+    // Two operands per norm, and later norms need the result.
     let function = |t: &[Tensor]| {
         let norm = |x: Tensor, i: usize| candle_nn::ops::layer_norm(&x, &t[1 + 2 * i], &t[2 + 2 * i], 1e-5);
         let normed = (0..8).try_fold(t[0].clone(), norm)?;
@@ -167,6 +167,6 @@ fn operands_beyond_what_a_launch_takes() {
         let ones = (0..16).map(|j| waves(i + j, 24)?.to_device(&device));
         std::iter::once(waves(i, (8, 24))?.to_device(&device)).chain(ones).collect::<Result<Vec<_>>>()
     };
-    // Seven norms are one launch, and the copy and the softmax.
+    // Seven norms are one launch, and the copy and the softmax another.
     fused(&replayed(Mode::Graph, function, inputs), 11 - 4);
 }

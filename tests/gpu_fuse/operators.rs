@@ -1,4 +1,4 @@
-//! Every operator and type, and what stands between two operators.
+//! Every operator and type, and combinations of operators.
 
 use candle::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use opara_candle::OparaExecutor;
 use super::common::{assert_same, gpu};
 use super::{fused, random};
 
-/// Every number of a 16-bit type, and of f32 one in every 1031, infinities and NaNs included.
+/// Every number of a 16-bit type; for f32 every 1031st bit pattern, including infinities and NaNs.
 fn all_numbers(dtype: DType, device: &Device) -> Result<Tensor> {
     match dtype {
         DType::F16 => Tensor::from_iter((0..=u16::MAX).map(f16::from_bits), device),
@@ -38,7 +38,7 @@ const UNARY: &[Unary] = &[
 ];
 
 #[test]
-fn every_operator_of_one_number_gives_the_same_bits() -> anyhow::Result<()> {
+fn every_unary_operator_keeps_its_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         let x = all_numbers(dtype, &device)?;
@@ -46,11 +46,11 @@ fn every_operator_of_one_number_gives_the_same_bits() -> anyhow::Result<()> {
             let of = format!("{name} of {dtype:?}");
             let function = move |t: &[Tensor]| Ok(vec![operator(&t[0])?.neg()?]);
             let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&x))?;
-            // A cast to the same type is no launch, and candle computes this one in another type.
+            // A cast to the same type is no launch, and candle computes silu and sigmoid of bf16 in another type.
             let alone = operator(&x.narrow(0, 0, 1)?)?.dtype() == dtype && name.starts_with("to ");
-            let left_alone = alone || dtype == DType::BF16 && ["silu", "sigmoid"].contains(&name);
+            let is_unfused = alone || dtype == DType::BF16 && ["silu", "sigmoid"].contains(&name);
             let report = fast.report();
-            assert_eq!((report.fused, &report.reason), (usize::from(!left_alone), &None), "{of}: {report}");
+            assert_eq!((report.fused, &report.reason), (usize::from(!is_unfused), &None), "{of}: {report}");
             assert!(report.verified, "{of}");
         }
     }
@@ -58,7 +58,7 @@ fn every_operator_of_one_number_gives_the_same_bits() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
+fn every_binary_operator_keeps_its_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let operators: [(&str, Binary); 6] = [
@@ -70,7 +70,7 @@ fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
         ("minimum", Tensor::broadcast_minimum),
     ];
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        // Every 16-bit number with some of each sign and size; of f32 some with some.
+        // For 16-bit types, every number combined with some of each sign and magnitude; for f32, some with some.
         let x = all_numbers(dtype, &device)?;
         let count = x.elem_count();
         let step = count / 1024;
@@ -82,7 +82,8 @@ fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
             let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs)?;
             fused(&fast, 1);
             let (got, expected) = (&fast.call(&inputs)?[0], &function(&inputs)?[0]);
-            // On the device: there are millions of them. Zeros of either sign are told apart by what they divide.
+            // Compared on the device, since there are millions of elements. Zeros of different signs are distinguished
+            // by their reciprocals.
             let same = got.eq(expected)?.mul(&got.recip()?.eq(&expected.recip()?)?)?;
             let nan = got.ne(got)?.mul(&expected.ne(expected)?)?;
             let differing = same.maximum(&nan)?.eq(0u8)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
@@ -92,9 +93,9 @@ fn every_operator_of_two_numbers_gives_the_same_bits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A product and a sum of candle's are two kernels, and round twice.
+/// candle's multiplication and addition are two kernels, and round twice.
 #[test]
-fn a_product_and_the_sum_after_it_are_rounded_each() -> anyhow::Result<()> {
+fn a_multiplication_and_an_addition_are_rounded_separately() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     type Product = fn(&Tensor) -> Result<Tensor>;
     let products: [Product; 6] = [
@@ -134,7 +135,7 @@ fn a_product_and_the_sum_after_it_are_rounded_each() -> anyhow::Result<()> {
 }
 
 #[test]
-fn many_elements_and_one() -> anyhow::Result<()> {
+fn many_elements_and_a_single_one() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![(t[0].sqr()? + &t[0])?.gelu_erf()?]);
     for shape in [(1, 1), (1, 127), (4096, 4099)] {

@@ -1,4 +1,4 @@
-//! Rows of every length.
+//! Fused kernels on rows of every length.
 
 use candle::{DType, Device, Result, Tensor, D};
 use opara_candle::{Mode, OparaExecutor};
@@ -6,7 +6,7 @@ use opara_candle::{Mode, OparaExecutor};
 use super::common::{answers_like, assert_same, gpu, replayed, waves};
 use super::{fused, random};
 
-/// The norm of T5, as candle-transformers computes it.
+/// T5's norm, as candle-transformers computes it.
 fn norm(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F32)?;
     let variance = (wide.sqr()?.sum_keepdim(D::Minus1)? * (1. / x.dim(D::Minus1)? as f64))?;
@@ -15,7 +15,7 @@ fn norm(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn a_norm_of_many_launches_is_one() -> anyhow::Result<()> {
+fn a_norm_of_many_launches_becomes_one_launch() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         let weight = waves(3, 64)?.to_device(&device)?.to_dtype(dtype)?;
@@ -36,14 +36,14 @@ fn a_norm_of_many_launches_is_one() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rows of lengths on either side of what candle's blocks and a chain's blocks hold, and, of short ones, as many as make a
-/// block have several.
+/// Rows of lengths around the limits of candle's blocks and of fused kernels' blocks. Short rows are so many that a
+/// block has several.
 fn shapes() -> impl Iterator<Item = (usize, usize)> {
     let few = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 3072, 4096].map(|columns| (5, columns));
     few.into_iter().chain([(1024, 2), (1028, 33), (1028, 100), (1024, 128), (1026, 128), (1024, 129)])
 }
 
-/// Rows of numbers, some of which hold an infinity, a NaN, or zeros alone.
+/// Rows of numbers; some rows contain an infinity, a NaN, or only zeros.
 fn rows(i: usize, rows: usize, columns: usize, dtype: DType, device: &Device) -> Result<Tensor> {
     let mut numbers = waves(i, (rows, columns))?.flatten_all()?.to_vec1::<f32>()?;
     numbers[..columns].fill(0.);
@@ -54,7 +54,7 @@ fn rows(i: usize, rows: usize, columns: usize, dtype: DType, device: &Device) ->
 }
 
 #[test]
-fn kernels_of_rows_give_the_same_bits() -> anyhow::Result<()> {
+fn softmax_and_norms_keep_their_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     type Rows = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
     let operators: [(&str, Rows); 3] = [
@@ -79,11 +79,11 @@ fn kernels_of_rows_give_the_same_bits() -> anyhow::Result<()> {
 }
 
 #[test]
-fn folds_of_rows_give_the_same_bits() -> anyhow::Result<()> {
+fn row_reductions_keep_their_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         for (count, columns) in shapes() {
-            // candle adds short rows up by another kernel.
+            // candle sums short rows with another kernel.
             let sums = columns > 32;
             let function = move |t: &[Tensor]| {
                 let x = (&t[0] * 0.5)?;
@@ -94,7 +94,7 @@ fn folds_of_rows_give_the_same_bits() -> anyhow::Result<()> {
                 Ok(vec![distance.broadcast_div(&sum)?, most, distance.broadcast_mul(&least)?])
             };
             let fast = replayed(Mode::Graph, function, |i| Ok(vec![rows(i, count, columns, dtype, &device)?]));
-            // With the sum all of it is one launch; without, the quotient is another.
+            // With the sum, everything is one launch; without it, the quotient is a launch of its own.
             let launches = if sums { 8 } else { 6 };
             assert_eq!(fast.report().fused, launches, "{count} x {columns} {dtype:?}: {}", fast.report());
         }
@@ -103,17 +103,17 @@ fn folds_of_rows_give_the_same_bits() -> anyhow::Result<()> {
 }
 
 #[test]
-fn rows_that_are_too_long_and_rows_that_are_no_rows_are_left_alone() -> anyhow::Result<()> {
+fn long_rows_and_mismatched_rows_are_not_fused() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let long = |t: &[Tensor]| Ok(vec![candle_nn::ops::softmax_last_dim(&t[0].relu()?)?.neg()?]);
     fused(&replayed(Mode::Graph, long, |i| Ok(vec![waves(i, (3, 5000))?.to_device(&device)?])), 0);
-    // The sum goes through columns, the quotient through rows.
+    // The sum is over columns, the quotient over rows.
     let columns = |t: &[Tensor]| {
         let x = t[0].sqr()?;
         Ok(vec![x.broadcast_div(&x.sum_keepdim(0)?)?.neg()?])
     };
     fused(&replayed(Mode::Graph, columns, |i| Ok(vec![waves(i, (48, 40))?.to_device(&device)?])), 1);
-    // As many rows as columns: the numbers of rows stand for columns.
+    // As many rows as columns: one scalar per row is used per column.
     let crossed = |t: &[Tensor]| {
         let x = t[0].sqr()?;
         Ok(vec![x.broadcast_div(&x.sum(1)?)?.neg()?])
@@ -123,7 +123,7 @@ fn rows_that_are_too_long_and_rows_that_are_no_rows_are_left_alone() -> anyhow::
 }
 
 #[test]
-fn many_rows_and_one() -> anyhow::Result<()> {
+fn many_rows_and_a_single_one() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let function = |t: &[Tensor]| Ok(vec![candle_nn::ops::softmax(&t[0].affine(0.125, 0.)?, D::Minus1)?]);
     for shape in [(1, 768), (100_000, 64)] {

@@ -1,4 +1,4 @@
-//! Attention: the kernel, and what stands in for it.
+//! Attention: the kernel, and its fallback.
 
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops;
@@ -6,17 +6,17 @@ use opara_candle::ops;
 use super::common::{gpu, same_bits, waves};
 use super::{assert_near, both, DTYPES};
 
-/// Heads of a width in a dtype, by every kind of bias, against the CPU.
+/// Heads of this dimension and dtype with every kind of bias, compared with the CPU.
 fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<()> {
     for (batch, heads, queries, keys) in
         [(2, 3, 128, 128), (1, 2, 5, 5), (2, 2, 70, 130), (1, 4, 1, 200), (3, 1, 17, 64)]
     {
-        // Queries, keys and values as one product leaves them.
+        // Queries, keys and values as slices of one matmul's result.
         let of = |i: usize, tokens: usize| both(&(waves(i, (batch, tokens, 3 * heads, dim))? * 2.)?, dtype, device);
         let ((q, q_gpu), (kv, kv_gpu)) = (of(0, queries)?, of(1, keys)?);
         let view = |x: &Tensor, part: usize| x.transpose(1, 2)?.narrow(1, part * heads, heads);
         let shapes = [vec![1, 1, 1, keys], vec![1, heads, queries, keys], vec![batch, 1, 1, keys], vec![queries, 1]];
-        // As large as masks are, which may leave a query nothing.
+        // As large as real masks, which may mask all keys of a query.
         let smallest = if dtype == DType::F16 { -6e4 } else { -3e38 };
         let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * smallest;
         let biases = shapes.iter().map(|shape| both(&masked(waves(2, shape.as_slice())?)?, dtype, device));
@@ -31,23 +31,23 @@ fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<(
             assert_near(&got, &expected, 2. * tolerance, &what);
 
             let apart = ops::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, on_gpu, 0.25)?;
-            // No row of which begins where 16 bytes may be taken.
+            // Rows that are not aligned to 16 bytes.
             let shifted = |x: &Tensor| x.pad_with_zeros(3, 1, 0)?.narrow(3, 1, dim);
             let unaligned = ops::attention(&shifted(&q)?, &shifted(&k)?, &shifted(&v)?, on_gpu, 0.25)?;
-            assert!(same_bits(&apart, &got)?, "{what}: bits depend on where heads lie");
-            assert!(same_bits(&unaligned, &got)?, "{what}: bits depend on where rows begin");
+            assert!(same_bits(&apart, &got)?, "{what}: bits depend on the head strides");
+            assert!(same_bits(&unaligned, &got)?, "{what}: bits depend on the alignment");
         }
     }
 
     let x = Tensor::zeros((1, 2, 4, dim), dtype, device)?;
     let nothing = Tensor::full(f32::NEG_INFINITY, (4, 4), device)?.to_dtype(dtype)?;
     let got = ops::attention(&x, &x, &x, Some(&nothing), 1.)?.to_dtype(DType::F32)?;
-    assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|y| y.is_nan()), "weights of nothing");
+    assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|y| y.is_nan()), "a query with all keys masked");
     Ok(())
 }
 
 #[test]
-fn attention_in_one_launch() -> Result<()> {
+fn attention_agrees_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dim in [32, 64, 128] {
         DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
@@ -56,7 +56,7 @@ fn attention_in_one_launch() -> Result<()> {
 }
 
 #[test]
-fn attention_to_nan_is_nan() -> Result<()> {
+fn nan_in_attention_operands_reaches_the_right_outputs() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, _) in &DTYPES[1..] {
         let ones = Tensor::ones((1, 1, 70, 64), *dtype, &device)?;
@@ -76,7 +76,7 @@ fn attention_to_nan_is_nan() -> Result<()> {
 }
 
 #[test]
-fn attention_by_products() -> Result<()> {
+fn attention_with_unsupported_head_dimensions() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     attend(64, DType::F64, 1e-12, &device)?;
     attend(128, DType::F32, 2e-3, &device)?;
@@ -84,12 +84,12 @@ fn attention_by_products() -> Result<()> {
 }
 
 #[test]
-fn attention_that_has_no_kernel() -> Result<()> {
+fn attention_operands_without_a_kernel() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, _) in DTYPES {
         let of = |tokens: usize| Tensor::ones((1, 2, tokens, 64), dtype, &device);
         let (x, k) = (of(4)?, of(6)?);
-        assert!(ops::attention(&x, &k, &x, None, 1.).is_err(), "keys and values of other lengths");
+        assert!(ops::attention(&x, &k, &x, None, 1.).is_err(), "keys and values of different lengths");
         assert!(ops::attention(&x, &k, &k, Some(&k), 1.).is_err(), "a bias of another shape");
         let alike = ops::attention(&x, &k, &k, None, 0.)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         assert!(alike.iter().all(|y| (y - 1.).abs() < 0.01), "weights that do not depend on scores");

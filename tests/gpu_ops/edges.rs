@@ -1,12 +1,12 @@
-//! Operands at the edges of their type: they give what plain f32 gives. Large numbers stay numbers, infinities stay infinite
-//! unless they meet their opposite or zero, NaN stays, and a sum that is too large is infinite.
+//! Extreme operands: operators give the results of plain f32. Large numbers stay finite, infinities stay infinite
+//! unless they meet their opposite or zero, NaN stays NaN, and a sum that is too large is infinite.
 
 use candle::{DType, Device, Module, Result, Tensor, D};
 use opara_candle::ops::{self, Activation, ConvConfig, PoolConfig};
 
 use super::common::{gpu, waves, CPU};
 
-/// The largest numbers of each type, numbers beyond those that tensor cores can be given in parts, infinities and NaN.
+/// The largest numbers of each type, numbers beyond those that can be split for tensor cores, infinities and NaN.
 fn edges(dtype: DType) -> Vec<f32> {
     let largest = match dtype {
         DType::F16 => vec![65504., -65504.],
@@ -16,15 +16,16 @@ fn edges(dtype: DType) -> Vec<f32> {
     largest.into_iter().chain([f32::INFINITY, f32::NEG_INFINITY, f32::NAN]).collect()
 }
 
-/// Dtypes with the relative error of an element.
+/// Dtypes with their relative error per element.
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
 
-/// Numbers between 0.1 and 0.4: none of them cancel, and few of them times the largest number are less than that.
+/// Numbers between 0.1 and 0.4: they do not cancel, and a sum of a few of them times the largest number does not
+/// overflow.
 fn ordinary(i: usize, shape: impl Into<candle::Shape>) -> Result<Tensor> {
     (waves(i, shape)? * 0.15)? + 0.25
 }
 
-/// The same but for one element, in a dtype, as f32 on the host and on the device.
+/// The same except for one element, rounded to a dtype: as f32 on the host, and on the device.
 fn with(x: &Tensor, at: usize, edge: f32, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
     let mut elements = x.flatten_all()?.to_vec1::<f32>()?;
     elements[at] = edge;
@@ -32,12 +33,12 @@ fn with(x: &Tensor, at: usize, edge: f32, dtype: DType, device: &Device) -> Resu
     Ok((x.to_dtype(DType::F32)?, x.to_device(device)?))
 }
 
-/// Fails unless each element is near the one that f32 gives, or the same infinity, or NaN where that is.
+/// Asserts that each element is close to the result of f32, or the same infinity, or NaN.
 #[track_caller]
 fn assert_alike(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let dtype = got.dtype();
     let elements = |x: &Tensor| x.to_device(CPU)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
-    // An infinity of the dtype may be a number of f32.
+    // An infinity of the dtype may be a finite number in f32.
     let expected = expected.to_dtype(dtype).and_then(|expected| elements(&expected)).expect("a tensor to read");
     let got = elements(got).expect("a tensor to read");
     assert_eq!(got.len(), expected.len(), "{of}");
@@ -48,16 +49,16 @@ fn assert_alike(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::f
     }
 }
 
-/// At least zero. Of NaN some kernels make NaN, and others, candle's among them, zero: there it is what was `got`.
+/// max(x, 0). For NaN, some kernels give NaN, and others, like candle's, zero: there it takes the value of `got`.
 fn relu_like(expected: &Tensor, got: &Tensor) -> Result<Tensor> {
     let got = got.to_dtype(expected.dtype())?.to_device(expected.device())?.contiguous()?;
     expected.ne(expected)?.where_cond(&got, &expected.relu()?)
 }
 
 #[test]
-fn products_of_edges() -> Result<()> {
+fn matmuls_of_extreme_operands() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // Those for which a kernel by tensor cores is the fastest, and others.
+    // Shapes for which a tensor core kernel is the fastest, and others.
     for ((rows, inner, columns), (dtype, tolerance)) in
         [(128, 768, 3072), (128, 512, 2048), (70, 40, 56), (1, 400, 400), (5, 3, 7)]
             .into_iter()
@@ -91,7 +92,7 @@ fn sums_that_overflow_are_infinite() -> Result<()> {
             let got = all(ops::linear(&row(value)?, &ones, None)?)?;
             assert!(got.iter().all(|&y| y == f32::INFINITY.copysign(value)), "{value:e}: {:?}", &got[..4]);
         }
-        // Within the range, and beyond what a kernel by tensor cores is trusted with.
+        // Within the range of f32, and beyond the limit of the split tensor core kernels.
         let value = 3e38 / inner as f32;
         let got = all(ops::linear(&row(value)?, &ones, None)?)?;
         assert!(got.iter().all(|&y| (y / 3e38 - 1.).abs() < 1e-4), "{value:e}: {:?}", &got[..4]);
@@ -100,9 +101,9 @@ fn sums_that_overflow_are_infinite() -> Result<()> {
 }
 
 #[test]
-fn sums_in_16_bits_do_not_overflow_on_the_way() -> Result<()> {
+fn sums_in_16_bits_do_not_overflow_in_between() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // One half of the columns adds up to 4 times the largest f16, the other half to the opposite.
+    // Half of the columns sum to 4 times the largest f16, the other half to the opposite.
     for (rows, columns) in [(1, 64), (8, 64), (64, 64), (128, 256)] {
         let inner = 8192;
         let x: Vec<f32> = (0..rows * inner).map(|i| if i % inner < inner / 2 { 64. } else { -64. }).collect();
@@ -114,7 +115,7 @@ fn sums_in_16_bits_do_not_overflow_on_the_way() -> Result<()> {
     Ok(())
 }
 
-/// In f32, by candle's operators; and the largest finite score.
+/// Attention in f32 with candle's operators; also returns the largest finite score.
 fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<(Tensor, f32)> {
     let scores = (q * scale)?.matmul(&k.transpose(2, 3)?.contiguous()?)?;
     let sizes = scores.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::abs);
@@ -124,13 +125,13 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor, scale: f64) -> Result<(Tensor, 
 }
 
 #[test]
-fn attention_of_edges() -> Result<()> {
+fn attention_of_extreme_operands() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dim, (dtype, tolerance)) in [32, 64].into_iter().flat_map(|dim| DTYPES.map(|d| (dim, d))) {
         let (heads, queries, keys) = (2, 70, 130);
         let q = ordinary(0, (1, heads, queries, dim))?;
         let [k, v] = [ordinary(1, (1, heads, keys, dim))?, ordinary(2, (1, heads, keys, dim))?];
-        // Of the second head: a query, a key, and a value, each beyond the first block.
+        // In the second head: a query, a key, and a value, each beyond the first block.
         let at = [(queries + 66) * dim + 5, (keys + 101) * dim + 7, (keys + 99) * dim + 9];
         for ((edge, which), scale) in
             edges(dtype).into_iter().flat_map(|e| [0, 1, 2].map(|w| (e, w))).flat_map(|e| [0.125, 1.].map(|s| (e, s)))
@@ -143,7 +144,7 @@ fn attention_of_edges() -> Result<()> {
             assert_alike(
                 &got.contiguous()?,
                 &expected,
-                // A score is as exact as its size allows, and a weight as exact as the score.
+                // The error of a score scales with its magnitude, and the error of a weight with that of its score.
                 2. * f64::max(tolerance, 1e-4) + f64::from(largest * f32::EPSILON),
                 format!("{dim} in {dtype:?}, scale {scale}, a {what} of {edge:e}"),
             );
@@ -153,7 +154,7 @@ fn attention_of_edges() -> Result<()> {
 }
 
 #[test]
-fn values_of_the_largest_numbers_do_not_overflow() -> Result<()> {
+fn attention_values_near_the_largest_number_do_not_overflow() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, largest) in [(DType::F32, 3e38f32), (DType::BF16, f32::from_bits(0x7f7f_0000)), (DType::F16, 65504.)] {
         let q = ordinary(0, (1, 2, 70, 64))?.to_dtype(dtype)?.to_device(&device)?;
@@ -165,13 +166,13 @@ fn values_of_the_largest_numbers_do_not_overflow() -> Result<()> {
 }
 
 #[test]
-fn convolutions_of_edges() -> Result<()> {
+fn convolutions_of_extreme_operands() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // Channels, results, groups, window.
+    // Input channels, output channels, groups, window.
     let shapes = [(192, 64, 1, 3), (64, 32, 1, 1), (832, 128, 1, 1), (96, 128, 1, 5), (32, 32, 32, 3), (32, 32, 32, 5)];
     for ((channels, out, groups, window), (dtype, tolerance)) in shapes.into_iter().flat_map(|s| DTYPES.map(|d| (s, d)))
     {
-        // TF32 is what candle's convolutions of f32 are, too.
+        // candle's f32 convolutions use TF32, too.
         let tolerance = f64::max(tolerance, 2e-3);
         let side = 14;
         let x = ordinary(0, (1, channels, side, side))?;
@@ -198,7 +199,7 @@ fn convolutions_of_edges() -> Result<()> {
 }
 
 #[test]
-fn rows_and_windows_of_edges() -> Result<()> {
+fn norms_and_pools_of_extreme_operands() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (rows, columns) = (5, 96);
     let x = ordinary(0, (rows, columns))?;
@@ -214,7 +215,7 @@ fn rows_and_windows_of_edges() -> Result<()> {
             ),
             (ops::rms_norm(&x, &scale, 1e-5)?, candle_nn::ops::rms_norm(&x, &scale, 1e-5)?, "RMS norm"),
         ];
-        // Of the numbers beside a large one, a mean and a variance leave nothing: only infinities and NaN are compared.
+        // Beside a large number, mean and variance lose all digits of the others: only infinities and NaN are compared.
         let only_row = |x: &Tensor| -> Result<Tensor> { x.narrow(0, 2, 1)?.contiguous() };
         for (got, expected, of) in both {
             let of = format!("{of} of {edge:e}");
@@ -223,7 +224,7 @@ fn rows_and_windows_of_edges() -> Result<()> {
             }
             for row in [0, 1, 3, 4] {
                 let [got, expected] = [&got, &expected].map(|x| x.narrow(0, row, 1).and_then(|x| x.contiguous()));
-                // Near zero a norm is a difference of larger numbers.
+                // Near zero, a norm is a difference of larger numbers.
                 assert_alike(&got?, &expected?, 1e-2, format!("a row beside {of}"));
             }
         }
@@ -252,14 +253,14 @@ fn rows_and_windows_of_edges() -> Result<()> {
 }
 
 #[test]
-fn activations_of_edges() -> Result<()> {
+fn activations_of_extreme_operands() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for activation in [Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu] {
-        // Of less than any number some of candle's activations make NaN, and some zero.
+        // For very negative numbers, some of candle's activations give NaN, and some zero.
         for edge in edges(DType::F32).into_iter().filter(|edge| *edge > -1e36 && !edge.is_nan()) {
             let x = Tensor::full(edge, (2, 8), CPU)?;
             let identity = Tensor::eye(8, DType::F32, &device)?;
-            // Zero times an infinity is NaN: of one column.
+            // Zero times infinity is NaN, so use only one column.
             let (x, weight) = match edge.is_infinite() {
                 true => (x.narrow(1, 0, 1)?.contiguous()?, Tensor::ones((4, 1), DType::F32, &device)?),
                 false => (x, identity),

@@ -1,5 +1,5 @@
-//! The library's operators on a GPU, against the same operators on the CPU in f64. Without a GPU, or without the `cuda`
-//! feature, each test says that it skips.
+//! The library's operators on a GPU, compared with the same operators on the CPU in f64. Tests skip without a GPU or
+//! the feature `cuda`, and say so.
 
 mod attention;
 #[path = "../common/mod.rs"]
@@ -12,13 +12,13 @@ use common::{gpu, layouts, replayed, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation};
 use opara_candle::Mode;
 
-/// Dtypes with the relative error that they may make.
+/// Dtypes with their allowed relative error.
 const DTYPES: [(DType, f64); 4] = [(DType::F64, 1e-12), (DType::F32, 2e-3), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
 
-/// Fails unless `got` is near `expected`, measured by the largest value there.
+/// Asserts that `got` is close to `expected`, relative to the largest value of the latter.
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let error = || -> Result<f64> {
@@ -31,14 +31,14 @@ fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fm
     assert!(error <= tolerance, "{of}: off by {error:.2e}");
 }
 
-/// The values that a dtype makes of a tensor, in f64 on the host, and the tensor on the device.
+/// A tensor rounded to a dtype: in f64 on the host, and on the device.
 fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
     let x = x.to_dtype(dtype)?;
     Ok((x.to_dtype(DType::F64)?, x.to_device(device)?))
 }
 
 #[test]
-fn concatenations() -> Result<()> {
+fn concatenations_agree_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, _) in DTYPES {
         for channels in [vec![16, 8, 24], vec![3, 1, 7, 2], vec![4; 8], vec![5; 9]] {
@@ -72,7 +72,7 @@ fn concatenations_of_sums() -> Result<()> {
             let on_gpu = parts.iter().map(|part| part.to_device(&device)).collect::<Result<Vec<_>>>()?;
             let inside: Result<Vec<_>> =
                 on_gpu.iter().map(|x| x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))).collect();
-            // Every other part is a sum.
+            // Every second part is a sum.
             let sums = |given: &[Tensor], activation| {
                 let other = |(i, part)| (part, (i % 2 == 0).then_some(part));
                 ops::cat_sums(&given.iter().enumerate().map(other).collect::<Vec<_>>(), 1, activation)
@@ -93,21 +93,21 @@ fn concatenations_of_sums() -> Result<()> {
     Ok(())
 }
 
-/// Lengths of rows: of one thread and of many, of whole loads and not, that fit into registers and not.
+/// Row lengths: for one thread and for many, multiples of a vector and not, fitting into registers and not.
 const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
 
-/// Rows of mean zero, unless only squares count, and of variance one, in f64.
+/// Rows normalised to variance one, and to mean zero unless only squares count, in f64.
 fn standard(x: &Tensor, centred: bool, eps: f32) -> Result<Tensor> {
     let x = if centred { x.broadcast_sub(&x.mean_keepdim(1)?)? } else { x.clone() };
     x.broadcast_div(&(x.sqr()?.mean_keepdim(1)? + f64::from(eps))?.sqrt()?)
 }
 
 #[test]
-fn normalisations() -> Result<()> {
+fn norms_agree_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     const EPS: f32 = 1e-5;
     for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // With a mean much larger than the deviations from it, too.
+        // Also with a mean much larger than the deviations from it.
         for mean in [0., 100.] {
             let (x, x_gpu) = both(&(waves(0, (6, columns))? + mean)?, dtype, &device)?;
             let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
@@ -143,12 +143,12 @@ fn normalisations() -> Result<()> {
     Ok(())
 }
 
-/// Rows by parts of warps, by warps and by blocks, of which the last one is not full.
+/// Rows handled by parts of warps, by warps and by blocks, with a partially filled last one.
 const MANY_ROWS: [(usize, usize); 7] =
     [(70_001, 8), (70_001, 136), (1030, 24), (1030, 500), (1030, 1000), (1030, 1030), (3, 40)];
 
 #[test]
-fn normalisations_of_many_rows_and_of_none() -> Result<()> {
+fn norms_of_many_rows_and_of_no_rows() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     const EPS: f32 = 1e-5;
     for ((rows, columns), (dtype, tolerance)) in MANY_ROWS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
@@ -172,14 +172,14 @@ fn normalisations_of_many_rows_and_of_none() -> Result<()> {
 }
 
 #[test]
-fn sums_are_normalised_and_kept() -> Result<()> {
+fn add_rms_norm_returns_the_sum_and_its_norm() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     const EPS: f32 = 1e-5;
     for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
         let (x, x_gpu) = both(&waves(0, (6, columns))?, dtype, &device)?;
         let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
         let (scale, scale_gpu) = both(&waves(2, columns)?, dtype, &device)?;
-        // What is normalised is the sum as it is kept.
+        // The norm is computed from the rounded sum.
         let sum = (x + residual)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
         let expected = [sum.clone(), standard(&sum, false, EPS)?.broadcast_mul(&scale)?];
         let mut first: Option<[Tensor; 2]> = None;
@@ -205,7 +205,7 @@ fn sums_are_normalised_and_kept() -> Result<()> {
 fn softmax_with_every_bias() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // Large and small, as scores are.
+        // Large and small values, like attention scores.
         let (x, x_gpu) = both(&(waves(0, (2, 3, 5, columns))? * 20.)?, dtype, &device)?;
         let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * -1e4;
         let shapes =
@@ -220,7 +220,7 @@ fn softmax_with_every_bias() -> Result<()> {
             let turned = x_gpu.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
             assert!(same_bits(&ops::add_softmax(&turned, bias_gpu)?, &got)?, "{of}: bits depend on where elements lie");
         }
-        // Of an operand of few dimensions, of none of its elements, and of a bias that does not go with it.
+        // An operand with few dimensions, an empty operand, and a bias that does not match.
         let (flat, flat_gpu) = both(&waves(3, columns)?, dtype, &device)?;
         assert_near(&ops::softmax_last_dim(&flat_gpu)?, &ops::softmax_last_dim(&flat)?, tolerance, "one row");
         assert_eq!(ops::softmax_last_dim(&x_gpu.narrow(1, 0, 0)?)?.dims(), [2, 0, 5, columns]);
@@ -248,7 +248,7 @@ fn softmax_of_many_rows() -> Result<()> {
 }
 
 #[test]
-fn softmax_of_extremes() -> Result<()> {
+fn softmax_of_extreme_scores() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let inf = f32::INFINITY;
     let rows = [[0., -inf, 0., -inf], [88., 89., 1e30, -1e30], [f32::NAN, 0., 0., 0.], [-inf, -inf, -inf, -inf]];
@@ -259,10 +259,10 @@ fn softmax_of_extremes() -> Result<()> {
 }
 
 #[test]
-fn products_with_bias_and_activation() -> Result<()> {
+fn matmuls_with_bias_and_activation() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // Large enough to reach every part of an activation.
+        // Values large enough to reach every part of an activation.
         let (x, x_gpu) = both(&(waves(0, (6, 4))? * 6.)?, dtype, &device)?;
         let (weight, weight_gpu) = both(&waves(1, (columns, 4))?, dtype, &device)?;
         let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
@@ -288,15 +288,15 @@ fn products_with_bias_and_activation() -> Result<()> {
     Ok(())
 }
 
-/// Large enough for more than one library to have kernels for it.
-const PRODUCTS: [(usize, usize, usize); 6] =
+/// Large enough that several libraries have kernels for it.
+const MATMULS: [(usize, usize, usize); 6] =
     [(1, 400, 400), (1, 400, 1), (8, 416, 400), (128, 512, 2048), (300, 768, 1000), (128, 3072, 768)];
 
 #[test]
-fn products_by_the_fastest_way() -> Result<()> {
+fn autotuned_matmuls_are_right_and_deterministic() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let other_stream = Device::new_cuda_with_stream(0)?;
-    for ((rows, inner, columns), (dtype, tolerance)) in PRODUCTS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
+    for ((rows, inner, columns), (dtype, tolerance)) in MATMULS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
         let (x, x_gpu) = both(&waves(0, (rows, inner))?, dtype, &device)?;
         let (weight, weight_gpu) = both(&waves(1, (columns, inner))?, dtype, &device)?;
         let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
@@ -312,22 +312,25 @@ fn products_by_the_fastest_way() -> Result<()> {
             assert!(same_bits(&run(&x_gpu, &device)?, &got)?, "{of}: bits change from call to call");
             let there = run(&x_gpu.to_device(CPU)?.to_device(&other_stream)?, &other_stream)?;
             assert!(same_bits(&there.to_device(CPU)?, &got.to_device(CPU)?)?, "{of}: bits depend on the stream");
-            // Of one row that is not a number.
+            // One row of NaN.
             let row = Tensor::full(f32::NAN, (1, inner), &device)?.to_dtype(dtype)?;
             let got = run(&x_gpu.slice_assign(&[0..1, 0..inner], &row)?, &device)?;
             let got = got.to_dtype(DType::F64)?.to_vec2::<f64>()?;
             let is_nan = |row: &[f64]| row.iter().all(|y| y.is_nan());
-            assert!(is_nan(&got[0]) && got[1..].iter().flatten().all(|y| y.is_finite()), "{of}: NaN is lost");
+            assert!(
+                is_nan(&got[0]) && got[1..].iter().flatten().all(|y| y.is_finite()),
+                "{of}: NaN does not reach its row only"
+            );
         }
     }
     Ok(())
 }
 
 #[test]
-fn products_in_f32_are_not_of_tf32() -> Result<()> {
+fn f32_matmuls_do_not_use_tf32() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (rows, inner, columns) in PRODUCTS {
-        // Of more bits than TF32 has, and sums that f32 has room for.
+    for (rows, inner, columns) in MATMULS {
+        // More bits than TF32 has, and sums that f32 represents exactly.
         let x = Tensor::full(4097f32, (rows, inner), &device)?;
         let got = ops::linear(&x, &Tensor::ones((columns, inner), DType::F32, &device)?, None)?;
         let expected = Tensor::full(4097f32 * inner as f32, (rows, columns), CPU)?;
@@ -337,12 +340,12 @@ fn products_in_f32_are_not_of_tf32() -> Result<()> {
 }
 
 #[test]
-fn products_in_f32_are_as_exact_as_those_of_candle() -> Result<()> {
+fn f32_matmuls_are_as_accurate_as_candles() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (rows, inner, columns) in [(128, 768, 3072), (512, 768, 3072), (1000, 3072, 768)] {
         let numbers = opara_weights::seeded(7, DType::F32, CPU);
         let (x, weight) = (numbers.get((rows, inner), "x")?, numbers.get((columns, inner), "weight")?);
-        // Errors of each sign, which cancel, and of one, which add up.
+        // Errors of both signs, which cancel, and errors of one sign, which add up.
         for (x, weight) in [(x.clone(), weight.clone()), (x.abs()?, weight.abs()?)] {
             let ((x, x_gpu), (weight, weight_gpu)) =
                 (both(&x, DType::F32, &device)?, both(&weight, DType::F32, &device)?);
@@ -359,7 +362,7 @@ fn products_in_f32_are_as_exact_as_those_of_candle() -> Result<()> {
 }
 
 #[test]
-fn heads_are_split() -> Result<()> {
+fn splitting_heads_agrees_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let cases = [(1, 2, 1, 1), (2, 5, 3, 7), (2, 9, 12, 64), (1, 128, 12, 64), (3, 4, 2, 1000), (1, 3, 1, 20000)];
     for ((batch, seq, heads, dim), (dtype, tolerance)) in cases.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
@@ -384,7 +387,7 @@ fn heads_are_split() -> Result<()> {
                     assert_near(&ops::merge_heads(&got)?, &merged, tolerance, &of);
                 }
             }
-            // Part of wider rows, and rows that are not all as far apart.
+            // A slice of wider rows, and rows with varying distances.
             let rows = x_gpu.reshape((batch, seq, hidden))?;
             let wide = Tensor::cat(&[&rows, &rows, &rows], 2)?.narrow(2, hidden, hidden)?;
             let uneven = Tensor::cat(&[&rows, &rows], 1)?.narrow(1, 0, seq)?;
@@ -404,13 +407,13 @@ fn heads_are_split() -> Result<()> {
 }
 
 #[test]
-fn embeddings() -> Result<()> {
+fn embeddings_agree_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (hidden, (dtype, _)) in [1, 7, 24, 64].into_iter().flat_map(|hidden| DTYPES.map(|d| (hidden, d))) {
         let (table, table_gpu) = both(&waves(0, (11, hidden))?, dtype, &device)?;
         let ids = Tensor::new(&[[3u8, 0, 10], [10, 7, 3]], CPU)?;
         let expected = ops::embedding(&table, &ids)?;
-        // Tables that begin where 16 bytes do not, and ids that do not follow one another.
+        // Tables that are not aligned to 16 bytes, and strided ids.
         let moved = Tensor::cat(&[&table_gpu.narrow(0, 0, 1)?, &table_gpu], 0)?.narrow(0, 1, 11)?;
         for id in [DType::U8, DType::U32, DType::I64] {
             let ids = ids.to_dtype(id)?.to_device(&device)?;
@@ -420,7 +423,7 @@ fn embeddings() -> Result<()> {
                 assert_near(&ops::embedding(table, ids)?, &expected, 0., of);
             }
         }
-        // The largest number stands for a row of zeros, on the CPU as on the GPU.
+        // The largest id gives a row of zeros, on the CPU as on the GPU.
         for ids in
             [Tensor::new(&[1, u8::MAX], CPU)?, Tensor::new(&[1, u32::MAX], CPU)?, Tensor::new(&[1, i64::MAX], CPU)?]
         {
@@ -430,13 +433,13 @@ fn embeddings() -> Result<()> {
         }
     }
     let (table, ids) = (waves(0, (4, 8))?.to_device(&device)?, Tensor::new(&[1f32], &device)?);
-    assert!(ops::embedding(&table, &ids).is_err(), "ids that are no integers");
+    assert!(ops::embedding(&table, &ids).is_err(), "ids that are not integers");
     assert!(ops::embedding(&table, &Tensor::new(&[1u32], CPU)?).is_err(), "ids on another device");
     Ok(())
 }
 
-/// A layer of a Transformer out of the fused operators, and more that may run beside each other: their launches must
-/// wait for each other where one reads what another writes, and only there.
+/// A Transformer layer of fused operators, with branches that may run in parallel. A launch must wait for another where
+/// it reads what the other writes, and only there.
 #[test]
 fn fused_operators_are_replayed() {
     let Some(device) = gpu() else { return };
@@ -449,7 +452,7 @@ fn fused_operators_are_replayed() {
         let function = move |t: &[Tensor]| {
             let x = &t[0];
             let [bias, scale, shift, other] = &vectors[..] else { unreachable!() };
-            // One product by itself, and two that are one.
+            // One matmul by itself, and two that are combined into one.
             let query = ops::linear(x, &weights[0], None)?;
             let both = ops::linear(x, &keys_values, None)?;
             let [key, value] = [0, columns].map(|start| ops::narrow(&both, 2, start, columns));

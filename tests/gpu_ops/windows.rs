@@ -43,7 +43,7 @@ fn convolutions() -> Result<()> {
                 let of = format!("{name} in {dtype:?}, bias {bias}");
                 let got = ops::conv2d(&x_gpu, &w_gpu, bias.then_some(&b_gpu), &config)?;
                 assert_near(&got, &expected, tolerance, &of);
-                // Channels inside and a weight that was laid out before, a view of a larger tensor.
+                // NHWC with a weight in that layout, and a strided slice of a larger tensor.
                 let wide = Tensor::cat(&[&x_gpu, &x_gpu], 1)?.narrow(1, 0, channels)?;
                 let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
                 let laid_out = ops::conv2d_weight(&w_gpu, config.groups)?;
@@ -57,7 +57,7 @@ fn convolutions() -> Result<()> {
     Ok(())
 }
 
-/// Squares of a picture's pixels become pixels where that makes them fit for tensor cores.
+/// Convolutions of few channels use space-to-depth where tensor cores gain from it.
 #[test]
 fn convolutions_of_few_channels() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -77,7 +77,7 @@ fn convolutions_of_few_channels() -> Result<()> {
         let (x, x_gpu) = both(&waves(0, (2, channels, 33, 30))?, dtype, &device)?;
         let (w, w_gpu) = both(&(waves(1, (16, channels, 7, 5))? * 0.2)?, dtype, &device)?;
         let (b, b_gpu) = both(&waves(2, 16)?, dtype, &device)?;
-        // As it lies, channels inside, and parts of larger tensors that lie so and otherwise.
+        // As it is, in NHWC, and slices of larger tensors in both layouts.
         let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
         let part = Tensor::cat(&[&x_gpu, &x_gpu, &x_gpu], 1)?.narrow(1, channels, channels)?;
         let cropped = Tensor::cat(&[&x_gpu, &x_gpu], 3)?.narrow(3, 30, 30)?;
@@ -96,7 +96,7 @@ fn convolutions_of_few_channels() -> Result<()> {
     Ok(())
 }
 
-/// By whatever library and algorithm: large enough for several.
+/// Large enough that several libraries and algorithms support it.
 #[test]
 fn convolutions_in_16_bits_keep_nan() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -117,11 +117,11 @@ fn convolutions_in_16_bits_keep_nan() -> Result<()> {
             losing.push((channels, side, out, kernel, dtype));
         }
     }
-    assert!(losing.is_empty(), "channels, side, results and window: {losing:?}");
+    assert!(losing.is_empty(), "input channels, side, output channels and window: {losing:?}");
     Ok(())
 }
 
-/// Enough elements for threads that make many each.
+/// Enough elements for the kernel variants with several elements per thread.
 #[test]
 fn large_depthwise_convolutions() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -161,17 +161,17 @@ fn pools() -> Result<()> {
     let uneven = Padding { top: 0, bottom: 1, left: 1, right: 0 };
     let configs = [
         PoolConfig::new(2, 2),
-        PoolConfig::new(3, 2).pad(1),
+        PoolConfig::new(3, 2).padding(1),
         PoolConfig::new(3, 2).ceil(true),
-        PoolConfig::new(3, 2).pad(1).count_padding(true).ceil(true),
-        PoolConfig::new(3, 1).pad(uneven),
+        PoolConfig::new(3, 2).padding(1).count_padding(true).ceil(true),
+        PoolConfig::new(3, 1).padding(uneven),
         PoolConfig::new(9, 1),
     ];
     for config in configs {
         for (channels, (dtype, tolerance)) in [7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
             let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
             let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
-            // Parts of larger tensors, with channels outside and inside, and one that lies otherwise.
+            // Slices of larger tensors in NCHW and NHWC, and one in another layout.
             let outer = Tensor::cat(&[&x_gpu, &x_gpu], 2)?.narrow(2, 10, 10)?;
             let inner = Tensor::cat(&[&inside, &inside], 2)?.permute((0, 2, 3, 1))?.contiguous()?;
             let inner = inner.narrow(1, 10, 10)?.permute((0, 3, 1, 2))?;
@@ -188,16 +188,16 @@ fn pools() -> Result<()> {
     Ok(())
 }
 
-/// Threads take three neighbours where there are as many pixels as here.
+/// Enough pixels for the kernel variant with three pixels per thread.
 #[test]
 fn pools_of_large_pictures() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let shape = (4, 96, 47, 50);
     let uneven = Padding { top: 0, bottom: 1, left: 1, right: 2 };
     let configs = [
-        PoolConfig::new(3, 1).pad(1),
-        PoolConfig::new(3, 1).pad(uneven),
-        PoolConfig::new(3, 1).pad(uneven).count_padding(true),
+        PoolConfig::new(3, 1).padding(1),
+        PoolConfig::new(3, 1).padding(uneven),
+        PoolConfig::new(3, 1).padding(uneven).count_padding(true),
         PoolConfig::new(3, 1),
     ];
     for (dtype, tolerance) in DTYPES {
@@ -208,7 +208,7 @@ fn pools_of_large_pictures() -> Result<()> {
             assert_near(&ops::max_pool2d(&inside, config)?, &ops::max_pool2d(&x, config)?, 0., &of);
             assert_near(&ops::avg_pool2d(&inside, config)?, &ops::avg_pool2d(&x, config)?, tolerance, &of);
         }
-        // Channels last, the one NaN of the last image is in row 20 and column 30 of channel 40.
+        // In NHWC; the only NaN is in the last image, at row 20, column 30 of channel 40.
         let nan = Tensor::full(f32::NAN, (1, 1, 1, 1), &device)?.to_dtype(dtype)?;
         let x = inside.permute((0, 2, 3, 1))?.contiguous()?.slice_assign(&[3..4, 20..21, 30..31, 40..41], &nan)?;
         let got = ops::max_pool2d(&x.permute((0, 3, 1, 2))?, &configs[0])?.to_dtype(DType::F64)?.to_device(CPU)?;
@@ -223,7 +223,7 @@ fn pools_of_large_pictures() -> Result<()> {
 }
 
 #[test]
-fn every_other_pixel() -> Result<()> {
+fn subsampling_agrees_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (channels, (dtype, _)) in [1, 7, 12, 16].into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
         let (x, x_gpu) = both(&waves(3, (2, channels, 10, 9))?, dtype, &device)?;
@@ -239,7 +239,7 @@ fn every_other_pixel() -> Result<()> {
 }
 
 #[test]
-fn a_maximum_is_nan_where_an_element_is() -> Result<()> {
+fn a_maximum_is_nan_if_an_element_is() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut values = vec![1f32; 16];
     values[5] = f32::NAN;

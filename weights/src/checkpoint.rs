@@ -17,8 +17,7 @@ use crate::WeightsError;
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// Weights in one file or, by an index, in several. The first that there is
-/// goes before the others.
+/// Names of weights files in order of preference: one file, or the index of several.
 const WEIGHTS: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
@@ -39,36 +38,33 @@ pub struct Checkpoint {
     model: String,
     config: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
-    /// The file that says which tensors there are: the only weights file, or
-    /// the index of several.
+    /// The file that lists the tensors: the only weights file, or the index of several.
     pub(crate) listing: PathBuf,
     pub(crate) parts: Vec<Part>,
 }
 
-/// What an index of several weights files says.
+/// The contents of an index of several weights files.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
-    /// Finds `model`: a weights file or a folder if there is one of that name,
-    /// else a repository of the hub, whose missing files are downloaded into
-    /// the hub's cache.
+    /// Finds `model`: a weights file or folder of that name if there is one, else a repository of the Hugging Face hub.
+    /// Missing files of a repository are downloaded into the hub's cache.
     ///
-    /// A weights file is `.safetensors` or what `torch.save` made of a dict of
-    /// tensors: `.pth`, `.pt`, `.bin`. A folder or repository has `config.json`
-    /// and, first found first taken, `model.safetensors` or
-    /// `pytorch_model.bin` or the index of either's shards. `config.json` and
-    /// `tokenizer.json` beside a weights file are its own.
+    /// A weights file is `.safetensors`, or a dict of tensors saved by `torch.save`: `.pth`, `.pt`, `.bin`. A folder or
+    /// repository has `config.json` and the first of these that exists: `model.safetensors`, the index of its shards,
+    /// `pytorch_model.bin`, the index of its shards. `config.json` and `tokenizer.json` in the folder of a weights file
+    /// belong to it.
     ///
-    /// `HF_HOME` and `HF_ENDPOINT` say where the cache and the hub are.
+    /// The environment variables `HF_HOME` and `HF_ENDPOINT` select the cache and the hub.
     pub fn find(model: &str) -> Result<Self, WeightsError> {
         let path = Path::new(model);
         if path.is_file() {
             let part = Part { path: path.to_path_buf(), names: None };
             let beside = |name| Some(path.with_file_name(name)).filter(|path| path.is_file());
-            return Self::whole(Self {
+            return Self::check_lfs(Self {
                 model: model.to_owned(),
                 config: beside(CONFIG),
                 tokenizer: beside(TOKENIZER),
@@ -91,11 +87,11 @@ impl Checkpoint {
                 files.entry(file).or_default().push(name);
             }
             let part = |(file, names): (String, Vec<String>)| {
-                // An index must not lead out of its own folder.
+                // An index must not refer to files outside its own folder.
                 if Path::new(&file).file_name() != Some(file.as_ref()) {
                     return Err(WeightsError::Malformed {
                         path: listing.clone(),
-                        reason: format!("`{file}` is not the name of a shard beside it"),
+                        reason: format!("`{file}` is not the name of a file in the same folder"),
                     });
                 }
                 Ok(Part { path: required(&[&file])?, names: Some(names) })
@@ -105,29 +101,29 @@ impl Checkpoint {
             vec![Part { path: listing.clone(), names: None }]
         };
         let tokenizer = match source.first(&[TOKENIZER]) {
-            // All that is required came from the cache, so this is not worth
-            // failing for without a network.
+            // All required files came from the cache, so loading must not fail without a network just because the
+            // optional tokenizer is missing.
             Err(WeightsError::Hub { .. } | WeightsError::HubSilent { .. }) => None,
             found => found?,
         };
-        Self::whole(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+        Self::check_lfs(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
     }
 
-    /// Checks that the files are there themselves.
-    fn whole(self) -> Result<Self, WeightsError> {
+    /// Checks that no file is a Git LFS pointer.
+    fn check_lfs(self) -> Result<Self, WeightsError> {
         let parts = self.parts.iter().map(|part| &part.path);
         self.config.iter().chain(&self.tokenizer).chain(parts).try_for_each(|path| lfs::check(path))?;
         Ok(self)
     }
 
-    /// Reads the model's configuration, `config.json`. A single weights file
-    /// has one if it lies beside it.
+    /// Reads the model's configuration, `config.json`. For a single weights file, the `config.json` in its folder is
+    /// read.
     pub fn config<T: DeserializeOwned>(&self) -> Result<T, WeightsError> {
         let missing = || WeightsError::MissingFile { model: self.model.clone(), file: CONFIG.to_owned() };
         read_json(self.config_path().ok_or_else(missing)?)
     }
 
-    /// The model's `config.json`; a single weights file may have none.
+    /// The model's `config.json`; `None` for a single weights file without one.
     pub fn config_path(&self) -> Option<&Path> {
         self.config.as_deref()
     }
@@ -137,17 +133,15 @@ impl Checkpoint {
         self.tokenizer.as_deref()
     }
 
-    /// The model's weights as tensors of `dtype` on `device`.
+    /// Loads the model's weights as tensors of `dtype` on `device`.
     ///
-    /// Only the files' headers are read here, and checked against the files'
-    /// sizes; each tensor is read when the model asks for it. Floats of another
-    /// dtype are converted to the one asked for; all else has to match exactly.
+    /// Only the files' headers are read here and validated against the file sizes. Each tensor is read when the model
+    /// requests it. Floats of another dtype are converted to the requested one; all other dtypes must match exactly.
     pub fn weights(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, WeightsError> {
         Ok(self.load(dtype, device)?.vb)
     }
 
-    /// Like [`weights`](Self::weights), and keeps an account of the tensors
-    /// that were asked for.
+    /// Like [`weights`](Self::weights), and tracks which tensors were requested.
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Loaded, WeightsError> {
         Loaded::new(&self.parts, &self.listing, dtype, device)
     }

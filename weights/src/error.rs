@@ -1,4 +1,4 @@
-//! What can go wrong between a model's name and its tensors.
+//! The errors of finding a checkpoint and reading its tensors.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -6,18 +6,18 @@ use std::path::PathBuf;
 use candle::DType;
 use hf_hub::api::sync::ApiError;
 
-/// Why a checkpoint or one of its tensors could not be had.
+/// Why a checkpoint or one of its tensors could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// The name can be neither a file nor a folder nor a hub repository.
+    /// The name is neither an existing file or folder nor a hub repository id.
     #[error("`{model}` is neither an existing file or folder nor a hub repository id such as `org/name`")]
     NotAModel {
         /// The name as given.
         model: String,
     },
 
-    /// The hub did not say which files the model has.
+    /// The hub did not return the list of the model's files.
     #[error(
         "model `{model}` is not in the local cache and the hub did not answer for it; a local \
          folder with config.json, model.safetensors or pytorch_model.bin (or the .index.json of \
@@ -26,36 +26,36 @@ pub enum WeightsError {
     Hub {
         /// The repository id.
         model: String,
-        /// What the hub client reported.
+        /// The error of the hub client.
         source: ApiError,
     },
 
-    /// The hub accepted a request and then sent nothing.
+    /// The hub accepted a request and then sent no data until the timeout.
     #[error(
-        "the hub sent nothing for {seconds} s when asked for {what} of model `{model}`: check the network, the proxy and \
+        "the hub sent nothing for {seconds} s after a request for {what} of model `{model}`: check the network, the proxy and \
          HF_ENDPOINT, wait longer with HF_HUB_DOWNLOAD_TIMEOUT (in seconds), or give a local folder instead"
     )]
     HubSilent {
         /// The repository id.
         model: String,
-        /// The file, or the list of files.
+        /// The requested file, or the list of files.
         what: String,
-        /// How long it was silent.
+        /// The timeout in seconds.
         seconds: u64,
     },
 
-    /// The hub lists the file, but it could not be downloaded.
+    /// The hub lists the file, but the download failed.
     #[error("cannot download `{file}` of model `{model}`")]
     Download {
         /// The repository id.
         model: String,
         /// The file inside the repository.
         file: String,
-        /// What the hub client reported.
+        /// The error of the hub client.
         source: ApiError,
     },
 
-    /// A file that is needed is not there.
+    /// A required file does not exist.
     #[error("model `{model}` has no {file}")]
     MissingFile {
         /// The folder or repository id.
@@ -64,9 +64,9 @@ pub enum WeightsError {
         file: String,
     },
 
-    /// A pointer of Git LFS lies where the file should be.
+    /// The file is a Git LFS pointer instead of the weights.
     #[error(
-        "{} is a pointer of Git LFS and not the file itself: run `git lfs pull` in its folder, or download the file",
+        "{} is a Git LFS pointer and not the file itself: run `git lfs pull` in its folder, or download the file",
         path.display()
     )]
     LfsPointer {
@@ -74,34 +74,34 @@ pub enum WeightsError {
         path: PathBuf,
     },
 
-    /// The operating system refused to read a file.
+    /// The operating system could not read a file.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// A JSON file does not hold what it should.
-    #[error("cannot understand {}", path.display())]
+    /// A JSON file does not have the expected contents.
+    #[error("cannot parse {}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// The parser's reason.
+        /// The error of the parser.
         source: serde_json::Error,
     },
 
-    /// A weights file contradicts itself: cut short, or a header that lies.
-    #[error("{} is not a sound weights file: {reason}", path.display())]
+    /// A weights file is inconsistent: it is truncated, or its header is wrong.
+    #[error("{} is not a valid weights file: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What does not fit.
+        /// The inconsistency.
         reason: String,
     },
 
-    /// A tensor is not where it should be.
+    /// A requested tensor is not in the checkpoint.
     #[error("tensor `{name}` is not in {}", file.display())]
     MissingTensor {
         /// The tensor's full name.
@@ -110,7 +110,7 @@ pub enum WeightsError {
         file: PathBuf,
     },
 
-    /// A tensor has another shape than the model wants.
+    /// A tensor's shape differs from the requested one.
     #[error("tensor `{name}` in {} has shape {found:?}, not {wanted:?}", file.display())]
     WrongShape {
         /// The tensor's full name.
@@ -119,11 +119,11 @@ pub enum WeightsError {
         file: PathBuf,
         /// The shape in the file.
         found: Vec<usize>,
-        /// The shape that was asked for.
+        /// The requested shape.
         wanted: Vec<usize>,
     },
 
-    /// A tensor's dtype cannot stand for the one the model wants.
+    /// A tensor's dtype cannot be converted to the requested one.
     #[error("tensor `{name}` in {} has dtype {found}, which does not convert to {wanted:?}", file.display())]
     WrongDtype {
         /// The tensor's full name.
@@ -132,39 +132,39 @@ pub enum WeightsError {
         file: PathBuf,
         /// The dtype in the file.
         found: safetensors::Dtype,
-        /// The dtype that was asked for.
+        /// The requested dtype.
         wanted: DType,
     },
 
     /// A tensor was read but could not be converted or moved to its device.
-    #[error("cannot place tensor `{name}` of {}", file.display())]
+    #[error("cannot convert or move tensor `{name}` of {}", file.display())]
     Place {
         /// The tensor's full name.
         name: String,
         /// The weights file.
         file: PathBuf,
-        /// The tensor library's reason.
+        /// The error of candle.
         source: Box<candle::Error>,
     },
 
-    /// Seeded weights are floats; something else was asked for.
+    /// A seeded weight was requested in a dtype other than a float.
     #[error("seeded tensor `{name}` cannot have dtype {wanted:?}: seeded weights are floats")]
     SeededDtype {
         /// The tensor's full name.
         name: String,
-        /// The dtype that was asked for.
+        /// The requested dtype.
         wanted: DType,
     },
 
-    /// Seeded weights know no shapes; the model has to name one.
-    #[error("seeded tensor `{name}` was asked for without a shape, which only the model knows")]
+    /// A seeded weight was requested without a shape, which only the model knows.
+    #[error("seeded tensor `{name}` was requested without a shape, which only the model knows")]
     SeededShape {
         /// The tensor's full name.
         name: String,
     },
 }
 
-/// Keeps the whole chain of causes, since candle keeps only a message.
+/// Includes all causes in the message, because candle keeps only a message.
 impl From<WeightsError> for candle::Error {
     fn from(error: WeightsError) -> Self {
         let mut message = error.to_string();

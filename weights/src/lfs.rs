@@ -1,4 +1,4 @@
-//! Pointers of Git LFS: small texts that stand for large files where these were not fetched.
+//! Detection of Git LFS pointers: small text files that take the place of large files that were not fetched.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,7 +8,7 @@ use crate::WeightsError;
 
 const START: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// Checks that a file is no pointer. One that cannot be read is left to whoever reads it.
+/// Checks that a file is not a pointer. A file that cannot be read passes; reading it later reports the error.
 ///
 /// # Errors
 /// [`WeightsError::LfsPointer`].

@@ -1,13 +1,11 @@
-//! Where the weights of a model come from.
+//! Weights for models.
 //!
-//! - [`Checkpoint`] finds a trained model in a file, in a folder or on the hub
-//!   and reads its configuration and its weights, safetensors or PyTorch's.
-//! - [`seeded`] makes up weights from a seed, the same bits on every machine
-//!   and in every framework, for comparing speed and results without a
-//!   download.
+//! - [`Checkpoint`] finds a trained model in a file, in a folder or on the Hugging Face hub, and reads its
+//!   configuration and its weights in safetensors or PyTorch format.
+//! - [`seeded`] generates weights from a seed. They have the same bits on every machine and in every framework, so that
+//!   speed and results can be compared without a download.
 //!
-//! Both hand out a [`candle_nn::VarBuilder`], so a model does not see which of
-//! them it was built from.
+//! Both return a [`candle_nn::VarBuilder`], so a model does not depend on the source of its weights.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +15,10 @@ mod format;
 mod lfs;
 mod loaded;
 mod part;
-mod patience;
 mod seeded;
 mod shard;
 mod source;
+mod timeout;
 
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;

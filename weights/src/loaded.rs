@@ -1,4 +1,4 @@
-//! The weights of a checkpoint, as a model asks for them.
+//! The weights of a checkpoint, with tracking of the requested tensors.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -12,49 +12,49 @@ use crate::part::Part;
 use crate::shard::Shard;
 use crate::WeightsError;
 
-/// A checkpoint's weights with an account of what was asked for.
+/// A checkpoint's weights, with a record of the tensors not yet requested.
 pub struct Loaded {
-    /// Hands the tensors to a model.
+    /// Hands out the tensors to a model.
     pub vb: VarBuilder<'static>,
-    unasked: Unasked,
+    unrequested: Unrequested,
 }
 
 impl Loaded {
     pub(crate) fn new(parts: &[Part], listing: &Path, dtype: DType, device: &Device) -> Result<Self, WeightsError> {
         let mut shards = Vec::with_capacity(parts.len());
-        let mut routes = HashMap::new();
+        let mut shard_of = HashMap::new();
         for part in parts {
             let shard = Shard::open(&part.path)?;
             for name in part.names.clone().unwrap_or_else(|| shard.names()) {
                 shard.entry(&name)?;
-                routes.insert(name, shards.len());
+                shard_of.insert(name, shards.len());
             }
             shards.push(shard);
         }
-        let unasked = Unasked::new(routes.keys().cloned());
-        let tensors = Tensors { shards, routes, listing: listing.to_path_buf(), unasked: unasked.clone() };
-        Ok(Self { vb: VarBuilder::from_backend(Box::new(tensors), dtype, device.clone()), unasked })
+        let unrequested = Unrequested::new(shard_of.keys().cloned());
+        let tensors = Tensors { shards, shard_of, listing: listing.to_path_buf(), unrequested: unrequested.clone() };
+        Ok(Self { vb: VarBuilder::from_backend(Box::new(tensors), dtype, device.clone()), unrequested })
     }
 
-    /// The tensors that nothing asked for so far, sorted by name. Once the
-    /// model is built, these are the ones that it has no use for.
+    /// The tensors that were not requested so far, sorted by name. Once the model is built, these are the tensors that
+    /// it does not use.
     pub fn surplus(&self) -> Vec<String> {
-        self.unasked.names().iter().cloned().collect()
+        self.unrequested.names().iter().cloned().collect()
     }
 }
 
-/// The tensors that nothing asked for yet. Clones share one account, since the
-/// var builder swallows its backend.
+/// The names of the tensors not yet requested. Clones share one set, because the `VarBuilder` takes ownership of its
+/// backend.
 #[derive(Clone)]
-struct Unasked(Arc<Mutex<BTreeSet<String>>>);
+struct Unrequested(Arc<Mutex<BTreeSet<String>>>);
 
-impl Unasked {
+impl Unrequested {
     fn new(names: impl Iterator<Item = String>) -> Self {
         Self(Arc::new(Mutex::new(names.collect())))
     }
 
     fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // Nothing is left half done under this lock.
+        // No operation under this lock can leave the set inconsistent, so poisoning is ignored.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -62,18 +62,18 @@ impl Unasked {
 /// The tensors of all files of a checkpoint.
 struct Tensors {
     shards: Vec<Shard>,
-    /// Which shard has which tensor.
-    routes: HashMap<String, usize>,
+    /// The index in `shards` of the shard that has the tensor.
+    shard_of: HashMap<String, usize>,
     listing: PathBuf,
-    unasked: Unasked,
+    unrequested: Unrequested,
 }
 
 impl Tensors {
     fn read(&self, name: &str, shape: Option<&Shape>, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let Some(shard) = self.routes.get(name) else {
+        let Some(shard) = self.shard_of.get(name) else {
             return Err(WeightsError::MissingTensor { name: name.to_owned(), file: self.listing.clone() }.into());
         };
-        self.unasked.names().remove(name);
+        self.unrequested.names().remove(name);
         Ok(self.shards[*shard].read(name, shape, dtype, device)?)
     }
 }
@@ -88,6 +88,6 @@ impl SimpleBackend for Tensors {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.routes.contains_key(name)
+        self.shard_of.contains_key(name)
     }
 }

@@ -1,11 +1,11 @@
-//! The files that the weights of a checkpoint are in.
+//! A weights file of a checkpoint.
 
 use std::path::PathBuf;
 
-/// One weights file.
+/// One weights file of a checkpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     pub(crate) path: PathBuf,
-    /// The tensors that the index looks for here; without an index, all.
+    /// The tensors that the index assigns to this file; `None` without an index means all.
     pub(crate) names: Option<Vec<String>>,
 }

@@ -1,25 +1,20 @@
-//! Weights made up from a seed.
+//! Weights generated from a seed.
 //!
-//! The values depend on nothing but the seed, the tensor's full name and its
-//! shape, so that the order in which a model asks does not matter and another
-//! framework can make the same model; `seeded.py`, next to this crate's
-//! manifest, does so with numpy.
+//! The values depend only on the seed, the tensor's full name and its shape. So the order of a model's requests does
+//! not matter, and another framework can build the same model; `seeded.py` in this crate's folder does so with numpy.
 //!
-//! - The key of a tensor is the FNV-1a-64 hash of its name's UTF-8 bytes, xor
-//!   the seed.
-//! - Element `i`, counted in row-major order, is the SplitMix64 finaliser of
-//!   `key + (i + 1) * 0x9E3779B97F4A7C15` (mod 2^64). Its top 24 bits over 2^23,
-//!   less 1, are an exact f32 `u` in [-1, 1).
-//! - With two dimensions or more, the value is `u * sqrt(3 / fan_in)`, where
-//!   `fan_in` is the product of all dimensions but the first: the variance that
-//!   keeps activations at their size. The factor is rounded from f64 to f32.
-//!   Of a name that ends in `Attention.q.weight` it is an eighth of that: these are
-//!   T5's queries, whose scores nothing scales down.
-//! - With fewer, the value is `1 + 0.1 u` for a name that ends in `.weight` or
-//!   `.gamma`, `1 + 0.1 |u|` for one that ends in `running_var`, else `0.1 u`:
-//!   scales near one, variances that divide safely, shifts near zero.
-//! - Convolution kernels, which have four dimensions, are multiplied by a gain
-//!   then: 1, unless [`seeded_with_gain`] is told another.
+//! - The key of a tensor is the FNV-1a-64 hash of its name's UTF-8 bytes, xor the seed.
+//! - Element `i`, in row-major order, is the SplitMix64 finalizer of `key + (i + 1) * 0x9E3779B97F4A7C15` (mod 2^64).
+//!   Its top 24 bits over 2^23, minus 1, are an exact f32 `u` in [-1, 1).
+//! - With two dimensions or more, the value is `u * sqrt(3 / fan_in)`, where `fan_in` is the product of all dimensions
+//!   but the first. This variance keeps the magnitude of activations constant. The factor is rounded from f64 to f32.
+//!   If the name ends in `Attention.q.weight` the factor is an eighth of that: these are T5's query weights, and T5
+//!   does not scale its attention scores.
+//! - With fewer dimensions, the value is `1 + 0.1 u` if the name ends in `.weight` or `.gamma`, `1 + 0.1 |u|` if it
+//!   ends in `running_var`, else `0.1 u`. So scales are near one, variances are safe divisors, and shifts are near
+//!   zero.
+//! - Convolution kernels, which have four dimensions, are then multiplied by a gain: 1, or the argument of
+//!   [`seeded_with_gain`].
 //! - All of this is f32 arithmetic; other dtypes are rounded from it.
 
 use candle::{DType, Device, Shape, Tensor};
@@ -29,12 +24,10 @@ use rayon::prelude::*;
 
 use crate::WeightsError;
 
-/// Random weights of any name and shape, the same for the same `seed`
-/// everywhere.
+/// Random weights of any name and shape, determined by `seed`.
 ///
-/// Every tensor that a model asks for exists. Since only the model knows its
-/// shape, asking without one is an error, as is asking for a dtype other than a
-/// float.
+/// Every requested tensor exists. A request without a shape is an error, because only the model knows the shape. So is
+/// a request for a dtype that is not a float.
 ///
 /// ```
 /// # use candle::{DType, Device};
@@ -46,18 +39,17 @@ pub fn seeded(seed: u64, dtype: DType, device: &Device) -> VarBuilder<'static> {
     seeded_with_gain(seed, 1.0, dtype, device)
 }
 
-/// [`seeded`] with the kernels of convolutions multiplied by `gain`.
+/// [`seeded`] with convolution kernels multiplied by `gain`.
 ///
-/// A ReLU halves what a convolution puts out, so that after dozens of them the
-/// input no longer shows in the result. A gain of the square root of 2 makes up
-/// for it: whoever compares results wants that.
+/// A ReLU halves the variance of a convolution's output, so that after dozens of them the result no longer depends
+/// noticeably on the input. A gain of the square root of 2 compensates for this; use it to compare results.
 pub fn seeded_with_gain(seed: u64, gain: f32, dtype: DType, device: &Device) -> VarBuilder<'static> {
     VarBuilder::from_backend(Box::new(Seeded { seed, gain }), dtype, device.clone())
 }
 
 struct Seeded {
     seed: u64,
-    /// Of tensors with four dimensions.
+    /// Factor for tensors with four dimensions.
     gain: f32,
 }
 
@@ -71,7 +63,7 @@ impl SimpleBackend for Seeded {
         let gain = if shape.rank() == 4 { self.gain } else { 1.0 };
         let value = |i| scale.apply(unit(key, i)) * gain;
         let values: Vec<f32> = (0..shape.elem_count() as u64).into_par_iter().map(value).collect();
-        // Rounded before it is moved, so that all devices get the same bits.
+        // Rounded before the transfer, so that all devices get the same bits.
         Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
     }
 
@@ -88,7 +80,7 @@ fn fnv1a(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3))
 }
 
-/// Element `i` of the sequence that `key` starts, in [-1, 1).
+/// Element `i` of the sequence for `key`, in [-1, 1).
 fn unit(key: u64, i: u64) -> f32 {
     let step = (i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut x = key.wrapping_add(step);
@@ -98,11 +90,11 @@ fn unit(key: u64, i: u64) -> f32 {
     (x >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// How a tensor's values come from the unit interval: `base + gain * u`.
+/// Maps `u` from the unit interval to a tensor's values: `base + gain * u`.
 struct Scale {
     base: f32,
     gain: f32,
-    /// Only upwards from the base.
+    /// Use `|u|` instead of `u`.
     positive: bool,
 }
 

@@ -1,4 +1,4 @@
-//! One weights file.
+//! Reading of one weights file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -9,17 +9,17 @@ use candle::{DType, Device, Layout, Shape, Tensor};
 use crate::format::{self, Entries, Entry};
 use crate::WeightsError;
 
-/// A weights file whose tensors were found to fit the file.
+/// A weights file whose entries were validated against the file size.
 ///
-/// Tensors are read one by one from the file, so that loading a model takes no
-/// more memory than the model and its largest tensor.
+/// Tensors are read one by one from the file, so that loading a model takes no more memory than the model and its
+/// largest tensor.
 pub(crate) struct Shard {
     path: PathBuf,
     entries: Entries,
 }
 
 impl Shard {
-    /// Reads what the file at `path` says about its tensors.
+    /// Reads the entries of the file at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         Ok(Self { path: path.to_path_buf(), entries: format::entries(path)? })
     }
@@ -29,14 +29,14 @@ impl Shard {
         self.entries.keys().cloned().collect()
     }
 
-    /// The file's entry for tensor `name`.
+    /// The entry of tensor `name`.
     pub(crate) fn entry(&self, name: &str) -> Result<&Entry, WeightsError> {
         self.entries
             .get(name)
             .ok_or_else(|| WeightsError::MissingTensor { name: name.to_owned(), file: self.path.clone() })
     }
 
-    /// Reads tensor `name`, which must have the given shape, if one is given.
+    /// Reads tensor `name`. If `shape` is given, the tensor must have that shape.
     pub(crate) fn read(
         &self,
         name: &str,
@@ -64,11 +64,11 @@ impl Shard {
                 wanted: dtype,
             })?;
         let bytes = self.elements(entry).map_err(|source| WeightsError::Read { path: self.path.clone(), source })?;
-        // Converted before it is moved: not every device has every conversion,
-        // and this way all devices get the same bits.
+        // Converted before the transfer: not every device supports every conversion, and this way all devices get the
+        // same bits.
         Tensor::from_raw_buffer(&bytes, found, entry.layout.dims(), &Device::Cpu)
             .and_then(|tensor| match found {
-                // candle 0.11 does not come back from converting it to f64.
+                // candle 0.11 hangs when it converts F8E4M3 to f64 directly.
                 DType::F8E4M3 => tensor.to_dtype(DType::F32),
                 _ => Ok(tensor),
             })
@@ -80,7 +80,7 @@ impl Shard {
             })
     }
 
-    /// The bytes of a tensor's elements in row-major order.
+    /// Reads the bytes of a tensor's elements in row-major order.
     fn elements(&self, entry: &Entry) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; (entry.bytes.end - entry.bytes.start) as usize];
         let mut file = File::open(&self.path)?;
@@ -93,8 +93,7 @@ impl Shard {
     }
 }
 
-/// Elements of `width` bytes, which `layout` finds in `bytes`, one after the
-/// other.
+/// Gathers elements of `width` bytes, laid out in `bytes` by `layout`, in row-major order.
 fn row_major(bytes: &[u8], layout: &Layout, width: usize) -> Vec<u8> {
     let mut dims = layout.dims().iter().zip(layout.stride());
     let last = dims.next_back();

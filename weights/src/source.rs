@@ -1,4 +1,4 @@
-//! Where the files of a checkpoint are.
+//! Access to the files of a checkpoint.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, CacheRepo};
 use indicatif::ProgressBar;
 
-use crate::patience::{self, Download, Life};
+use crate::timeout::{self, Download, Heartbeat};
 use crate::WeightsError;
 
-/// A place that files are asked for by name.
+/// A place to get files from by name.
 pub(crate) enum Source {
     /// A folder on this machine.
     Folder(PathBuf),
@@ -20,7 +20,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// An existing folder is meant before a repository of the same name.
+    /// An existing folder takes precedence over a repository of the same name.
     pub(crate) fn of(model: &str) -> Result<Self, WeightsError> {
         let path = Path::new(model);
         if path.is_dir() {
@@ -32,8 +32,8 @@ impl Source {
         }
     }
 
-    /// The first of `names` that there is; what is already on this machine
-    /// goes before what would have to be downloaded.
+    /// Finds the first of `names` that exists. Cached files take precedence over files that would have to be
+    /// downloaded.
     pub(crate) fn first(&self, names: &[&str]) -> Result<Option<PathBuf>, WeightsError> {
         match self {
             Self::Folder(folder) => Ok(names.iter().map(|name| folder.join(name)).find(|path| path.exists())),
@@ -42,12 +42,12 @@ impl Source {
     }
 }
 
-/// A hub repository: its cached files, and the way to the others.
+/// A hub repository: its cached files and the client for the others.
 pub(crate) struct Hub {
     model: String,
     cached: CacheRepo,
     remote: Api,
-    /// Asked for once, and only if the cache does not answer.
+    /// Requested at most once, and only for files that are not cached.
     listing: OnceCell<Vec<String>>,
 }
 
@@ -74,19 +74,20 @@ impl Hub {
 
     fn download(&self, name: &str) -> Result<PathBuf, WeightsError> {
         let (repo, file) = (self.remote.model(self.model.clone()), name.to_owned());
-        let found = self.patiently(name, move |life| repo.download_with_progress(&file, Download::new(life)))?;
+        let found =
+            self.with_timeout(name, move |heartbeat| repo.download_with_progress(&file, Download::new(heartbeat)))?;
         found.map_err(|source| WeightsError::Download { model: self.model.clone(), file: name.to_owned(), source })
     }
 
-    /// What the hub says, unless it is silent for too long.
-    fn patiently<T: Send + 'static>(
+    /// Sends a request with a timeout.
+    fn with_timeout<T: Send + 'static>(
         &self,
         what: &str,
-        talk: impl FnOnce(Life<Result<T, ApiError>>) -> Result<T, ApiError> + Send + 'static,
+        request: impl FnOnce(Heartbeat<Result<T, ApiError>>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<Result<T, ApiError>, WeightsError> {
-        let seconds = patience::seconds();
+        let seconds = timeout::seconds();
         let silent = || WeightsError::HubSilent { model: self.model.clone(), what: what.to_owned(), seconds };
-        patience::wait(seconds, talk).ok_or_else(silent)
+        timeout::call(seconds, request).ok_or_else(silent)
     }
 
     fn listing(&self) -> Result<&[String], WeightsError> {
@@ -96,7 +97,7 @@ impl Hub {
         let waiting = ProgressBar::new_spinner().with_message(format!("asking the hub for {}", self.model));
         waiting.enable_steady_tick(Duration::from_millis(100));
         let repo = self.remote.model(self.model.clone());
-        let found = self.patiently("the list of files", move |_| repo.info());
+        let found = self.with_timeout("the list of files", move |_| repo.info());
         waiting.finish_and_clear();
         let info = found?.map_err(|source| WeightsError::Hub { model: self.model.clone(), source })?;
         let files = info.siblings.into_iter().map(|file| file.rfilename);
@@ -104,8 +105,8 @@ impl Hub {
     }
 }
 
-/// `name` or `org/name`, of the characters that the hub allows. Anything else
-/// is a mistyped path, for which the hub should not be asked.
+/// Is this `name` or `org/name`, in the characters that the hub allows? Anything else is a mistyped path, and the hub
+/// is not asked for it.
 fn is_repo_id(model: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     model.split('/').count() <= 2
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repository_ids_are_told_from_paths() {
+    fn repository_ids_are_distinguished_from_paths() {
         for id in ["bert-base-uncased", "org/name", "a/b_c.d-1"] {
             assert!(is_repo_id(id), "{id}");
         }

@@ -1,4 +1,4 @@
-//! A checkpoint in a folder gives back what was written into it.
+//! A checkpoint in a folder is read back as it was written.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -39,7 +39,7 @@ fn find(dir: &TempDir) -> Result<Checkpoint, WeightsError> {
     Checkpoint::find(dir.path().to_str().expect("a UTF-8 path"))
 }
 
-/// A checkpoint with one tensor of every kind that the tests ask for.
+/// A checkpoint with one tensor of every kind that the tests use.
 fn small() -> Result<(TempDir, Checkpoint), Box<dyn Error>> {
     let dir = folder()?;
     let tensors: [(&str, Dtype, &[usize], &[u8]); 5] = [
@@ -75,7 +75,7 @@ fn reads_back_what_was_written() -> Outcome {
 }
 
 #[test]
-fn pointers_of_git_lfs_are_told_from_damaged_files() -> Outcome {
+fn git_lfs_pointers_are_distinguished_from_damaged_files() -> Outcome {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 437951328\n";
     let told = |found: Result<Checkpoint, WeightsError>, name: &str| {
         let error = found.expect_err("a pointer");
@@ -105,7 +105,7 @@ fn finds_the_tokenizer() -> Outcome {
 }
 
 #[test]
-fn floats_convert_and_nothing_else_does() -> Outcome {
+fn only_floats_are_converted() -> Outcome {
     let (_dir, checkpoint) = small()?;
     let vb = checkpoint.weights(DType::F32, &CPU)?.pp("a");
     assert_eq!(vb.get(2, "half")?.to_vec1::<f32>()?, [1.0, -2.0]);
@@ -138,7 +138,7 @@ fn missing_and_misshapen_tensors_are_named() -> Outcome {
 }
 
 #[test]
-fn surplus_is_what_nothing_asked_for() -> Outcome {
+fn surplus_lists_tensors_that_were_not_requested() -> Outcome {
     let (_dir, checkpoint) = small()?;
     let loaded = checkpoint.load(DType::F32, &CPU)?;
     assert_eq!(loaded.surplus().len(), 5);
@@ -150,7 +150,7 @@ fn surplus_is_what_nothing_asked_for() -> Outcome {
     Ok(())
 }
 
-/// Two shards and an index that looks for `tensors` in them.
+/// Creates two shards and an index with the given `(tensor, file)` pairs.
 fn sharded(tensors: &[(&str, &str)]) -> Result<TempDir, Box<dyn Error>> {
     let dir = folder()?;
     for (file, name, value) in [("one.safetensors", "x", 1.0), ("two.safetensors", "y", 2.0)] {
@@ -177,7 +177,7 @@ fn shards_read_as_one() -> Outcome {
 }
 
 #[test]
-fn an_index_may_not_promise_what_is_not_there() -> Outcome {
+fn indices_with_missing_files_or_tensors_are_errors() -> Outcome {
     let absent = find(&sharded(&[("x", "three.safetensors")])?);
     assert!(matches!(&absent, Err(WeightsError::MissingFile { file, .. }) if file == "three.safetensors"));
     for outside in ["../one.safetensors", "/one.safetensors", "..", ""] {

@@ -1,4 +1,4 @@
-//! Damaged weights files are errors that name the file, never a panic.
+//! Damaged weights files cause errors that name the file, never a panic.
 
 use std::error::Error;
 use std::fs;
@@ -12,7 +12,7 @@ type Outcome = Result<(), Box<dyn Error>>;
 
 const HEADER: &str = r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[16,19]}}"#;
 
-/// The bytes of a weights file with this header, true or not.
+/// A weights file with this header, valid or not, and `data` bytes of tensors.
 fn file(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -33,7 +33,7 @@ impl Folder {
         Ok(Self { dir, weights })
     }
 
-    /// Loads these bytes as weights, and every tensor that they turn out to have.
+    /// Loads these bytes as weights, with all tensors in them.
     fn load(&self, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
         fs::write(&self.weights, bytes)?;
         let model = self.dir.path().to_str().expect("a UTF-8 path");
@@ -53,7 +53,7 @@ impl Folder {
 }
 
 #[test]
-fn every_cut_is_noticed() -> Outcome {
+fn truncated_files_are_errors() -> Outcome {
     let folder = Folder::new()?;
     let whole = file(HEADER, 19);
     folder.load(&whole)?;
@@ -65,7 +65,7 @@ fn every_cut_is_noticed() -> Outcome {
 }
 
 #[test]
-fn no_flipped_bit_panics() -> Outcome {
+fn flipped_bits_do_not_panic() -> Outcome {
     let folder = Folder::new()?;
     let whole = file(HEADER, 19);
     for position in 0..whole.len() - 19 {
@@ -82,7 +82,7 @@ fn no_flipped_bit_panics() -> Outcome {
 }
 
 #[test]
-fn lying_headers_are_noticed() -> Outcome {
+fn inconsistent_headers_are_errors() -> Outcome {
     let folder = Folder::new()?;
     for length in [9, u64::from(u32::MAX), u64::MAX - 7, u64::MAX] {
         let mut bytes = file("{}", 0);
@@ -107,7 +107,7 @@ fn lying_headers_are_noticed() -> Outcome {
     ] {
         folder.assert_malformed(&file(&format!(r#"{{"a":{lie}}}"#), 8));
     }
-    // Sizes that only overflow in their sum.
+    // Sizes of which only the sum overflows.
     let eighth = most / 8;
     let tensors: Vec<_> = (0..8)
         .map(|i| {
@@ -120,7 +120,7 @@ fn lying_headers_are_noticed() -> Outcome {
 }
 
 #[test]
-fn a_file_cut_while_in_use_is_an_error() -> Outcome {
+fn truncating_an_open_file_is_an_error() -> Outcome {
     let folder = Folder::new()?;
     let whole = file(HEADER, 19);
     fs::write(&folder.weights, &whole)?;
@@ -134,7 +134,7 @@ fn a_file_cut_while_in_use_is_an_error() -> Outcome {
 }
 
 #[test]
-fn floats_of_less_than_a_byte_are_refused() -> Outcome {
+fn floats_smaller_than_a_byte_are_errors() -> Outcome {
     let folder = Folder::new()?;
     let header = r#"{"a":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}}"#;
     let error = folder.load(&file(header, 2)).expect_err("F4").to_string();

@@ -1,7 +1,6 @@
-//! A repository of the hub is asked for once and then read from the cache.
+//! A hub repository is downloaded once and then read from the cache.
 //!
-//! One test only: the environment, which says where the hub is, belongs to the
-//! whole process.
+//! There is only one test, because the environment variables that select the hub belong to the whole process.
 
 use std::env;
 use std::error::Error;
@@ -13,7 +12,7 @@ use candle::{DType, Device};
 use opara_weights::{Checkpoint, WeightsError};
 use safetensors::tensor::{serialize, Dtype, TensorView};
 
-/// Answers one request in the way of the hub, for a repository of these files.
+/// Answers one request as the hub would, for a repository with these files.
 fn answer(mut stream: TcpStream, files: &[(&str, Vec<u8>)]) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
@@ -51,7 +50,7 @@ fn answer(mut stream: TcpStream, files: &[(&str, Vec<u8>)]) -> std::io::Result<(
 }
 
 #[test]
-fn the_cache_goes_before_the_hub() -> Result<(), Box<dyn Error>> {
+fn cached_files_take_precedence_over_the_hub() -> Result<(), Box<dyn Error>> {
     let home = tempfile::tempdir()?;
     env::set_var("HF_HOME", home.path());
     for proxy in ["http_proxy", "https_proxy", "all_proxy"] {
@@ -66,7 +65,7 @@ fn the_cache_goes_before_the_hub() -> Result<(), Box<dyn Error>> {
     let message = offline.to_string();
     assert!(message.contains("`org/small`") && message.contains("local folder"));
 
-    // It accepts connections, and never reads from them.
+    // This server accepts connections and never sends anything.
     let silent = TcpListener::bind("127.0.0.1:0")?;
     env::set_var("HF_ENDPOINT", format!("http://{}", silent.local_addr()?));
     env::set_var("HF_HUB_DOWNLOAD_TIMEOUT", "1");
@@ -87,7 +86,7 @@ fn the_cache_goes_before_the_hub() -> Result<(), Box<dyn Error>> {
     env::set_var("HF_ENDPOINT", format!("http://{}", hub.local_addr()?));
     thread::spawn(move || {
         for stream in hub.incoming().flatten() {
-            // A client that hangs up shows in the test's own assertions.
+            // If a client hangs up, the test's own assertions fail.
             let _ = answer(stream, &files);
         }
     });

@@ -1,5 +1,5 @@
-//! Damaged and hostile PyTorch files are errors that name the file: never a
-//! panic, nor more memory than a small multiple of the file.
+//! Damaged and hostile PyTorch files cause errors that name the file, never a panic, and take no more memory than a
+//! small multiple of the file's size.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -30,8 +30,7 @@ impl Folder {
         Ok(Self { _dir: dir, weights })
     }
 
-    /// Loads the file, and every tensor that it turns out to have, in the
-    /// first dtype that does.
+    /// Loads the file with all tensors in it, each in the first dtype that works.
     fn load(&self) -> Result<usize, Box<dyn Error>> {
         let loaded = Checkpoint::find(self.weights.to_str().expect("a UTF-8 path"))?.load(DType::F32, &Device::Cpu)?;
         let names = loaded.surplus();
@@ -62,7 +61,7 @@ impl Folder {
     }
 }
 
-/// What went wrong, which must be the file's fault.
+/// The reason of an error, which must blame the file.
 fn reason(result: Result<usize, Box<dyn Error>>) -> String {
     let error = result.expect_err("damaged");
     match error.downcast_ref::<WeightsError>() {
@@ -71,7 +70,7 @@ fn reason(result: Result<usize, Box<dyn Error>>) -> String {
     }
 }
 
-/// `count` as the instruction for an integer.
+/// `value` as the instruction for an integer.
 fn int(value: u32) -> Vec<u8> {
     [&[b'J'][..], &value.to_le_bytes()].concat()
 }
@@ -89,7 +88,7 @@ fn storage(key: &str, class: &str) -> Vec<u8> {
     [tuple(&[text("storage"), class, text(key), text("cpu"), int(4)]), b"Q".to_vec()].concat()
 }
 
-/// A call of the function that makes a tensor.
+/// A call of the function that rebuilds a tensor.
 fn tensor(arguments: &[Vec<u8>]) -> Vec<u8> {
     [b"ctorch._utils\n_rebuild_tensor_v2\n".as_slice(), &tuple(arguments), b"R"].concat()
 }
@@ -112,7 +111,7 @@ fn dict(value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_cut_is_noticed() -> Outcome {
+fn truncated_files_are_errors() -> Outcome {
     let folder = Folder::new()?;
     for file in ["zip.pth", "older.pth", "training.pth"] {
         let whole = data(file)?;
@@ -125,7 +124,7 @@ fn every_cut_is_noticed() -> Outcome {
 }
 
 #[test]
-fn no_flipped_bit_panics() -> Outcome {
+fn flipped_bits_do_not_panic() -> Outcome {
     let folder = Folder::new()?;
     for file in ["zip.pth", "older.pth", "zip-protocol-4.pth"] {
         let mut bytes = data(file)?;
@@ -142,9 +141,9 @@ fn no_flipped_bit_panics() -> Outcome {
     Ok(())
 }
 
-/// Past the archive's checksum.
+/// Damages the pickle before it is archived, so that the checksum is valid.
 #[test]
-fn no_flipped_bit_of_a_pickle_panics() -> Outcome {
+fn flipped_bits_of_a_pickle_do_not_panic() -> Outcome {
     let folder = Folder::new()?;
     let mut pickle = dict(&strided(0, &[2, 2], &[2, 1]));
     assert_eq!(folder.load_pickle(&pickle)?, 1);
@@ -164,7 +163,7 @@ fn no_flipped_bit_of_a_pickle_panics() -> Outcome {
 }
 
 #[test]
-fn tensors_stay_inside_their_storage() -> Outcome {
+fn tensors_outside_their_storage_are_errors() -> Outcome {
     let folder = Folder::new()?;
     let big = i32::MAX as u32;
     for (offset, shape, strides) in [
@@ -197,7 +196,7 @@ fn tensors_stay_inside_their_storage() -> Outcome {
 }
 
 #[test]
-fn descriptions_that_are_none_are_noticed() -> Outcome {
+fn malformed_descriptions_are_errors() -> Outcome {
     let folder = Folder::new()?;
     let none = || b"N".to_vec();
     for (value, expected) in [
@@ -211,7 +210,7 @@ fn descriptions_that_are_none_are_noticed() -> Outcome {
         (b"}".to_vec(), "no tensors"),
         // A cycle: a dict that is an item of itself.
         (b"}q\x00X\x01\x00\x00\x00wh\x00s".to_vec(), "no tensors"),
-        // A parameter of a parameter without end is cut.
+        // An endless chain of parameters that wrap parameters is cut off.
         (
             b"ctorch._utils\n_rebuild_parameter\n"
                 .repeat(9)
@@ -220,18 +219,18 @@ fn descriptions_that_are_none_are_noticed() -> Outcome {
                 .collect(),
             "describe",
         ),
-        // More text than there is.
+        // Strings longer than the file.
         (b"X\xff\xff\xff\xffshort".to_vec(), "early"),
         (b"\x8d\xff\xff\xff\xff\xff\xff\xff\x7fshort".to_vec(), "early"),
         (b"\x8a\xffshort".to_vec(), "early"),
-        (b"h\x07".to_vec(), "recalls"),
+        (b"h\x07".to_vec(), "never stored"),
         (b"R".to_vec(), "not there"),
         (b"t".to_vec(), "not there"),
         (b"(0".to_vec(), "not there"),
         (b"}(Nu".to_vec(), "key without a value"),
-        (b"NNNs".to_vec(), "no dict"),
-        (b"NNa".to_vec(), "no list"),
-        (b"cos\n\xff\n".to_vec(), "no text"),
+        (b"NNNs".to_vec(), "not a dict"),
+        (b"NNa".to_vec(), "not a list"),
+        (b"cos\n\xff\n".to_vec(), "not a string"),
         (b"I1\n".to_vec(), "unknown instruction"),
     ] {
         let reason = reason(folder.load_pickle(&dict(&value)));
@@ -240,12 +239,11 @@ fn descriptions_that_are_none_are_noticed() -> Outcome {
     Ok(())
 }
 
-/// Each of these is a few bytes or megabytes that a reader which copies values,
-/// or follows them recursively, does not survive.
+/// Each file has a few bytes or megabytes, and would break a reader that copies values or follows them recursively.
 #[test]
-fn bombs_are_only_data() -> Outcome {
+fn pickle_bombs_are_read_as_plain_data() -> Outcome {
     let folder = Folder::new()?;
-    // Each pair holds the last twice: 2^200 leaves if copied.
+    // Each pair holds the previous one twice: 2^200 leaves if copied.
     let doubling: Vec<u8> = b"N".iter().copied().chain(b"q\x00h\x00\x86".repeat(200)).collect();
     assert!(reason(folder.load_pickle(&dict(&doubling))).contains("no tensors"));
     let nesting: Vec<u8> = b"N".iter().copied().chain(b"\x85".repeat(1 << 20)).collect();
@@ -255,7 +253,7 @@ fn bombs_are_only_data() -> Outcome {
 }
 
 #[test]
-fn archives_without_a_state_are_told() -> Outcome {
+fn archives_without_pickle_or_of_big_endian_machines_are_errors() -> Outcome {
     let folder = Folder::new()?;
     let mut zip = ZipWriter::new(File::create(&folder.weights)?);
     zip.start_file("x/version", SimpleFileOptions::default().compression_method(CompressionMethod::Stored))?;
@@ -274,7 +272,7 @@ fn archives_without_a_state_are_told() -> Outcome {
 }
 
 #[test]
-fn a_file_cut_while_in_use_is_an_error() -> Outcome {
+fn truncating_an_open_file_is_an_error() -> Outcome {
     let folder = Folder::new()?;
     let whole = data("older.pth")?;
     fs::write(&folder.weights, &whole)?;

@@ -1,5 +1,4 @@
-//! What `torch.save` wrote reads as what safetensors holds. `data/make.py` made
-//! the files.
+//! Files of `torch.save` read like safetensors files with the same tensors. `data/make.py` wrote the files.
 
 use std::error::Error;
 use std::fs;
@@ -21,7 +20,7 @@ fn find(path: &Path) -> Result<Checkpoint, WeightsError> {
     Checkpoint::find(path.to_str().expect("a UTF-8 path"))
 }
 
-/// A folder with a configuration and these of `data`'s files under other names.
+/// A folder with a configuration and the given files of `data` under other names.
 fn folder(files: &[(&str, &str)]) -> Result<TempDir, std::io::Error> {
     let dir = tempfile::tempdir()?;
     fs::write(dir.path().join("config.json"), "{}")?;
@@ -31,7 +30,7 @@ fn folder(files: &[(&str, &str)]) -> Result<TempDir, std::io::Error> {
     Ok(dir)
 }
 
-/// The tensor in the first dtype that it has or converts to.
+/// Loads the tensor in the first dtype that it has or converts to.
 fn natural(checkpoint: &Checkpoint, name: &str) -> candle::Result<Option<Tensor>> {
     let vb = checkpoint.weights(DType::F64, &CPU)?;
     let dtypes = [DType::F64, DType::I64, DType::I32, DType::U8];
@@ -39,7 +38,7 @@ fn natural(checkpoint: &Checkpoint, name: &str) -> candle::Result<Option<Tensor>
 }
 
 #[test]
-fn both_formats_of_pytorch_hold_what_safetensors_holds() -> Outcome {
+fn both_pytorch_formats_read_like_safetensors() -> Outcome {
     let expected = find(&data("same.safetensors"))?;
     let names = expected.load(DType::F32, &CPU)?.surplus();
     assert_eq!(names.len(), 20);
@@ -63,7 +62,7 @@ fn both_formats_of_pytorch_hold_what_safetensors_holds() -> Outcome {
 }
 
 #[test]
-fn weights_are_found_among_what_training_needs() -> Outcome {
+fn weights_are_found_in_training_checkpoints() -> Outcome {
     let loaded = find(&data("training.pth"))?.load(DType::F32, &CPU)?;
     let names =
         ["0.bias", "0.weight", "1.bias", "1.num_batches_tracked", "1.running_mean", "1.running_var", "1.weight"];
@@ -74,7 +73,7 @@ fn weights_are_found_among_what_training_needs() -> Outcome {
 }
 
 #[test]
-fn a_file_alone_has_no_configuration() -> Outcome {
+fn a_single_file_has_no_configuration() -> Outcome {
     for file in ["same.safetensors", "zip.pth"] {
         let checkpoint = find(&data(file))?;
         assert_eq!((checkpoint.config_path(), checkpoint.tokenizer_path()), (None, None));
@@ -85,7 +84,7 @@ fn a_file_alone_has_no_configuration() -> Outcome {
 }
 
 #[test]
-fn what_lies_beside_a_file_is_its_own() -> Outcome {
+fn configuration_and_tokenizer_in_a_files_folder_belong_to_it() -> Outcome {
     let dir = folder(&[("zip.pth", "weights.pth")])?;
     fs::write(dir.path().join("config.json"), r#"{"layers": 3}"#)?;
     fs::write(dir.path().join("tokenizer.json"), "{}")?;
@@ -96,7 +95,7 @@ fn what_lies_beside_a_file_is_its_own() -> Outcome {
 }
 
 #[test]
-fn safetensors_go_before_pytorch() -> Outcome {
+fn safetensors_take_precedence_over_pytorch() -> Outcome {
     let dir = folder(&[("training.pth", "pytorch_model.bin")])?;
     assert!(find(dir.path())?.weights(DType::F32, &CPU)?.contains_tensor("0.weight"));
     let dir = folder(&[("training.pth", "pytorch_model.bin"), ("same.safetensors", "model.safetensors")])?;

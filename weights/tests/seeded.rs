@@ -1,4 +1,4 @@
-//! Seeded weights depend on the seed, the name and the shape, and on nothing else.
+//! Seeded weights depend only on the seed, the name and the shape.
 
 use candle::{DType, Device, Result, Tensor};
 use opara_weights::{seeded, seeded_with_gain};
@@ -9,7 +9,7 @@ fn values(seed: u64, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     seeded(seed, DType::F32, &CPU).get(shape, name)?.flatten_all()?.to_vec1()
 }
 
-/// What `seeded.py` prints for the same arguments.
+/// The expected values are the output of `seeded.py` for the same arguments.
 #[test]
 fn agrees_with_the_script() -> Result<()> {
     let script: [(u64, &str, &[usize], &[f32]); 6] = [
@@ -56,7 +56,7 @@ fn other_seeds_and_names_give_other_values() -> Result<()> {
     Ok(())
 }
 
-/// The mean and the variance, in f64.
+/// Computes the mean and the variance in f64.
 fn moments(values: &[f32]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
@@ -65,7 +65,7 @@ fn moments(values: &[f32]) -> (f64, f64) {
 }
 
 #[test]
-fn matrices_have_the_variance_of_their_fan_in() -> Result<()> {
+fn matrices_have_variance_one_over_fan_in() -> Result<()> {
     for shape in [&[400, 256][..], &[400, 64, 2, 2]] {
         let values = values(3, "layer.weight", shape)?;
         let (mean, variance) = moments(&values);
@@ -95,7 +95,7 @@ fn vectors_are_scales_variances_or_shifts_by_name() -> Result<()> {
 }
 
 #[test]
-fn a_gain_is_for_kernels_only() -> Result<()> {
+fn the_gain_applies_to_convolution_kernels_only() -> Result<()> {
     let gained = seeded_with_gain(3, 1.5, DType::F32, &CPU);
     for (name, shape, gain) in
         [("conv.weight", &[8, 4, 3, 3][..], 1.5), ("fc.weight", &[8, 4], 1.0), ("bn.bias", &[8], 1.0)]
@@ -120,7 +120,7 @@ fn other_dtypes_are_rounded_from_f32() -> Result<()> {
 }
 
 #[test]
-fn every_tensor_exists_but_needs_a_shape_and_a_float() -> Result<()> {
+fn any_tensor_exists_but_a_request_needs_a_shape_and_a_float_dtype() -> Result<()> {
     let vb = seeded(5, DType::F32, &CPU);
     assert!(vb.contains_tensor("anything.at.all"));
     assert_eq!(vb.get((0, 4), "empty")?.elem_count(), 0);

@@ -1,4 +1,4 @@
-//! Where a trace's time goes, by the names of kernels.
+//! The time of a trace by kernel name.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,29 +12,29 @@ use crate::table::Table;
 /// The costliest kernels.
 #[derive(Debug, Clone, Serialize)]
 pub struct Kernels {
-    /// Names in all.
+    /// Number of different names.
     names: usize,
     ops: usize,
-    /// Ops whose time was measured; that of the others is modelled.
+    /// Ops with a measured time; the other times are modelled.
     measured: usize,
-    /// Time of all ops, one after the other.
+    /// Sum of all ops' times.
     total_us: f64,
     hottest: Vec<Kernel>,
 }
 
-/// All ops of one name.
+/// All ops with the same name.
 #[derive(Debug, Clone, Serialize)]
 struct Kernel {
     name: String,
     class: Class,
     count: usize,
     us: f64,
-    /// Of the time of all ops.
+    /// Share of the time of all ops.
     share: f64,
 }
 
 impl Kernels {
-    /// The `top` costliest.
+    /// The `top` costliest kernels.
     pub fn of(prepared: &Prepared, top: usize) -> Self {
         let ops = &prepared.ops.trace.ops;
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What a trace's kernels take.
+//! The resources that a trace's kernels use.
 
 use std::fmt;
 
@@ -11,21 +11,21 @@ use crate::table::Table;
 /// The resources of all kernels that every call launches.
 #[derive(Debug, Clone, Serialize)]
 pub struct Resources {
-    /// Thread blocks of a launch.
+    /// Thread blocks per launch.
     blocks: Spread,
-    /// Threads of a block.
+    /// Threads per block.
     threads: Spread,
-    /// Registers of a thread.
+    /// Registers per thread.
     registers: Spread,
-    /// Bytes of shared memory of a block.
+    /// Bytes of shared memory per block.
     shared: Spread,
-    /// Share of the device that a launch wants at once.
+    /// Share of the device that a launch needs at once.
     demand: Spread,
-    /// How many times a launch fills the device.
+    /// Number of waves: how often a launch fills the device.
     waves: Spread,
 }
 
-/// How a number varies.
+/// Minimum, median and maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Spread {
     min: f64,
@@ -34,7 +34,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// `None` of no numbers.
+    /// `None` without numbers.
     fn of(numbers: impl Iterator<Item = f64>) -> Option<Self> {
         let mut numbers: Vec<f64> = numbers.collect();
         numbers.sort_by(f64::total_cmp);
@@ -43,7 +43,7 @@ impl Spread {
 }
 
 impl Resources {
-    /// `None` where no kernel is launched, as on a CPU.
+    /// `None` if no kernel is launched, as on a CPU.
     pub fn of(prepared: &Prepared) -> Option<Self> {
         let kernels = prepared.ops.trace.ops.iter().zip(&prepared.profile).filter_map(|(op, profile)| match &op.work {
             Work::Kernel(launch) => Some((launch, profile)),
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_that_of_sorted_numbers() {
+    fn a_spread_sorts_its_numbers() {
         assert_eq!(Spread::of([3., 1., 2.].into_iter()), Some(Spread { min: 1., median: 2., max: 3. }));
         assert_eq!(Spread::of(std::iter::empty()), None);
     }

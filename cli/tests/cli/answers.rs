@@ -1,16 +1,16 @@
-//! The program on recorded traces: every subcommand as text and as JSON, and what it says of input that is not sound.
+//! The program on recorded traces: every subcommand as text and as JSON, and its errors for invalid input.
 
 use std::fs;
 
 use super::{json, opara, trace};
-use opara_plan::simulate::Device;
+use opara_plan::simulate::DeviceModel;
 use opara_plan::Policy;
 use predicates::prelude::*;
 use predicates::str::{contains, is_empty, is_match, starts_with};
 use serde_json::Value;
 
 #[test]
-fn inspect_shows_what_a_trace_holds() {
+fn inspect_shows_the_content_of_a_trace() {
     let googlenet = trace("native-googlenet-f32");
     let text = opara(&["inspect", &googlenet, "--top", "3"]).success();
     text.stdout(
@@ -24,7 +24,7 @@ fn inspect_shows_what_a_trace_holds() {
 }
 
 #[test]
-fn every_policy_plans_and_its_plan_is_right() {
+fn every_policys_plan_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");
     let plan = plan.to_str().unwrap();
@@ -40,7 +40,7 @@ fn every_policy_plans_and_its_plan_is_right() {
 }
 
 #[test]
-fn a_plan_that_was_changed_is_wrong() {
+fn a_changed_plan_fails_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
     let path = path.to_str().unwrap();
@@ -70,7 +70,7 @@ fn a_plan_that_was_changed_is_wrong() {
 }
 
 #[test]
-fn a_plan_by_hand_is_a_schedule_alone() {
+fn a_handwritten_plan_needs_only_a_schedule() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
     let path = path.to_str().unwrap();
@@ -124,7 +124,7 @@ fn simulated_times_are_compared_with_measured_ones() {
 #[test]
 fn every_device_simulates_every_policy() {
     let googlenet = trace("native-googlenet-f32");
-    for device in Device::all().map(|device| device.name) {
+    for device in DeviceModel::all().map(|device| device.name) {
         for policy in Policy::ALL.map(|policy| policy.to_string()) {
             let answer = json(&["simulate", &googlenet, "--policy", &policy, "--device", &device]);
             assert_eq!((&answer["device"], &answer["policy"]), (&device.as_str().into(), &policy.as_str().into()));
@@ -173,7 +173,7 @@ fn graphs_are_drawn() {
 }
 
 #[test]
-fn a_trace_goes_through_json_and_back() {
+fn a_trace_survives_conversion_to_json_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let [as_json, back] = ["bert.json", "bert.trace"].map(|name| folder.path().join(name));
     let [as_json, back] = [&as_json, &back].map(|path| path.to_str().unwrap());

@@ -1,4 +1,4 @@
-//! The program on traces that come with the repository.
+//! The program on traces of the repository.
 
 mod answers;
 mod usage;
@@ -12,12 +12,12 @@ pub fn trace(name: &str) -> String {
     format!("{}/../tests/data/{name}.trace", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The program, run to its end.
+/// Runs the program to its end.
 pub fn opara(args: &[&str]) -> Assert {
     Command::new(env!("CARGO_BIN_EXE_opara")).args(args).assert()
 }
 
-/// What the program answers with `--json`.
+/// The program's answer with `--json`.
 pub fn json(args: &[&str]) -> Value {
     let answer = opara(&[args, &["--json"]].concat()).success();
     serde_json::from_slice(&answer.get_output().stdout).unwrap()

@@ -1,4 +1,4 @@
-//! What the program says of commands and files that are not sound, and that it ends in order.
+//! Errors for invalid commands and files, and a clean end.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use predicates::prelude::*;
 use predicates::str::contains;
 
 #[test]
-fn wrong_usage_says_what_there_is() {
+fn wrong_usage_lists_the_alternatives() {
     let deepfm = trace("native-deepfm-f32");
     opara(&[]).code(2).stderr(contains("Usage"));
     opara(&["inspekt"]).code(2).stderr(contains("'inspect'"));
@@ -22,19 +22,19 @@ fn wrong_usage_says_what_there_is() {
 
 #[test]
 #[cfg(feature = "record")]
-fn wrong_usage_of_record_says_what_there_is() {
+fn wrong_usage_of_record_lists_the_alternatives() {
     opara(&["record", "berd"]).code(2).stderr(contains("similar value exists: 'bert'"));
     opara(&["record", "bert", "--batch", "0"]).code(2).stderr(contains("0 is not in 1.."));
 }
 
 #[test]
 #[cfg(not(feature = "record"))]
-fn without_models_there_is_no_record() {
+fn a_build_without_models_has_no_record_command() {
     opara(&["record", "bert"]).code(2).stderr(contains("unrecognized subcommand"));
 }
 
 #[test]
-fn files_that_are_not_sound_are_named() {
+fn errors_name_invalid_files() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.trace");
     let missing = missing.to_str().unwrap();
@@ -52,9 +52,9 @@ fn files_that_are_not_sound_are_named() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_opara"))
-        // More than a pipe holds.
+        // More than a pipe buffers.
         .args(["graph", &trace("efficientnet-b0-f32")])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -82,7 +82,7 @@ fn models_are_recorded_on_the_cpu() {
 
 #[test]
 #[cfg(feature = "record")]
-fn a_cache_that_cannot_be_used_is_said() {
+fn an_unusable_cache_folder_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -90,7 +90,7 @@ fn a_cache_that_cannot_be_used_is_said() {
         let cache = cache.to_str().unwrap();
         opara(&["tune", "deepfm", "--cpu", "--budget", "0.01", "--cache", cache]).success()
     };
-    tune(&file.join("nowhere")).stderr(contains("cannot be kept for the next start").and(contains("nowhere")));
+    tune(&file.join("nowhere")).stderr(contains("cannot be cached").and(contains("nowhere")));
 
     let cache = folder.path().join("cache");
     tune(&cache).stderr(contains("kept").or(contains("plan on disk")).not());
@@ -102,6 +102,6 @@ fn a_cache_that_cannot_be_used_is_said() {
 
 #[test]
 #[cfg(all(feature = "record", not(feature = "cuda")))]
-fn without_a_gpu_record_asks_for_the_cpu() {
+fn without_a_gpu_record_suggests_the_cpu() {
     opara(&["record", "deepfm"]).code(2).stderr(contains("--cpu uses the CPU").and(contains("--features cuda")));
 }

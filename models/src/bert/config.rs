@@ -1,4 +1,4 @@
-//! What a checkpoint's `config.json` says.
+//! The contents of a checkpoint's `config.json`.
 
 use opara_candle::ops::Activation;
 use serde::Deserialize;
@@ -7,9 +7,9 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HiddenAct {
-    /// Gaussian error linear unit, by the error function.
+    /// Gaussian error linear unit with the error function.
     Gelu,
-    /// Gaussian error linear unit, by the hyperbolic tangent.
+    /// Gaussian error linear unit with the tanh approximation.
     #[serde(alias = "gelu_pytorch_tanh")]
     GeluNew,
     /// Rectified linear unit.
@@ -26,7 +26,7 @@ impl From<HiddenAct> for Activation {
     }
 }
 
-/// The part of a checkpoint's `config.json` that inference needs.
+/// The fields of a checkpoint's `config.json` that inference needs.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[allow(missing_docs, reason = "the names are the checkpoint's")]
 pub struct Config {
@@ -71,7 +71,7 @@ impl Config {
         Self::sized(6, 384, 12)
     }
 
-    /// For tests.
+    /// A small model for tests.
     pub fn tiny() -> Self {
         Self { vocab_size: 100, max_position_embeddings: 64, ..Self::sized(2, 32, 4) }
     }

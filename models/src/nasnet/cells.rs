@@ -1,7 +1,8 @@
-//! The two cells that the search found: Figure 4 of the paper, whose five blocks are `comb_iter_0` to `comb_iter_4`.
+//! The two cells found by the architecture search (Figure 4 of the paper). Their five blocks are called `comb_iter_0`
+//! to `comb_iter_4`.
 //!
-//! A cell combines `x`, the output of the cell before it, with `previous`, that of the one before last. It reads both
-//! through a ReLU only, so that a cell applies one to its output, once for all that read it.
+//! A cell combines `x`, the output of the previous cell, with `previous`, the output of the cell before that. It reads
+//! both only through a ReLU. So each cell applies the ReLU to its output, once for all readers.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -11,19 +12,19 @@ use opara_candle::{ops, scope};
 
 use super::layers::{conv_1x1, halving_max, halving_mean, mean, FactorizedReduction, Separables};
 
-/// What a cell puts out.
+/// The shape of a cell's output.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     pub(super) channels: usize,
-    /// How often height and width were halved on the way.
+    /// How often height and width have been halved since the input.
     pub(super) halvings: usize,
 }
 
-/// Brings `previous` to the height, width and channels of the cell's `x`.
+/// Converts `previous` to the height, width and channels of the cell's `x`.
 enum Adjust {
     Conv(Conv2d),
     Halve(FactorizedReduction),
-    /// Only the first cell's, which has no other input than `x`.
+    /// Only for the first cell, whose only input is `x`.
     Nothing,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct NormalCell {
     name: String,
     adjust: Adjust,
     conv: Conv2d,
-    /// Named by block, side and kernel.
+    /// Named by block, side and kernel size.
     left_0_5x5: Separables,
     right_0_3x3: Separables,
     left_1_5x5: Separables,
@@ -61,7 +62,7 @@ pub(super) struct NormalCell {
 }
 
 impl NormalCell {
-    /// The cell called `name` with `filters` channels in each block, and what it puts out.
+    /// Loads the cell called `name` with `filters` channels per block. Also returns the shape of its output.
     pub(super) fn load(x: Grid, previous: Grid, filters: usize, name: &str, vb: &VarBuilder) -> Result<(Self, Grid)> {
         let vb = vb.pp(name);
         let separables = |name: &str, kernel| Separables::load([filters; 3], kernel, 1, name, &vb);
@@ -85,7 +86,7 @@ impl NormalCell {
 
         let (left_0, right_0) = (self.left_0_5x5.forward(&x)?, self.right_0_3x3.forward(&previous)?);
         let (left_1, right_1) = (self.left_1_5x5.forward(&previous)?, self.right_1_3x3.forward(&previous)?);
-        // The third block's second mean is the same.
+        // This is also the second average of the third block.
         let (left_2, left_3) = (mean(&x)?, mean(&previous)?);
         let left_4 = self.left_4_3x3.forward(&x)?;
         let blocks = [
@@ -105,7 +106,7 @@ pub(super) struct ReductionCell {
     name: String,
     adjust: Adjust,
     conv: Conv2d,
-    /// Named by block, side and kernel.
+    /// Named by block, side and kernel size.
     left_0_5x5: Separables,
     right_0_7x7: Separables,
     right_1_7x7: Separables,
@@ -114,8 +115,8 @@ pub(super) struct ReductionCell {
 }
 
 impl ReductionCell {
-    /// The cell called `name` with `filters` channels in each block, and what it puts out. Without `previous`, `x` takes
-    /// its place as it is.
+    /// Loads the cell called `name` with `filters` channels per block. Also returns the shape of its output. Without
+    /// `previous`, `x` is used in its place, unadjusted.
     pub(super) fn load(
         x: Grid,
         previous: Option<Grid>,

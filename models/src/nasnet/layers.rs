@@ -1,4 +1,4 @@
-//! What the cells are made of.
+//! The layers of the cells.
 
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -9,34 +9,34 @@ use opara_candle::scope;
 /// Epsilon of every batch normalisation.
 pub(super) const EPS: f64 = 1e-3;
 
-/// A 1x1 convolution with batch normalisation.
+/// Loads a 1x1 convolution with batch normalization.
 pub(super) fn conv_1x1(input: usize, out: usize, name: &str, vb: &VarBuilder) -> Result<Conv2d> {
     let vb = vb.pp(name);
     let norm = batch_norm(out, EPS, vb.pp("bn"))?;
     Ok(conv2d_norm(input, out, (1, 1), ConvConfig::default(), &norm, vb.pp("conv"))?.named(name))
 }
 
-/// Mean of 3x3 windows; the same size.
+/// Averages 3x3 windows and keeps height and width.
 pub(super) fn mean(x: &Tensor) -> Result<Tensor> {
-    ops::avg_pool2d(x, &PoolConfig::new(3, 1).pad(1))
+    ops::avg_pool2d(x, &PoolConfig::new(3, 1).padding(1))
 }
 
-/// Mean of 3x3 windows; half the size. Unlike in [`mean`], the padding counts: so it does in timm.
+/// Averages 3x3 windows and halves height and width. Unlike [`mean`], it counts the padding, as timm does.
 pub(super) fn halving_mean(x: &Tensor) -> Result<Tensor> {
     ops::avg_pool2d(x, &halving(x)?.count_padding(true))
 }
 
-/// Maximum of 3x3 windows; half the size.
+/// Takes the maximum of 3x3 windows and halves height and width.
 pub(super) fn halving_max(x: &Tensor) -> Result<Tensor> {
     ops::max_pool2d(x, &halving(x)?)
 }
 
 fn halving(x: &Tensor) -> Result<PoolConfig> {
     let (_, _, h, w) = x.dims4()?;
-    Ok(PoolConfig::new(3, 2).pad(Padding::same((h, w), (3, 3), 2, 1)))
+    Ok(PoolConfig::new(3, 2).padding(Padding::same((h, w), (3, 3), 2, 1)))
 }
 
-/// A convolution within each channel, then a 1x1 convolution with batch normalisation.
+/// A depthwise convolution, then a 1x1 convolution with batch normalization.
 struct Separable {
     depthwise: Tensor,
     stride: usize,
@@ -56,8 +56,8 @@ impl Module for Separable {
     }
 }
 
-/// A separable convolution as the search applies it: twice in a row, each behind a ReLU. The second ReLU is part of the
-/// convolution before it.
+/// A separable convolution as the search uses it: applied twice in a row, each time after a ReLU. The second ReLU is
+/// fused with the convolution before it.
 pub(super) struct Separables {
     name: String,
     first: Separable,
@@ -65,7 +65,7 @@ pub(super) struct Separables {
 }
 
 impl Separables {
-    /// `channels` before, between and after the two, of which the first has the stride.
+    /// `channels` before, between and after the two separable convolutions. The first one has the stride.
     pub(super) fn load(
         channels: [usize; 3],
         kernel: usize,
@@ -99,8 +99,8 @@ impl Module for Separables {
     }
 }
 
-/// Halves a grid without losing every other row: one half of the channels comes from the even rows and columns, the
-/// other from the odd ones. Where the last row or column is even, zeros stand for the odd one behind it.
+/// Halves height and width without dropping every other row: half of the channels come from the even rows and columns,
+/// the other half from the odd ones. If the last row or column is even, zeros take the place of the odd one after it.
 pub(super) struct FactorizedReduction {
     even: Conv2d,
     odd: Conv2d,

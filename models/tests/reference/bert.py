@@ -1,4 +1,4 @@
-"""Writes ../data/bert.json: what transformers' BERT computes with seeded weights.
+"""Writes ../data/bert.json: the results of transformers' BERT with seeded weights.
 
 Usage: python3 bert.py      (transformers 5.23; needs numpy, torch)
 """

@@ -1,4 +1,4 @@
-"""Writes data/deepfm.json: what DeepFM in PyTorch answers with seeded weights.
+"""Writes data/deepfm.json: the results of DeepFM in PyTorch with seeded weights.
 
 Usage: python3 deepfm.py      (needs torch)
 """

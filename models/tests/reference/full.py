@@ -1,4 +1,4 @@
-"""Writes what torch computes with full-size models, seeded weights (seed 0) and seeded inputs, for `examples/parity.rs`.
+"""Writes torch's results for full-size models with seeded weights (seed 0) and seeded inputs, for `examples/parity.rs`.
 
 Usage: python3 full.py FOLDER [MODEL...]
        cargo run --release --features cudnn --example parity -- FOLDER

@@ -1,4 +1,4 @@
-"""Writes ../data/t5-*.safetensors: what transformers computes with seeded weights.
+"""Writes ../data/t5-*.safetensors: the results of transformers with seeded weights.
 
 Usage: python3 t5.py      (transformers 5.23; needs numpy, safetensors, torch)
 """
@@ -31,7 +31,7 @@ MODELS = {
 def load(config):
     model = T5ForConditionalGeneration(config)
     if not config.scale_decoder_outputs:
-        # This release ties what it makes itself; checkpoints of v1.1 have a head of their own.
+        # transformers ties the embeddings of new models; checkpoints of v1.1 have a separate head.
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

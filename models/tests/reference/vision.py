@@ -1,4 +1,4 @@
-"""Writes vision.json: what torchvision and timm compute with seeded weights on seeded images.
+"""Writes vision.json: the results of torchvision and timm with seeded weights on seeded images.
 
 Usage: python3 vision.py      (torchvision 0.29, timm 1.0.31)
 """
@@ -15,7 +15,7 @@ from torch_seeded import fill, images
 
 SEED = 7
 CLASSES = 20
-# With these a layer's results are about as large as its inputs, so that each layer shows in the logits.
+# These gains keep a layer's outputs about as large as its inputs, so that each layer affects the logits.
 GAIN = 2**0.5
 NASNET_GAIN = 1.2
 

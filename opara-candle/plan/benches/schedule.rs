@@ -1,6 +1,6 @@
-//! How long schedulers take on the traces of the six models; `stages` has them on growing ones.
+//! Times of the schedulers on the traces of the six models; `stages` measures them on traces of growing size.
 //!
-//! `table-1` holds the two stream assignments alone, as Table I of Opara's paper does.
+//! `table-1` measures only the two stream assignments, as Table I of Opara's paper does.
 
 use std::hint::black_box;
 use std::time::Duration;

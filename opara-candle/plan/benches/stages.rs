@@ -12,7 +12,7 @@ use opara_plan::optimize::Optimized;
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::Scheduler;
-use opara_plan::simulate::{simulate, Device};
+use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 use opara_plan::{check, memory, Policy};
 
@@ -116,7 +116,7 @@ fn main() -> Result<()> {
         }
         if ops <= SLOW {
             let schedule = Policy::Opara.schedule(&prepared.problem())?;
-            let device = Device::of(&prepared.ops.trace.device);
+            let device = DeviceModel::of(&prepared.ops.trace.device);
             stage("simulate", &mut || drop(black_box(simulate(&prepared.problem(), &schedule, &device))));
             stage("check", &mut || drop(black_box(check::schedule(&prepared.ops.trace, &schedule))));
         }

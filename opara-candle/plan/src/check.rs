@@ -69,7 +69,7 @@ struct Placed {
     id: usize,
     start: u64,
     end: u64,
-    /// Its users as words of a bit set, without those that are zero.
+    /// Its users as the non-zero words of a bit set.
     users: Vec<(usize, u64)>,
 }
 
@@ -91,8 +91,8 @@ impl Placed {
     }
 }
 
-/// Checks that a schedule launches every op once, orders every two conflicting accesses as they were recorded, launches
-/// nothing before what it waits for, and holds no wait that is already implied.
+/// Checks that a schedule launches every op once, keeps the recorded order of any two conflicting accesses, launches no op
+/// before its predecessors, and contains no redundant wait.
 ///
 /// # Errors
 /// [`Error::InvalidSchedule`] naming the ops.
@@ -127,7 +127,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
             return invalid(format!("op {op} waits for op {p}, which is launched after it"));
         }
         if !predecessors.is_sorted_by(|&a, &b| position[a] < position[b]) {
-            return invalid(format!("what op {op} waits for is not ascending in launch order"));
+            return invalid(format!("the predecessors of op {op} are not in launch order"));
         }
     }
     let finished = Finished::new(schedule);
@@ -139,7 +139,7 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     }
     for (op, before) in schedule.stream_predecessors().into_iter().enumerate() {
         if let Some(before) = before.filter(|&before| !finished.is_before(before, op)) {
-            return invalid(format!("op {op} does not wait for op {before}, the one before it on its stream"));
+            return invalid(format!("op {op} does not wait for op {before}, its predecessor on the same stream"));
         }
         let waits: Vec<OpId> = schedule.waits(op).collect();
         if waits.is_empty() {
@@ -159,8 +159,8 @@ pub fn schedule(trace: &Trace, schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every buffer of the layout's role has a place inside the arena, and that no two which share bytes can be
-/// alive at the same time under the schedule.
+/// Checks that every buffer of the layout's role has a place inside the arena, and that no two buffers that share bytes
+/// can be in use at the same time under the schedule.
 ///
 /// # Errors
 /// [`Error::InvalidLayout`] naming the buffers.
@@ -204,13 +204,13 @@ pub fn layout(trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<()>
     for (at, others) in shared.iter().enumerate() {
         if let Some(&other) = others.iter().find(|&&other| !in_order.contains(&pair(at, other))) {
             let (a, b) = pair(placed[at].id, placed[other].id);
-            return invalid(format!("buffers {a} and {b} share bytes and may be alive at the same time"));
+            return invalid(format!("buffers {a} and {b} share bytes and may be in use at the same time"));
         }
     }
     Ok(())
 }
 
-/// Every pair of ops that touch the same bytes, at least one of them writing; the earlier first.
+/// Every pair of ops that access the same bytes, at least one of them writing; the earlier op comes first.
 fn conflicts(trace: &Trace) -> impl Iterator<Item = (OpId, OpId)> + '_ {
     trace.users().into_iter().enumerate().flat_map(move |(buffer, users)| {
         let accesses = |op: OpId| trace.ops[op].accesses.iter().filter(move |a| a.buffer == buffer);

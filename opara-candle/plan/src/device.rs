@@ -1,105 +1,106 @@
-//! Device models: the figures from which durations are estimated and schedules simulated.
+//! Device models, from which durations are estimated and schedules simulated.
 
 use crate::kernel_catalog::Precision;
 use crate::trace::{DeviceSpec, Launch};
 
 /// A device's published figures, and a few measured latencies.
 ///
-/// Published figures are those of NVIDIA's white papers and data sheets: Tesla V100 Architecture (WP-08608), Turing
+/// Published figures come from NVIDIA's white papers and data sheets: Tesla V100 Architecture (WP-08608), Turing
 /// Architecture (WP-09183) with the GA102 one for the RTX 2080 Super, A100 Tensor Core GPU Architecture, H100 Tensor
-/// Core GPU Architecture, and the H200's data sheet; dense throughput, at boost clock. Blocks and shared memory of a
-/// multiprocessor are those of the CUDA C++ Programming Guide, by compute capability.
+/// Core GPU Architecture, and the H200's data sheet. Throughput is dense, at boost clock. Blocks and shared memory per
+/// multiprocessor come from the CUDA C++ Programming Guide, by compute capability.
 ///
-/// The latencies are those of an H200 and stand for the other GPUs too: that of edges comes from chains of a CUDA
-/// graph's nodes, that of elements from layer norms. That of waits is fitted to the replays that
-/// `tests/data/native-*.trace` hold; a fifth more or less agrees with them almost as well. The time of a kernel and the
+/// The latencies were measured on an H200 and are used for all GPUs. The latency per edge comes from chains of CUDA
+/// graph nodes, the latency per element from layer norms. The wait latency is fitted to the replays in
+/// `tests/data/native-*.trace`; a value 20 % larger or smaller fits almost as well. The time per kernel and the
 /// efficiency are assumed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
-    /// Its name here, such as `h200`.
+pub struct DeviceModel {
+    /// The name of the model, such as `h200`.
     pub name: String,
-    /// The limits of its multiprocessors, or the cores of a CPU.
+    /// The limits of the multiprocessors, or the cores of a CPU.
     pub spec: DeviceSpec,
-    /// Resident blocks of one multiprocessor.
+    /// Resident blocks per multiprocessor.
     pub blocks_per_processor: u32,
-    /// Bytes of shared memory that the driver adds to every block's.
+    /// Bytes of shared memory that the driver reserves for every block.
     pub reserved_shared: u32,
-    /// Bandwidth of the device's memory in GB/s.
+    /// Memory bandwidth in GB/s.
     pub bandwidth_gbs: f64,
-    /// Peak of single-precision arithmetic outside tensor cores in TFLOP/s.
+    /// Peak of single-precision arithmetic without tensor cores in TFLOP/s.
     pub fp32_tflops: f64,
-    /// Peak of single-precision matrix products on tensor cores (TF32) in TFLOP/s; that of `fp32_tflops` without them.
+    /// Peak of single-precision matmuls on tensor cores (TF32) in TFLOP/s; equal to `fp32_tflops` on devices without
+    /// TF32.
     pub tf32_tflops: f64,
-    /// Peak of half-precision matrix products in TFLOP/s.
+    /// Peak of half-precision matmuls in TFLOP/s.
     pub fp16_tflops: f64,
-    /// Share of an arithmetic peak that library kernels reach on the multiprocessors that they fill.
+    /// Fraction of an arithmetic peak that library kernels reach on the multiprocessors that they occupy.
     pub efficiency: f64,
-    /// Microseconds that a thread of a plain kernel takes to read or write one element after the other.
+    /// Microseconds per element that a thread of a plain kernel reads or writes, one after the other.
     pub access_us: f64,
-    /// Microseconds that a kernel takes in a chain of them beside its traffic or arithmetic, its launch included.
+    /// Fixed microseconds per kernel in a chain, including its launch, in addition to its memory traffic or arithmetic.
     pub kernel_us: f64,
-    /// Microseconds from the end of a node of a CUDA graph to the start of one that waits for it where they are no
-    /// chain: where the first has other successors, or the second other predecessors.
+    /// Microseconds from the end of a CUDA graph node to the start of its successor if they do not form a chain: if the
+    /// first has other successors, or the second other predecessors.
     pub wait_us: f64,
-    /// Microseconds that a node starts later for each predecessor beyond its first.
+    /// Microseconds of delay of a node for each predecessor beyond the first.
     pub edge_us: f64,
-    /// Kernels that are in flight at a time; of GPUs, the resident grids of the CUDA C++ Programming Guide.
+    /// Kernels in flight at a time; for GPUs, the maximal resident grids of the CUDA C++ Programming Guide.
     pub queues: usize,
 }
 
-/// The kinds of room that a multiprocessor has: threads, registers, bytes of shared memory, and places for blocks.
+/// The number of resources of a multiprocessor: threads, registers, bytes of shared memory, and block slots.
 pub(crate) const RESOURCES: usize = 4;
 
-/// What is said where it does not matter which A100.
+/// An alias for `a100-sxm`.
 const A100: &str = "a100";
 
-/// The name of a device that has no description.
+/// The name of a device without a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown device `{0}`: use one of {known}", known = Device::names().join(", "))]
+#[error("unknown device `{0}`: use one of {known}", known = DeviceModel::names().join(", "))]
 pub struct UnknownDevice(String);
 
-impl Device {
-    /// Every device that has a description, oldest first.
-    pub fn all() -> [Device; 6] {
+impl DeviceModel {
+    /// All device models, oldest first.
+    pub fn all() -> [DeviceModel; 6] {
         [v100(), rtx_2080_super(), a100("a100-pcie"), a100("a100-sxm"), h100(), h200()]
     }
 
-    /// The name of every device, and `a100`, which stands for `a100-sxm`.
+    /// The names of all devices, and the alias `a100` for `a100-sxm`.
     pub fn names() -> Vec<String> {
-        Device::all().map(|device| device.name).into_iter().chain([A100.into()]).collect()
+        DeviceModel::all().map(|device| device.name).into_iter().chain([A100.into()]).collect()
     }
 
-    /// The device of this name; letter case and what stands around the name do not matter.
+    /// Finds the device all of whose name parts, such as `a100` and `sxm`, occur in `name`, ignoring case.
     ///
     /// # Errors
-    /// [`UnknownDevice`], which lists those that there are.
-    pub fn named(name: &str) -> Result<Device, UnknownDevice> {
+    /// [`UnknownDevice`], which lists the known names.
+    pub fn named(name: &str) -> Result<DeviceModel, UnknownDevice> {
         let lower = name.to_lowercase();
         if lower == A100 {
             return Ok(a100("a100-sxm"));
         }
-        let fits = |device: &Device| device.name.split('-').all(|part| lower.contains(part));
-        Device::all().into_iter().find(fits).ok_or_else(|| UnknownDevice(name.into()))
+        let fits = |device: &DeviceModel| device.name.split('-').all(|part| lower.contains(part));
+        DeviceModel::all().into_iter().find(fits).ok_or_else(|| UnknownDevice(name.into()))
     }
 
-    /// The device that a trace was recorded on: the description that fits the driver's name for it, else one from its
-    /// limits alone.
-    pub fn of(spec: &DeviceSpec) -> Device {
-        let described = Device::named(&spec.name).unwrap_or_else(|_| match spec.threads_per_processor {
+    /// The model of the device that a trace was recorded on: the model that matches the driver's name, else an estimate
+    /// from the device's limits.
+    pub fn of(spec: &DeviceSpec) -> DeviceModel {
+        let described = DeviceModel::named(&spec.name).unwrap_or_else(|_| match spec.threads_per_processor {
             0 => cpu(spec),
             _ => unknown(spec),
         });
-        Device { spec: spec.clone(), ..described }
+        DeviceModel { spec: spec.clone(), ..described }
     }
 
-    /// How many blocks of a kernel fit on one multiprocessor at a time: what the driver's occupancy calculator says. At
-    /// least 1.
+    /// The number of blocks of a kernel that fit on one multiprocessor, as computed by the driver's occupancy
+    /// calculator. At least 1.
     pub fn resident_blocks(&self, launch: &Launch) -> u32 {
         let (needs, has) = (self.block(launch), self.processor());
         needs.iter().zip(has).map(|(&needs, has)| has / needs.max(1)).min().unwrap_or(1)
     }
 
-    /// Peak of matrix products of this precision in TFLOP/s.
+    /// Peak of matmuls in this precision in TFLOP/s.
     pub fn tflops(&self, precision: Precision) -> f64 {
         match precision {
             Precision::Single => self.fp32_tflops,
@@ -108,23 +109,24 @@ impl Device {
         }
     }
 
-    /// What one multiprocessor has.
+    /// The resources of one multiprocessor.
     pub(crate) fn processor(&self) -> [u32; RESOURCES] {
         let DeviceSpec { threads_per_processor, registers_per_processor, shared_memory_per_processor, .. } = self.spec;
         [threads_per_processor, registers_per_processor, shared_memory_per_processor, self.blocks_per_processor]
             .map(|has| has.max(1))
     }
 
-    /// What of that a block takes; never more than there is.
+    /// The resources that a block takes, at most those of the multiprocessor.
     pub(crate) fn block(&self, launch: &Launch) -> [u32; RESOURCES] {
         const WARP: u32 = 32;
-        /// Registers are given to a warp in these portions, and by four quarters of a multiprocessor, each its own.
+        /// Registers are allocated per warp in this granularity. Each quarter of a multiprocessor has its own register
+        /// file.
         const REGISTERS: u32 = 256;
         const QUARTERS: u32 = 4;
         const SHARED: u32 = 128;
         let warps = launch.threads().div_ceil(WARP).max(1);
         let of_warp = (launch.registers.saturating_mul(WARP)).next_multiple_of(REGISTERS).max(1);
-        // What is left over in a quarter is lost.
+        // The remainder of each quarter's registers is unusable.
         let warps_that_fit = self.spec.registers_per_processor / QUARTERS / of_warp * QUARTERS;
         let registers = match warps_that_fit / warps {
             0 => self.spec.registers_per_processor,
@@ -147,8 +149,8 @@ fn spec(name: &str, processors: u32, threads: u32, shared_kib: u32) -> DeviceSpe
     }
 }
 
-fn h200() -> Device {
-    Device {
+fn h200() -> DeviceModel {
+    DeviceModel {
         name: "h200".into(),
         spec: spec("NVIDIA H200", 132, 2048, 228),
         blocks_per_processor: 32,
@@ -166,15 +168,15 @@ fn h200() -> Device {
     }
 }
 
-fn h100() -> Device {
+fn h100() -> DeviceModel {
     let spec = spec("NVIDIA H100 80GB HBM3", 132, 2048, 228);
-    Device { name: "h100".into(), spec, bandwidth_gbs: 3352., ..h200() }
+    DeviceModel { name: "h100".into(), spec, bandwidth_gbs: 3352., ..h200() }
 }
 
-/// The 40 GB models; both have the same figures.
-fn a100(name: &str) -> Device {
+/// The 40 GB models, which have the same figures.
+fn a100(name: &str) -> DeviceModel {
     let driver = if name == "a100-sxm" { "NVIDIA A100-SXM4-40GB" } else { "NVIDIA A100-PCIE-40GB" };
-    Device {
+    DeviceModel {
         name: name.into(),
         spec: spec(driver, 108, 2048, 164),
         bandwidth_gbs: 1555.,
@@ -185,8 +187,8 @@ fn a100(name: &str) -> Device {
     }
 }
 
-fn rtx_2080_super() -> Device {
-    Device {
+fn rtx_2080_super() -> DeviceModel {
+    DeviceModel {
         name: "rtx-2080-super".into(),
         spec: spec("NVIDIA GeForce RTX 2080 SUPER", 48, 1024, 64),
         blocks_per_processor: 16,
@@ -199,8 +201,8 @@ fn rtx_2080_super() -> Device {
     }
 }
 
-fn v100() -> Device {
-    Device {
+fn v100() -> DeviceModel {
+    DeviceModel {
         name: "v100".into(),
         spec: spec("Tesla V100-SXM2-16GB", 80, 2048, 96),
         reserved_shared: 0,
@@ -212,11 +214,11 @@ fn v100() -> Device {
     }
 }
 
-/// A GPU without a description: an A100 of as many multiprocessors.
-fn unknown(spec: &DeviceSpec) -> Device {
+/// Estimates a GPU without a model as an A100 scaled by the number of multiprocessors.
+fn unknown(spec: &DeviceSpec) -> DeviceModel {
     let a100 = a100("a100-pcie");
     let size = f64::from(spec.processors.max(1)) / f64::from(a100.spec.processors);
-    Device {
+    DeviceModel {
         name: spec.name.clone(),
         bandwidth_gbs: a100.bandwidth_gbs * size,
         fp32_tflops: a100.fp32_tflops * size,
@@ -226,11 +228,11 @@ fn unknown(spec: &DeviceSpec) -> Device {
     }
 }
 
-/// A CPU, of which a trace tells no more than the cores: an operator takes one of them. Two 8-lane multiply-adds a cycle
-/// of 3 GHz, and one channel of DDR4-3200 for two cores, are assumed.
-fn cpu(spec: &DeviceSpec) -> Device {
+/// Estimates a CPU from its number of cores, the only property in a trace. An operator uses one core. Assumes two
+/// 8-lane multiply-adds per cycle at 3 GHz, and one channel of DDR4-3200 per two cores.
+fn cpu(spec: &DeviceSpec) -> DeviceModel {
     let cores = f64::from(spec.processors.max(1));
-    Device {
+    DeviceModel {
         name: spec.name.clone(),
         blocks_per_processor: 1,
         reserved_shared: 0,
@@ -256,19 +258,19 @@ mod tests {
             ("Tesla V100-SXM2-16GB", "v100"),
             ("NVIDIA GeForce RTX 2080 SUPER", "rtx-2080-super"),
         ] {
-            assert_eq!(Device::of(&DeviceSpec { name: driver.into(), ..Default::default() }).name, name);
+            assert_eq!(DeviceModel::of(&DeviceSpec { name: driver.into(), ..Default::default() }).name, name);
         }
-        assert!(Device::all().iter().all(|device| Device::named(&device.name).as_ref() == Ok(device)));
-        assert_eq!(Device::named("A100"), Device::named("a100-sxm"));
-        let unknown = Device::named("tpu").unwrap_err().to_string();
-        assert!(Device::names().iter().all(|name| unknown.contains(name)), "{unknown}");
+        assert!(DeviceModel::all().iter().all(|device| DeviceModel::named(&device.name).as_ref() == Ok(device)));
+        assert_eq!(DeviceModel::named("A100"), DeviceModel::named("a100-sxm"));
+        let unknown = DeviceModel::named("tpu").unwrap_err().to_string();
+        assert!(DeviceModel::names().iter().all(|name| unknown.contains(name)), "{unknown}");
     }
 
     #[test]
     fn others_follow_from_their_limits() {
-        let laptop = Device::of(&spec("NVIDIA RTX 500", 54, 1536, 100));
+        let laptop = DeviceModel::of(&spec("NVIDIA RTX 500", 54, 1536, 100));
         assert_eq!((laptop.bandwidth_gbs, laptop.spec.threads_per_processor), (1555. / 2., 1536));
-        let cpu = Device::of(&DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() });
+        let cpu = DeviceModel::of(&DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() });
         assert_eq!((cpu.bandwidth_gbs, cpu.spec.processors), (25.6, 2));
     }
 }

@@ -1,7 +1,7 @@
-//! Files that are kept from one start of a program to the next: kernels and plans. Several processes may use a folder at a time.
+//! A disk cache of compiled kernels and tuned plans. Several processes may use a folder at a time.
 //!
-//! Their names are hashes. Whatever else lies in the folder is somebody else's: it is not read, replaced, counted or deleted. When
-//! a folder exceeds its limit, the least recently used files go.
+//! File names are hashes. Other files in the folder are never read, replaced, counted or deleted. If a folder exceeds
+//! its size limit, the least recently used files are deleted.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -9,48 +9,48 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-/// Bytes that a folder holds at most.
+/// The maximal size of a folder in bytes.
 const LIMIT: u64 = 256 << 20;
-/// What files end with, behind a hash of [`HASH`] digits.
+/// The ending of cached files, after a hash of [`HASH`] digits.
 const ENDINGS: [&str; 2] = [".cubin", ".plan.json"];
 const HASH: usize = 32;
-/// What a file begins with until it is whole.
+/// The prefix of unfinished files.
 const UNFINISHED: &str = ".opara-";
-/// After this time nobody is still writing an unfinished file: its process was killed.
+/// An unfinished file older than this is left over from a killed process.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// `opara-candle` in the user's folder for caches; `None` where there is no such folder.
+/// `opara-candle` in the user's cache folder; `None` if the user has no such folder.
 pub fn folder() -> Option<PathBuf> {
     dirs::cache_dir().map(|folder| folder.join("opara-candle"))
 }
 
-/// The bytes of a file that is kept; `None` if there is none, or if something else lies in its place.
+/// Reads a cached file. `None` if it does not exist, or is not a regular file.
 pub fn read(file: &Path) -> Option<Vec<u8>> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // A pipe would wait for somebody to write, and a link may lead to anything.
+        // Opening a pipe would block, and a link may lead to anything.
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
     }
     let opened = options.open(file).ok()?;
     let found = opened.metadata().ok().filter(|found| found.is_file() && found.len() <= LIMIT)?;
     let mut bytes = Vec::with_capacity(found.len() as usize);
     (&opened).take(LIMIT).read_to_end(&mut bytes).ok()?;
-    // The least recently used files go first. In a folder that is not ours to write to, they do not go at all.
+    // The modification time records the last use. It is not updated in a read-only folder.
     let _ = opened.set_modified(SystemTime::now());
     Some(bytes)
 }
 
-/// Keeps a file in a folder that is made for it. That it cannot be kept is only warned of, once in a process: an
-/// executor keeps several, for most of which the same would be said.
-pub fn keep(file: &Path, bytes: &[u8]) {
+/// Writes a file, and creates its folder if needed. Failures are logged as one warning per process, because an executor
+/// stores several files, and most would fail for the same reason.
+pub fn store(file: &Path, bytes: &[u8]) {
     static WARNED: Once = Once::new();
     if let Err(error) = write(file, bytes, LIMIT) {
         WARNED.call_once(|| {
             let file = file.display();
-            tracing::warn!(%file, %error, "plans and kernels cannot be kept for the next start");
+            tracing::warn!(%file, %error, "plans and kernels cannot be cached");
         });
     }
 }
@@ -62,16 +62,16 @@ fn write(file: &Path, bytes: &[u8], limit: u64) -> Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     if fs::symlink_metadata(file).is_ok_and(|found| !found.is_file()) {
-        return Err(Error::new(ErrorKind::AlreadyExists, "something that is no file lies in its place: remove it"));
+        return Err(Error::new(ErrorKind::AlreadyExists, "there is no regular file at its path: remove it"));
     }
-    // Renamed when it is whole: another process may be reading.
+    // Renamed when complete, because another process may read it.
     let mut whole = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
     whole.write_all(bytes)?;
     whole.persist(file)?;
     trim(folder, limit, file)
 }
 
-/// Whether a name is one that this library gives.
+/// Is this a name of a cached file?
 fn is_ours(name: &str) -> bool {
     ENDINGS.iter().any(|ending| {
         let hash = name.strip_suffix(ending).unwrap_or_default();
@@ -79,15 +79,15 @@ fn is_ours(name: &str) -> bool {
     })
 }
 
-/// Deletes the least recently used files, but for `newest`, until the others are within the limit, and what killed processes left
-/// unfinished. Files that another process deletes meanwhile are no error.
+/// Deletes the least recently used files except `newest` until the rest is within the limit, and unfinished files of
+/// killed processes. It is not an error if another process deletes a file meanwhile.
 fn trim(folder: &Path, limit: u64, newest: &Path) -> Result<()> {
     let (mut files, mut bytes) = (Vec::new(), 0);
     for entry in fs::read_dir(folder)? {
         let Ok(entry) = entry else { continue };
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        // Of a link itself, not of what it leads to.
+        // Metadata of a link itself, not of its target.
         let Ok(found) = fs::symlink_metadata(entry.path()) else { continue };
         let (true, Ok(used)) = (found.is_file(), found.modified()) else { continue };
         if is_ours(name) {
@@ -117,7 +117,7 @@ fn delete(file: &Path) -> Result<()> {
     }
 }
 
-/// Marks a file as used at a time, for tests that must not wait.
+/// Sets the time of last use, so that tests need not wait.
 #[cfg(test)]
 fn set_used(file: &Path, used: SystemTime) -> Result<()> {
     fs::File::options().write(true).open(file)?.set_modified(used)
@@ -155,12 +155,12 @@ mod tests {
             set_used(&named(&folder, i), second(i as u64))?;
         }
         assert_eq!(names(&folder).len(), 4, "within the limit");
-        // The oldest one is read: it is the newest now.
+        // Reading the oldest file makes it the newest.
         assert_eq!(read(&named(&folder, 0)).map(|bytes| bytes.len()), Some(100));
         write(&named(&folder, 4), &[0; 150], 400)?;
         let left = [0, 3, 4].map(|i| format!("{i:032x}.cubin"));
         assert_eq!(names(&folder), left);
-        // One that is larger than all others together may have takes their place, and one beyond the limit is not kept.
+        // A file almost as large as the limit replaces all others, and a larger one is not stored.
         write(&named(&folder, 5), &[0; 399], 400)?;
         assert_eq!(names(&folder), [format!("{:032x}.cubin", 5)]);
         assert!(write(&named(&folder, 6), &[0; 401], 400).is_err());
@@ -199,7 +199,7 @@ mod tests {
         Ok(())
     }
 
-    /// Would wait for ever where a pipe is opened as files are.
+    /// Blocks forever if a pipe is opened like a regular file.
     #[cfg(unix)]
     #[test]
     fn what_is_no_file_is_left_alone() -> anyhow::Result<()> {
@@ -215,10 +215,10 @@ mod tests {
             let before = fs::symlink_metadata(file)?.file_type();
             assert_eq!(read(file), None, "{}", file.display());
             assert!(write(file, b"ours", LIMIT).is_err(), "{}", file.display());
-            keep(file, b"ours");
+            store(file, b"ours");
             assert_eq!(fs::symlink_metadata(file)?.file_type(), before, "{}", file.display());
         }
-        // With all of them there, and a limit of nothing, only files of ours go.
+        // Even with a limit of zero, only cached files are deleted.
         write(&named(&folder, 4), b"first", 8)?;
         write(&named(&folder, 5), b"second", 8)?;
         assert_eq!(names(&folder).len(), 4 + 1);
@@ -233,21 +233,22 @@ mod tests {
         fs::write(&file, b"in the way")?;
         let inside = file.join(format!("{:032x}.cubin", 1));
         assert!(write(&inside, b"ours", LIMIT).is_err() && read(&inside).is_none());
-        keep(&inside, b"ours");
+        store(&inside, b"ours");
         assert_eq!(fs::read(&file)?, b"in the way");
         Ok(())
     }
 
-    /// Where not even root may make a folder.
+    /// A place where not even root can create a folder.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_folder_that_may_not_be_written_to_is_an_error_and_no_panic() {
         let file = Path::new("/proc/opara-candle").join(format!("{:032x}.cubin", 1));
         assert!(write(&file, b"ours", LIMIT).is_err() && read(&file).is_none());
-        keep(&file, b"ours");
+        store(&file, b"ours");
     }
 
-    /// In a process whose files hold a few hundred bytes at most: the file is cut off in the middle, as on a disk that fills up.
+    /// Runs in a process whose files are limited to a few hundred bytes, so that a write stops in the middle as on a
+    /// full disk.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_disk_that_fills_up_keeps_nothing_unfinished() -> anyhow::Result<()> {
@@ -269,16 +270,16 @@ mod tests {
         let file = |i: usize| folder.join(format!("{i:032x}.cubin"));
         let cut_off = write(&file(1), &[7; 1 << 20], LIMIT);
         assert_eq!(cut_off.err().map(|error| error.kind()), Some(ErrorKind::FileTooLarge));
-        keep(&file(1), &[7; 1 << 20]);
+        store(&file(1), &[7; 1 << 20]);
         assert_eq!(read(&file(1)), None);
-        // What there is stays, and what fits is kept.
+        // Existing files stay, and smaller ones are stored.
         assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
-        keep(&file(0), &[7; 1 << 20]);
+        store(&file(0), &[7; 1 << 20]);
         assert_eq!(read(&file(0)).as_deref(), Some(&b"from before"[..]));
         Ok(write(&file(2), b"short", LIMIT)?)
     }
 
-    /// Reading this one would never end.
+    /// Reading this device would never end.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_device_is_no_file() {
@@ -293,7 +294,7 @@ mod tests {
             for i in 0..50 {
                 let file = named(&folder, (i + offset) % 20);
                 write(&file, &[7; 100], 500)?;
-                // Another may have deleted it, or be about to; what is there is whole.
+                // Another process may have deleted the file, or be about to. If it exists it is complete.
                 assert!(read(&file).is_none_or(|bytes| bytes == [7; 100]));
             }
             Ok(())

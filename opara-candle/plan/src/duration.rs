@@ -1,11 +1,11 @@
 //! How long an op takes alone: as measured, else by what it moves and computes.
 
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::kernel_catalog::{Class, Traffic};
 use crate::trace::{Access, Launch, Op, Role, Trace, Work};
 
 /// Microseconds that an op takes with the device to itself: measured where the trace says so, else modelled.
-pub fn duration(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
+pub fn duration(trace: &Trace, op: &Op, class: Class, device: &DeviceModel) -> f64 {
     match op.nanos {
         Some(nanos) => nanos as f64 / 1e3,
         None => modelled(trace, op, class, device),
@@ -13,7 +13,7 @@ pub fn duration(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
 }
 
 /// Microseconds of any kernel, and of memory traffic or of arithmetic, whichever takes longer.
-pub fn modelled(trace: &Trace, op: &Op, class: Class, device: &Device) -> f64 {
+pub fn modelled(trace: &Trace, op: &Op, class: Class, device: &DeviceModel) -> f64 {
     let Demand { bytes, flops } = Demand::of(trace, op, class);
     let (share, threads) = match &op.work {
         Work::Kernel(launch) => concurrency(launch, device),
@@ -39,7 +39,7 @@ pub const BYTES_PER_US: f64 = 1e3;
 pub const FLOPS_PER_US: f64 = 1e6;
 
 /// The share of the multiprocessors that a kernel's blocks reach, and the threads that are resident at a time.
-fn concurrency(launch: &Launch, device: &Device) -> (f64, f64) {
+fn concurrency(launch: &Launch, device: &DeviceModel) -> (f64, f64) {
     let processors = f64::from(device.spec.processors.max(1));
     let blocks = launch.blocks().max(1) as f64;
     let resident = blocks.min(processors * f64::from(device.resident_blocks(launch)));
@@ -80,7 +80,7 @@ impl Demand {
                     Traffic::Accesses => {}
                 }
                 let flops = match class {
-                    Class::Compute => product(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
+                    Class::Compute => matmul_flops(sizes(false).collect(), sizes(true), kernel.precision.bytes()),
                     Class::Memory => 0.,
                 };
                 Self { bytes: read + written, flops }
@@ -89,9 +89,9 @@ impl Demand {
     }
 }
 
-/// Operations of a matrix product: twice the root of the product of its three sizes, M*K, K*N and M*N. That is low for
-/// convolutions of large windows and high for batches of products.
-fn product(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64) -> f64 {
+/// Operations of a matmul: twice the root of the product of its three sizes, M*K, K*N and M*N. That is low for
+/// convolutions of large windows and high for batched matmuls.
+fn matmul_flops(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64) -> f64 {
     read.sort_by(|a, b| b.total_cmp(a));
     let (Some(written), [left, right, ..]) = (written.reduce(f64::max), &read[..]) else { return 0. };
     2. * (left / element * (right / element) * (written / element)).sqrt()
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_is_not_modelled() {
-        let device = Device::named("h200").unwrap();
+        let device = DeviceModel::named("h200").unwrap();
         let bytes = 480_000_000;
         let of = |nanos| {
             let trace = trace("uexp_f32", &[(bytes, Role::Intermediate, AccessMode::ReadWrite)], nanos);

@@ -1,20 +1,20 @@
-//! Latency of one call, from samples of it.
+//! Latency of a call, summarized from samples.
 
 use serde::Serialize;
 
 /// Latency of one call in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Latency {
-    /// Half of the calls were faster.
+    /// The median.
     pub median_us: f64,
-    /// 99 of 100 calls were faster.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// The fastest call.
+    /// The minimum.
     pub min_us: f64,
 }
 
 impl Latency {
-    /// Summary of samples in microseconds; zeros where there is none.
+    /// Summarizes samples in microseconds; all zero if there are none.
     pub fn of(mut samples: Vec<f64>) -> Self {
         samples.sort_by(f64::total_cmp);
         let at =
@@ -24,14 +24,14 @@ impl Latency {
     }
 }
 
-/// One call, in microseconds.
+/// The times of one call in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// Between two events around it on the device's stream; wall time on the CPU.
+    /// Device time between two events on the stream, before and after the call; wall time on the CPU.
     pub gpu_us: f64,
-    /// Until its work was done, on the host's clock.
+    /// Host time until the call's work is complete.
     pub wall_us: f64,
-    /// Until it returned.
+    /// Host time until the call returns.
     pub host_us: f64,
 }
 

@@ -17,7 +17,7 @@
 //! | [`device`], [`duration`], [`profile`] | the cost model |
 //! | [`schedule`] | streams, launch order and waits: one file a published algorithm |
 //! | [`check`], [`prepared`] | proof of a schedule and its layouts; everything that is known before a schedule |
-//! | [`timeline`], [`simulate`] | when each launch runs, as a picture; a model of a device |
+//! | [`timeline`], [`simulate`] | when each launch runs, as SVG or JSON; a model of a device |
 //! | [`tune`] | search for a faster schedule, on a device or simulated; plans on disk |
 
 pub mod check;

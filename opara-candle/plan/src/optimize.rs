@@ -7,7 +7,7 @@ use crate::trace::{AccessMode, BufferId, Op, OpId, Role, Trace};
 
 /// A trace in two parts: the ops that run once, and the ops that every call runs.
 ///
-/// Buffers keep their ids in both. Those that the first part fills for the second have [`Role::Constant`].
+/// Buffers keep their ids in both. Buffers that the first part fills for the second have [`Role::Constant`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Optimized {
     /// The ops that every call runs.
@@ -21,13 +21,13 @@ pub struct Optimized {
 }
 
 impl Optimized {
-    /// The trace as it is, nothing folded.
+    /// The unchanged trace, with nothing folded.
     pub fn unchanged(trace: &Trace) -> Self {
         let once = Trace { ops: Vec::new(), ..trace.clone() };
         Self { trace: trace.clone(), per_call: (0..trace.ops.len()).collect(), once, folded: Vec::new() }
     }
 
-    /// Folds constants: positions, masks of ones, casts and transpositions of weights.
+    /// Folds constants: position ids, masks of ones, casts and transpositions of weights.
     ///
     /// An op can be folded if nothing that it reads depends on an input, and if it writes only intermediate buffers that no
     /// unfolded op writes. Results that unfolded ops read are stored permanently, in at most `room` bytes. If that is not
@@ -55,9 +55,9 @@ impl Optimized {
         optimized
     }
 
-    /// Folds as much as fits into `limit` bytes together with the arena that the other ops need.
+    /// Folds as much as fits into `limit` bytes, together with the arena that the other ops need.
     pub fn fold_within(trace: &Trace, limit: u64) -> Self {
-        /// Each attempt knows the arena of the one before.
+        /// Each attempt uses the arena size of the attempt before.
         const ATTEMPTS: usize = 3;
         // Tables of shapes are always folded: they take few bytes.
         let least = limit / 16;
@@ -174,7 +174,7 @@ impl<'a> Constants<'a> {
     }
 }
 
-/// The foldable ops on which the constants depend, in recorded order.
+/// The foldable ops that the constants depend on, in recorded order.
 fn needed(trace: &Trace, foldable: &[bool], mut wanted: Vec<bool>) -> Vec<OpId> {
     let mut needed: Vec<OpId> = Vec::new();
     for (id, op) in trace.ops.iter().enumerate().rev().filter(|(id, _)| foldable[*id]) {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_calls_read_is_kept() {
+    fn only_results_that_calls_read_are_stored() {
         let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[2], &[3]), (&[0, 3], &[6])]), u64::MAX);
         assert_eq!((constants(&optimized), optimized.folded, optimized.per_call), (vec![3], vec![0, 1], vec![2]));
     }

@@ -5,7 +5,7 @@ use crate::memory::{self, Layout};
 use crate::optimize::Optimized;
 use crate::profile::{profile, OpProfile};
 use crate::schedule::{Problem, Schedule};
-use crate::stopwatch::Stages;
+use crate::stopwatch::StageTimes;
 use crate::trace::{Role, Trace};
 use crate::{check, Result};
 
@@ -36,7 +36,7 @@ pub struct Analysed {
 }
 
 /// Takes out the ops that depend on no input, if the settings ask for that. The time counts as that of `optimize`.
-pub fn fold(trace: &Trace, settings: Settings, stages: &mut Stages) -> Optimized {
+pub fn fold(trace: &Trace, settings: Settings, stages: &mut StageTimes) -> Optimized {
     stages.time("optimize", || match settings.fold_constants {
         true => Optimized::fold_within(trace, trace.memory_limit(settings.memory_factor).unwrap_or(u64::MAX)),
         false => Optimized::unchanged(trace),
@@ -44,7 +44,7 @@ pub fn fold(trace: &Trace, settings: Settings, stages: &mut Stages) -> Optimized
 }
 
 /// Finds what each op depends on, and what it costs. The times count as those of `graph` and `profile`.
-pub fn analyse(ops: Optimized, stages: &mut Stages) -> Analysed {
+pub fn analyse(ops: Optimized, stages: &mut StageTimes) -> Analysed {
     let graph = stages.time("graph", || OpGraph::new(&ops.trace));
     let profile = stages.time("profile", || profile(&ops.trace));
     Analysed { ops, graph, profile }
@@ -52,7 +52,7 @@ pub fn analyse(ops: Optimized, stages: &mut Stages) -> Analysed {
 
 /// Places the buffers in two arenas, and adds to the graph what has to wait for memory. The times count as those of
 /// `memory` and `graph`.
-pub fn place(analysed: Analysed, settings: Settings, stages: &mut Stages) -> Prepared {
+pub fn place(analysed: Analysed, settings: Settings, stages: &mut StageTimes) -> Prepared {
     let Analysed { ops, mut graph, profile } = analysed;
     let limit = ops.trace.memory_limit(settings.memory_factor);
     let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
@@ -81,7 +81,7 @@ pub struct Prepared {
 impl Prepared {
     /// Prepares a trace, which has to be valid ([`Trace::validate`]): [`fold`], [`analyse`] and [`place`].
     pub fn new(trace: &Trace, settings: Settings) -> Self {
-        let stages = &mut Stages::default();
+        let stages = &mut StageTimes::default();
         place(analyse(fold(trace, settings, stages), stages), settings, stages)
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::duration::duration;
 pub use crate::kernel_catalog::Class;
 use crate::trace::{DeviceSpec, Launch, Op, Trace, Work};
@@ -74,7 +74,7 @@ pub fn profile(trace: &Trace) -> Vec<OpProfile> {
             OpProfile { class, demand: (flops + bytes) as f64, waves: 1., share, ..Default::default() }
         }
     };
-    let model = Device::of(device);
+    let model = DeviceModel::of(device);
     let timed = |op: &Op| {
         let profile = resources(op);
         OpProfile { us: duration(trace, op, profile.class, &model), ..profile }

@@ -1,28 +1,28 @@
-//! How long the stages of building take.
+//! Times of the stages of building.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Milliseconds by stage of building.
+/// Milliseconds per stage of building.
 #[derive(Default)]
-pub struct Stages(pub BTreeMap<&'static str, f64>);
+pub struct StageTimes(pub BTreeMap<&'static str, f64>);
 
-impl Stages {
-    /// Runs `f` and adds its time to this stage.
+impl StageTimes {
+    /// Runs `f` and adds its time to `stage`.
     pub fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
         let (result, us) = wall_us(f);
         *self.0.entry(stage).or_default() += us / 1e3;
         result
     }
 
-    /// Of a stage's time this much belongs to another one.
+    /// Moves a part of one stage's time to another stage.
     pub fn move_ms(&mut self, from: &'static str, to: &'static str, ms: f64) {
         *self.0.entry(from).or_default() -= ms;
         *self.0.entry(to).or_default() += ms;
     }
 }
 
-/// The result of `f` and its wall time in microseconds.
+/// Returns the result of `f` and its wall time in microseconds.
 pub fn wall_us<T>(f: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = f();

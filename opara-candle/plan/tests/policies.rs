@@ -1,4 +1,4 @@
-//! Every policy on random traces, against the checker; and the checker against schedules and layouts that are wrong.
+//! Runs every policy on random traces and checks the result, and runs the checker on invalid schedules and layouts.
 
 use opara_plan::check;
 use opara_plan::graph::OpGraph;
@@ -46,7 +46,7 @@ fn op(buffers: usize) -> impl Strategy<Value = Op> {
     })
 }
 
-/// Traces from tall (few buffers, all in each other's way) to wide.
+/// Traces from tall (few buffers, all with conflicts) to wide.
 fn traces() -> impl Strategy<Value = Trace> {
     (1usize..24, 0usize..60).prop_flat_map(|(buffers, ops)| {
         let roles = prop_oneof![
@@ -71,7 +71,7 @@ fn traces() -> impl Strategy<Value = Trace> {
     })
 }
 
-/// A layout in at most `limit` bytes, if it can be had, and a schedule that holds to it.
+/// Plans a layout of at most `limit` bytes, if possible, and a schedule for it.
 fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
     let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
@@ -84,7 +84,7 @@ fn scheduled(trace: &Trace, policy: Policy) -> Schedule {
     planned(trace, policy, None).1
 }
 
-/// Bytes in use at a time in recorded order, at most: no arena can be smaller.
+/// The peak of bytes in use in recorded order, a lower bound for the arena.
 fn most_alive(trace: &Trace) -> u64 {
     let users = trace.users();
     let alive = |op: usize| {
@@ -104,7 +104,7 @@ proptest! {
                 let (layout, schedule) = planned(&trace, policy, limit);
                 check::schedule(&trace, &schedule).unwrap();
                 check::layout(&trace, &schedule, &layout).unwrap();
-                // Buffers of one size leave no holes.
+                // Buffers of one size leave no gaps.
                 prop_assert!(limit.is_none_or(|limit| layout.bytes <= limit.max(most_alive(&trace))));
             }
         }
@@ -122,16 +122,16 @@ proptest! {
             let prepared = Prepared::new(&trace, Settings::default());
             let graph = &prepared.graph;
             let schedule = policy.schedule(&prepared.problem()).unwrap();
-            let shared = schedule.clone().sharing(graph, streams).unwrap();
+            let shared = schedule.clone().cap_streams(graph, streams).unwrap();
             check::schedule(&prepared.ops.trace, &shared).unwrap();
             prop_assert_eq!(shared.streams(), schedule.streams().min(streams));
             prop_assert_eq!(&shared.order, &schedule.order);
-            prop_assert_eq!(schedule.clone().sharing(graph, schedule.streams()).unwrap(), schedule);
+            prop_assert_eq!(schedule.clone().cap_streams(graph, schedule.streams()).unwrap(), schedule);
         }
     }
 
     #[test]
-    fn no_edge_of_a_schedule_is_spare(trace in traces(), pick in any::<prop::sample::Index>()) {
+    fn every_edge_of_a_schedule_is_needed(trace in traces(), pick in any::<prop::sample::Index>()) {
         let mut schedule = scheduled(&trace, Policy::Opara);
         let edges: Vec<(usize, usize)> = schedule
             .predecessors
@@ -148,7 +148,7 @@ proptest! {
     }
 }
 
-/// `0 -> 1 -> 2` through buffers of their own, and 3 beside them.
+/// `0 -> 1 -> 2` through separate buffers, and 3 in parallel.
 fn small() -> Trace {
     let op = |reads: &[usize], writes: usize| Op {
         name: "badd_f32".into(),
@@ -166,7 +166,7 @@ fn small() -> Trace {
 }
 
 #[test]
-fn a_chain_reuses_memory_and_a_branch_beside_it_does_not() {
+fn a_chain_reuses_memory_and_a_parallel_branch_does_not() {
     let trace = small();
     let (layout, schedule) = planned(&trace, Policy::Opara, None);
     assert_eq!(schedule.streams(), 2);
@@ -185,8 +185,8 @@ fn under_a_limit_a_branch_waits_for_memory() {
     assert!(check::layout(&trace, &without, &layout).unwrap_err().to_string().contains("share bytes"));
 }
 
-/// What candle makes of grouped convolutions one behind the other: for each group a launch that reads all of a buffer and
-/// writes one of its own, and then for each a copy of that into its part of the next buffer.
+/// The launches of candle for consecutive grouped convolutions: for each group, one that reads a whole buffer and
+/// writes a separate one; then for each group, a copy of that into its part of the next buffer.
 fn grouped(layers: usize, groups: usize) -> Trace {
     let (part, all) = (BYTES, groups as u64 * BYTES);
     let access = |buffer, start, bytes, mode| Access { buffer, region: Region::contiguous(start, bytes), mode };
@@ -216,7 +216,7 @@ fn grouped(layers: usize, groups: usize) -> Trace {
 }
 
 #[test]
-fn wide_buffers_take_turns_without_a_wait_for_every_pair() {
+fn wide_buffers_reuse_memory_without_a_wait_for_every_pair() {
     const GROUPS: usize = 64;
     const LAYERS: usize = 6;
     let trace = grouped(LAYERS, GROUPS);
@@ -230,7 +230,7 @@ fn wide_buffers_take_turns_without_a_wait_for_every_pair() {
 }
 
 #[test]
-fn the_checker_finds_what_is_wrong() {
+fn the_checker_finds_invalid_schedules_and_layouts() {
     let trace = small();
     let good = scheduled(&trace, Policy::Opara);
     let broken = |edit: &dyn Fn(&mut Schedule)| {
@@ -244,7 +244,7 @@ fn the_checker_finds_what_is_wrong() {
     assert!(broken(&|s| s.stream[0] = usize::MAX).contains("op 0 is on stream"));
     assert!(broken(&|s| s.barriers = vec![2, 1]).contains("ascending"));
     assert!(broken(&|s| s.barriers = vec![usize::MAX]).contains("inside the order"));
-    // Nothing that it touches needs that, but a stream is a queue.
+    // Its buffers do not need this, but a stream is a queue.
     assert!(broken(&|s| {
         s.stream[3] = 0;
         s.predecessors[3].clear()
@@ -281,7 +281,7 @@ fn recorded() -> Vec<(String, Trace)> {
 }
 
 #[test]
-fn recorded_traces_are_scheduled_soundly_within_their_memory() {
+fn recorded_traces_get_valid_schedules_within_their_memory() {
     for (name, recorded) in recorded() {
         let limit = recorded.memory_limit(1.15).expect("the recorded peak");
         let prepared = Prepared::new(&recorded, Settings::default());
@@ -292,7 +292,7 @@ fn recorded_traces_are_scheduled_soundly_within_their_memory() {
             prepared.check(&schedule).unwrap_or_else(|error| panic!("{name}, {policy}: {error}"));
         }
         let graph = OpGraph::new(&prepared.ops.trace);
-        // Our T5 makes one product of queries, keys and values: its encoder is a chain.
+        // This library's T5 computes queries, keys and values with one matmul, so its encoder is a chain.
         let parallel = graph.width() >= 2 && graph.depth() < graph.len();
         assert!(parallel || name.contains("native-t5"), "{name}: no parallelism");
     }

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_the_callers() {
+    fn a_chain_runs_on_the_callers_thread() {
         let steps = steps(&[MUCH, 1, MUCH], &[(0, 1), (1, 2)]);
         let mut dispatch = Dispatch::new(steps, 2);
         for at in 0..3 {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn with_one_core_all_is_the_callers() {
+    fn with_one_core_everything_runs_on_the_callers_thread() {
         let steps = steps(&[MUCH; 3], &[]);
         let mut dispatch = Dispatch::new(steps, 1);
         for at in 0..3 {
@@ -208,30 +208,30 @@ mod tests {
     }
 
     #[test]
-    fn the_third_of_three_equal_ones_gets_both_cores() {
+    fn the_third_of_three_equal_operators_gets_both_cores() {
         let steps = steps(&[MUCH; 3], &[]);
         let mut dispatch = Dispatch::new(steps, 2);
         assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
         dispatch.finish(0);
-        assert_eq!(dispatch.follow(), None, "the other worker is as good as done");
+        assert_eq!(dispatch.follow(), None, "the other worker will be done soon");
         assert_eq!(dispatch.lead(), None);
         dispatch.finish(1);
         assert_eq!(dispatch.lead(), Some(2));
     }
 
     #[test]
-    fn short_ones_run_beside_a_long_one() {
+    fn short_operators_run_beside_a_long_one() {
         let steps = steps(&[4 * MUCH, MUCH, MUCH, 1], &[]);
         let mut dispatch = Dispatch::new(steps, 2);
         assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));
         dispatch.finish(1);
         assert_eq!(dispatch.follow(), Some(2));
         dispatch.finish(2);
-        assert_eq!(dispatch.follow(), Some(3), "a small one finds room beside what runs");
+        assert_eq!(dispatch.follow(), Some(3), "a small operator runs beside the large one");
     }
 
     #[test]
-    fn what_does_not_scale_runs_beside_others_while_there_are_any() {
+    fn operators_that_do_not_scale_run_in_parallel() {
         let mut steps = Steps::clone(&steps(&[20 * MUCH, MUCH, MUCH], &[(1, 2)]));
         steps.scales = vec![false; 3];
         let mut dispatch = Dispatch::new(Arc::new(steps), 2);
@@ -241,23 +241,26 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_tried_where_they_should_pay() {
+    fn workers_are_tried_if_the_estimate_says_that_they_pay() {
         let branches = Steps::clone(&steps(&[MUCH; 4], &[]));
         assert!(Arc::new(Steps { scales: vec![false; 4], ..branches }).parallelism_pays(2));
         assert!(!steps(&[MUCH; 3], &[(0, 1), (1, 2)]).parallelism_pays(2), "a chain");
         let attention = [MUCH, MUCH, MUCH, 9 * MUCH, 9 * MUCH];
-        assert!(!steps(&attention, &[(0, 3), (1, 3), (2, 3), (3, 4)]).parallelism_pays(2), "three short of five");
+        assert!(
+            !steps(&attention, &[(0, 3), (1, 3), (2, 3), (3, 4)]).parallelism_pays(2),
+            "three short operators of five"
+        );
     }
 
     #[test]
-    fn one_of_two_that_is_much_longer_gets_all_cores() {
+    fn a_much_longer_operator_gets_all_cores() {
         let steps = steps(&[20 * MUCH, MUCH], &[]);
         let mut dispatch = Dispatch::new(steps, 2);
         assert_eq!((dispatch.follow(), dispatch.lead()), (None, Some(0)));
     }
 
     #[test]
-    fn a_cancelled_call_waits_for_what_runs_and_starts_nothing() {
+    fn a_cancelled_call_waits_for_running_operators_and_starts_none() {
         let steps = steps(&[MUCH; 4], &[(0, 3)]);
         let mut dispatch = Dispatch::new(steps, 2);
         assert_eq!((dispatch.follow(), dispatch.follow()), (Some(0), Some(1)));

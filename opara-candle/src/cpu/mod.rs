@@ -2,8 +2,8 @@
 
 mod dispatch;
 pub(crate) mod kernels;
-pub(crate) mod lanes;
 pub(crate) mod record;
+pub(crate) mod scheduled_program;
 mod state;
 
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
 
+use self::scheduled_program::ScheduledProgram;
 use self::state::Pass;
 use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay};
 use crate::examples::{Examples, Other};
@@ -33,7 +34,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     };
     let first = pass(inputs)?;
     let traced = first.program.check_outputs();
-    // If the module will run eagerly anyway, it only remains to check whether it keeps state.
+    // If the module will run eagerly anyway, only the check for state remains.
     let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
     let (mut passes, mut recorded, mut refused) = (vec![first], Vec::new(), None);
     for Other { inputs, given } in others {
@@ -48,17 +49,18 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
             Err(error) => return Err(error),
         }
     }
-    // Last, so that state that the other passes left behind shows.
+    // The last pass, so that state left by the other passes shows.
     passes.push(pass(inputs)?);
     state::check(&passes, &contiguous)?;
     traced?;
     refused.map_or(Ok(()), Err)?;
-    // The first call may have built tables that all later calls reuse.
+    // The first call may have built tables that later calls reuse.
     let compared = if recorded.is_empty() { 0..1 } else { 1..passes.len() - 1 };
     let again = passes.len() - 1;
     let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
     if let Err(difference) = agree {
-        // The reason may be the values, state, or a table that the first call built: one more call on the example tells.
+        // The difference may come from the values, from state, or from a table that the first call built: another call
+        // on the example tells.
         passes.push(pass(inputs)?);
         let agrees = state::check_calls(&passes, again, &contiguous)?;
         if !(agrees && recorded.is_empty()) {
@@ -79,32 +81,32 @@ impl Program for record::CpuProgram {
     }
 
     fn replay(self: Arc<Self>, plan: Arc<Planned>) -> Result<Box<dyn Replay>> {
-        let lanes = Arc::new(lanes::Lanes::new(self, &plan.prepared.ops, &plan.schedule)?);
-        let parallel = lanes.is_parallel();
-        Ok(Box::new(CpuReplay { lanes, parallel }))
+        let program = Arc::new(ScheduledProgram::new(self, &plan.prepared.ops, &plan.schedule)?);
+        let parallel = program.is_parallel();
+        Ok(Box::new(CpuReplay { program, parallel }))
     }
 }
 
 /// Replay on worker threads, or on the caller's thread alone if that measured faster.
 struct CpuReplay {
-    lanes: Arc<lanes::Lanes>,
+    program: Arc<ScheduledProgram>,
     parallel: bool,
 }
 
 impl Replay for CpuReplay {
     fn mode(&self) -> Mode {
-        Mode::Lanes
+        Mode::Threads
     }
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        // The recording was on contiguous inputs, so it holds no operator that would make them contiguous.
+        // The recording was made with contiguous inputs, so it contains no operator that makes them contiguous.
         let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
-        self.lanes.run(&inputs, self.parallel)
+        self.program.run(&inputs, self.parallel)
     }
 
-    /// Parallel branches on worker threads, or one operator after the other, each with all cores.
+    /// Parallel branches on worker threads; or one operator after the other, each with all cores.
     fn variants(&self) -> usize {
-        if self.lanes.is_parallel() {
+        if self.program.is_parallel() {
             2
         } else {
             1
@@ -112,6 +114,6 @@ impl Replay for CpuReplay {
     }
 
     fn choose(&mut self, variant: usize) {
-        self.parallel = variant == 0 && self.lanes.is_parallel();
+        self.parallel = variant == 0 && self.program.is_parallel();
     }
 }

@@ -20,7 +20,7 @@ pub(crate) enum Source {
     Input(usize),
     /// The result of the n-th operator.
     Op(usize),
-    /// A tensor that no recorded operator of this pass made: a weight, or the result of an operator that is not recorded.
+    /// A tensor that no recorded operator of this pass made: a weight, or the result of an unrecorded operator.
     Constant(Tensor),
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct HostOp {
     pub result: TensorId,
     flops: u64,
     bytes: u64,
-    /// The storage of the result, which a view shares with its argument, and its bytes.
+    /// The storage of the result and its size in bytes. A view shares the storage of its argument.
     pub storage: (usize, u64),
 }
 
@@ -49,13 +49,14 @@ pub(crate) struct CpuProgram {
 #[derive(Default)]
 struct Recorder {
     ops: Vec<HostOp>,
-    /// By tensor id, since ids are never reused. Addresses are, so they are compared only while both tensors are alive.
+    /// By tensor id, since ids are never reused. Addresses are reused, so they are compared only while both tensors are
+    /// alive.
     sources: HashMap<TensorId, Source>,
     inputs: usize,
 }
 
 impl Recorder {
-    /// The storage of a result: that of an argument, or a new one. Inputs come first, then one per operator.
+    /// The storage of a result: an argument's, or a new one. Ids of inputs come first, then one per operator.
     fn storage_of(&self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
         let (address, bytes) = storage(result);
         let bases = arguments.iter().zip(sources).filter(|(argument, _)| storage(argument).0 == address);
@@ -78,7 +79,7 @@ where
     F: Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
 {
     let _scope = scope::scope(name);
-    // An operator built from other operators is recorded as one, so the recorder is taken while it runs.
+    // An operator built from other operators is recorded as one: the recorder is taken out while it runs.
     let Some(mut recorder) = RECORDER.take() else { return f(inputs) };
     let label = scope::path();
     let result = f(inputs);
@@ -105,7 +106,7 @@ where
     result
 }
 
-/// A thread's recording, passed to another thread, which continues it.
+/// A thread's recording on its way to another thread, which continues it.
 pub(crate) struct Suspended(Option<Recorder>);
 
 impl Suspended {
@@ -114,14 +115,14 @@ impl Suspended {
         Self(RECORDER.take())
     }
 
-    /// Continues it on this thread while `f` runs.
+    /// Continues the recording on this thread while `f` runs.
     pub fn resume<T>(self, f: impl FnOnce() -> T) -> (T, Self) {
         let own = RECORDER.replace(self.0);
         let result = f();
         (result, Self(RECORDER.replace(own)))
     }
 
-    /// Gives it back to the thread from which it was taken.
+    /// Returns the recording to the thread that it was taken from.
     pub fn restore(self) {
         RECORDER.set(self.0);
     }
@@ -131,7 +132,7 @@ fn size(t: &Tensor) -> u64 {
     (t.elem_count() * t.dtype().size_in_bytes()) as u64
 }
 
-/// Address and size of the storage under a tensor; views of one storage agree.
+/// Address and size of a tensor's storage. Views of one storage have the same address.
 fn storage(t: &Tensor) -> (usize, u64) {
     use candle::CpuStorage as S;
     fn of<T>(v: &[T]) -> (usize, u64) {
@@ -151,7 +152,7 @@ fn storage(t: &Tensor) -> (usize, u64) {
     }
 }
 
-/// Runs `forward` on `inputs` and records it; also returns the eager outputs.
+/// Runs `forward` on `inputs` and records it. Also returns the eager outputs.
 pub(crate) fn record(
     forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
     inputs: &[Tensor],
@@ -181,7 +182,7 @@ impl CpuProgram {
     /// Checks that a recorded operator made every output.
     ///
     /// # Errors
-    /// [`Error::UntracedOutput`] for the first output that none made.
+    /// [`Error::UntracedOutput`] for the first output that no recorded operator made.
     pub fn check_outputs(&self) -> Result<()> {
         match self.outputs.iter().position(|output| matches!(output, Source::Constant(_))) {
             Some(output) => Err(Error::UntracedOutput { output }),
@@ -191,12 +192,12 @@ impl CpuProgram {
 
     /// Compares with a second recording on other input values.
     ///
-    /// A weight is the same tensor in both. Any other constant was made inside `forward` and may depend on the
-    /// input, so a replay must not reuse it.
+    /// A weight is the same tensor in both recordings. Any other constant was made inside `forward` and may depend on
+    /// the input, so a replay must not reuse it.
     ///
     /// # Errors
-    /// [`Error::Unstable`] where the operators differ, [`Error::UntracedTensor`] for a tensor made by an operator that
-    /// is not recorded.
+    /// [`Error::Unstable`] if the operators differ, [`Error::UntracedTensor`] for a tensor made by an unrecorded
+    /// operator.
     pub fn agrees_with(&self, other: &CpuProgram) -> Result<()> {
         let same = |pair: &(&Source, &Source)| match pair {
             (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
@@ -244,8 +245,8 @@ impl CpuProgram {
         }
     }
 
-    /// The recording as a [`Trace`]: one buffer per storage, and one for the handle of each view. A view writes only its handle;
-    /// an operator that reads the view reads handle and storage.
+    /// The recording as a [`Trace`]: one buffer per storage, and one for the handle of each view. A view writes only
+    /// its handle; an operator that reads a view reads its handle and its storage.
     pub fn trace(&self) -> Trace {
         let mut trace = Trace { device: device_spec(), ..Default::default() };
         let mut by_storage: HashMap<usize, BufferId> = HashMap::new();

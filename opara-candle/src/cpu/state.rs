@@ -1,27 +1,27 @@
-//! What shows that a module keeps state on the host: tensors that go from one call to a later one, and calls with the same
-//! inputs that differ.
+//! Detects modules that keep state on the host: by tensors that one call makes and a later one reads, and by calls with
+//! equal inputs whose outputs differ.
 
 use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
 use super::record::{CpuProgram, HostOp, Source};
-use crate::error::caught;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};
 use crate::{Error, Result};
 
-/// One call of the module, recorded.
+/// One recorded call of the module.
 pub(super) struct Pass {
     pub program: CpuProgram,
     pub outputs: Vec<Tensor>,
-    /// Microseconds that it took.
+    /// Duration in microseconds.
     pub us: f64,
 }
 
-/// Checks calls in order, of which the first and the last are on the example, `inputs`.
+/// Checks calls in their order. The first and the last are calls on the example, `inputs`.
 ///
 /// # Errors
-/// [`Error::Stateful`] with what shows state, [`Error::DrawsRandomNumbers`] for an operator that draws random numbers.
+/// [`Error::Stateful`] with the evidence, or [`Error::DrawsRandomNumbers`] for an operator that draws random numbers.
 pub(super) fn check(passes: &[Pass], inputs: &[Tensor]) -> Result<()> {
     check_tensors(passes)?;
     match passes {
@@ -30,11 +30,11 @@ pub(super) fn check(passes: &[Pass], inputs: &[Tensor]) -> Result<()> {
     }
 }
 
-/// Checks two calls on the example in a row, of which `again` is the first and the last of `passes` the second. Returns
-/// whether their operators agree; if not, it is for tensors of unrecorded operators.
+/// Checks two consecutive calls on the example: `passes[again]` and the last of `passes`. Do their operators agree? If
+/// not, they differ only in tensors of unrecorded operators.
 ///
 /// # Errors
-/// Those of [`check`], and [`Error::Stateful`] for other operators.
+/// An error of [`check`], or [`Error::Stateful`] if the operators differ.
 pub(super) fn check_calls(passes: &[Pass], again: usize, inputs: &[Tensor]) -> Result<bool> {
     check_tensors(passes)?;
     let (again, last) = (&passes[again], &passes[passes.len() - 1]);
@@ -48,15 +48,15 @@ pub(super) fn check_calls(passes: &[Pass], again: usize, inputs: &[Tensor]) -> R
     }
 }
 
-/// Checks that no call uses a tensor which an operator of an earlier one made.
+/// Checks that no call uses a tensor that an operator of an earlier call made.
 ///
-/// A table that the first call makes from weights alone, and later ones find, is a weight: a module may make its tables
-/// when it first needs them.
+/// A table that the first call makes from weights alone counts as a weight in later calls: a module may build its
+/// tables on first use.
 ///
 /// # Errors
 /// [`Error::Stateful`] for the first use of such a tensor.
 fn check_tensors(passes: &[Pass]) -> Result<()> {
-    // For each tensor of an earlier call whether it counts as a weight.
+    // For each tensor of an earlier call: does it count as a weight?
     let mut earlier: HashMap<TensorId, bool> = HashMap::new();
     for (number, pass) in passes.iter().enumerate() {
         let of_earlier = |source: &Source| match source {
@@ -77,7 +77,7 @@ fn check_tensors(passes: &[Pass]) -> Result<()> {
     Ok(())
 }
 
-/// For each operator whether its result depends on an input.
+/// For each operator: does its result depend on an input?
 fn depends_on_inputs(program: &CpuProgram) -> Vec<bool> {
     let mut depends: Vec<bool> = Vec::with_capacity(program.ops.len());
     for op in &program.ops {
@@ -95,7 +95,7 @@ fn depends_on_inputs(program: &CpuProgram) -> Vec<bool> {
 /// Checks that two calls on `inputs` gave the same bits.
 ///
 /// # Errors
-/// [`Error::Stateful`] if they did not, but [`Error::DrawsRandomNumbers`] if an operator draws random numbers.
+/// [`Error::Stateful`] if they did not, or [`Error::DrawsRandomNumbers`] if an operator draws random numbers.
 fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
     let detail = match verify::same_bits("second call", &first.outputs, &again.outputs) {
         Ok(()) => return Ok(()),
@@ -115,7 +115,7 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
                 differs(format!("`{op}` reads a tensor that is new at every call. Or it draws random numbers"));
             Err(Error::Stateful { reason, scope: label })
         }
-        // What candle's own operators do is not seen.
+        // candle's own operators are not recorded, so it is unknown what they did.
         Err(Error::UntracedOutput { .. }) => {
             Err(Error::stateful(differs(format!("{detail}. Or it draws random numbers"))))
         }
@@ -123,7 +123,8 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
     }
 }
 
-/// Why two calls of the same operators give other outputs: runs both, operator by operator, on the same tensors.
+/// The reason why two calls of the same operators gave different outputs. Runs both operator by operator on the same
+/// tensors.
 fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -> Result<Error> {
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
@@ -156,7 +157,7 @@ fn same(a: &Tensor, b: &Tensor) -> candle::Result<bool> {
     Ok(a.shape() == b.shape() && a.dtype() == b.dtype() && same_values(a, b)?)
 }
 
-/// The error that an operator, with the same function and the same tensors, gives another result each time.
+/// The error for an operator whose result differs each time, with the same function and the same tensors.
 fn unrepeatable(label: &str) -> Error {
     let place = if label.is_empty() { String::new() } else { format!(" of `{label}`") };
     Error::DrawsRandomNumbers { reason: format!("the result{place} differs from run to run: it draws random numbers") }

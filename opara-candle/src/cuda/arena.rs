@@ -9,14 +9,14 @@ use parking_lot::{Mutex, MutexGuard};
 use super::driver::{Event, MemoryBlock, Stream, StreamId};
 use crate::Result;
 
-/// Device memory that graphs share; one call at a time uses it. It grows to what the largest graph needs. Graphs that were built
-/// for the smaller one are then built again.
+/// Device memory that graphs share; only one call at a time uses it. It grows to the size that the largest graph needs.
+/// Graphs built for the smaller arena are then rebuilt.
 pub(crate) struct Arena {
     state: Mutex<State>,
     kind: Kind,
 }
 
-/// What an arena holds.
+/// The contents of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Tensors of all shapes of one executor.
@@ -29,23 +29,23 @@ enum Kind {
 #[derive(Default)]
 pub(super) struct State {
     memory: Option<MemoryBlock>,
-    /// How often it has grown.
+    /// How many times the arena has grown.
     pub generation: u64,
-    /// The end of the last launch's work, if every thread has a stream of its own.
+    /// The end of the last launch's work, if every thread has its own stream.
     free: Option<Event>,
     /// The stream of the last launch, if threads share streams: inputs may be on several candle devices of one GPU.
     last: Option<Stream>,
 }
 
 impl Default for Arena {
-    /// For tensors.
+    /// An arena for tensors.
     fn default() -> Self {
         Self { state: Default::default(), kind: Kind::Tensors }
     }
 }
 
 impl Arena {
-    /// The one for library workspaces on a stream.
+    /// The arena for library workspaces on a stream.
     pub(super) fn of_workspaces(stream: &Stream) -> Arc<Arena> {
         static ALL: Mutex<Option<HashMap<StreamId, Weak<Arena>>>> = Mutex::new(None);
         let mut all = ALL.lock();
@@ -63,14 +63,14 @@ impl Arena {
         self.state.lock()
     }
 
-    /// Its memory, of at least that many bytes.
+    /// Returns the memory, with at least `bytes` bytes.
     pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<MemoryBlock> {
         if let Some(memory) = state.memory.as_ref().filter(|memory| memory.bytes() >= bytes) {
             return Ok(memory.clone());
         }
         let stream = Stream::of(device)?;
         if state.memory.take().is_some() {
-            // Calls of threads with streams of their own may still be using it.
+            // Calls of threads with their own streams may still use the old memory.
             stream.wait_for_all()?;
         }
         state.generation += 1;

@@ -1,4 +1,4 @@
-//! A recording on a GPU, as the rest of the crate uses it.
+//! Recording on a GPU, behind the interface that the rest of the crate uses.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Program for CudaProgram {
     }
 }
 
-/// What is said of groups whose kernels were not compiled: the first reason of all.
+/// The report note on fusion groups whose kernels could not be compiled; it gives the first reason.
 fn refused_note(refused: &[String]) -> Option<String> {
     let first = refused.first()?;
     let groups = if refused.len() == 1 { "group" } else { "groups" };

@@ -1,4 +1,4 @@
-//! Buffers by address, as a captured pass allocates and frees them.
+//! Buffers by address, while a captured pass allocates and frees them.
 
 use std::collections::BTreeMap;
 
@@ -8,28 +8,28 @@ use super::driver::{AllocationTable, Stream};
 use crate::memory::aligned;
 use crate::trace::{Buffer, BufferId, Region, Role};
 
-/// Whose a buffer is.
+/// The owner of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// A tensor's.
+    /// A tensor.
     Tensor,
-    /// A library's own.
+    /// A library.
     Library,
 }
 
-/// Buffers by address, as allocations come and go.
+/// Buffers by address, updated by allocations and frees.
 pub(super) struct Memory<'a> {
     stream: &'a Stream,
     pub buffers: Vec<Buffer>,
     pub owners: Vec<Owner>,
-    /// First byte to buffer, of those alive.
+    /// Live buffers by their first byte.
     pub live: BTreeMap<u64, BufferId>,
     pub external: HashMap<u64, BufferId>,
     allocations: AllocationTable,
-    /// Bytes of candle's live allocations, and the most there were.
+    /// Bytes of candle's live allocations, and their peak.
     bytes: u64,
     pub peak: u64,
-    /// Whether something that is known writes to an input.
+    /// Does a known kernel write to an input?
     pub writes_input: bool,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Memory<'a> {
     pub fn allocate(&mut self, address: u64, bytes: u64, library: bool) -> BufferId {
         let (role, owner) =
             if library { (Role::Workspace, Owner::Library) } else { (Role::Intermediate, Owner::Tensor) };
-        // What had this address was freed by another thread.
+        // Another thread freed the previous buffer at this address.
         self.free(address);
         let id = self.add(bytes, role, owner);
         self.live.insert(address, id);
@@ -77,7 +77,7 @@ impl<'a> Memory<'a> {
         matches!(self.buffers[buffer].role, Role::Input(_))
     }
 
-    /// The buffer around an address, and how far it is from its start.
+    /// Finds the buffer that contains an address, and the offset in it.
     pub fn find(&mut self, address: u64) -> Option<(BufferId, u64)> {
         let around = self.live.range(..=address).next_back().map(|(&start, &id)| (id, address - start));
         if let Some(found) = around.filter(|&(id, delta)| delta < self.buffers[id].bytes) {
@@ -101,12 +101,13 @@ impl<'a> Memory<'a> {
     }
 }
 
-/// The last buffer to begin at an address. So it is found after it was freed, as outputs are at the end of a pass.
+/// The latest buffer at each address. Unlike `live`, it also contains freed buffers, such as outputs at the end of a
+/// pass.
 #[derive(Default)]
 pub(super) struct Latest(BTreeMap<u64, BufferId>);
 
 impl Latest {
-    /// What was in this memory before is gone: an address inside is from now on one inside this buffer.
+    /// Replaces older buffers in this address range.
     pub fn insert(&mut self, address: u64, bytes: u64, buffer: BufferId) {
         let gone: Vec<u64> = self.0.range(address..address + bytes).map(|(&address, _)| address).collect();
         for address in gone {

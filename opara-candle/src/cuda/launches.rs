@@ -9,7 +9,7 @@ pub(super) struct Launches {
     pub of: Vec<CapturedLaunch>,
     /// The graphs whose nodes are the templates of these launches.
     pub graphs: Vec<CapturedGraph>,
-    /// The loaded kernels of those that fusion generated.
+    /// The loaded kernels that fusion generated.
     pub kernels: Vec<Kernels>,
 }
 
@@ -37,8 +37,8 @@ impl CapturedLaunch {
         words
     }
 
-    /// Does this launch do the same as one of an earlier capture, apart from the addresses of its buffers? `moved` are the
-    /// offsets of the pointers to those.
+    /// Does this launch do the same as one of an earlier capture, apart from the addresses of its buffers? `moved`
+    /// contains the offsets of the pointers to them.
     pub fn repeats(&self, earlier: &CapturedLaunch, moved: &[usize]) -> bool {
         match (&self.launch, &earlier.launch) {
             (LaunchNode::Kernel(now), LaunchNode::Kernel(before)) => {

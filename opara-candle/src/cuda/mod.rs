@@ -10,7 +10,7 @@ pub(crate) mod driver;
 mod eager;
 mod fuse;
 mod graph_to_trace;
-mod kernels;
+pub(crate) mod kernels;
 mod launches;
 mod op_times;
 pub(crate) mod operator;

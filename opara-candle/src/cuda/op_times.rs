@@ -11,10 +11,10 @@ use crate::backend::{OpTimes, Planned, Replay};
 use crate::trace::Work;
 use crate::{Error, Result};
 
-/// Replays before the first that counts.
+/// Unmeasured replays before the measured ones.
 const WARMUP: usize = 3;
 
-/// Replays a schedule `rounds` times, as a graph of its own, and returns start and end of each op in each replay.
+/// Replays a schedule `rounds` times as a separate graph, and returns start and end of each op in each replay.
 pub(super) fn op_times(
     program: &Arc<CudaProgram>,
     plan: &Arc<Planned>,
@@ -25,7 +25,7 @@ pub(super) fn op_times(
     // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
     let run = || {
-        replay.lend(inputs, &mut |_| ())?;
+        replay.call_zero_copy(inputs, &mut |_| ())?;
         program.stream.synchronize_device()?;
         watch.take()
     };
@@ -35,14 +35,14 @@ pub(super) fn op_times(
     (0..rounds)
         .map(|_| {
             let (mut activities, ids) = (run()?, replay.ids()?);
-            // Records may be of other threads' graphs.
+            // Activities may belong to other threads' graphs.
             activities.retain(|activity| ids.contains(&activity.graph));
             assign(activities, plan)
         })
         .collect()
 }
 
-/// Nanoseconds from the first start, by op.
+/// Assigns activities to ops, with times in nanoseconds from the first start.
 fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
     let ops = &plan.prepared.ops.trace.ops;
     let refused = |message: String| Err(Error::Driver { call: "cuptiActivityGetNextRecord", message });
@@ -54,7 +54,7 @@ fn assign(mut activities: Vec<Activity>, plan: &Planned) -> Result<OpTimes> {
     let mut op_times = vec![(0, 0); ops.len()];
     for (&op, activity) in plan.schedule.order.iter().zip(activities) {
         let is_kernel = matches!(ops[op].work, Work::Kernel(_));
-        // Kernels compiled at run time have a hash behind their name.
+        // The names of kernels compiled at run time end in a hash.
         let is_it = activity.kernel.as_ref().is_some_and(|kernel| kernel.starts_with(&*ops[op].name));
         if is_kernel && !is_it {
             return refused(format!("a record of `{:?}` where `{}` was launched", activity.kernel, ops[op].name));

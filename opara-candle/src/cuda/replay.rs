@@ -102,7 +102,7 @@ impl GraphReplay {
         match result {
             lost @ Err(Error::DeviceLost { .. }) => lost,
             // Building a graph fails, too, if its memory was freed.
-            Err(_) if self.is_stale() => Err(Error::Freed),
+            Err(_) if self.is_stale() => Err(Error::MemoryFreed),
             result => result,
         }
     }
@@ -110,7 +110,7 @@ impl GraphReplay {
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
         // Other calls may have run since the executor checked.
         if self.is_stale() {
-            return Err(Error::Freed);
+            return Err(Error::MemoryFreed);
         }
         let stream = &self.program.stream;
         let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
@@ -194,7 +194,7 @@ impl Replay for GraphReplay {
         Ok(copies)
     }
 
-    fn lend(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
+    fn call_zero_copy(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         self.run(inputs, &mut |_| Ok(()), Some(f))
     }
 }

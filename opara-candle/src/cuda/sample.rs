@@ -1,4 +1,4 @@
-//! How long a call takes.
+//! The duration of a call.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::Result;
 use opara_plan::latency::Sample;
 use opara_plan::stopwatch::micros_since;
 
-/// One call of `f`; on the device, from an event before to one after what it launches.
+/// Times one call of `f`. The device time is that between an event before `f` and one after its launches.
 pub(crate) fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
     let stream = Stream::of(device)?;
     let (start, end) = (stream.event(true)?, stream.event(true)?);

@@ -1,4 +1,4 @@
-//! Where a module is captured.
+//! The device and stream of a capture.
 
 use candle::{Device, Tensor};
 
@@ -13,7 +13,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The device of these inputs, once all that was launched on it is done.
+    /// The device of these inputs, after it has finished all earlier work.
     ///
     /// # Errors
     /// [`Error::NotCapturable`] if nothing can be captured there.

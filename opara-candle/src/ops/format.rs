@@ -1,15 +1,15 @@
-//! Where the channels of `(batch, channels, h, w)` lie: outside the pixels or inside. As in PyTorch a tensor's strides
-//! tell, and its shape stays the same.
+//! The memory layout of `(batch, channels, h, w)`: NCHW or NHWC ("channels last"). As in PyTorch, the strides tell
+//! which, and the shape is the same.
 
 use candle::{Result, Tensor};
 
-/// Whether the channels of each pixel lie together, and pixels in a row.
+/// Is the layout NHWC: contiguous channels per pixel, contiguous pixels per row, contiguous rows?
 pub(crate) fn is_channels_last(x: &Tensor) -> bool {
     let (&[_, channels, h, w], &[image, 1, row, pixel]) = (x.dims(), x.stride()) else { return false };
     !x.is_contiguous() && pixel == channels && row == w * channels && image == h * row
 }
 
-/// `f` of `x`, element by element, in the order in which they lie.
+/// Applies the element-wise `f` to `x` and keeps its memory layout.
 pub(crate) fn unary(x: &Tensor, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     match is_channels_last(x) {
         true => f(&x.permute((0, 2, 3, 1))?)?.permute((0, 3, 1, 2)),
@@ -17,7 +17,7 @@ pub(crate) fn unary(x: &Tensor, f: impl FnOnce(&Tensor) -> Result<Tensor>) -> Re
     }
 }
 
-/// `f` of `x` and `y`, element by element, in the order in which they lie if that is one for both.
+/// Applies the element-wise `f` to `x` and `y`, and keeps their memory layout if they share one.
 pub(crate) fn binary(x: &Tensor, y: &Tensor, f: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
     match is_channels_last(x) && is_channels_last(y) {
         true => f(&x.permute((0, 2, 3, 1))?, &y.permute((0, 2, 3, 1))?)?.permute((0, 3, 1, 2)),
@@ -31,7 +31,7 @@ mod tests {
     use candle::Device;
 
     #[test]
-    fn element_wise_operators_keep_the_order_of_elements() -> Result<()> {
+    fn element_wise_operators_keep_the_memory_layout() -> Result<()> {
         let x = Tensor::arange(0f32, 2. * 3. * 4. * 5., &Device::Cpu)?.reshape((2, 3, 4, 5))?;
         let last = x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
         assert!(is_channels_last(&last) && !is_channels_last(&x) && last.dims() == x.dims());

@@ -1,12 +1,13 @@
 //! Operators that record themselves.
 //!
-//! Each is a thin function over candle's operator of the same name. On the CPU the executor's trace consists of these;
-//! on CUDA they name the kernels that they launch. Outside a recording they cost one thread-local read.
+//! Each is a thin function over candle's operator of the same name. On the CPU, the executor's trace consists of these
+//! operators; on CUDA, they give names to the kernels that they launch. Outside a recording, an operator costs one
+//! additional thread-local read.
 //!
-//! A module whose result depends on candle operators called directly runs eagerly on the CPU, and the report names the
-//! operator that met the first such tensor. [`custom`] wraps anything that is missing here.
+//! A module that computes its result with candle's operators directly runs eagerly on the CPU; the report names the
+//! first operator that met such a tensor. [`custom`] wraps operators that are missing here.
 
-/// `$run!` of the type of a storage's elements, which must be one that this library's kernels for the CPU take.
+/// Calls `$run!` with the element type of a storage, which must be a type that the CPU kernels support.
 macro_rules! of_floats {
     ($storage:expr, $run:ident, $operator:literal) => {
         match $storage {
@@ -19,7 +20,7 @@ macro_rules! of_floats {
     };
 }
 
-/// The call of a function that gives what a kernel for GPUs makes of its arguments: `None` in builds without such kernels.
+/// Calls a function that runs a GPU kernel. Without the feature `cuda` it gives `None`.
 #[cfg(feature = "cuda")]
 macro_rules! gpu {
     ($call:expr) => {
@@ -34,26 +35,30 @@ macro_rules! gpu {
     }};
 }
 
-// An operator with kernels of this library is a folder here, and a line below:
+// An operator with kernels of its own is a folder here, and a line below:
 //
-// - `mod.rs`: the function for users, which records the operator and says what candle's operators do where no kernel runs,
+// - `mod.rs`: the public function. It records the operator, and falls back to candle's operators where no kernel runs,
 // - `cpu.rs`: the kernel for the CPU,
-// - `cuda.rs`: which operands the kernel for GPUs takes, and in which layout,
-// - `launch.rs`: checks that the operands hold what the kernel touches, and launches it; the only file here with `unsafe`,
-// - a `.cu` file: the kernel, which the build finds there; its file's name is the module's. Headers are in `cuda/include`.
+// - `cuda.rs`: the operands that the GPU kernel takes, and their layouts,
+// - `launch.rs`: checks the operands against what the kernel accesses, and launches it; the only file here with
+//   `unsafe`,
+// - a `.cu` file: the kernel. The build finds it there; the file name is the module name. Headers are in
+//   `cuda/include`.
 //
-// What such a kernel reads and writes stands in the table in `cuda/kernels`. Operators that are candle's alone are in this
-// file.
+// The table in `cuda/kernels` says what such a kernel reads and writes. Operators without kernels of their own are in
+// this file.
 mod activation;
 mod attention;
 mod cat;
 mod conv;
+#[cfg(feature = "cuda")]
+pub(crate) mod effects;
 mod embedding;
 mod format;
 mod heads;
+mod matmul;
 mod norm;
 mod pool;
-mod product;
 mod softmax;
 #[cfg(feature = "cuda")]
 mod space_to_depth;
@@ -66,9 +71,9 @@ pub use cat::{cat, cat_sums};
 pub use conv::{conv2d, conv2d_weight};
 pub use embedding::embedding;
 pub use heads::{merge_heads, split_heads};
+pub use matmul::{linear, linear_act, matmul};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
-pub use product::{linear, linear_act, matmul};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
@@ -80,29 +85,28 @@ use candle::{DType, Device, Result, Tensor};
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
 
-/// Whether candle's operators stand in for this library's kernels.
+/// Do candle's operators replace this library's kernels?
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);
 
-/// From now on, in the whole process, the operators here consist of candle's alone where this library has kernels of its
-/// own or a choice among libraries: convolutions, products with a weight and what follows them, pools, concatenations,
-/// normalisations, softmax, embeddings. For comparisons. Load models after it. With the feature
-/// `testing` alone.
+/// From now on, in the whole process, the operators here use candle's operators only, instead of this library's kernels
+/// and its choice among libraries: convolutions, matmuls with a weight and their epilogues, pools, concatenations,
+/// norms, softmax, embeddings. For comparisons; load models after the call. Needs the feature `testing`.
 #[cfg(feature = "testing")]
 pub fn use_candle_only(yes: bool) {
     CANDLE_ONLY.store(yes, Ordering::Relaxed);
 }
 
-/// Whether kernels of this library may be used.
+/// May kernels of this library be used?
 fn has_own_kernels() -> bool {
     !CANDLE_ONLY.load(Ordering::Relaxed)
 }
 
-/// Whether kernels of this library for GPUs may be used on `x`.
+/// May GPU kernels of this library be used on `x`?
 fn runs_own(x: &Tensor) -> bool {
     has_own_kernels() && x.device().is_cuda()
 }
 
-/// What this library's kernel for GPUs makes of `x`, if it may run and takes its operands, else what candle's operators do.
+/// Runs this library's GPU kernel on `x`, or candle's operators if there is no kernel for the operands.
 fn own_or(
     x: &Tensor,
     own: impl FnOnce() -> Result<Option<Tensor>>,
@@ -111,7 +115,7 @@ fn own_or(
     own_on(x, || Ok(None), own)?.map_or_else(composed, Ok)
 }
 
-/// What this library's kernels for the CPU or for GPUs make of `x`, if they may run and take its operands.
+/// Runs this library's CPU or GPU kernel on `x`. `None` if there is no kernel for the operands.
 fn own_on(
     x: &Tensor,
     cpu: impl FnOnce() -> Result<Option<Tensor>>,
@@ -125,19 +129,20 @@ fn own_on(
     }
 }
 
-/// What of the operators is left to libraries or to several launches on the device, and why.
+/// The operators that use libraries or several launches because the device or the compiled code lacks something, each
+/// with the reason.
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 #[cfg(feature = "cuda")]
 pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
-    let lacks = [product::launch::lacks(device)?, attention::launch::lacks(device)?];
+    let lacks = [matmul::launch::lacks(device)?, attention::launch::lacks(device)?];
     Ok(lacks.into_iter().flatten().collect())
 }
 
 /// Records `f` over `inputs` as one operator called `name`.
 ///
-/// `f` must compute its result from the given tensors and from values that are the same at every call.
+/// `f` must compute its result from the given tensors and from values that never change.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -148,7 +153,7 @@ pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
 /// ```
 ///
 /// # Errors
-/// Whatever `f` returns.
+/// The error that `f` returns.
 pub fn custom<F>(name: &'static str, inputs: &[&Tensor], f: F) -> Result<Tensor>
 where
     F: Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -156,11 +161,11 @@ where
     apply(name, inputs, 0, f)
 }
 
-/// Records a tensor that `f` makes from nothing: positions, masks of ones. Executors make it once, while they are built,
-/// unless they are told not to fold constants.
+/// Records a tensor that `f` makes without inputs: position ids, masks of ones. Executors compute it once, while they
+/// are built, unless constant folding is off.
 ///
 /// # Errors
-/// Whatever `f` returns.
+/// The error that `f` returns.
 pub fn constant<F>(name: &'static str, f: F) -> Result<Tensor>
 where
     F: Fn() -> Result<Tensor> + Send + Sync + 'static,
@@ -168,7 +173,7 @@ where
     apply(name, &[], 0, move |_| f())
 }
 
-/// The indices of dimension `dim` that `ids`, of shape `(n)`, names: that dimension has length `n` then.
+/// Selects the indices `ids`, shape `(n)`, along dimension `dim`, which then has length `n`.
 ///
 /// # Errors
 /// Ids that are not integers or out of range.
@@ -176,7 +181,7 @@ pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
     apply("index_select", &[x, ids], 0, move |t| t[0].index_select(t[1], dim))
 }
 
-/// `on_true` where `condition`, of integers, is not zero, else `on_false`; all three have one shape.
+/// `on_true` where the integer `condition` is not zero, otherwise `on_false`. All three have the same shape.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -192,7 +197,7 @@ pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Re
     apply("where_cond", &[condition, on_true, on_false], 0, |t| t[0].where_cond(t[1], t[2]))
 }
 
-/// Where dimension `dim` is largest, as u32, without that dimension.
+/// The index of the largest element along `dim`, as u32. The result lacks that dimension.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -200,7 +205,7 @@ pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("argmax", &[x], x.elem_count() as u64, move |t| t[0].argmax(dim))
 }
 
-/// `(batch, channels, h, w)` with zeros around it.
+/// Pads `(batch, channels, h, w)` with zeros.
 ///
 /// # Errors
 /// A tensor of another rank.
@@ -218,7 +223,7 @@ pub fn affine(x: &Tensor, mul: f64, add: f64) -> Result<Tensor> {
     apply("affine", &[x], 0, move |t| format::unary(t[0], |x| x.affine(mul, add)))
 }
 
-/// The same values in another dtype.
+/// Converts to another dtype.
 ///
 /// # Errors
 /// A conversion that candle does not have.
@@ -226,7 +231,7 @@ pub fn to_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
     apply("to_dtype", &[x], 0, move |t| t[0].to_dtype(dtype))
 }
 
-/// Mean over `dim`, which stays with length one.
+/// The mean over `dim`, which keeps length one.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -234,7 +239,7 @@ pub fn mean_keepdim(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("mean", &[x], x.elem_count() as u64, move |t| t[0].mean_keepdim(dim))
 }
 
-/// Sum over `dim`, which stays with length one.
+/// The sum over `dim`, which keeps length one.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -257,9 +262,9 @@ macro_rules! unary {
 unary! {
     /// `max(x, 0)`.
     relu => Tensor::relu;
-    /// Gaussian error linear unit, by the error function.
+    /// Gaussian error linear unit, exact (with the error function).
     gelu_erf => Tensor::gelu_erf;
-    /// Gaussian error linear unit, by the hyperbolic tangent.
+    /// Gaussian error linear unit, tanh approximation.
     gelu => Tensor::gelu;
     /// `x * sigmoid(x)`.
     silu => Tensor::silu;
@@ -293,6 +298,6 @@ binary! {
     mul => broadcast_mul;
     /// `lhs / rhs`.
     div => broadcast_div;
-    /// One where both are the same, else zero, as u8.
+    /// One where both are equal, otherwise zero, as u8.
     eq => broadcast_eq;
 }

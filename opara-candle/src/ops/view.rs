@@ -1,4 +1,4 @@
-//! The same elements in another shape or order.
+//! Views: the same elements in another shape or order.
 
 use candle::{Result, Shape, Tensor};
 
@@ -13,7 +13,7 @@ pub fn reshape(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     apply("reshape", &[x], 0, move |t| t[0].reshape(&shape))
 }
 
-/// `len` indices of dimension `dim` from `start` on; a view.
+/// `len` indices along dimension `dim` from `start` on. A view.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -29,7 +29,7 @@ pub fn narrow(x: &Tensor, dim: usize, start: usize, len: usize) -> Result<Tensor
     apply("narrow", &[x], 0, move |t| t[0].narrow(dim, start, len))
 }
 
-/// The same elements repeated along dimensions of length one, and along new ones on the left; a view.
+/// Repeats the elements along dimensions of length one, and along new dimensions on the left. A view.
 ///
 /// # Errors
 /// A shape that `x` does not broadcast to.
@@ -38,7 +38,7 @@ pub fn broadcast_as(x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     apply("broadcast_as", &[x], 0, move |t| t[0].broadcast_as(&shape))
 }
 
-/// Two dimensions exchanged; a view.
+/// Exchanges two dimensions. A view.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -46,7 +46,7 @@ pub fn transpose(x: &Tensor, dim1: usize, dim2: usize) -> Result<Tensor> {
     apply("transpose", &[x], 0, move |t| t[0].transpose(dim1, dim2))
 }
 
-/// Dimensions in another order; a view.
+/// Reorders the dimensions. A view.
 ///
 /// # Errors
 /// An order that is no permutation.
@@ -55,7 +55,7 @@ pub fn permute(x: &Tensor, order: &[usize]) -> Result<Tensor> {
     apply("permute", &[x], 0, move |t| t[0].permute(order.as_slice()))
 }
 
-/// A dimension of length one before `dim`; a view.
+/// Inserts a dimension of length one before `dim`. A view.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -63,7 +63,7 @@ pub fn unsqueeze(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("unsqueeze", &[x], 0, move |t| t[0].unsqueeze(dim))
 }
 
-/// Without dimension `dim` of length one; a view.
+/// Removes dimension `dim`, which has length one. A view.
 ///
 /// # Errors
 /// A dimension that `x` does not have.
@@ -71,10 +71,10 @@ pub fn squeeze(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("squeeze", &[x], 0, move |t| t[0].squeeze(dim))
 }
 
-/// A contiguous tensor of the same values; the same tensor where it is one already.
+/// A contiguous tensor of the same values: a copy, unless `x` is contiguous.
 ///
 /// # Errors
-/// Those of the copy.
+/// The copy failed.
 pub fn contiguous(x: &Tensor) -> Result<Tensor> {
     apply("contiguous", &[x], 0, |t| t[0].contiguous())
 }

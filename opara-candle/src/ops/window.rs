@@ -1,10 +1,11 @@
-//! How convolutions and pools move over `(batch, channels, h, w)`.
+//! Configuration of convolution and pooling windows over `(batch, channels, h, w)`.
 
 use candle::{bail, Result};
 
 use super::Activation;
 
-/// Rows and columns beyond each edge of the input: zeros to a convolution or a mean, nothing to a maximum.
+/// Rows and columns added at each edge of the input. They are zeros for a convolution or a mean, and ignored by a
+/// maximum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Padding {
     /// Rows above.
@@ -18,7 +19,8 @@ pub struct Padding {
 }
 
 impl Padding {
-    /// As much as gives `ceil(size / stride)` outputs, an odd row or column below and to the right: TensorFlow's `SAME`.
+    /// Padding for `ceil(size / stride)` outputs. An odd row or column is added below or to the right, like
+    /// TensorFlow's `SAME`.
     pub fn same(size: (usize, usize), kernel: (usize, usize), stride: usize, dilation: usize) -> Self {
         let total = |size: usize, kernel: usize| {
             let stride = stride.max(1);
@@ -29,19 +31,18 @@ impl Padding {
         Self { top: rows / 2, bottom: rows.div_ceil(2), left: columns / 2, right: columns.div_ceil(2) }
     }
 
-    /// Whether opposite edges are padded alike.
+    /// Are opposite edges padded equally?
     pub fn is_symmetric(&self) -> bool {
         self.top == self.bottom && self.left == self.right
     }
 
-    /// A plane of this size with the padding.
+    /// Size of a plane with the padding.
     fn around(&self, (h, w): (usize, usize)) -> (usize, usize) {
         let along = |size: usize, before, after| size.saturating_add(before).saturating_add(after);
         (along(h, self.top, self.bottom), along(w, self.left, self.right))
     }
 
-    /// A stride that takes windows over a plane of this size as this one does: one that leads beyond the plane, padding
-    /// included, is as good as the whole.
+    /// Limits a stride to the padded size: any larger stride has the same effect.
     pub(super) fn limit(&self, stride: usize, size: (usize, usize)) -> usize {
         let (h, w) = self.around(size);
         stride.min(h.max(w))
@@ -55,7 +56,7 @@ impl From<usize> for Padding {
 }
 
 impl From<(usize, usize)> for Padding {
-    /// Above and below, left and right.
+    /// From (rows above and below, columns left and right).
     fn from((rows, columns): (usize, usize)) -> Self {
         Self { top: rows, bottom: rows, left: columns, right: columns }
     }
@@ -73,18 +74,18 @@ impl From<(usize, usize)> for Padding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ConvConfig {
-    /// Elements from one window to the next, both ways.
+    /// Rows and columns from one window to the next.
     pub stride: usize,
-    /// Around the input.
+    /// Padding around the input.
     pub padding: Padding,
-    /// Elements from one of a window to the next, both ways.
+    /// Rows and columns from one tap of a window to the next.
     pub dilation: usize,
-    /// Parts that input and output channels fall into: each output channel sees those of its own part.
+    /// Groups that input and output channels are divided into. An output channel depends on the input channels of its
+    /// own group.
     pub groups: usize,
-    /// What comes first, element by element. On a GPU a convolution of each channel by itself does `max(x, 0)` in the same
-    /// launch.
+    /// Applied to the input first. On a GPU, the depthwise kernel applies a ReLU in the same launch.
     pub input_activation: Activation,
-    /// What follows.
+    /// Applied to the result.
     pub activation: Activation,
 }
 
@@ -103,32 +104,32 @@ impl Default for ConvConfig {
 }
 
 impl ConvConfig {
-    /// The same with this stride, both ways.
+    /// Sets the stride of rows and columns.
     pub fn stride(self, stride: usize) -> Self {
         Self { stride, ..self }
     }
 
-    /// The same with this padding.
+    /// Sets the padding.
     pub fn padding(self, padding: impl Into<Padding>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 
-    /// The same with this dilation, both ways.
+    /// Sets the dilation of rows and columns.
     pub fn dilation(self, dilation: usize) -> Self {
         Self { dilation, ..self }
     }
 
-    /// The same in this many groups.
+    /// Sets the number of groups.
     pub fn groups(self, groups: usize) -> Self {
         Self { groups, ..self }
     }
 
-    /// The same behind this activation.
+    /// Sets the activation of the input.
     pub fn input_activation(self, input_activation: Activation) -> Self {
         Self { input_activation, ..self }
     }
 
-    /// The same with this activation behind it.
+    /// Sets the activation of the result.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
     }
@@ -154,40 +155,40 @@ impl ConvConfig {
     }
 }
 
-/// A maximum or a mean over windows.
+/// Configuration of max and mean pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Elements of a window, both ways.
+    /// Rows and columns of a window.
     pub kernel: usize,
-    /// Elements from one window to the next, both ways.
+    /// Rows and columns from one window to the next.
     pub stride: usize,
-    /// Around the input.
+    /// Padding around the input.
     pub padding: Padding,
-    /// Whether a last window that reaches beyond the padded input counts, if it starts inside the input or the padding
-    /// before it (PyTorch's `ceil_mode`).
+    /// Is there a last window that reaches past the padded input? It must start inside the input or the padding before
+    /// it (PyTorch's `ceil_mode`).
     pub ceil: bool,
-    /// Whether a mean counts the padding (PyTorch's `count_include_pad`).
+    /// Does a mean divide by the padding too (PyTorch's `count_include_pad`)?
     pub count_padding: bool,
 }
 
 impl PoolConfig {
-    /// Windows of `kernel` elements a side, `stride` apart, without padding.
+    /// Windows of `kernel` x `kernel`, `stride` apart, without padding.
     pub fn new(kernel: usize, stride: usize) -> Self {
         Self { kernel, stride, padding: Padding::default(), ceil: false, count_padding: false }
     }
 
-    /// The same with padding.
-    pub fn pad(self, padding: impl Into<Padding>) -> Self {
+    /// Sets the padding.
+    pub fn padding(self, padding: impl Into<Padding>) -> Self {
         Self { padding: padding.into(), ..self }
     }
 
-    /// The same with or without a last window that reaches beyond the padded input.
+    /// Adds or omits a last window that reaches past the padded input.
     pub fn ceil(self, ceil: bool) -> Self {
         Self { ceil, ..self }
     }
 
-    /// The same with means that count the padding, or not.
+    /// Sets whether means count the padding.
     pub fn count_padding(self, count_padding: bool) -> Self {
         Self { count_padding, ..self }
     }
@@ -195,14 +196,14 @@ impl PoolConfig {
     /// Height and width of the result.
     ///
     /// # Errors
-    /// A window that does not fit, a stride of 0, or padding of a whole window, which would be the mean of nothing.
+    /// A window that does not fit, a stride of 0, or padding as wide as a window, whose mean would be 0 / 0.
     pub fn output(&self, size: (usize, usize)) -> Result<(usize, usize)> {
         let Self { kernel, stride, padding: p, ceil, .. } = *self;
         if stride == 0 || kernel == 0 {
-            bail!("a pool of {kernel} elements a side with a stride of {stride}: both must be at least 1")
+            bail!("a pool with a window of {kernel} and a stride of {stride}: both must be at least 1")
         }
         if p.top.max(p.bottom).max(p.left).max(p.right) >= kernel {
-            bail!("padding of {p:?} holds whole windows of {kernel} elements a side")
+            bail!("{p:?} must be narrower than the window of {kernel}")
         }
         let along = |size: usize, before: usize, padded: usize| {
             if size == 0 || kernel > padded {
@@ -210,15 +211,15 @@ impl PoolConfig {
             }
             let last = padded - kernel;
             let windows = if ceil { last.div_ceil(stride) } else { last / stride } + 1;
-            // The last window has to start before the padding behind the input.
+            // The last window must not start in the padding after the input.
             Ok(if ceil && (windows - 1) * stride >= size + before { windows - 1 } else { windows })
         };
         let (h, w) = p.around(size);
         Ok((along(size.0, p.top, h)?, along(size.1, p.left, w)?))
     }
 
-    /// Elements along one side that the mean of the window at `index` divides by: those of the input, and of the padding
-    /// if that counts.
+    /// Rows or columns by which the mean of window `index` divides: those inside the input, and the padding if that
+    /// counts.
     pub(crate) fn counted(&self, index: usize, size: usize, before: usize, after: usize) -> usize {
         let start = index * self.stride;
         let end = (start + self.kernel).min(size + before + after);

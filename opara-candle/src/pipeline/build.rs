@@ -7,7 +7,7 @@ use candle::{Device, Tensor};
 use super::dump::{Dump, Value};
 use super::stage::Stage;
 use crate::options::Options;
-use crate::timing::Stages;
+use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::Error;
 
@@ -16,7 +16,7 @@ pub(super) struct Build<'a> {
     pub options: &'a Options,
     pub device: Device,
     /// Milliseconds by stage.
-    pub times: Stages,
+    pub times: StageTimes,
     /// Whether a call of the module went well.
     pub has_answered: bool,
     /// Launches for which generated kernels stand.
@@ -46,7 +46,7 @@ impl<'a> Build<'a> {
         Self {
             options,
             device: inputs.first().map_or(Device::Cpu, |t| t.device().clone()),
-            times: Stages::default(),
+            times: StageTimes::default(),
             has_answered: false,
             replaced: 0,
             traces: [None, None],

@@ -42,7 +42,7 @@ pub(super) fn build(
             Plan { recorded, trace, ..Plan::eager(report) }
         }
         // The executor builds once more.
-        Err(Halt::Failed(error @ Error::Freed)) => return Err(error),
+        Err(Halt::Failed(error @ Error::MemoryFreed)) => return Err(error),
         Err(Halt::Failed(error)) if runs_eagerly(&error, build.has_answered, options) => {
             tracing::warn!(reason = %error, "calls of these shapes run eagerly");
             Plan::eager(Report { reason: Some(error.to_string()), ..blank(options) })

@@ -26,14 +26,14 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// Another schedule of the same trace takes the place of this one, as it is or with what replays it.
+    /// Replaces the schedule and its replay by those of another schedule of the same trace.
     pub fn rescheduled(self, schedule: Schedule, replay: Box<dyn Replay>) -> Self {
         Self { plan: self.plan.with(schedule), replay, ..self }
     }
 }
 
-/// Makes what replays the schedule. Where it is to be tuned and was not, schedules are searched for on the device; else
-/// a GPU's has to be as fast as its challengers.
+/// Builds the replay of the schedule. A tuned schedule that is not cached is searched for on the device; another schedule on a GPU is
+/// benchmarked against its challengers.
 pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build) -> Result<Instance> {
     let Scheduled { prepared, schedule, policy, findings, cache } = scheduled;
     let (program, trace) = (fused.program.clone(), fused.trace.clone());
@@ -43,8 +43,11 @@ pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build
     let inputs = fused.examples.iter().map(|example| &example.inputs[..]).collect();
     match &build.options.tuning {
         Some(tuning) if instance.findings.is_none() => tune(instance, inputs, tuning, cache, build),
-        _ if build.options.race && build.device.is_cuda() && instance.policy != Policy::Sequential.name() => {
-            race(instance, inputs, build)
+        _ if build.options.benchmark_challengers
+            && build.device.is_cuda()
+            && instance.policy != Policy::Sequential.name() =>
+        {
+            benchmark_challengers(instance, inputs, build)
         }
         _ => Ok(instance),
     }
@@ -76,11 +79,12 @@ fn tune(
     }
 }
 
-/// Measures challengers, of which the fastest takes the schedule's place if it is faster.
-fn race(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
+/// Benchmarks challenger schedules. The fastest replaces the schedule if it is faster.
+fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
     let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
-    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let winner =
+        build.times.time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,

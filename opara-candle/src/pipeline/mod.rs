@@ -10,7 +10,7 @@
 //! | analyse | `prepare` | ops | [`Analysed`](crate::prepared::Analysed): dependencies, cost of each op | |
 //! | place | `prepare` | graph | [`Prepared`](crate::prepared::Prepared): offsets in the arenas | |
 //! | schedule | `schedule` | problem | [`Scheduled`](schedule::Scheduled): streams, order, waits | `Policy::Sequential` |
-//! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::race` leaves challengers out |
+//! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::benchmark_challengers` leaves challengers out |
 //! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
 //!
 //! `Builder::dump` writes down what each stage gave, and `Builder::stop_after` stops behind one. What happens when a stage

@@ -3,7 +3,7 @@
 use super::build::Build;
 use super::fuse::Fused;
 use super::verify::Verified;
-use crate::examples::same_in_all;
+use crate::examples::unvaried_inputs;
 use crate::prepared::Prepared;
 use crate::report::Report;
 use crate::Result;
@@ -41,7 +41,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         constant_bytes: ops.constant_bytes(),
         verified: is_verified,
         verified_inputs: if is_verified { examples.len() } else { 0 },
-        same_in_all: if is_verified { same_in_all(examples)? } else { Vec::new() },
+        unvaried_inputs: if is_verified { unvaried_inputs(examples)? } else { Vec::new() },
         replay_us: verified.replay_us,
         eager_us: examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min),
         ..Report::default()

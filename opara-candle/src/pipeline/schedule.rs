@@ -6,7 +6,7 @@ use candle::Device;
 
 use super::build::Build;
 use super::fuse::Fused;
-use crate::error::caught_as;
+use crate::panics::caught_as;
 use crate::prepared::Prepared;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::trace::Trace;
@@ -21,7 +21,7 @@ pub(super) struct Scheduled {
     pub policy: String,
     /// What an earlier search found, if the schedule is from the cache of tuned plans.
     pub findings: Option<Findings>,
-    /// Where the result of a search is kept.
+    /// The cache entry of a search's result.
     pub cache: Option<Cache>,
 }
 
@@ -50,7 +50,7 @@ fn scheduled(scheduler: &dyn Scheduler, problem: &Problem) -> Result<Schedule> {
     caught_as(panicked, || Ok(scheduler.schedule(problem)?))
 }
 
-/// The place of this trace's tuned plan, if plans are kept.
+/// The cache entry of this trace's tuned plan, if plans are cached.
 fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
     let driver = if device.is_cuda() { cuda::driver_version(device) } else { "none".into() };
     let cache = tuning.cache.as_deref().map(|folder| Cache::new(folder, trace, &driver))?;

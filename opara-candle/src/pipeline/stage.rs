@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A stage of building: each takes what the one before gave.
+/// A stage of building. Each takes the result of the stage before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Stage {
@@ -10,16 +10,16 @@ pub enum Stage {
     Record,
     /// Replaces groups of launches by one launch each ([`Builder::fuse`](crate::Builder::fuse)).
     Fuse,
-    /// Takes out launches that depend on no input ([`Builder::fold_constants`](crate::Builder::fold_constants)).
+    /// Runs launches that depend on no input once, and removes them from the calls ([`Builder::fold_constants`](crate::Builder::fold_constants)).
     Fold,
-    /// Finds what each launch depends on, and what it costs.
+    /// Finds the dependencies and the cost of each launch.
     Analyse,
     /// Places the buffers in the arena.
     Place,
     /// Assigns launches to streams and orders them ([`Builder::policy`](crate::Builder::policy)).
     Schedule,
-    /// Makes what replays the schedule, and measures it against other schedules where asked to
-    /// ([`Builder::race`](crate::Builder::race), and a [`Tuning`](crate::Tuning)).
+    /// Builds the replay of the schedule, and benchmarks it against other schedules if that is enabled
+    /// ([`Builder::benchmark_challengers`](crate::Builder::benchmark_challengers), and a [`Tuning`](crate::Tuning)).
     Instantiate,
     /// Compares replays with eager execution ([`Builder::verify`](crate::Builder::verify)).
     Verify,

@@ -58,7 +58,7 @@ const TRIAL_US: f64 = 100_000.;
 /// Replays the examples, compares where asked to, and keeps the variant with the lower median. Returns the time of its
 /// fastest replay in microseconds.
 ///
-/// Variants take turns over the examples: building costs few forwards.
+/// Variants alternate over the examples, so that building costs few forward passes.
 fn try_out(
     replay: &mut dyn Replay,
     program: &dyn Program,

@@ -1,4 +1,4 @@
-//! PyTorch's answers to the same numbers.
+//! Comparison with PyTorch's results on the same numbers.
 
 use candle::DType;
 use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::{assert_close, values};
 
-/// What PyTorch answered; `../data/ops.py` says to what.
+/// PyTorch's results, written by `../data/ops.py`.
 #[derive(Deserialize)]
 struct Answer {
     name: String,
@@ -38,7 +38,7 @@ struct AnswerPool {
 }
 
 #[test]
-fn pytorch_answers_the_same() -> anyhow::Result<()> {
+fn results_match_pytorch() -> anyhow::Result<()> {
     let answers: Vec<Answer> = serde_json::from_str(include_str!("../data/ops.json"))?;
     for answer in answers {
         let x = values(1, &answer.x, DType::F32)?;
@@ -58,7 +58,7 @@ fn pytorch_answers_the_same() -> anyhow::Result<()> {
             }
             (None, Some(pool)) => {
                 let AnswerPool { kernel, stride, padding, ceil, count_padding, mean } = pool;
-                let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
+                let config = PoolConfig::new(kernel, stride).padding(padding).ceil(ceil).count_padding(count_padding);
                 if mean {
                     ops::avg_pool2d(&x, &config)?
                 } else {

@@ -1,11 +1,11 @@
-//! Normalisations, softmax, and what follows a product.
+//! Normalizations, softmax, attention, and the epilogue of a matmul.
 
 use candle::{DType, Result, Tensor};
 use opara_candle::ops::{self, Activation, ConvConfig};
 
 use crate::{assert_close, assert_same_bits, doubles, values};
 
-/// Rows of so many columns normalised by their definition.
+/// Normalizes rows of `columns` columns by the definition.
 fn normalised(x: &[f64], columns: usize, centred: bool, eps: f64) -> Vec<f64> {
     let mean_of = |row: &[f64]| row.iter().sum::<f64>() / columns as f64;
     let row = |row: &[f64]| {
@@ -66,7 +66,7 @@ fn softmax_follows_its_definition() -> Result<()> {
             assert_close(&ops::add_softmax(&x, bias.as_ref())?, &expected);
         }
     }
-    // Numbers of 16 bits near 1024 are a whole one apart.
+    // Numbers of 16 bits near 1024 are 1 apart.
     let x = values(1, &[2, 7], DType::F16)?;
     let far = Tensor::full(1024f32, (2, 1), x.device())?.to_dtype(DType::F16)?;
     let difference = (ops::add_softmax(&x, Some(&far))? - ops::softmax_last_dim(&x)?)?.abs()?.max_all()?;
@@ -79,7 +79,7 @@ fn softmax_follows_its_definition() -> Result<()> {
 fn attention_follows_its_definition() -> Result<()> {
     const DIM: usize = 5;
     let (batch, heads, queries, keys) = (2, 3, 4, 7);
-    // Heads side by side, as a product leaves them.
+    // Heads side by side, as a matmul outputs them.
     let of = |seed, tokens| values(seed, &[batch, tokens, heads, DIM], DType::F64)?.transpose(1, 2);
     let (q, k, v) = (of(1, queries)?, of(2, keys)?, of(3, keys)?);
     let [qs, ks, vs] = [&q, &k, &v].map(doubles);
@@ -114,7 +114,7 @@ fn attention_follows_its_definition() -> Result<()> {
 }
 
 #[test]
-fn what_follows_a_product_follows_its_definition() -> Result<()> {
+fn matmul_epilogues_follow_their_definition() -> Result<()> {
     type Definition = fn(&Tensor) -> Result<Tensor>;
     let definitions: [(Activation, Definition); 5] = [
         (Activation::None, |x| Ok(x.clone())),
@@ -144,7 +144,7 @@ fn what_follows_a_product_follows_its_definition() -> Result<()> {
 }
 
 #[test]
-fn heads_lie_one_after_the_other() -> Result<()> {
+fn split_heads_transposes_heads_before_tokens() -> Result<()> {
     let (x, bias) = (values(1, &[2, 5, 12], DType::F64)?, values(2, &[12], DType::F64)?);
     let (xs, biases) = (doubles(&x)?, doubles(&bias)?);
     for (heads, scale, biased) in [(1, 1., false), (3, 1., true), (4, 0.25, true), (12, 3., false)] {
@@ -167,7 +167,7 @@ fn heads_lie_one_after_the_other() -> Result<()> {
 }
 
 #[test]
-fn sums_are_concatenated() -> Result<()> {
+fn cat_adds_summands() -> Result<()> {
     let parts = [1, 4, 2].map(|columns| values(columns, &[2, columns, 3], DType::F32));
     let [a, b, c] = parts;
     let (a, b, c) = (a?, b?, c?);

@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 use crate::{assert_close, assert_same_bits, doubles, values};
 
-/// The element before which so many padded ones come.
+/// The index without the padding of `before` elements; `None` in the padding.
 fn inside(index: usize, before: usize, size: usize) -> Option<usize> {
     index.checked_sub(before).filter(|&i| i < size)
 }
 
-/// Convolution by its definition, and the shape.
+/// Computes a convolution by its definition, and its shape.
 fn convolved(
     x: &Tensor,
     weight: &Tensor,
@@ -47,11 +47,11 @@ fn convolved(
     Ok((y, [batch, out, oh, ow]))
 }
 
-/// Pools by their definition, of a shape that is given.
+/// Pools by the definition, with a given output shape.
 fn pooled(max: bool, x: &Tensor, config: &PoolConfig, (oh, ow): (usize, usize)) -> Result<Vec<f64>> {
     let (batch, channels, h, w) = x.dims4()?;
     let (x, p) = (doubles(x)?, config.padding);
-    // Elements of a window, padding included and without.
+    // The number of elements in a window, with and without padding.
     let window = |index: usize, size: usize, before: usize, after: usize| -> (usize, Range<usize>) {
         let start = index * config.stride;
         let end = (start + config.kernel).min(size + before + after);
@@ -104,7 +104,7 @@ proptest! {
             true => values(1, &[batch, w, h + 1, groups * k], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, groups * k, h, w], dtype)?,
         };
-        // Sums of the order of one.
+        // Scaled so that sums are of the order of one.
         let weight = (values(2, &[groups * outs, k, kh, kw], dtype)? / (k * kh * kw) as f64)?;
         let bias = values(3, &[groups * outs], dtype)?;
         let bias = biased.then_some(&bias);
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn one_channel_a_group_follows_the_definition_too(
+    fn depthwise_convolutions_follow_their_definition(
         dtype in dtypes(),
         (batch, groups, outs) in (1usize..3, 1usize..20, 1usize..6),
         (h, w) in (5usize..20, 5usize..40),
@@ -152,7 +152,7 @@ proptest! {
         strided: bool,
         nan in prop::option::of(0usize..100),
     ) {
-        let config = PoolConfig::new(kernel, stride).pad(padding).ceil(ceil).count_padding(count_padding);
+        let config = PoolConfig::new(kernel, stride).padding(padding).ceil(ceil).count_padding(count_padding);
         let mut x = match strided {
             true => values(1, &[batch, w, h + 1, channels], dtype)?.narrow(2, 1, h)?.transpose(1, 3)?,
             false => values(1, &[batch, channels, h, w], dtype)?,
@@ -186,7 +186,7 @@ proptest! {
 }
 
 #[test]
-fn an_empty_view_that_begins_behind_its_tensor_is_pooled() -> Result<()> {
+fn pools_accept_an_empty_view_that_begins_past_its_tensor() -> Result<()> {
     let x = Tensor::zeros((0, 4, 3, 1), DType::F32, &Cpu)?.narrow(2, 1, 2)?.transpose(1, 3)?;
     for y in [ops::max_pool2d(&x, &PoolConfig::new(1, 1))?, ops::avg_pool2d(&x, &PoolConfig::new(1, 1))?] {
         assert_eq!(y.dims(), [0, 1, 2, 4]);
@@ -194,7 +194,7 @@ fn an_empty_view_that_begins_behind_its_tensor_is_pooled() -> Result<()> {
     Ok(())
 }
 
-/// Convolutions that take each of the ways that there are, some with more work than one thread is given.
+/// Convolutions for every implementation, some with more work than one thread gets.
 fn convolutions() -> Vec<(ConvConfig, [usize; 4], [usize; 4])> {
     let plain = ConvConfig::default();
     let padded = |padding: usize| plain.padding(padding);
@@ -228,7 +228,7 @@ fn bits_depend_neither_on_the_number_of_threads_nor_on_the_batch() -> anyhow::Re
             assert_one_answer(&values(1, &x, dtype)?, &|x| ops::conv2d(x, &weight, Some(&bias), &config))?;
         }
         let x = values(1, &[2, 256, 57, 57], dtype)?;
-        let config = PoolConfig::new(3, 2).pad(1).ceil(true);
+        let config = PoolConfig::new(3, 2).padding(1).ceil(true);
         assert_one_answer(&x, &|x| ops::max_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &config))?;
         assert_one_answer(&x, &|x| ops::avg_pool2d(x, &PoolConfig::new(57, 1)))?;
@@ -249,7 +249,7 @@ fn large_convolutions_agree_with_candles() -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_batch_of_none_gives_none() -> Result<()> {
+fn an_empty_batch_gives_an_empty_result() -> Result<()> {
     let x = Tensor::zeros((0, 4, 9, 9), DType::F32, &Cpu)?;
     for (groups, k) in [(1, 4), (4, 1)] {
         let config = ConvConfig::default().groups(groups);
@@ -262,7 +262,7 @@ fn a_batch_of_none_gives_none() -> Result<()> {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() -> Result<()> {
+fn shapes_that_do_not_fit_are_errors() -> Result<()> {
     let (x, weight) = (values(1, &[1, 4, 9, 9], DType::F32)?, values(2, &[8, 4, 3, 3], DType::F32)?);
     let config = ConvConfig::default();
     let refused = |x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig, part: &str| {
@@ -274,8 +274,8 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     refused(&x, &weight, None, &config.stride(0), "at least 1");
     refused(&x, &weight, None, &config.dilation(5), "does not fit");
     refused(&x, &weight, None, &config.dilation(1 << 63), "does not fit");
-    refused(&x, &weight, None, &config.padding(1 << 40), "more results than");
-    refused(&x, &weight, None, &config.padding(usize::MAX), "more results than");
+    refused(&x, &weight, None, &config.padding(1 << 40), "more than memory holds");
+    refused(&x, &weight, None, &config.padding(usize::MAX), "more than memory holds");
     refused(&x, &weight, Some(&values(3, &[7], DType::F32)?), &config, "a bias of [7]");
     refused(&x, &weight.to_dtype(DType::F64)?, None, &config, "unexpected dtype");
     refused(&x.narrow(2, 0, 0)?, &weight, None, &config.padding(2), "may be empty");
@@ -284,7 +284,7 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
 }
 
 #[test]
-fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
+fn subsample_takes_every_nth_pixel_with_zeros_past_the_end() -> Result<()> {
     const FAR: usize = 1 << 40;
     let cases = [(5, 4, 0, 2), (5, 4, 1, 2), (4, 6, 1, 2), (1, 1, 1, 2), (7, 3, 2, 3), (2, 9, 5, 4), (3, 2, 0, 1)];
     for (h, w, start, stride) in cases.into_iter().chain([(3, 2, FAR, 2), (3, 2, 1, FAR)]) {
@@ -314,9 +314,9 @@ fn every_other_pixel_and_zeros_beyond_the_last() -> Result<()> {
     Ok(())
 }
 
-/// Rows that are filled up took 90 GB here once.
+/// Padding every row once took 90 GB here.
 #[test]
-fn a_long_signal_of_one_row_takes_little() -> Result<()> {
+fn long_one_row_convolutions_take_little_memory() -> Result<()> {
     let x = values(1, &[1, 1, 1, 480_000], DType::F32)?;
     let weight = (values(2, &[1, 1, 1, 400], DType::F32)? / 400.)?;
     let config = ConvConfig::default().stride(16_000);
@@ -328,7 +328,7 @@ fn a_long_signal_of_one_row_takes_little() -> Result<()> {
 }
 
 #[test]
-fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
+fn strides_and_dilations_may_exceed_the_image() -> Result<()> {
     const FAR: usize = 1 << 40;
     let (x, weight) = (values(1, &[2, 3, 7, 5], DType::F32)?, values(2, &[4, 3, 3, 2], DType::F32)?);
     let config = ConvConfig::default().padding((2, 1)).stride(FAR);
@@ -340,7 +340,7 @@ fn strides_and_dilations_beyond_the_plane_count_nothing() -> Result<()> {
     let config = ConvConfig::default().dilation(FAR);
     assert_close(&ops::conv2d(&x, &pixel, None, &config)?, &convolved(&x, &pixel, None, &config)?.0);
     for ceil in [false, true] {
-        let config = PoolConfig::new(3, FAR).pad(1).ceil(ceil);
+        let config = PoolConfig::new(3, FAR).padding(1).ceil(ceil);
         let (maxima, means) = (ops::max_pool2d(&x, &config)?, ops::avg_pool2d(&x, &config)?);
         assert_eq!((maxima.dims(), means.dims()), (&[2, 3, 1, 1][..], &[2, 3, 1, 1][..]));
         assert_close(&maxima, &pooled(true, &x, &config, (1, 1))?);

@@ -1,4 +1,4 @@
-//! All of one cell: numbers by contestant, and time by family of kernels.
+//! The details of one cell: numbers by contestant, and time by kernel family.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::families::{shares, Family, Share};
 use crate::results::{Cell, Contestant, Measured, Outcome};
 use crate::stats::{median, quantile};
 
-/// What [`details`] tells of a contestant, after its name.
+/// The columns of [`details`], after the contestant's name.
 const COLUMNS: [&str; 16] = [
     "GPU us",
     "p99",
@@ -27,7 +27,7 @@ const COLUMNS: [&str; 16] = [
     "note",
 ];
 
-/// All that was measured of each contestant in a cell: medians and 99th percentiles in microseconds.
+/// All measurements of each contestant in a cell: medians and 99th percentiles in microseconds.
 pub fn details(cell: &Cell) -> String {
     let mut table = Table::new(["contestant"].into_iter().chain(COLUMNS));
     for Contestant { name, outcome } in &cell.contestants {
@@ -73,8 +73,8 @@ fn failure(reason: &str) -> [String; COLUMNS.len()] {
     cells
 }
 
-/// Microseconds, and launches in brackets, by family of kernels, for each contestant of a cell whose kernels were timed;
-/// none if there is no such contestant.
+/// Microseconds by kernel family, with launches in brackets, for each contestant with timed kernels; `None` if there is
+/// none.
 pub fn kernels(cell: &Cell) -> Option<String> {
     let timed = cell.contestants.iter().filter_map(|contestant| {
         let kernels = &contestant.measured()?.kernels;
@@ -99,7 +99,7 @@ pub fn kernels(cell: &Cell) -> Option<String> {
 }
 
 fn share(Share { calls, us }: &Share) -> String {
-    // Whole, but for what runs in some calls only.
+    // An integer, unless a kernel runs in some calls only.
     let digits = usize::from(calls.fract() != 0.);
     format!("{} ({calls:.digits$})", number(Some(*us)))
 }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_contestant_without_samples_nothing_is_told() {
+    fn a_contestant_without_samples_has_no_numbers() {
         let table = details(&cell("bert", "f32", 1, [contestant(Measured::default())]));
         assert_eq!(rows(&table)[2][1..9], ["—"; 8]);
     }
@@ -150,7 +150,7 @@ mod tests {
         let table = kernels(&cell).unwrap();
         let rows = rows(&table);
         assert_eq!(rows[0], ["kernels, us (launches)", "tuned", "torch graph"]);
-        assert_eq!(rows[2], ["matrix products", "10.0 (2)", "—"]);
+        assert_eq!(rows[2], ["matmul", "10.0 (2)", "—"]);
         assert_eq!(rows[3], ["element-wise", "5.00 (1)", "2.00 (0.5)"]);
         assert_eq!(rows[4], ["all", "15.0 (3)", "2.00 (0.5)"]);
         assert_eq!(rows.len(), 5);

@@ -15,13 +15,13 @@ use crate::contestants::{line_up, Side};
 use crate::results::{Cell, Machine, Outcome, Results};
 use crate::stats::ratio;
 
-/// What stands where there is nothing to tell.
+/// Shown in an empty cell.
 const NOTHING: &str = "—";
 
-/// Longest reason of a failure that a table's notes show, in characters; some are whole tracebacks.
+/// Maximum characters of a failure's reason in a table's notes; some are whole tracebacks.
 const LONGEST: usize = 300;
 
-/// Where the results come from: a line for each machine that runs were made on.
+/// The origin of the results: one line per machine.
 pub fn header(results: &Results) -> String {
     let mut machines: Vec<&Machine> = Vec::new();
     for run in &results.runs {
@@ -41,8 +41,8 @@ fn source(machine: &Machine) -> String {
     named.into_iter().flatten().chain(versions).chain(absent).collect::<Vec<_>>().join("; ")
 }
 
-/// Medians of GPU time, a row for each cell; the fastest of a row in bold. The last column is the time of the fastest peer
-/// over that of our fastest in the row.
+/// Medians of GPU time, one row per cell, the fastest in bold. The last column is the time of the fastest peer over the
+/// time of this library's fastest contestant in the row.
 pub fn medians(cells: &[Cell]) -> String {
     let names = line_up(cells.iter());
     let compared = |cell: &Cell| {
@@ -58,7 +58,7 @@ pub fn medians(cells: &[Cell]) -> String {
     format!("{table}{reasons}")
 }
 
-/// As [`medians`], of all policies that took part, and no other contestants.
+/// Like [`medians`], but of all policies that took part, and no other contestants.
 pub fn policies(cells: &[Cell]) -> String {
     let took_part = |name: &&str| cells.iter().any(|cell| cell.outcome(name).is_some());
     let names: Vec<&str> = Policy::ALL.map(Policy::as_str).into_iter().filter(took_part).collect();
@@ -88,7 +88,7 @@ fn shown(cell: &Cell, names: &[&str], reasons: &mut Reasons) -> Vec<String> {
     names.iter().map(show).collect()
 }
 
-/// Times and rates: to three digits or more.
+/// Times and rates, with three digits or more.
 pub(crate) fn number(value: Option<f64>) -> String {
     match value {
         Some(value) if value.abs() < 10. => format!("{value:.2}"),
@@ -107,12 +107,12 @@ pub(crate) fn short(reason: &str) -> String {
     }
 }
 
-/// Why contestants of a table failed, each reason once.
+/// The reasons why contestants of a table failed, each listed once.
 #[derive(Default)]
 struct Reasons(Vec<String>);
 
 impl Reasons {
-    /// What stands in the table.
+    /// The text for the table's cell.
     fn cite(&mut self, reason: &str) -> String {
         let reason = short(reason);
         let known = self.0.iter().position(|other| *other == reason);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_is_bold_and_the_ratio_tells_who_is_ahead() {
+    fn the_fastest_is_bold_and_the_ratio_compares_peer_and_library() {
         let behind = [measured("opara", 200.), measured("torch graph", 150.), measured("candle", 10.)];
         let ahead = [measured("opara", 200.), measured("tuned", 100.), measured("torch graph", 123.)];
         let table = medians(&[cell("bert", "f16", 1, behind), cell("t5", "f16", 1, ahead)]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_zero_have_no_ratio() {
+    fn missing_and_zero_times_have_no_ratio() {
         let cells = [
             cell("bert", "f32", 1, []),
             cell("t5", "f32", 1, [sampled("tuned", &[]), measured("torch graph", 1.)]),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_tells_each_machine_once() {
+    fn the_header_lists_each_machine_once() {
         let machine = Machine {
             gpu: "NVIDIA H200".into(),
             date: "2026-11-21".into(),

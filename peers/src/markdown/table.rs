@@ -1,8 +1,8 @@
-//! Text in columns, as Markdown that also reads well as it is.
+//! Text in columns, as Markdown that is also readable as plain text.
 
 use std::fmt;
 
-/// Rows of as many cells as the header has. The first column is left-aligned, the others are right-aligned.
+/// Rows with as many cells as the header. The first column is left-aligned, the others are right-aligned.
 #[derive(Debug, Clone)]
 pub struct Table {
     header: Vec<String>,
@@ -21,12 +21,12 @@ impl Table {
     }
 }
 
-/// Texts on one line, with nothing that would end a cell.
+/// Texts on one line, with column separators escaped.
 fn cells(texts: impl IntoIterator<Item: Into<String>>) -> Vec<String> {
     texts.into_iter().map(|text| one_line(&text.into()).replace('|', "\\|")).collect()
 }
 
-/// The text with single spaces for all white space.
+/// The text with all white space replaced by single spaces.
 pub(super) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -35,7 +35,7 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = || std::iter::once(&self.header).chain(&self.rows);
         let width = |column: usize| all().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
-        // Markdown wants three dashes.
+        // Markdown needs at least three dashes.
         let widths: Vec<usize> = (0..self.header.len()).map(|column| width(column).max(3)).collect();
         for (at, row) in all().enumerate() {
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {

@@ -18,19 +18,19 @@ use crate::results::Cell;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Pixels of a legend's line, and of an entry's square with the space around it; of a letter, about.
+/// Pixels of a legend's line and of an entry's square with its margin; approximate pixels of a letter.
 const LINE: i32 = 20;
 const SQUARE: i32 = 30;
 const LETTER: i32 = 7;
 
-/// Those whom plots show, as [`line_up`] has them, but for eager execution on this side: an order of magnitude slower than
-/// the others, it would hide how these differ.
+/// The contestants that plots show: those of [`line_up`] except eager execution of candle and of this library, which is
+/// an order of magnitude slower and would hide the differences between the others.
 fn shown<'a>(cells: &[&'a Cell]) -> Vec<&'a str> {
     let fast = |name: &&str| Side::of(name) != Side::Candle && *name != "eager";
     line_up(cells.iter().copied()).into_iter().filter(fast).collect()
 }
 
-/// A picture of this size: title, legend of these contestants, and what `draw` does with the rest.
+/// A picture of this size: the title, the legend of these contestants, and below it the result of `draw`.
 fn picture(
     (width, height): (u32, u32),
     title: &str,
@@ -49,7 +49,7 @@ fn picture(
     Ok(svg)
 }
 
-/// Draws disks with names from the height `top` on, and returns the height where they end.
+/// Draws coloured disks with names from the height `top` on, and returns the height where they end.
 fn legend(area: &Area, names: &[&str], top: i32) -> Result<i32> {
     let width = area.dim_in_pixel().0 as i32;
     let (mut x, mut y) = (LINE, top);
@@ -65,13 +65,13 @@ fn legend(area: &Area, names: &[&str], top: i32) -> Result<i32> {
     Ok(y + LINE)
 }
 
-/// Draws text where a chart's coordinates are in the whole picture.
+/// Draws text at a chart's coordinates in the whole picture.
 fn put(area: &Area, text: &str, style: &TextStyle, (x, y): (i32, i32)) -> Result<()> {
     let (left, top) = area.get_base_pixel();
     area.draw_text(text, style, (x - left, y - top)).map_err(failed)
 }
 
-/// A number beside an axis: what adding up steps has left of them is rounded away.
+/// An axis label, rounded to remove accumulated rounding errors.
 fn tick(y: &f64) -> String {
     ((y * 1e6).round() / 1e6).to_string()
 }
@@ -81,7 +81,7 @@ fn text(height: u32, h: HPos, v: VPos) -> TextStyle<'static> {
     ("sans-serif", height).into_text_style(&(0, 0)).color(&BLACK).pos(Pos::new(h, v))
 }
 
-/// Text on a vertical line, from below upwards, that begins at its position.
+/// Vertical text, from below upwards, that starts at its position.
 fn upright(height: u32) -> TextStyle<'static> {
     text(height, HPos::Left, VPos::Center).transform(FontTransform::Rotate270)
 }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::tests::{cell, measured};
 
-    /// Whether each element ends where it should, and only known characters are escaped.
+    /// Is every element closed, and is every special character escaped?
     pub fn is_xml(svg: &str) -> bool {
         let mut open = Vec::new();
         let Some(rest) = svg.strip_prefix('<') else { return false };
@@ -120,7 +120,7 @@ mod tests {
         open.is_empty()
     }
 
-    /// Elements of this kind in the colour of this contestant.
+    /// The number of elements of this kind in the colour of this contestant.
     pub fn count(svg: &str, element: &str, name: &str) -> usize {
         let RGBColor(r, g, b) = colour(name);
         let paint = format!("\"#{r:02X}{g:02X}{b:02X}\"");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_xml() {
+    fn broken_xml_is_detected() {
         assert!(is_xml("<a x=\"1\">\n<b/>\nx &lt; y</a>\n"));
         for broken in ["", "<a>", "<a></b>", "</a>", "<a x=\"1></a>", "<a>x & y</a>", "<a>></a>"] {
             assert!(!is_xml(broken), "{broken}");

@@ -9,20 +9,20 @@ use crate::contestants::colour;
 use crate::results::Cell;
 use crate::stats::ratio;
 
-/// Pixels of a bar, and between groups.
+/// Pixels of a bar, and of the gap between groups.
 const BAR: usize = 18;
 const GAP: usize = 24;
 
 /// A model and the speed-up of each contestant.
 type Group<'a> = (&'a str, Vec<Option<f64>>);
 
-/// Bars of all models of one dtype at one size of batch: median GPU time of `baseline` over that of each contestant, with
-/// the number above.
+/// Bars for all models of one dtype at one batch size: the median GPU time of `baseline` over that of each contestant,
+/// with the number above the bar.
 ///
-/// A cell without the baseline is left out; none if that leaves nothing.
+/// A cell without the baseline is omitted. `None` if no cell is left.
 ///
 /// # Errors
-/// None but those of the drawing crate.
+/// An error of the drawing crate.
 pub fn speedups(cells: &[Cell], dtype: &str, batch: usize, baseline: &str) -> Result<Option<String>> {
     let of_both = |cell: &&Cell| cell.key.dtype == dtype && cell.key.batch == batch;
     let cells: Vec<&Cell> = cells.iter().filter(of_both).collect();
@@ -47,7 +47,7 @@ pub fn speedups(cells: &[Cell], dtype: &str, batch: usize, baseline: &str) -> Re
             .margin(10)
             .x_label_area_size(30)
             .y_label_area_size(45)
-            // Room for the numbers.
+            // Leaves space for the numbers.
             .build_cartesian_2d(0. ..groups.len() as f64, 0. ..1.15 * highest)
             .map_err(failed)?;
         let number = |y: &f64| format!("{}x", tick(y));
@@ -87,7 +87,7 @@ mod tests {
     use crate::tests::{cell, failed, measured, sampled};
 
     #[test]
-    fn one_bar_for_each_that_was_measured() {
+    fn one_bar_per_measured_contestant() {
         let base = || measured("torch eager", 100.);
         let cells = [
             cell("bert", "f32", 1, [base(), measured("tuned", 40.), measured("torch graph", 50.)]),

@@ -1,4 +1,4 @@
-//! Throughput by size of batch, as in Fig. 8 of Opara's paper.
+//! Throughput by batch size, as in Fig. 8 of Opara's paper.
 
 use std::collections::BTreeSet;
 
@@ -10,19 +10,19 @@ use super::{failed, picture, put, shown, text, tick, Area};
 use crate::contestants::colour;
 use crate::results::Cell;
 
-/// Charts beside each other, and pixels of each.
+/// Charts per row, and the width of each in pixels.
 const COLUMNS: usize = 3;
 const WIDTH: usize = 400;
 const HEIGHT: usize = 300;
 
-/// A contestant's items in a second, by size of batch.
+/// A contestant's items per second, by batch size.
 type Line<'a> = (&'a str, Vec<(usize, f64)>);
 
-/// A chart for each model of one dtype that was measured at more than one size of batch: a line for each contestant, items
-/// in a second of wall time by items in a batch. None if there is no such model.
+/// One chart for each model of one dtype that was measured at more than one batch size: one line per contestant, items
+/// per second of wall time over the batch size. `None` if there is no such model.
 ///
 /// # Errors
-/// None but those of the drawing crate.
+/// An error of the drawing crate.
 pub fn throughput(cells: &[Cell], dtype: &str) -> Result<Option<String>> {
     let cells: Vec<&Cell> = cells.iter().filter(|cell| cell.key.dtype == dtype).collect();
     let names = shown(&cells);
@@ -36,7 +36,7 @@ pub fn throughput(cells: &[Cell], dtype: &str) -> Result<Option<String>> {
     let names: Vec<&str> = names.iter().copied().filter(drawn).collect();
     let columns = charts.len().min(COLUMNS);
     let rows = charts.len().div_ceil(columns);
-    // Of one column only, the legend is the wider part.
+    // With a single column, the legend is wider than the charts.
     let size = ((columns * WIDTH).max(600) as u32, (rows * HEIGHT + 120) as u32);
     let title = format!("Items in a second by size of batch (wall time), {dtype}");
     let svg = picture(size, &title, &names, |area| {
@@ -46,7 +46,7 @@ pub fn throughput(cells: &[Cell], dtype: &str) -> Result<Option<String>> {
     Ok(Some(svg))
 }
 
-/// The lines of one model, without those that have no point.
+/// The lines of one model, without empty ones.
 fn lines<'a>(cells: &[&Cell], model: &str, names: &[&'a str]) -> Vec<Line<'a>> {
     let line = |name: &&'a str| {
         let of_model = cells.iter().filter(|cell| cell.key.model == model);
@@ -67,7 +67,7 @@ fn batches(lines: &[Line]) -> BTreeSet<usize> {
 
 fn chart(area: &Area, model: &str, lines: &[Line]) -> Result<()> {
     let batches = batches(lines);
-    // No batch is empty where there is a throughput.
+    // Batches with a throughput are not empty.
     let x = |batch: usize| (batch as f64).log2();
     let (Some(first), Some(last)) = (batches.first(), batches.last()) else { return Ok(()) };
     let highest = lines.iter().flat_map(|(_, points)| points).map(|(_, items)| *items).fold(0., f64::max);
@@ -119,7 +119,7 @@ mod tests {
         cells.push(cell("bert", "f32", 1, [measured("sequential", 100.)]));
         let svg = throughput(&cells, "f16").unwrap().unwrap();
         assert!(is_xml(&svg), "{svg}");
-        // A point each, and one more in the legend.
+        // One point each, and one in the legend.
         let names = ["tuned", "torch graph", "opara", "onnxruntime graph", "sequential"];
         assert_eq!(names.map(|name| count(&svg, "circle", name)), [13, 2, 0, 0, 0]);
         assert_eq!(count(&svg, "polyline", "tuned"), 4);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_of_batch_makes_no_line() {
+    fn a_single_batch_size_makes_no_line() {
         assert_eq!(throughput(&[cell("bert", "f32", 1, [measured("tuned", 1.)])], "f32").unwrap(), None);
         assert_eq!(throughput(&[], "f32").unwrap(), None);
         let empty = [0, 1].map(|batch| cell("bert", "f32", batch, [measured("tuned", 1.)]));

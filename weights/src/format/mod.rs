@@ -1,4 +1,4 @@
-//! Formats of weights files: what each says about the tensors in it.
+//! Parsers for the formats of weights files.
 
 mod pickle;
 mod pytorch;
@@ -18,17 +18,17 @@ use crate::WeightsError;
 /// A file's tensors by name.
 pub(crate) type Entries = BTreeMap<String, Entry>;
 
-/// What a file says about one tensor; found to lie inside the file.
+/// A tensor's entry in a file, validated against the file size.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub dtype: Dtype,
-    /// Shape and strides, in elements from the first of `bytes`.
+    /// Shape and strides in elements, relative to the first element of `bytes`.
     pub layout: Layout,
-    /// Where the tensor's elements are in the file.
+    /// The tensor's byte range in the file.
     pub bytes: Range<u64>,
 }
 
-/// What is wrong with a file whose name the caller knows.
+/// An error in a file, without the file's name.
 enum Flaw {
     Unreadable(io::Error),
     Malformed(String),
@@ -38,10 +38,10 @@ impl From<io::Error> for Flaw {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Malformed("it ends too early".to_owned()),
-            // A seek to a place that cannot be.
+            // A seek to an invalid position.
             io::ErrorKind::InvalidInput => Self::Malformed(error.to_string()),
             _ if error.raw_os_error().is_some() => Self::Unreadable(error),
-            // The archive's, not the system's: a wrong checksum, a compressed entry.
+            // An error of the archive, not of the system: a wrong checksum, a compressed entry.
             _ => Self::Malformed(error.to_string()),
         }
     }
@@ -59,8 +59,8 @@ impl From<&str> for Flaw {
     }
 }
 
-/// Reads which tensors the file at `path` has. A name that ends in
-/// `.safetensors` tells that format; all others are PyTorch's.
+/// Reads the entries of all tensors in the file at `path`. A name that ends in `.safetensors` selects that format; all
+/// other files are PyTorch's.
 pub(crate) fn entries(path: &Path) -> Result<Entries, WeightsError> {
     let read = || {
         let file = File::open(path)?;
@@ -76,9 +76,8 @@ pub(crate) fn entries(path: &Path) -> Result<Entries, WeightsError> {
     })
 }
 
-/// The number of elements, with dimensions of zero left out: these hide an
-/// overflow of the others from a size check, but not from the computation of
-/// strides.
+/// The number of elements, with dimensions of zero ignored. A zero would hide an overflow of the other dimensions from
+/// a size check, but not from the computation of strides.
 fn extent(shape: &[usize]) -> Option<usize> {
     shape.iter().filter(|dim| **dim != 0).try_fold(1usize, |n, dim| n.checked_mul(*dim))
 }

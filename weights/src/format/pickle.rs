@@ -1,49 +1,46 @@
-//! Python's pickles, as far as data goes: nothing in one is ever called.
+//! A reader for Python's pickles as plain data. It never calls the functions that a pickle names.
 //!
-//! A pickle is a program for a stack machine. Here its values are nodes of one
-//! list, and refer to each other by their place in it. So a value that is used
-//! twice is stored once, as in Python, and the deepest nesting and even a cycle
-//! cost no recursion: memory stays within a small multiple of the pickle's
-//! size, whatever is in it.
+//! A pickle is a program for a stack machine. Here its values are nodes of one list and refer to each other by index.
+//! So a value that is used twice is stored once, as in Python, and deep nesting or a cycle needs no recursion. Memory
+//! stays within a small multiple of the pickle's size, whatever its contents.
 
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 
 use super::Flaw;
 
-/// The longest pickle that is read, in bytes: some hundred bytes describe a
-/// tensor.
+/// The maximal size of a pickle in bytes. A tensor is described by some hundred bytes.
 pub(super) const MAX_PICKLE: u64 = 32 << 20;
 
-/// A value's place among the nodes.
+/// A value's index in the list of nodes.
 pub(super) type Id = usize;
 
 /// A value.
 pub(super) enum Node {
-    /// One that no tensor's description needs: a float, bytes, None.
+    /// A value that no tensor description needs: a float, bytes, None.
     Opaque,
     Bool(bool),
     Int(i64),
     Text(String),
-    /// A function or class, `module.name`.
+    /// A function or class by its name, `module.name`.
     Global(String),
     Tuple(Vec<Id>),
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
-    /// What a function or class makes of a tuple of arguments.
+    /// The result of calling a function or class with a tuple of arguments: `Call(callable, arguments)`.
     Call(Id, Id),
-    /// What is stored outside the pickle, by its description.
+    /// An object stored outside the pickle, given by its description.
     Persistent(Id),
 }
 
-/// A pickle that was read to its end.
+/// A pickle that was read completely.
 pub(super) struct Pickle {
     nodes: Vec<Node>,
     root: Id,
 }
 
 impl Pickle {
-    /// Reads one pickle, and nothing that comes after it.
+    /// Reads one pickle and leaves the rest of the input unread.
     pub(super) fn read(reader: &mut impl BufRead) -> Result<Self, Flaw> {
         let mut machine = Machine {
             reader: reader.take(MAX_PICKLE),
@@ -57,12 +54,12 @@ impl Pickle {
         Ok(Self { nodes: machine.nodes, root })
     }
 
-    /// The value that the pickle stands for.
+    /// The pickle's top-level value.
     pub(super) fn root(&self) -> Id {
         self.root
     }
 
-    /// All values, those that the root does not lead to included.
+    /// All values, including those that the root does not refer to.
     pub(super) fn nodes(&self) -> &[Node] {
         &self.nodes
     }
@@ -107,34 +104,33 @@ impl Pickle {
         }
     }
 
-    /// The function or class and the arguments of a call.
+    /// The callee and the arguments of a call.
     pub(super) fn call(&self, id: Id) -> Option<(&str, &[Id])> {
         let Node::Call(callable, arguments) = self.nodes[id] else { return None };
         Some((self.global(callable)?, self.tuple(arguments)?))
     }
 
-    /// The items of a dict whose keys are texts.
+    /// The items of a dict whose keys are strings.
     pub(super) fn dict(&self, id: Id) -> impl Iterator<Item = (&str, Id)> {
         let items = if let Node::Dict(items) = &self.nodes[id] { items.as_slice() } else { &[] };
         items.iter().filter_map(|(key, value)| Some((self.text(*key)?, *value)))
     }
 }
 
-/// The machine that a pickle is a program for.
+/// The stack machine that executes a pickle.
 struct Machine<R> {
     reader: R,
     nodes: Vec<Node>,
     stack: Vec<Id>,
-    /// Heights of the stack that the program marked.
+    /// Stack heights at the marks that the program set.
     marks: Vec<usize>,
     memo: HashMap<usize, Id>,
 }
 
 impl<R: BufRead> Machine<R> {
-    /// Runs one instruction; false after the last.
+    /// Executes one instruction. Returns false after the last.
     ///
-    /// The bytes are those of the binary instructions of CPython's
-    /// `pickletools`, up to protocol 5.
+    /// The opcodes are the binary ones of CPython's `pickletools`, up to protocol 5.
     fn step(&mut self) -> Result<bool, Flaw> {
         let [instruction] = self.bytes()?;
         match instruction {
@@ -165,7 +161,7 @@ impl<R: BufRead> Machine<R> {
             b'X' | 0x8C | 0x8D | b'T' | b'U' => {
                 let length = self.length(instruction)?;
                 let text = String::from_utf8(self.data(length)?);
-                // Python 2 had no other type for bytes.
+                // Python 2 used this type for bytes too, so the data may not be UTF-8.
                 self.push(text.map_or(Node::Opaque, Node::Text));
             }
             // BINBYTES in three sizes, BYTEARRAY8
@@ -175,7 +171,7 @@ impl<R: BufRead> Machine<R> {
                 self.push(Node::Opaque);
             }
 
-            // Tuples: empty, of the marked, of one, two and three
+            // Tuples: empty, from the mark, of one, two and three
             b')' => self.push(Node::Tuple(vec![])),
             b't' => {
                 let items = self.pop_mark()?;
@@ -186,7 +182,7 @@ impl<R: BufRead> Machine<R> {
                 items.reverse();
                 self.push(Node::Tuple(items));
             }
-            // Lists, sets and frozen sets: empty, of the marked, more items
+            // Lists, sets and frozen sets: empty, from the mark, append items
             b']' | 0x8F => self.push(Node::List(vec![])),
             b'l' | 0x91 => {
                 let items = self.pop_mark()?;
@@ -200,7 +196,7 @@ impl<R: BufRead> Machine<R> {
                 let items = self.pop_mark()?;
                 self.append(items)?;
             }
-            // Dicts: empty, of the marked, more items
+            // Dicts: empty, from the mark, add items
             b'}' => self.push(Node::Dict(vec![])),
             b'd' => {
                 let items = pairs(&self.pop_mark()?)?;
@@ -222,7 +218,7 @@ impl<R: BufRead> Machine<R> {
             }
             b'h' | b'j' => {
                 let place = self.length(instruction)? as usize;
-                let id = self.memo.get(&place).ok_or("its pickle recalls what it never stored")?;
+                let id = self.memo.get(&place).ok_or("its pickle reads a memo entry that it never stored")?;
                 self.stack.push(*id);
             }
 
@@ -234,7 +230,7 @@ impl<R: BufRead> Machine<R> {
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let (Node::Text(module), Node::Text(name)) = (&self.nodes[module], &self.nodes[name]) else {
-                    return Err("its pickle names a class by what is no text".into());
+                    return Err("its pickle names a class by a value that is not a string".into());
                 };
                 self.push(Node::Global(format!("{module}.{name}")));
             }
@@ -247,7 +243,7 @@ impl<R: BufRead> Machine<R> {
                 let (_keywords, arguments, callable) = (self.pop()?, self.pop()?, self.pop()?);
                 self.call(callable, arguments);
             }
-            // An object's attributes: those of a dict are no items of it.
+            // BUILD sets an object's attributes. Attributes of a dict are not among its items, so they are dropped.
             b'b' => drop(self.pop()?),
             b'Q' => {
                 let description = self.pop()?;
@@ -264,7 +260,7 @@ impl<R: BufRead> Machine<R> {
         Ok(bytes)
     }
 
-    /// The next `length` bytes. Takes only as much memory as there are.
+    /// Reads the next `length` bytes. Memory grows only with the bytes that exist.
     fn data(&mut self, length: u64) -> Result<Vec<u8>, Flaw> {
         let mut data = Vec::new();
         (&mut self.reader).take(length).read_to_end(&mut data)?;
@@ -281,10 +277,10 @@ impl<R: BufRead> Machine<R> {
         if line.pop() != Some(b'\n') {
             return Err("its pickle ends too early".into());
         }
-        String::from_utf8(line).map_err(|_| "its pickle names a class by what is no text".into())
+        String::from_utf8(line).map_err(|_| "its pickle names a class by a value that is not a string".into())
     }
 
-    /// The unsigned argument of an instruction on texts, bytes or the memo.
+    /// Reads the unsigned argument of an instruction for strings, bytes or the memo.
     fn length(&mut self, instruction: u8) -> Result<u64, Flaw> {
         Ok(match instruction {
             b'U' | b'C' | 0x8C | b'q' | b'h' => u64::from(self.bytes::<1>()?[0]),
@@ -293,7 +289,7 @@ impl<R: BufRead> Machine<R> {
         })
     }
 
-    /// The integer that an instruction stands for, if 64 bits hold it.
+    /// Reads an instruction's integer; `None` if it does not fit 64 bits.
     fn int(&mut self, instruction: u8) -> Result<Option<i64>, Flaw> {
         let length = match instruction {
             b'K' => return Ok(Some(i64::from(self.bytes::<1>()?[0]))),
@@ -323,7 +319,7 @@ impl<R: BufRead> Machine<R> {
             .get(bottom..)
             .and_then(<[Id]>::last)
             .copied()
-            .ok_or_else(|| "its pickle takes what is not there".into())
+            .ok_or_else(|| "its pickle pops a value that is not there".into())
     }
 
     fn pop(&mut self) -> Result<Id, Flaw> {
@@ -332,9 +328,9 @@ impl<R: BufRead> Machine<R> {
         Ok(top)
     }
 
-    /// Takes all values above the last mark, and the mark.
+    /// Pops all values above the last mark, and the mark.
     fn pop_mark(&mut self) -> Result<Vec<Id>, Flaw> {
-        let mark = self.marks.pop().ok_or("its pickle takes what is not there")?;
+        let mark = self.marks.pop().ok_or("its pickle pops a value that is not there")?;
         Ok(self.stack.split_off(mark))
     }
 
@@ -342,9 +338,9 @@ impl<R: BufRead> Machine<R> {
         let list = self.top()?;
         match &mut self.nodes[list] {
             Node::List(list) => list.extend(items),
-            // What an unknown class does with them is not known either.
+            // The effect of appending to an object of an unknown class is unknown too.
             Node::Call(..) => {}
-            _ => return Err("its pickle appends to what is no list".into()),
+            _ => return Err("its pickle appends to a value that is not a list".into()),
         }
         Ok(())
     }
@@ -354,7 +350,7 @@ impl<R: BufRead> Machine<R> {
         match &mut self.nodes[dict] {
             Node::Dict(dict) => dict.extend(items),
             Node::Call(..) => {}
-            _ => return Err("its pickle sets items of what is no dict".into()),
+            _ => return Err("its pickle sets items of a value that is not a dict".into()),
         }
         Ok(())
     }

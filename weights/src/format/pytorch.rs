@@ -1,13 +1,10 @@
-//! What `torch.save` writes: pickled descriptions of tensors, and storages that
-//! hold their elements.
+//! The formats of `torch.save`: pickled descriptions of tensors, and storages with their elements.
 //!
-//! Since PyTorch 1.6 a checkpoint is a zip archive, with `data.pkl` and one
-//! uncompressed file for each storage; before, it was a few pickles and the
-//! storages, one after the other. Both are read.
+//! Since PyTorch 1.6 a checkpoint is a zip archive with `data.pkl` and one uncompressed file per storage. Before, it
+//! was a sequence of a few pickles and the storages. Both formats are read.
 //!
-//! candle has a reader of the former. It is not used here because a damaged
-//! file can make it panic, overflow the stack or take all memory, and because
-//! it leaves out tensors of dtypes or strides that it does not know.
+//! candle's reader of the zip format is not used here: a damaged file can make it panic, overflow the stack or exhaust
+//! memory, and it skips tensors whose dtypes or strides it does not support.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,13 +19,13 @@ use zip::ZipArchive;
 use super::pickle::{Id, Node, Pickle, MAX_PICKLE};
 use super::{extent, Entries, Entry, Flaw};
 
-/// The first pickle of the older format, a number that tells it.
+/// The first pickle of the older format, a magic number.
 const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
-/// What PyTorch allows a tensor to have.
+/// PyTorch's limit.
 const MAX_DIMENSIONS: usize = 64;
 
-/// Where training scripts put the weights among other things.
+/// Keys under which training scripts store the weights.
 const KEYS: [&str; 4] = ["state_dict", "model", "model_state_dict", "module"];
 
 impl From<ZipError> for Flaw {
@@ -40,10 +37,10 @@ impl From<ZipError> for Flaw {
     }
 }
 
-/// Where the storages are in the file, by their keys.
+/// The byte range of each storage in the file, by key.
 type Storages = HashMap<String, Range<u64>>;
 
-/// Reads which tensors a file of `size` bytes has.
+/// Reads the entries of all tensors in a file of `size` bytes.
 pub(super) fn entries(file: File, size: u64) -> Result<Entries, Flaw> {
     let mut reader = BufReader::new(file);
     let older = reader.fill_buf()?.starts_with(MAGIC);
@@ -56,12 +53,12 @@ pub(super) fn entries(file: File, size: u64) -> Result<Entries, Flaw> {
         }
     }
     if entries.is_empty() {
-        return Err("it holds no tensors by name".into());
+        return Err("it has no tensors by name".into());
     }
     Ok(entries)
 }
 
-/// The zip format: the pickle, and the places of the storages that it names.
+/// Reads the zip format: the pickle, and the byte ranges of the storages that it refers to.
 fn archive(reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Flaw> {
     let mut zip = ZipArchive::new(reader)?;
     let names = zip.file_names().collect::<Result<Vec<_>, _>>()?;
@@ -75,7 +72,7 @@ fn archive(reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Fla
         little_endian(order == b"little")?;
     }
     let mut pickled = Vec::new();
-    // To the end of the entry, where its checksum is compared.
+    // Reads to the end of the entry, because the checksum is verified there.
     zip.by_name(&name)?.take(MAX_PICKLE).read_to_end(&mut pickled)?;
     let pickle = Pickle::read(&mut pickled.as_slice())?;
 
@@ -85,7 +82,7 @@ fn archive(reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Fla
             continue;
         }
         let entry = zip.by_name(&format!("{folder}data/{key}"))?;
-        let begin = entry.data_start().ok_or("an entry of the archive is nowhere")?;
+        let begin = entry.data_start().ok_or("an entry of the archive has no position")?;
         let end = begin.checked_add(entry.size()).filter(|end| *end <= size);
         let end = end.ok_or_else(|| format!("storage `{key}` reaches beyond its end"))?;
         storages.insert(key.to_owned(), begin..end);
@@ -93,7 +90,7 @@ fn archive(reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Fla
     Ok((pickle, storages))
 }
 
-/// The older format: the tensors' pickle, and the places of all storages.
+/// Reads the older format: the pickle of the tensors, and the byte ranges of all storages.
 fn sequence(mut reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Flaw> {
     reader.seek(SeekFrom::Start(MAGIC.len() as u64))?;
     let _version = Pickle::read(&mut reader)?;
@@ -113,7 +110,7 @@ fn sequence(mut reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages)
     let keys = keys.list(keys.root()).ok_or("its storages have no list of keys")?.iter().map(|id| keys.text(*id));
     for key in keys {
         let key = key.ok_or("a storage's key is no text")?;
-        let width = *widths.get(key).ok_or_else(|| format!("no tensor tells the type of storage `{key}`"))?;
+        let width = *widths.get(key).ok_or_else(|| format!("no tensor gives the type of storage `{key}`"))?;
         let mut count = [0; 8];
         reader.read_exact(&mut count)?;
         let begin = reader.stream_position()?;
@@ -134,34 +131,34 @@ fn little_endian(little: bool) -> Result<(), Flaw> {
     }
 }
 
-/// The dict that holds the tensors: the root, or an item of it.
+/// Finds the dict of tensors: the root, or an item of it.
 fn state_dict(pickle: &Pickle) -> Id {
     let holds_tensors = |id: &Id| pickle.dict(*id).any(|(_, id)| !matches!(tensor(pickle, id), Ok(None)));
     let item = |key: &str| pickle.dict(pickle.root()).find(|(name, _)| *name == key).map(|(_, id)| id);
     KEYS.iter().filter_map(|key| item(key)).find(holds_tensors).unwrap_or(pickle.root())
 }
 
-/// What a pickle says about one storage.
+/// The description of a storage in a pickle.
 struct Storage<'a> {
     key: &'a str,
     class: &'a str,
 }
 
 impl<'a> Storage<'a> {
-    /// From `('storage', class, key, device, length)`.
+    /// Parses `('storage', class, key, device, length)`.
     fn of(pickle: &'a Pickle, node: &Node) -> Option<Self> {
         let Node::Persistent(description) = node else { return None };
         let [kind, class, key, _device, _length, view @ ..] = pickle.tuple(*description)? else { return None };
-        // A sixth item is a part of another storage, as before PyTorch 0.4.
+        // Before PyTorch 0.4, a sixth item made the storage a view of another one. Such views are not supported.
         let whole = view.iter().all(|id| matches!(pickle.nodes()[*id], Node::Opaque));
         let (key, class) = (pickle.text(*key)?, pickle.global(*class)?);
         (pickle.text(*kind)? == "storage" && whole).then_some(Self { key, class })
     }
 
-    /// Bytes of an element of the storage itself.
+    /// Bytes per element of the storage.
     fn width(&self) -> Option<u64> {
         match self.class {
-            // The tensors on it tell their dtypes.
+            // The tensors on an untyped storage carry their own dtypes.
             "torch.storage.UntypedStorage" => Some(1),
             class => storage_dtype(class).map(width),
         }
@@ -172,20 +169,20 @@ fn storage_keys(pickle: &Pickle) -> impl Iterator<Item = &str> {
     pickle.nodes().iter().filter_map(|node| Some(Storage::of(pickle, node)?.key))
 }
 
-/// What a pickle says about one tensor.
+/// The description of a tensor in a pickle.
 struct Description<'a> {
     storage: &'a str,
     dtype: Dtype,
-    /// Elements of the storage before the first of the tensor.
+    /// Offset of the tensor's first element in the storage, in elements.
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
 }
 
-/// The tensor that `id` stands for; none where it is something else.
+/// Parses the tensor that `id` refers to. Returns `None` if it is not a tensor.
 fn tensor(pickle: &Pickle, mut id: Id) -> Result<Option<Description<'_>>, &'static str> {
     const UNCLEAR: &str = "its pickle does not describe a tensor as PyTorch does";
-    // A parameter holds its tensor, which may be of a subclass.
+    // A parameter wraps its tensor, which may in turn be an instance of a subclass.
     for _ in 0..4 {
         let Some((callable, arguments)) = pickle.call(id) else { return Ok(None) };
         let arguments = match (callable, arguments) {
@@ -206,7 +203,7 @@ fn tensor(pickle: &Pickle, mut id: Id) -> Result<Option<Description<'_>>, &'stat
         };
         let [storage, offset, shape, strides, rest @ ..] = arguments else { return Err(UNCLEAR) };
         let storage = Storage::of(pickle, &pickle.nodes()[*storage]).ok_or(UNCLEAR)?;
-        // The third version tells the dtype, after two arguments on gradients.
+        // The third version of the function takes the dtype, after two arguments about gradients.
         let own = rest.get(2).and_then(|id| own_dtype(pickle.global(*id)?));
         let size = |id: &Id| pickle.int(*id).and_then(|size| usize::try_from(size).ok()).ok_or(UNCLEAR);
         let sizes = |id: &Id| {
@@ -225,8 +222,7 @@ fn tensor(pickle: &Pickle, mut id: Id) -> Result<Option<Description<'_>>, &'stat
 }
 
 impl Description<'_> {
-    /// Where the tensor is in the file. Fails where it is not inside its
-    /// storage, or is larger than that.
+    /// Computes the tensor's place in the file. Fails if the tensor exceeds its storage, or has more elements than it.
     fn entry(self, storages: &Storages) -> Result<Entry, String> {
         let storage =
             storages.get(self.storage).ok_or_else(|| format!("is on a missing storage, `{}`", self.storage))?;
@@ -238,7 +234,7 @@ impl Description<'_> {
         let held = (storage.end - storage.start) / width;
         let outside =
             || format!("of shape {shape:?} and strides {strides:?} from {offset} is not inside its storage of {held}");
-        // One more than the distance of the last element from the first.
+        // The distance between the first and the last element, plus one.
         let reach = || {
             shape.iter().zip(&strides).try_fold(1u64, |reach, (dim, stride)| {
                 reach.checked_add(u64::try_from(*dim - 1).ok()?.checked_mul(u64::try_from(*stride).ok()?)?)
@@ -255,7 +251,7 @@ impl Description<'_> {
     }
 }
 
-/// Bytes of an element.
+/// Bytes per element.
 fn width(dtype: Dtype) -> u64 {
     dtype.bitsize() as u64 / 8
 }
@@ -277,7 +273,7 @@ fn storage_dtype(class: &str) -> Option<Dtype> {
     })
 }
 
-/// The dtypes that came after storages had one.
+/// Dtypes without a storage class of their own.
 fn own_dtype(name: &str) -> Option<Dtype> {
     Some(match name.strip_prefix("torch.")? {
         "uint16" => Dtype::U16,

@@ -11,10 +11,10 @@ use super::{extent, Entries, Entry, Flaw};
 /// The file starts with the header's length in bytes, as a 64-bit number.
 const PREFIX: u64 = 8;
 
-/// What the format allows a header to take.
+/// The format's limit on the size of a header.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// Reads the header of a file of `size` bytes and holds it against them.
+/// Reads the header of a file of `size` bytes and validates it against the size.
 pub(super) fn entries(mut file: File, size: u64) -> Result<Entries, Flaw> {
     if size < PREFIX {
         return Err(format!("it has only {size} bytes").into());

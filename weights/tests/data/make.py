@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 
 
 def ramp(*shape, dtype=torch.float32):
-    """Values that differ from place to place and that every float type holds."""
+    """Values that vary from element to element and are exact in every float type."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count) * 7 % 31) - 15).reshape(shape).to(dtype)
 
@@ -35,7 +35,7 @@ def tensors():
             "plain.small": torch.tensor([1, -2], dtype=torch.int32),
             "plain.bytes": torch.tensor([1, 254], dtype=torch.uint8),
             "plain.mask": torch.tensor([True, False]),
-            # Views, all of one storage.
+            # Views of one storage.
             "view.whole": whole,
             "view.transposed": whole.transpose(0, 2),
             "view.permuted": whole.permute(1, 0, 2),
@@ -43,7 +43,7 @@ def tensors():
             "view.columns": whole[:, 1:4, ::2],
             "view.row": whole[2, 3],
             "view.element": whole[3, 4, 5],
-            # As convolutions' weights are in checkpoints trained with it.
+            # The layout of convolution weights in checkpoints trained in channels-last.
             "view.channels_last": ramp(2, 3, 2, 2).contiguous(memory_format=torch.channels_last),
         }
     )

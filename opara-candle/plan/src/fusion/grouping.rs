@@ -1,4 +1,4 @@
-//! Finds the fusion groups of a trace: takes op after op in recorded order and lets it join a group that is open.
+//! Finds the fusion groups of a trace: walks the ops in recorded order, and adds each to an open group if possible.
 
 use super::{Fusible, FusionGroup, Operand, Permutation, ReadPattern, StridedView};
 use crate::optimize::{read, runs_at_every_call, written};
@@ -7,7 +7,7 @@ use crate::trace::{Op, OpId, Role, Trace};
 /// A group that ops may still join.
 struct OpenGroup {
     members: Vec<OpId>,
-    /// The member in whose place the kernel runs.
+    /// The member whose position in the trace the kernel takes.
     at: OpId,
     elements: u64,
     columns: Option<u64>,
@@ -43,7 +43,7 @@ impl OpenGroup {
         }
     }
 
-    /// The number of its first members that are recomputed from another group.
+    /// The number of leading members that are recomputed from another group.
     fn recomputed(&self) -> usize {
         self.permutation.filter(|_| self.recomputes.is_some()).map_or(0, |permutation| permutation.before)
     }
@@ -60,7 +60,7 @@ impl OpenGroup {
     }
 }
 
-/// How an op would join a group.
+/// The way an op would join a group.
 struct Joined {
     group: usize,
     at: OpId,
@@ -75,11 +75,11 @@ pub(super) struct Grouping<'a> {
     /// For each op: does some reader need its full result?
     is_needed_whole: &'a [bool],
     max_members: usize,
-    /// How often each buffer is read.
+    /// Number of reads of each buffer.
     reads: Vec<usize>,
     /// For each op: does it run at every call?
     runs_at_every_call: Vec<bool>,
-    /// How often each buffer is written in all, and how often so far.
+    /// Number of writes of each buffer: in total, and so far.
     writes: Vec<usize>,
     written: Vec<usize>,
     /// For each buffer: was it read or written so far?
@@ -120,7 +120,7 @@ impl<'a> Grouping<'a> {
         }
     }
 
-    /// Lets an op join a group, or begin one.
+    /// Adds an op to a group, or starts a group with it.
     pub(super) fn add(&mut self, op: OpId, fusible: &Fusible) {
         let operands = &fusible.operands;
         // No later op writes to the operands, so the fused kernel may read them at any later time.
@@ -151,7 +151,7 @@ impl<'a> Grouping<'a> {
         group.is_row_scalar.push(is_row_scalar);
     }
 
-    /// How `op` can join the group that computes this operand; `None` if it cannot.
+    /// The way `op` can join the group that computes this operand; `None` if it cannot.
     fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
         let maker = self.writer[operand.buffer]?;
         let id = self.group_of[maker]?;
@@ -210,8 +210,8 @@ impl<'a> Grouping<'a> {
         Some(OpenGroup { members, is_row_scalar, permutation, recomputes: Some(source), ..OpenGroup::of(op, fusible) })
     }
 
-    /// Can a group run over its elements in the order in which `op` reads them? Yes if no other op reads its results, and
-    /// its operands in that order are still strided views.
+    /// Can a group run over its elements in the order in which `op` reads them? Yes, if no other op reads its results,
+    /// and its operands are strided views in that order, too.
     fn can_permute(&self, group: &OpenGroup, op: OpId, order: &StridedView) -> bool {
         let readers: Vec<OpId> = group.members.iter().copied().chain([op]).collect();
         group.permutation.is_none() && self.are_only_readers(group, &readers) && self.stay_strided(group, order, 0)
@@ -238,7 +238,7 @@ impl<'a> Grouping<'a> {
         self.group_of[op].map_or(op, |group| self.groups[group].at)
     }
 
-    /// Notes what an op reads and writes.
+    /// Notes the accesses of an op.
     pub(super) fn note_accesses(&mut self, op: OpId, launch: &Op) {
         for access in &launch.accesses {
             self.touched[access.buffer] = true;
@@ -287,7 +287,7 @@ impl<'a> Grouping<'a> {
             let OpenGroup { members, at, elements, columns, is_row_scalar, permutation, .. } = group;
             FusionGroup { members, at, is_stored, is_row_scalar, elements, columns, permutation }
         };
-        // For an op that runs once, while building, speed does not matter.
+        // An op that runs once, while the executor is built, need not be fast.
         let gains = |group: &OpenGroup| group.members.len() > 1 || (group.gains && self.runs_at_every_call[group.at]);
         let stay = self.groups.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(group, _)| group);
         Ok(stay.filter(gains).map(fusion_group).collect())

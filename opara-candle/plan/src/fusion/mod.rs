@@ -1,12 +1,12 @@
 //! Kernel fusion: finds groups of element-wise and row-wise ops that one generated kernel can replace.
 //!
-//! Input: a trace, and what the recorder knows of its fusible ops. Output: [`FusionGroup`]s, in recorded order. Results
-//! keep their bits: every op inside a group rounds exactly as its own kernel does.
+//! Input: a trace, and a description of its fusible ops. Output: [`FusionGroup`]s, in recorded order. Results keep
+//! their bits: every op inside a group rounds exactly as its own kernel does.
 //!
-//! An op joins a group if it reads the group's results element by element, or one scalar per row: a norm reads all of a
-//! row for each element, a row reduction such as a sum gives one scalar per row. A group may hold one op that reads in
-//! another order, such as a contiguous copy of a transposed tensor; the ops before it then run in that order. And if all
-//! readers of a result read slices of it, such as queries, keys and values of one matmul and its bias, each of them
+//! An op joins a group if it reads the group's results element by element, or one scalar per row. (A norm reads a whole
+//! row for each element; a row reduction such as a sum gives one scalar per row.) A group may hold one op that reads in
+//! another order, such as a contiguous copy of a transposed tensor; the ops before it then run in that order. If all
+//! readers of a result read slices of it, such as the queries, keys and values of one biased matmul, each of them
 //! recomputes its own slice, and the full result is never stored.
 
 mod grouping;
@@ -21,9 +21,9 @@ use crate::trace::{BufferId, OpId, Trace};
 /// An op that a group can hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fusible {
-    /// How many elements it runs over.
+    /// The number of elements that it computes.
     pub elements: u64,
-    /// The length of a row, if each of its results depends on all of a row.
+    /// The length of a row, if each of its results depends on a whole row.
     pub columns: Option<u64>,
     /// Is it a row reduction? It gives one scalar per row instead of one per element.
     pub reduces: bool,
@@ -46,10 +46,10 @@ pub struct Operand {
     pub first: Option<u64>,
 }
 
-/// What an op reads of an operand for its element `i`.
+/// The relation between element `i` of an op and the elements of an operand that it reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadPattern {
-    /// Element `i` of the operand; all of that element's row, if the op reads rows.
+    /// Element `i` of the operand, or its whole row if the op reads rows.
     Element,
     /// Scalar `i / columns`: one per row.
     RowScalar(u64),
@@ -67,7 +67,7 @@ impl Operand {
         }
     }
 
-    /// The order in which all of so many elements are read, if it is not the order in memory.
+    /// The order in which all elements are read, if it is not the memory order.
     fn order(&self, elements: u64) -> Option<StridedView> {
         let permutes = self.first == Some(0) && !self.view.is_contiguous() && self.view.is_permutation(elements);
         permutes.then_some(self.view)
@@ -79,17 +79,17 @@ impl Operand {
 pub struct FusionGroup {
     /// The ops, in recorded order.
     pub members: Vec<OpId>,
-    /// The member in whose place the kernel runs.
+    /// The member whose position in the trace the kernel takes.
     pub at: OpId,
     /// For each member: is its result stored, for other ops or as an output?
     pub is_stored: Vec<bool>,
     /// For each member: does it run on one scalar per row (after a row reduction) instead of on every element?
     pub is_row_scalar: Vec<bool>,
-    /// How many elements all other members run over.
+    /// The number of elements that all other members compute.
     pub elements: u64,
     /// The length of a row, if any member reads rows.
     pub columns: Option<u64>,
-    /// The permutation or slice that ends the members before it, if there is one.
+    /// The permutation or slice that ends the leading members, if there is one.
     pub permutation: Option<Permutation>,
 }
 
@@ -101,31 +101,32 @@ impl FusionGroup {
     }
 }
 
-/// A permutation or slice inside a group: one member reads the results of the members before it in another order, or only
-/// some of them.
+/// A permutation or slice inside a group: one member reads the results of the members before it in another order, or
+/// only some of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permutation {
-    /// How many members come before it.
+    /// The number of members before it.
     pub before: usize,
-    /// The order in which it reads: element `i` is element `first + order(i)` of those before.
+    /// The order in which it reads: element `i` is element `first + order(i)` of the results before.
     pub order: StridedView,
-    /// The element from which the order counts.
+    /// The element that the order starts from.
     pub first: u64,
 }
 
-/// Finds groups of up to `max_members` ops, and generates each with `generate`. `fusible` says which ops can be in a group.
-/// Only ops that are recomputed, before a permutation, can be in several groups.
+/// Finds groups of up to `max_members` ops, and generates a kernel for each with `generate`. `fusible` describes the
+/// ops that can be in a group. Only ops that are recomputed, before a permutation, can be in several groups.
 ///
-/// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands are
-/// available where the group runs; or else the group runs in the op's place, if nothing outside has read its results by
-/// then. Ops that depend on an input and ops that do not are never in one group: the latter run once.
+/// An op joins the group whose results it reads element by element, or one scalar per row, if all its other operands
+/// are available where the group runs. Otherwise the group moves to the op's position, if no op outside has read its
+/// results before. Ops that depend on an input are never in one group with ops that do not, since the latter run only
+/// once.
 ///
-/// Where a group runs depends on the other groups. So if `generate` returns `None` for a group, the group's last op is left out, and all
-/// groups are found anew; the same happens if an op turns out to need the full result of a group that others recompute in
-/// slices.
+/// The position of a group depends on the other groups. So if `generate` returns `None` for a group, its last op is
+/// excluded, and all groups are searched again. The same happens if an op turns out to need the full result of a group
+/// that others recompute in slices.
 ///
 /// # Complexity
-/// Linear in accesses, each time.
+/// Linear in accesses per search.
 pub fn groups<T>(
     trace: &Trace,
     mut fusible: Vec<Option<&Fusible>>,

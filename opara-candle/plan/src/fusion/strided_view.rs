@@ -1,9 +1,9 @@
-//! Strided views: which elements of a buffer a tensor reads, by dimensions and strides.
+//! Strided views: the elements of a buffer that a tensor reads, given by dimensions and strides.
 
-/// The most dimensions.
+/// Maximum dimensions.
 const DIMS: usize = 4;
 
-/// A strided view of a buffer, neighbouring dimensions merged where they can be. Without dimensions it is contiguous.
+/// A strided view of a buffer. Neighbouring dimensions are merged if possible; without dimensions it is contiguous.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StridedView {
     dims: [u32; DIMS],
@@ -13,7 +13,7 @@ pub struct StridedView {
 
 impl StridedView {
     /// The view with these dimensions and strides, in elements. `None` if it has too many dimensions after merging, or
-    /// reaches too far.
+    /// an offset exceeds 32 bits.
     pub fn new(dims: &[u64], strides: &[u64]) -> Option<Self> {
         let mut merged: Vec<(u64, u64)> = Vec::new();
         for (&dim, &stride) in dims.iter().zip(strides).filter(|(&dim, _)| dim != 1) {
@@ -98,7 +98,7 @@ impl StridedView {
         Some((Self::new(&dims, &strides)?, distance))
     }
 
-    /// The element of the buffer that element `i` is.
+    /// The element of the buffer that element `i` reads.
     pub fn at(&self, i: u64) -> u64 {
         if self.is_contiguous() {
             return i;
@@ -123,8 +123,8 @@ mod tests {
         let row = Some((vec![], vec![]));
         assert_eq!(view(&[], &[]), row, "a scalar");
         assert_eq!(view(&[2, 3, 4], &[12, 4, 1]), row);
-        assert_eq!(view(&[1, 3, 1, 4], &[7, 4, 9, 1]), row, "dimensions of one are none");
-        assert_eq!(view(&[2, 3, 4], &[0, 0, 1]), Some((vec![6, 4], vec![0, 1])), "one row, six times");
+        assert_eq!(view(&[1, 3, 1, 4], &[7, 4, 9, 1]), row, "dimensions of length one are dropped");
+        assert_eq!(view(&[2, 3, 4], &[0, 0, 1]), Some((vec![6, 4], vec![0, 1])), "one row, repeated six times");
         assert_eq!(view(&[6, 4], &[1, 0]), Some((vec![6, 4], vec![1, 0])), "a column");
         assert_eq!(view(&[5], &[0]), Some((vec![5], vec![0])), "one scalar for all elements");
         assert_eq!(view(&[2, 8, 3, 4], &[96, 4, 32, 1]), Some((vec![2, 8, 3, 4], vec![96, 4, 32, 1])));
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(bias.compose(&heads, 0), Some((StridedView::new(&[12, 128, 64], &[64, 0, 1]).unwrap(), 0)));
         assert_eq!(StridedView::default().compose(&heads, 0), Some((heads, 0)));
         let halves = StridedView::new(&[2, 64, 768], &[1, 0, 0]).unwrap();
-        assert_eq!(halves.compose(&heads, 0), None, "the tokens' halves do not line up with heads");
+        assert_eq!(halves.compose(&heads, 0), None, "halves of the tokens do not match the heads");
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
         ) {
             let order = StridedView::new(&dims, &strides[..dims.len()]).unwrap();
             let elements = dims.iter().product();
-            let all_there = (0..elements).all(|i| first + order.at(i) < 24);
-            if let Some((view, distance)) = own.compose(&order, first).filter(|_| all_there) {
+            let in_range = (0..elements).all(|i| first + order.at(i) < 24);
+            if let Some((view, distance)) = own.compose(&order, first).filter(|_| in_range) {
                 for i in 0..elements {
                     prop_assert_eq!(distance + view.at(i), own.at(first + order.at(i)));
                 }

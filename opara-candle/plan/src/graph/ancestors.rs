@@ -2,25 +2,25 @@
 
 use crate::trace::OpId;
 
-/// Runs of ids kept for one op. Networks need a handful; where an op would need more, the middle ones are forgotten.
+/// Maximum runs of ids per op. Networks need a handful; beyond the maximum, the middle runs are forgotten.
 const MAX_RUNS: usize = 256;
 
-/// For each op, all ops on which it depends, directly or not, as runs of consecutive ids.
+/// For each op, all ops that it depends on, directly or indirectly, as runs of consecutive ids.
 ///
-/// Modules launch branch after branch, so the ancestors of an op are few runs: everything up to the last join, and its
-/// own branch since. That makes the table near-linear where bit sets would be quadratic. Forgotten ancestors count as
-/// independent, which is safe: it can only add waits.
+/// Modules launch branch after branch, so the ancestors of an op form few runs: everything up to the last join, and its
+/// own branch since. That makes the table nearly linear in size, where bit sets would be quadratic. A forgotten
+/// ancestor counts as independent, which is safe: it can only add waits.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ancestors {
-    /// First id and one past the last one, ascending and apart; those of one op after those of the op before.
+    /// (first id, last id + 1), ascending and disjoint, for all ops one after the other.
     runs: Vec<(u32, u32)>,
-    /// For each op one past its last run.
+    /// For each op the end of its runs.
     ends: Vec<usize>,
     scratch: Vec<(u32, u32)>,
 }
 
 impl Ancestors {
-    /// Adds the next op, which depends on these.
+    /// Adds the next op, which depends on `predecessors`.
     pub fn push(&mut self, predecessors: &[OpId]) {
         self.scratch.clear();
         for &p in predecessors {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_runs_forget_the_middle_ones() {
+    fn beyond_the_maximum_the_middle_runs_are_forgotten() {
         let mut ancestors = Ancestors::default();
         (0..2000).for_each(|_| ancestors.push(&[]));
         let every_other: Vec<usize> = (0..2000).step_by(2).collect();

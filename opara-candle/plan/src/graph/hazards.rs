@@ -1,8 +1,8 @@
-//! Hazards: which earlier ops an op must wait for, from what both do to the same bytes.
+//! Data hazards: the earlier ops that an op must wait for because both access the same bytes.
 
 use crate::trace::{OpId, Region, Trace};
 
-/// Last writers and readers of one buffer, as far as no later write has overwritten them.
+/// The last writers and readers of a buffer's bytes, as far as no later write has overwritten them.
 #[derive(Default)]
 struct History {
     writes: Vec<(Region, OpId)>,
@@ -16,7 +16,7 @@ impl History {
         self.reads.push((region, op));
     }
 
-    /// Write after write and write after read. What the write covers is ordered through it from now on.
+    /// Write after write and write after read. Later accesses to the covered bytes are ordered through this write.
     fn write(&mut self, region: Region, op: OpId, found: &mut Vec<OpId>) {
         for entries in [&mut self.writes, &mut self.reads] {
             found.extend(entries.iter().filter(|(r, _)| r.overlaps(&region)).map(|&(_, op)| op));
@@ -29,12 +29,12 @@ impl History {
 /// For each op the earlier ops whose accesses conflict with its own, ascending: read after write, write after read
 /// and write after write over byte regions of the same buffer.
 ///
-/// Pairs that an overwrite in between orders are left out, so the result is not every conflicting pair, but its
-/// transitive closure holds them all.
+/// Pairs that are ordered through an overwrite between them are left out, so the result is not every conflicting pair,
+/// but its transitive closure contains all of them.
 ///
 /// # Complexity
-/// For each access, the number of uncovered entries of its buffer: a handful, except for a buffer that many ops write
-/// in parts (a concatenation of `k` parts costs `k²` comparisons).
+/// Per access linear in the uncovered entries of its buffer: a handful, unless many ops write the buffer in parts (a
+/// concatenation of `k` parts costs `k²` comparisons).
 pub fn hazards(trace: &Trace) -> Vec<Vec<OpId>> {
     let mut history: Vec<History> = Vec::new();
     history.resize_with(trace.buffers.len(), History::default);

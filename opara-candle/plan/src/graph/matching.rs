@@ -1,15 +1,15 @@
-//! A maximum matching of the bipartite graph of a DAG's edges: a cover of the DAG by the fewest paths.
+//! Maximum matching in the bipartite graph of a DAG's edges: a cover of the DAG by the fewest paths.
 
 use super::OpGraph;
 use crate::trace::OpId;
 
-/// Far away: no augmenting path leads here.
+/// The distance of a start that no alternating path has reached.
 const UNREACHED: u32 = u32::MAX;
 
-/// The largest set of dependencies in which no two leave the same op and no two lead to the same op.
+/// A largest set of dependencies in which no two leave the same op, and no two enter the same op.
 ///
 /// # Returns
-/// For each op the one that follows it in the set.
+/// For each op its successor in the set, if there is one.
 ///
 /// # Complexity
 /// `O(E √V)` (Hopcroft, Karp 1973), starting from a greedy matching, which is close to maximum on networks.
@@ -22,19 +22,19 @@ pub(crate) fn maximum_matching(graph: &OpGraph) -> Vec<Option<OpId>> {
     search.next
 }
 
-/// Both sides of the bipartite graph: an op as the start of its outgoing dependencies, and as the end of its incoming
+/// Both sides of the bipartite graph: each op as the start of its outgoing dependencies, and as the end of its incoming
 /// ones.
 struct Search {
-    /// Successors of all ops, those of one after those of the op before.
+    /// The successors of all ops, one op after the other.
     successors: Vec<OpId>,
-    /// For each op one past its last successor.
+    /// For each op the end of its successors.
     ends: Vec<usize>,
     /// For each start its matched end, and for each end its matched start.
     next: Vec<Option<OpId>>,
     before: Vec<Option<OpId>>,
-    /// For each start how many matched edges lie between it and a free start.
+    /// For each start the number of matched edges between it and a free start.
     distance: Vec<u32>,
-    /// For each start its first successor that has not been tried in this phase.
+    /// For each start the first successor that has not been tried in this phase.
     untried: Vec<usize>,
 }
 
@@ -64,7 +64,7 @@ impl Search {
         op.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[op]
     }
 
-    /// Breadth first from every free start: distances along alternating paths. Whether a free end was met.
+    /// Breadth-first search from every free start: the distances along alternating paths. Did it reach a free end?
     fn measure(&mut self) -> bool {
         let mut queue = Vec::new();
         for op in 0..self.next.len() {
@@ -99,13 +99,13 @@ impl Search {
         met
     }
 
-    /// Depth first along growing distances from a free start; flips the first path that ends in a free end.
+    /// Depth-first search along increasing distances from a free start. Flips the first path that ends in a free end.
     fn augment(&mut self, free: OpId) {
-        // Starts on the path. The edge that leaves each is the last one tried.
+        // The starts on the path. The edge that leaves each of them is the last one tried.
         let mut path = vec![free];
         while let Some(&op) = path.last() {
             if self.untried[op] == self.range(op).end {
-                // A dead end for every other path of this phase too.
+                // A dead end for every other path of this phase, too.
                 self.distance[op] = UNREACHED;
                 path.pop();
                 continue;
@@ -139,15 +139,15 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_greedy_choice_is_taken_back() {
-        // Greedy matches 0-2, and then 3, which depends on 0 alone, finds it taken; 1 can lead to 2 instead.
+    fn a_greedy_choice_can_be_revised() {
+        // Greedy matches 0-2. Then 3, which depends on 0 alone, finds 0 taken; 1 can lead to 2 instead.
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0, 1], vec![0]]);
         assert_eq!(maximum_matching(&graph), [Some(3), Some(2), None, None]);
     }
 
     proptest! {
         #[test]
-        fn as_large_as_petgraph_finds_in_a_general_graph(dag in dags()) {
+        fn is_as_large_as_petgraphs_matching(dag in dags()) {
             let graph = OpGraph::from_predecessors(dag);
             let ops = graph.len();
             let edges = (0..ops).flat_map(|op| graph.predecessors(op).map(move |p| (p as u32, (ops + op) as u32)));

@@ -1,4 +1,4 @@
-//! What depends: the DAG of a trace's ops.
+//! Dependencies: the DAG of a trace's ops.
 
 mod ancestors;
 mod hazards;
@@ -27,13 +27,13 @@ impl OpGraph {
     /// The dependencies that a trace's accesses imply.
     ///
     /// # Complexity
-    /// Linear in accesses and edges as long as few ops touch one buffer between two writes and edges are short; see
-    /// [`hazards`] and the reduction for what long ones cost.
+    /// Linear in accesses and edges, as long as few ops access one buffer between two writes, and edges are short.
+    /// [`hazards`] and the reduction say what long edges cost.
     pub fn new(trace: &Trace) -> Self {
         Self::from_predecessors(hazards(trace))
     }
 
-    /// The graph in which op `v` depends on `predecessors[v]`, all of them lower than `v`.
+    /// The graph in which op `v` depends on `predecessors[v]`, all of which are smaller than `v`.
     pub fn from_predecessors(predecessors: Vec<Vec<OpId>>) -> Self {
         let hazards = predecessors.iter().map(Vec::len).sum();
         let reduced = reduce::transitive_reduction(&predecessors);
@@ -41,7 +41,8 @@ impl OpGraph {
         let mut level = vec![0; reduced.len()];
         for op in 0..reduced.len() {
             dag.add_node(op);
-            // petgraph walks the newest edge first: add descending, so that predecessors come in recorded order.
+            // petgraph iterates the newest edge first: add them in descending order, so that predecessors come in
+            // recorded order.
             for &p in reduced[op].iter().rev() {
                 dag.add_edge(NodeIndex::new(p), NodeIndex::new(op), ());
                 level[op] = level[op].max(level[p] + 1);
@@ -50,7 +51,7 @@ impl OpGraph {
         Self { dag, hazards, level }
     }
 
-    /// The same graph with more dependencies: pairs of ops of which the first, a lower one, has to finish before the
+    /// The same graph with more dependencies: pairs of ops, of which the first (the smaller id) must finish before the
     /// second starts.
     pub fn with_order(&self, pairs: &[(OpId, OpId)]) -> Self {
         let mut predecessors: Vec<Vec<OpId>> = (0..self.len()).map(|op| self.predecessors(op).collect()).collect();
@@ -63,17 +64,17 @@ impl OpGraph {
         self.dag.node_count()
     }
 
-    /// Whether there is no op.
+    /// Does it contain no op?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Dependencies before reduction.
+    /// Number of dependencies before the reduction.
     pub fn hazards(&self) -> usize {
         self.hazards
     }
 
-    /// Dependencies after reduction.
+    /// Number of dependencies after the reduction.
     pub fn edges(&self) -> usize {
         self.dag.edge_count()
     }
@@ -88,17 +89,17 @@ impl OpGraph {
         self.dag.neighbors_directed(NodeIndex::new(op), Direction::Outgoing).map(NodeIndex::index)
     }
 
-    /// Ops before `op` on the longest path that leads to it.
+    /// Number of ops before `op` on the longest path that leads to it.
     pub fn level(&self, op: OpId) -> usize {
         self.level[op]
     }
 
-    /// Ops on the longest path.
+    /// Number of ops on the longest path.
     pub fn depth(&self) -> usize {
         self.level.iter().max().map_or(0, |l| l + 1)
     }
 
-    /// The most ops that lie equally deep, and so surely are independent of each other.
+    /// The largest number of ops at one level. They are independent of each other.
     pub fn width(&self) -> usize {
         let mut count = vec![0; self.depth()];
         for &level in &self.level {
@@ -107,9 +108,9 @@ impl OpGraph {
         count.into_iter().max().unwrap_or(0)
     }
 
-    /// The most expensive path, first op first, and its cost: the time that no schedule can beat.
+    /// The most expensive path, first op first, and its cost: a lower bound for the time of every schedule.
     ///
-    /// `cost` holds one number an op.
+    /// `cost` holds one number per op.
     pub fn critical_path(&self, cost: &[f64]) -> (Vec<OpId>, f64) {
         let mut finish: Vec<f64> = Vec::with_capacity(self.len());
         let mut through: Vec<Option<OpId>> = Vec::with_capacity(self.len());
@@ -124,7 +125,7 @@ impl OpGraph {
         (path, last.map_or(0., |op| finish[op]))
     }
 
-    /// The graph in GraphViz's language, nodes labelled by `label`.
+    /// The graph in the GraphViz language, with nodes labelled by `label`.
     pub fn to_dot(&self, label: impl Fn(OpId) -> String) -> String {
         use petgraph::dot::{Config, Dot};
         let named = self.dag.map(|_, &op| label(op), |_, _| ());

@@ -1,11 +1,11 @@
-//! Transitive reduction of a DAG given by predecessors, nodes in topological order.
+//! Transitive reduction of a DAG, given by predecessors, with nodes in topological order.
 
 /// Drops every predecessor that another predecessor already waits for. Results are ascending.
 ///
-/// Walks backward from the newest predecessor, no further than the oldest one and no shallower, so the cost of a node
-/// is the size of the part of the graph between its predecessors. That is near-linear for the graphs of networks,
-/// whose edges are short or lie along few long skips, and quadratic where every node has predecessors all over the
-/// graph. (Aho, Garey, Ullman 1972: a DAG's reduction is unique.)
+/// Walks backwards from the newest predecessor, no further than the oldest predecessor and no shallower than the
+/// shallowest one. So the cost of a node is the size of the graph between its predecessors. That is nearly linear for
+/// networks, whose edges are short or lie along few long skip connections, and quadratic if every node has predecessors
+/// all over the graph. (Aho, Garey, Ullman 1972: a DAG's reduction is unique.)
 pub(crate) fn transitive_reduction(predecessors: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let n = predecessors.len();
     let mut reduced: Vec<Vec<usize>> = Vec::with_capacity(n);
@@ -27,7 +27,7 @@ pub(crate) fn transitive_reduction(predecessors: &[Vec<usize>]) -> Vec<Vec<usize
             kept.push(candidate);
             level[node] = level[node].max(level[candidate] + 1);
             if rank == last {
-                break; // nothing older is left to be found
+                break; // no older candidate is left
             }
             stack.push(candidate);
             while let Some(at) = stack.pop() {

@@ -1,49 +1,49 @@
-//! Families of kernels, as reports count them.
+//! Kernel families, for reports.
 
 use std::fmt;
 
 use self::Family::*;
 
-/// What a kernel computes.
+/// The family of a kernel's computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// Matrix by matrix or vector, and the reductions that belong to them.
-    Products,
-    /// Convolutions in any form.
-    Convolutions,
-    /// Attention in one kernel.
+    /// Matmuls, matrix-vector products, and the reductions that belong to them.
+    Matmul,
+    /// Convolutions of any kind.
+    Convolution,
+    /// Fused attention.
     Attention,
-    /// Softmax on its own.
+    /// Stand-alone softmax.
     Softmax,
     /// Layer norm, RMS norm, batch norm.
     Normalisation,
-    /// Sums, maxima and the like along a dimension.
-    Reductions,
-    /// One element of the result from one of each operand.
+    /// Sums, maxima and other reductions along a dimension.
+    Reduction,
+    /// Element-wise operations.
     ElementWise,
     /// Copies, fills, concatenations, transposes.
     Layout,
-    /// Maxima and means over windows.
-    Pools,
-    /// Rows or elements by their indices.
-    Lookups,
-    /// What no rule knows.
+    /// Max and mean pooling.
+    Pooling,
+    /// Gathers of rows or elements by index.
+    Gather,
+    /// Not recognised.
     Other,
 }
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Products => "matrix products",
-            Convolutions => "convolutions",
+            Matmul => "matmul",
+            Convolution => "convolutions",
             Attention => "attention, fused",
             Softmax => "softmax",
             Normalisation => "normalisation",
-            Reductions => "reductions",
+            Reduction => "reductions",
             ElementWise => "element-wise",
             Layout => "copies and layout",
-            Pools => "pools",
-            Lookups => "lookups",
+            Pooling => "pooling",
+            Gather => "gather, embedding",
             Other => "other",
         })
     }

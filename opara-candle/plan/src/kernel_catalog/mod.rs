@@ -1,9 +1,9 @@
-//! The catalogue of kernels: what is known of a kernel by its name.
+//! The kernel catalogue: properties of a kernel, found by its name.
 //!
-//! candle's kernels and this library's own stand in [`ROWS`] by the beginnings of their names; those of cuBLAS, cuDNN and of
-//! other frameworks are told by parts of theirs (`library`). A [`KernelName`] looks its kernel up once, while a pass is
-//! recorded or a trace is read; later stages take what it says. What a kernel reads and writes depends on its arguments, and
-//! is in the CUDA backend's table of effects, whose entries the rows name.
+//! [`ENTRIES`] lists candle's kernels and this library's by the prefixes of their names; `library` classifies kernels of
+//! cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its kernel up once, when a pass is recorded
+//! or a trace is read, and later stages use the result. The memory that a kernel reads and writes depends on its
+//! arguments: that is in the CUDA backend's table of effects, whose entries the rows refer to.
 
 mod family;
 mod library;
@@ -12,27 +12,27 @@ mod shipped;
 
 pub use family::Family;
 pub use name::KernelName;
-pub use shipped::{Row, ROWS, TYPES};
+pub use shipped::{KernelEntry, ELEMENT_TYPES, ENTRIES};
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of a kernel.
+/// The properties of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// What it computes, as reports count it.
+    /// Its family in reports.
     pub family: Family,
-    /// What limits it.
+    /// The resource that limits it.
     pub class: Class,
-    /// What it computes in, if it is a product.
+    /// Its precision, if it is a matmul.
     pub precision: Precision,
-    /// What memory it moves.
+    /// The memory that it moves.
     pub traffic: Traffic,
 }
 
 impl Kernel {
-    /// The kernel of this name.
+    /// The properties of the kernel with this name.
     pub fn of(name: &str) -> Self {
-        let row = Row::of_any(name);
+        let row = KernelEntry::of_any(name);
         Self {
             family: row.map_or_else(|| library::family(&name.to_lowercase()), |row| row.family),
             class: row.map_or_else(|| library::class(name), |row| row.class),
@@ -42,30 +42,30 @@ impl Kernel {
     }
 }
 
-/// What limits an op.
+/// The resource that limits an op.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Arithmetic: matrix products and convolutions.
+    /// Arithmetic: matmuls and convolutions.
     Compute,
     /// Memory: everything else.
     #[default]
     Memory,
 }
 
-/// What a matrix product is computed in.
+/// The precision of a matmul.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
     /// Single precision.
     Single,
-    /// Single precision, rounded for tensor cores (TF32).
+    /// Single precision rounded to TF32 for tensor cores.
     Tensor,
     /// Half precision, f16 or bf16.
     Half,
 }
 
 impl Precision {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn bytes(self) -> f64 {
         if self == Precision::Half {
             2.
@@ -75,29 +75,29 @@ impl Precision {
     }
 }
 
-/// What memory a kernel moves.
+/// The memory that a kernel moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Traffic {
-    /// All that its accesses name.
+    /// All regions that its accesses name.
     Accesses,
-    /// As many elements of a table as it writes, wherever these are.
+    /// As many elements of a table as it writes, anywhere in the table.
     Gather,
-    /// The partial results of a split product, which it adds up.
+    /// The partial results of a K-split, which it sums.
     SplitReduction,
 }
 
-/// What a fused kernel computes in the place of one of candle's.
+/// The operation of a fused kernel that replaces one of candle's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FusedAs {
-    /// The operand in another type.
+    /// Conversion to another type.
     Cast,
-    /// The operand as it is, out of a strided view.
+    /// A copy, possibly of a strided view.
     Copy,
-    /// The function of one operand that has this name in `chain.cuh`.
+    /// The function with this name in `chain.cuh`, of one operand.
     Unary(&'static str),
-    /// The function of two.
+    /// The function with this name in `chain.cuh`, of two operands.
     Binary(&'static str),
-    /// A constant times the operand and a constant added.
+    /// x * factor + summand, with constants.
     Affine,
     /// The sum of each row.
     RowSum,
@@ -119,17 +119,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_class_and_precision() {
-        let told = |name| (Kernel::of(name).class, Kernel::of(name).precision);
-        assert_eq!(told("ampere_sgemm_32x32"), (Class::Compute, Precision::Single));
-        assert_eq!(told("cutlass_tensorop_s1688gemm"), (Class::Compute, Precision::Tensor));
-        assert_eq!(told("nvjet_hsh_128x64"), (Class::Compute, Precision::Half));
-        assert_eq!(told("im2col1d_f32"), (Class::Memory, Precision::Single));
-        assert_eq!(told("im2col_conv2d_f16"), (Class::Memory, Precision::Half), "copies for a product");
+    fn the_name_gives_class_and_precision() {
+        let of = |name| (Kernel::of(name).class, Kernel::of(name).precision);
+        assert_eq!(of("ampere_sgemm_32x32"), (Class::Compute, Precision::Single));
+        assert_eq!(of("cutlass_tensorop_s1688gemm"), (Class::Compute, Precision::Tensor));
+        assert_eq!(of("nvjet_hsh_128x64"), (Class::Compute, Precision::Half));
+        assert_eq!(of("im2col1d_f32"), (Class::Memory, Precision::Single));
+        assert_eq!(of("im2col_conv2d_f16"), (Class::Memory, Precision::Half), "copies for a matmul");
     }
 
     #[test]
-    fn names_tell_gathers_and_reductions() {
+    fn the_name_gives_gathers_and_split_reductions() {
         let traffic = |name| Kernel::of(name).traffic;
         assert_eq!(["is_u32_f32", "gather_i64_f32"].map(traffic), [Traffic::Gather; 2]);
         assert_eq!(traffic("void splitKreduce_kernel<32>"), Traffic::SplitReduction);
@@ -137,20 +137,20 @@ mod tests {
     }
 
     #[test]
-    fn a_name_keeps_what_is_known_through_files() -> Result<(), serde_json::Error> {
+    fn a_name_keeps_its_properties_through_serialisation() -> Result<(), serde_json::Error> {
         let name = KernelName::from("conv2d_f32");
         assert_eq!(serde_json::to_string(&name)?, "\"conv2d_f32\"");
         let read: KernelName = serde_json::from_str("\"conv2d_f32\"")?;
         assert_eq!((read.kernel(), &read), (name.kernel(), &name));
-        assert_eq!((name.kernel().family, name.kernel().class), (Convolutions, Class::Compute));
+        assert_eq!((name.kernel().family, name.kernel().class), (Convolution, Class::Compute));
         Ok(())
     }
 
     #[test]
-    fn families_of_names_that_were_seen() {
+    fn families_of_real_kernel_names() {
         let table: &[(Family, &[&str])] = &[
             (
-                Products,
+                Matmul,
                 &[
                     "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x128x32_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
                     "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_64x1_tn_align2>(T1::Params)",
@@ -169,7 +169,7 @@ mod tests {
                 ],
             ),
             (
-                Convolutions,
+                Convolution,
                 &[
                     "sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x32x32_stage4_warpsize4x1x1_g1_tensor16x8x16_t1r3s3_execute_kernel__5x_cudnn",
                     "_Z23implicit_convolve_sgemmIffLi128ELi6ELi7ELi3ELi3ELi5ELi1ELb0ELb1ELb1EEviiiPKT_iPT0_S2_18kernel_conv_params",
@@ -218,7 +218,7 @@ mod tests {
                 ],
             ),
             (
-                Reductions,
+                Reduction,
                 &[
                     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float, float> > >",
                     "triton_per_fused_mean_7",
@@ -273,7 +273,7 @@ mod tests {
                 ],
             ),
             (
-                Pools,
+                Pooling,
                 &[
                     "void at::native::(anonymous namespace)::max_pool_forward_nhwc<c10::Half, int>",
                     "void at::native::(anonymous namespace)::avg_pool2d_out_cuda_frame<float, float, int>",
@@ -283,7 +283,7 @@ mod tests {
                 ],
             ),
             (
-                Lookups,
+                Gather,
                 &[
                     "void at::native::(anonymous namespace)::indexSelectSmallIndex<float, long, unsigned int, 2, 2, -2>",
                     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)",

@@ -1,4 +1,4 @@
-//! The name of a kernel, with what the catalogue knows of it.
+//! The name of a kernel, with its properties from the catalogue.
 
 use std::fmt;
 use std::ops::Deref;
@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Kernel;
 
-/// The name of a kernel or of an operator. What is known by it is looked up once, when it is made; in files it is a string.
+/// The name of a kernel or of an operator. Its properties are looked up once, when it is created. In files it is a
+/// string.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct KernelName {
@@ -16,7 +17,7 @@ pub struct KernelName {
 }
 
 impl KernelName {
-    /// What the catalogue knows of the kernel.
+    /// The kernel's properties.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }

@@ -1,35 +1,34 @@
-//! The kernels that candle 0.11 and this library ship, by the beginnings of their names.
+//! The kernels of candle 0.11 and of this library, by the prefixes of their names.
 
 use super::Family::{self, *};
 use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
 use super::{Class, Traffic};
 
-/// Kernels whose names have one beginning.
+/// The kernels whose names share a prefix.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Row {
-    /// How their names begin. What follows are the types of their elements.
+pub struct KernelEntry {
+    /// The prefix. The element types follow it.
     pub prefix: &'static str,
-    /// What they compute.
+    /// Their family.
     pub family: Family,
-    /// What limits them.
+    /// The resource that limits them.
     pub class: Class,
-    /// What memory they move.
+    /// The memory that they move.
     pub traffic: Traffic,
-    /// What a fused kernel computes in their place; `None` if they are left alone.
+    /// The operation of a fused kernel in their place; `None` if they are not fused.
     pub fused_as: Option<FusedAs>,
-    /// The entry of the CUDA backend's table of effects, which is named by a beginning, too: kernels of the same arguments
-    /// share one.
+    /// The name of their entry in the CUDA backend's table of effects. Kernels with the same signature share an entry.
     pub effects: &'static str,
-    /// Whether they are told by the beginning alone; the other names end in a type.
+    /// Does the prefix alone identify them? All other names must end in a type.
     is_untyped: bool,
 }
 
-const fn row(prefix: &'static str, family: Family) -> Row {
+const fn row(prefix: &'static str, family: Family) -> KernelEntry {
     let (class, traffic) = (Class::Memory, Traffic::Accesses);
-    Row { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
+    KernelEntry { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
 }
 
-impl Row {
+impl KernelEntry {
     const fn computes(mut self) -> Self {
         self.class = Class::Compute;
         self
@@ -55,19 +54,19 @@ impl Row {
         self
     }
 
-    /// The row of a kernel that is surely candle's or ours.
+    /// The row of a kernel of candle's or this library's.
     pub fn of(name: &str) -> Option<&'static Self> {
-        ROWS.iter().find(|row| name.starts_with(row.prefix))
+        ENTRIES.iter().find(|row| name.starts_with(row.prefix))
     }
 
-    /// The row of any kernel, of a library too: short beginnings count only where a type ends the name.
+    /// The row of any kernel, also of a library's: the prefix counts only if the name ends in a type.
     pub fn of_any(name: &str) -> Option<&'static Self> {
-        Self::of(name).filter(|row| row.is_untyped || TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
+        Self::of(name).filter(|row| row.is_untyped || ELEMENT_TYPES.iter().any(|(ending, _)| name.ends_with(ending)))
     }
 }
 
-/// The table. A beginning comes before those that it begins with.
-pub const ROWS: &[Row] = &[
+/// The table. A longer prefix comes before its own prefixes.
+pub const ENTRIES: &[KernelEntry] = &[
     // affine.cu, cast.cu, fill.cu, ternary.cu
     row("affine_", ElementWise).fuses(Affine),
     row("cast_", ElementWise).fuses(Cast),
@@ -76,56 +75,56 @@ pub const ROWS: &[Row] = &[
     row("const_set_", ElementWise),
     row("where_", ElementWise),
     // indexing.cu: index_select, gather, index_add, scatter_add, scatter
-    row("is_", Lookups).gathers(),
-    row("gather_", Lookups).gathers(),
-    row("ia_", Lookups),
-    row("sa_", Lookups),
-    row("s_", Lookups),
+    row("is_", Gather).gathers(),
+    row("gather_", Gather).gathers(),
+    row("ia_", Gather),
+    row("sa_", Gather),
+    row("s_", Gather),
     // reduce.cu
     row("softmax_", Softmax).fuses(FusedAs::Softmax),
     row("rmsnorm_", Normalisation).fuses(RmsNorm),
     row("layernorm_", Normalisation).fuses(LayerNorm),
     row("rope_thd_", ElementWise),
     row("rope_", ElementWise),
-    row("fast_sum_small_", Reductions),
-    row("fast_sum_", Reductions).fuses(RowSum).effects("fast_"),
-    row("fast_max_", Reductions).fuses(RowMax).effects("fast_"),
-    row("fast_min_", Reductions).fuses(RowMin).effects("fast_"),
-    row("fast_argmin_", Reductions),
-    row("fast_argmax_", Reductions),
-    row("fast_", Reductions),
-    row("sum_", Reductions),
+    row("fast_sum_small_", Reduction),
+    row("fast_sum_", Reduction).fuses(RowSum).effects("fast_"),
+    row("fast_max_", Reduction).fuses(RowMax).effects("fast_"),
+    row("fast_min_", Reduction).fuses(RowMin).effects("fast_"),
+    row("fast_argmin_", Reduction),
+    row("fast_argmax_", Reduction),
+    row("fast_", Reduction),
+    row("sum_", Reduction),
     // sort.cu
     row("asort_", Other),
     // conv.cu
-    row("conv_transpose1d_", Convolutions).computes(),
-    row("conv_transpose2d_", Convolutions).computes(),
-    row("conv1d_", Convolutions).computes(),
-    row("conv2d_", Convolutions).computes(),
-    row("avg_pool2d_", Pools),
-    row("max_pool2d_", Pools),
+    row("conv_transpose1d_", Convolution).computes(),
+    row("conv_transpose2d_", Convolution).computes(),
+    row("conv1d_", Convolution).computes(),
+    row("conv2d_", Convolution).computes(),
+    row("avg_pool2d_", Pooling),
+    row("max_pool2d_", Pooling),
     row("upsample_nearest2d_", Other),
     row("upsample_bilinear2d_", Other),
     row("im2col1d_", Layout),
     row("im2col_", Layout),
     row("col2im1d_", Layout),
-    // Ours
+    // This library's kernels.
     row("opara_cat_sums_", Layout),
     row("opara_cat_v128", Layout).untyped(),
     row("opara_cat_", Layout),
-    row("opara_pool_", Pools),
-    row("opara_depthwise_", Convolutions),
+    row("opara_pool_", Pooling),
+    row("opara_depthwise_", Convolution),
     row("opara_space_to_depth_", Layout),
     row("opara_bias_act_", ElementWise),
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),
-    row("opara_product_", Products),
-    row("opara_embedding_", Lookups),
+    row("opara_product_", Matmul),
+    row("opara_embedding_", Gather),
     row("opara_layer_norm_", Normalisation),
     row("opara_rms_norm_", Normalisation),
     row("opara_add_rms_norm_", Normalisation),
     row("opara_softmax_", Softmax),
-    // Ours, generated: a fusion group, whose effects are those of its members
+    // This library's generated kernels: fusion groups, whose effects are those of their members.
     row("opara_chain", ElementWise).untyped(),
     // quantized.cu
     row("dequantize_block_q4_0_", Other),
@@ -134,10 +133,10 @@ pub const ROWS: &[Row] = &[
     row("dequantize_block_q5_0_", Other),
     row("dequantize_block_q5_1_", Other),
     row("dequantize_block_", Other),
-    row("get_rows_", Lookups).untyped(),
-    row("dequantize_mul_mat_vec_", Products).computes().untyped(),
-    row("mul_mat_vec_", Products).computes().untyped(),
-    row("mul_mat_q", Products).computes().untyped(),
+    row("get_rows_", Gather).untyped(),
+    row("dequantize_mul_mat_vec_", Matmul).computes().untyped(),
+    row("mul_mat_vec_", Matmul).computes().untyped(),
+    row("mul_mat_q", Matmul).computes().untyped(),
     row("quantize_q8_1", Other).untyped(),
     row("indexed_moe_forward_", Other).untyped(),
     // binary.cu
@@ -153,7 +152,7 @@ pub const ROWS: &[Row] = &[
     row("le_", ElementWise),
     row("gt_", ElementWise),
     row("ge_", ElementWise),
-    // unary.cu: with a parameter, then without; others than these are left alone by fusion
+    // unary.cu: with a parameter, then without; the other unary kernels are not fused.
     row("uelu_", ElementWise),
     row("upowf_", ElementWise),
     row("ucopy_", Layout).fuses(Copy).effects("u"),
@@ -172,8 +171,8 @@ pub const ROWS: &[Row] = &[
     row("u", ElementWise),
 ];
 
-/// Element types in names, with their sizes in bytes.
-pub const TYPES: &[(&str, u64)] = &[
+/// Element types as they occur in names, with their sizes in bytes.
+pub const ELEMENT_TYPES: &[(&str, u64)] = &[
     ("_fp8_e4m3", 1),
     ("_f8_e4m3", 1),
     ("_bf16", 2),
@@ -192,17 +191,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_row_hides_a_later_one() {
-        for (at, row) in ROWS.iter().enumerate() {
-            let hidden_by = ROWS[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
+    fn every_row_can_be_reached() {
+        for (at, row) in ENTRIES.iter().enumerate() {
+            let hidden_by = ENTRIES[..at].iter().find(|before| row.prefix.starts_with(before.prefix));
             assert_eq!(hidden_by, None, "`{}` is never reached", row.prefix);
         }
     }
 
     #[test]
-    fn a_name_without_a_type_is_not_taken_for_one_of_candles() {
-        assert_eq!(Row::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
-        assert_eq!(Row::of_any("unrolled_elementwise_kernel"), None);
-        assert_eq!(Row::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Products));
+    fn a_name_without_a_type_does_not_match_a_short_prefix() {
+        assert_eq!(KernelEntry::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
+        assert_eq!(KernelEntry::of_any("unrolled_elementwise_kernel"), None);
+        assert_eq!(KernelEntry::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Matmul));
     }
 }

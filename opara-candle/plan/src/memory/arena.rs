@@ -1,4 +1,4 @@
-//! The arena during planning: which ranges are in use, and by which ops they were used last.
+//! The arena during planning: the ranges in use, and the ops that used each range last.
 
 use std::rc::Rc;
 
@@ -28,17 +28,17 @@ impl Segment {
     }
 }
 
-/// A free range in which a buffer could be placed.
+/// A free range for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Candidate {
     /// The highest cost of its segments.
     pub cost: u32,
-    /// Bytes of the range that the buffer leaves free.
+    /// Bytes of the range that the buffer would leave free.
     waste: u64,
     pub start: u64,
 }
 
-/// Segments by address, without gaps.
+/// Segments in address order, without gaps.
 #[derive(Debug)]
 pub(super) struct Arena {
     segments: Vec<Segment>,
@@ -50,15 +50,15 @@ impl Arena {
         Self { segments: (bytes > 0).then_some(all).into_iter().collect() }
     }
 
-    /// One past the last byte that was ever used.
+    /// The end of the last byte that was ever used.
     pub fn used(&self) -> u64 {
         self.segments.iter().rfind(|s| s.state != State::Fresh).map_or(0, Segment::end)
     }
 
-    /// The free range of the lowest cost; of several, the tightest.
+    /// The free range with the lowest cost; among equals, the tightest.
     pub fn best(&self, bytes: u64, cost: impl Fn(&State) -> u32) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
-        // Costs of the free segments up to this one.
+        // The costs of the contiguous free segments up to this one.
         let mut costs: Vec<u32> = Vec::new();
         for (last, segment) in self.segments.iter().enumerate() {
             if segment.state == State::Live {
@@ -84,7 +84,7 @@ impl Arena {
         best
     }
 
-    /// A place at the end, beyond which the arena grows.
+    /// The offset at the end where the arena may grow.
     pub fn end(&self) -> u64 {
         let free = self.segments.iter().rev().take_while(|s| s.state != State::Live).last();
         free.map_or(self.segments.last().map_or(0, Segment::end), |s| s.start)
@@ -103,7 +103,8 @@ impl Arena {
         Some(Candidate { cost: worst, waste: 0, start })
     }
 
-    /// Takes a free range for a buffer. Returns the ops for which the buffer's first user has to wait; some may occur twice.
+    /// Takes a free range for a buffer. Returns the ops that the buffer's first user must wait for; some may occur
+    /// twice.
     pub fn take(&mut self, start: u64, bytes: u64) -> Vec<OpId> {
         let (end, known) = (start + bytes, self.segments.last().map_or(0, Segment::end));
         if end > known {
@@ -126,7 +127,7 @@ impl Arena {
         waits
     }
 
-    /// Frees the range of a buffer; the next buffer there waits for the ops `last`.
+    /// Frees the range of a buffer. The next buffer there must wait for the ops `last`.
     pub fn release(&mut self, start: u64, last: Rc<[OpId]>) {
         let at = self.segments.partition_point(|s| s.start < start);
         self.segments[at].state = State::Dead(last);

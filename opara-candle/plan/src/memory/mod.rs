@@ -10,21 +10,21 @@ use self::packing::pack;
 use crate::graph::{Ancestors, OpGraph};
 use crate::trace::{Buffer, BufferId, OpId, Role, Trace};
 
-/// The alignment of every buffer in bytes. It is that of the driver's allocations, for which libraries chose their kernels.
+/// The alignment of every buffer in bytes: that of the driver's allocations, for which libraries chose their kernels.
 pub const ALIGNMENT: u64 = 512;
 
-/// Bytes that a buffer takes of the arena.
+/// Bytes that a buffer takes in the arena.
 pub fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes that a constant takes. Tables of shapes are many and short; an alignment of 16 bytes, the widest load, suffices.
+/// Bytes that a constant takes. Shape tables are many and short: an alignment of 16 bytes, the widest load, is enough.
 pub fn constant_bytes(bytes: u64) -> u64 {
     const SHORT: u64 = 16;
     bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
 }
 
-/// The peak of bytes in use by tensors if the ops run one after the other.
+/// The peak of tensor bytes in use if the ops run one after the other.
 pub(crate) fn most_alive(trace: &Trace) -> u64 {
     let mut change = vec![(0, 0); trace.ops.len() + 1];
     for (buffer, users) in trace.buffers.iter().zip(trace.users()) {
@@ -45,7 +45,7 @@ pub(crate) fn most_alive(trace: &Trace) -> u64 {
 /// Offsets of the buffers of one role in one arena.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Which buffers it places.
+    /// The role of the buffers that it places.
     pub role: Role,
     /// Size of the arena.
     pub bytes: u64,
@@ -54,8 +54,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A layout of intermediate buffers from offsets, one entry a buffer, for a schedule that needs no waits beside its
-    /// own.
+    /// A layout of intermediate buffers from one offset per buffer, for a schedule that needs no additional waits.
     pub fn new(bytes: u64, offsets: Vec<Option<u64>>) -> Self {
         Self { role: Role::Intermediate, bytes, offsets, waits: Vec::new() }
     }
@@ -65,18 +64,18 @@ impl Layout {
         self.offsets.get(buffer).copied().flatten()
     }
 
-    /// Pairs of ops: the second must wait for the first, because a buffer of the second reuses memory of the first. Some of
-    /// them depend on each other anyway.
+    /// Pairs of ops. The second must wait for the first, because a buffer of the second reuses memory of the first.
+    /// Some of these pairs depend on each other anyway.
     pub fn waits(&self) -> &[(OpId, OpId)] {
         &self.waits
     }
 }
 
-/// Bytes of the arena for library workspaces, unless one launch needs more. It is the size of cuBLAS's own workspace on a Hopper
-/// GPU outside a capture.
+/// Bytes of the arena for library workspaces, unless one launch needs more: the size of cuBLAS's own workspace on a
+/// Hopper GPU outside a capture.
 pub const WORKSPACE_LIMIT: u64 = 32 << 20;
 
-/// Does a layout for this role place this buffer?
+/// Does a layout for this role contain this buffer?
 pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
     buffer.role == role && buffer.bytes > 0
 }
@@ -114,12 +113,12 @@ pub fn plan(trace: &Trace, graph: &OpGraph, role: Role, limit: Option<u64>) -> L
     planner(Arena::new(bytes.saturating_sub(packing.bytes)), packing).run(trace, graph)
 }
 
-/// With how many users of a buffer another user is compared, to find the first and the last ones. A user that is wrongly taken
-/// for first or last costs only planning time.
+/// The number of users of a buffer that another user is compared with, to find the first and the last users. A user
+/// that is wrongly taken for a first or last one costs only planning time.
 const COMPARED: usize = 4;
 
-/// The most waits per op where the first users of one buffer reuse the memory of the last users of another. If there would be
-/// more, only the first user waits for all of them, and the other users wait for that one.
+/// Maximum waits per op if the first users of one buffer reuse the memory of the last users of another. Beyond that,
+/// only the first user waits for all of them, and the other users wait for that one.
 const PAIRS: usize = 16;
 
 /// The tightest packing for the recorded order.
@@ -172,7 +171,7 @@ struct Planner<'a> {
     ancestors: Ancestors,
     /// For each op, the length of the longest path that ends with it, waits included.
     level: Vec<u32>,
-    /// For each buffer in use, the ops for which each of its users has to wait.
+    /// For each buffer in use, the ops that each of its users must wait for.
     inherited: Vec<Vec<OpId>>,
     waits: Vec<(OpId, OpId)>,
 }
@@ -235,7 +234,7 @@ impl<'a> Planner<'a> {
         Layout { role: self.role, bytes, offsets: self.offsets, waits: self.waits }
     }
 
-    /// Places a buffer whose first user is `op`. Returns the ops for which `op` has to wait.
+    /// Places a buffer whose first user is `op`. Returns the ops that `op` must wait for.
     fn place(&mut self, id: BufferId, bytes: u64, op: OpId) -> Vec<OpId> {
         let others = self.other_openers(id);
         let (ancestors, level, order) = (&self.ancestors, &self.level, self.order);
@@ -265,7 +264,8 @@ impl<'a> Planner<'a> {
         waits
     }
 
-    /// The users of a buffer, apart from the first one, that depend on no other user: such as the writers of a concatenation.
+    /// The users of a buffer that depend on no other user, apart from the first one: for example the writers of a
+    /// concatenation.
     fn other_openers(&self, id: BufferId) -> Vec<OpId> {
         let mut openers: Vec<OpId> = Vec::new();
         for &user in &self.users[id] {

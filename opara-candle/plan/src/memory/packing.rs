@@ -1,19 +1,19 @@
-//! The tightest packing for launches one after the other. It ignores parallelism.
+//! The tightest packing for sequential execution. It ignores parallelism.
 
 use std::cmp::Reverse;
 
 use super::{aligned, is_planned};
 use crate::trace::{BufferId, OpId, Role, Trace};
 
-/// Ops that share an entry of the index below.
+/// Ops per entry of the index below.
 const STRIDE: usize = 64;
 
 /// Placed buffers that are in use during a range of ops.
 #[derive(Default)]
 struct Stretch {
-    /// Their first user is in the range.
+    /// Buffers whose first user is in the range.
     begun: Vec<BufferId>,
-    /// Their first user is before the range.
+    /// Buffers whose first user is before the range.
     crossing: Vec<BufferId>,
 }
 

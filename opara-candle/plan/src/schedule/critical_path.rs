@@ -8,22 +8,21 @@ use super::{Problem, Schedule};
 use crate::trace::OpId;
 use crate::Result;
 
-/// A time or a rank: bits of a non-negative float order as the float does.
+/// The bits of a time or a rank. The bits of non-negative floats compare like the floats.
 type Key = u64;
 
-/// Rounding that sums of shares may carry.
+/// Tolerance for rounding errors in sums of shares.
 const SLACK: f64 = 1e-9;
 
-/// Simulates the device: whenever an op ends, the ready op with the longest path still before it starts, and so on while
-/// the device has room. The order of starts is the launch order. An op that finds no room holds back those behind it, as
-/// a GPU's launches do.
+/// Simulates the device. Whenever an op ends, ready ops start, the one with the longest remaining path first, while the device
+/// has room. The order of starts is the launch order. An op that does not fit blocks those behind it, as on a GPU.
 ///
-/// An op continues the stream of its first predecessor that nothing has followed yet, as in Opara's Alg. 1; otherwise it
-/// takes the stream that has been idle the longest, which costs no time in the simulation and is the likeliest to be
-/// waited for anyway; otherwise it opens one.
+/// An op continues the stream of its first predecessor that has no successor on its stream yet, as in Opara's Alg. 1. Otherwise
+/// it takes the stream that has been idle the longest: that costs no time in the simulation, and the op probably depends on it
+/// anyway. If no stream is idle, it opens one.
 ///
 /// # Complexity
-/// `O(V log V + E)`, beside that of [`Schedule::new`].
+/// `O(V log V + E)`, plus that of [`Schedule::new`].
 pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     let Problem { graph, profile, .. } = *problem;
     let us = |op: OpId| profile[op].us.max(0.);
@@ -62,7 +61,7 @@ pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::new(graph, streams.of, order)
 }
 
-/// For each op the duration of the longest path that starts with it.
+/// For each op the duration of the longest path from it to the end.
 fn upward_ranks(problem: &Problem) -> Vec<f64> {
     let Problem { graph, profile, .. } = *problem;
     let mut ranks = vec![0.; graph.len()];
@@ -72,13 +71,13 @@ fn upward_ranks(problem: &Problem) -> Vec<f64> {
     ranks
 }
 
-/// The streams so far.
+/// The streams that are open.
 struct Streams {
-    /// For each op its own.
+    /// The stream of each op.
     of: Vec<usize>,
-    /// For each stream the op that it started last.
+    /// The last op of each stream.
     last: Vec<OpId>,
-    /// Ops that have ended, the earliest first. One that is still its stream's last leaves it idle.
+    /// Ops that have ended, the earliest first. If such an op is still its stream's last, the stream is idle.
     idle: VecDeque<OpId>,
 }
 
@@ -88,9 +87,9 @@ impl Streams {
     }
 
     fn start(&mut self, op: OpId, mut predecessors: impl Iterator<Item = OpId>) {
-        let followed = |op: OpId| self.last[self.of[op]] != op;
-        let before = predecessors.find(|&p| !followed(p)).or_else(|| {
-            while self.idle.front().is_some_and(|&op| followed(op)) {
+        let has_successor = |op: OpId| self.last[self.of[op]] != op;
+        let before = predecessors.find(|&p| !has_successor(p)).or_else(|| {
+            while self.idle.front().is_some_and(|&op| has_successor(op)) {
                 self.idle.pop_front();
             }
             self.idle.front().copied()
@@ -129,12 +128,12 @@ mod tests {
         // At 1: 2 and 4. At 4, 4 ends: of 7 (rank 4), 3 (5) and 1 (3) the third goes first. At 5, 2 ends: 5. At 6, 3
         // ends: 7. At 9, 5 and 7 have ended: 6 and 1, which both have rank 3 and go by number.
         assert_eq!(schedule.order, [0, 2, 4, 3, 5, 7, 1, 6, 8]);
-        // 4 opens a stream behind 0, which 2 has followed; 3 takes 4's, which is idle; 7 and the others find one too.
+        // 4 opens a stream, since 2 continues that of 0; 3 takes the idle stream of 4; later ops find idle streams, too.
         assert_eq!(schedule.streams(), 2);
     }
 
     #[test]
-    fn what_finds_no_room_holds_back_the_others() {
+    fn an_op_that_does_not_fit_blocks_the_others() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![]]);
         let schedule = scheduled(&graph, &[op(2., 0.5), op(9., 0.5), op(5., 1.)]);
         assert_eq!(schedule.order, [1, 2, 0]);

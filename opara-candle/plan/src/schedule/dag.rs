@@ -1,15 +1,15 @@
-//! The dependencies themselves: what a CUDA graph runs if nobody assigns streams.
+//! The dependency graph itself, as a CUDA graph runs it without a stream assignment.
 
 use super::{Problem, Schedule};
 use crate::Result;
 
-/// Every op waits for what it depends on and nothing else, and is launched in recorded order. Its stream is that of an op
-/// that it waits for anyway: the driver takes up a branch for every stream, which costs time and memory.
+/// Every op waits for its dependencies and for nothing else, and ops are launched in recorded order. An op continues the stream
+/// of one of its dependencies, since the driver spends time and memory on every stream.
 ///
 /// # Complexity
 /// Near-linear in ops and edges.
 pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
-    Schedule::on_paths(problem.graph, (0..problem.graph.len()).collect())
+    Schedule::with_allocated_streams(problem.graph, (0..problem.graph.len()).collect())
 }
 
 #[cfg(test)]

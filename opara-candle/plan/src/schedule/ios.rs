@@ -11,12 +11,12 @@ use crate::profile::OpProfile;
 use crate::trace::OpId;
 use crate::Result;
 
-/// Which stages IOS considers: the paper's `r` and `s`.
+/// Limits of the stages that IOS considers: the paper's `r` and `s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pruning {
-    /// Operators of a group, at most; at least 1.
+    /// Maximum number of operators in a group; at least 1.
     pub max_group: usize,
-    /// Groups of a stage, at most; at least 1.
+    /// Maximum number of groups in a stage; at least 1.
     pub max_groups: usize,
 }
 
@@ -26,18 +26,18 @@ impl Default for Pruning {
     }
 }
 
-/// What a barrier between two stages is taken to cost in microseconds: about a launch.
+/// Estimated cost of a barrier between two stages in microseconds: about a launch.
 const BARRIER_US: f64 = 2.;
 
-/// Endings that one search may consider. Beyond that its piece of the graph is cut in two.
+/// Maximum number of endings that one search considers. If there are more, its part of the graph is cut in two.
 const BUDGET: usize = 1 << 13;
 
 pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
-    Schedule::of_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
+    Schedule::from_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
 }
 
-/// A model of what a stage costs in microseconds: its longest group, but no less than all its ops need of the device
-/// together, and a barrier.
+/// Models the cost of a stage in microseconds: a barrier, plus the time of its longest group, or the time for which its ops
+/// together fill the device if that is longer.
 pub fn modelled(profile: &[OpProfile]) -> impl Fn(&Stage) -> f64 + '_ {
     |stage| {
         let longest = stage.iter().map(|group| group.iter().map(|&op| profile[op].us).sum()).fold(0., f64::max);
@@ -46,33 +46,33 @@ pub fn modelled(profile: &[OpProfile]) -> impl Fn(&Stage) -> f64 + '_ {
     }
 }
 
-/// The stages whose costs have the least sum.
+/// The stages with the smallest total cost.
 ///
-/// The network is cut into blocks where it narrows to one op, and IOS's recursion runs over each: the last stage of a
-/// set of operators is one of its endings, which are the subsets that nothing outside depends on, and the best stages of
-/// the rest are remembered. Groups are the connected parts of an ending ("concurrent execution"; operators are never
-/// merged into one kernel). An operator is a single op in one search and a whole chain of ops, such as a convolution
-/// with its bias and activation, in another; the cheaper result counts.
+/// The network is cut into blocks at ops that all paths pass, and IOS's recursion runs on each block. The last stage of a set of
+/// operators is one of its endings (the subsets that no operator of the rest depends on); the best stages of the rest are
+/// memoized. Groups are the connected components of an ending ("concurrent execution"; operators are never merged into one
+/// kernel). Two searches run: one with single ops as operators, one with sequences of ops, such as a convolution with its bias
+/// and activation. The cheaper result is used.
 ///
-/// Where both searches would consider too many endings, the block is cut in two halves of its levels, again and again:
-/// what is best for the pieces need not be best for the block.
+/// If both searches would consider too many endings, the block is cut in half by levels, repeatedly. The best stages of the halves
+/// need not be the best of the block.
 ///
 /// # Arguments
-/// `graph`, what bounds the stages, and what a stage costs, by a model or by measurement. It is asked once for each
-/// stage of a search.
+/// `graph`; the limits of a stage; the cost of a stage, modelled or measured. The cost function is called once per stage of a
+/// search.
 ///
 /// # Complexity
-/// `O(V log V + E)` and a bounded search for each piece. A search takes at most `(n/d + 1)^(2d)` steps for `n`
-/// operators, `d` of them parallel.
+/// `O(V log V + E)`, plus a bounded search for each part. A search takes at most `(n/d + 1)^(2d)` steps for `n` operators, of which
+/// `d` are parallel.
 pub fn stages(graph: &OpGraph, pruning: Pruning, mut cost: impl FnMut(&Stage) -> f64) -> Vec<Stage> {
     let mut stages = Vec::new();
     for block in blocks(graph) {
-        // Pieces yet to be scheduled, the next one last.
-        let mut pieces = vec![by_level(graph, block)];
-        while let Some(mut piece) = pieces.pop() {
-            let single: Vec<Vec<OpId>> = piece.iter().map(|&op| vec![op]).collect();
-            let chains = Some(chains(graph, &piece)).filter(|chains| chains.len() < single.len());
-            let searches = [Some(single), chains].into_iter().flatten();
+        // Parts of the block that are not scheduled yet, the next one last.
+        let mut parts = vec![by_level(graph, block)];
+        while let Some(mut part) = parts.pop() {
+            let single: Vec<Vec<OpId>> = part.iter().map(|&op| vec![op]).collect();
+            let joined = Some(sequences(graph, &part)).filter(|joined| joined.len() < single.len());
+            let searches = [Some(single), joined].into_iter().flatten();
             let found = searches.filter_map(|operators| {
                 let mut search = Search::new(graph, operators, pruning, &mut cost)?;
                 search.solve(search.all()).map(|cost| (cost, search.stages()))
@@ -80,8 +80,8 @@ pub fn stages(graph: &OpGraph, pruning: Pruning, mut cost: impl FnMut(&Stage) ->
             match found.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
                 Some((_, found)) => stages.extend(found),
                 None => {
-                    pieces.push(piece.split_off(piece.len() / 2));
-                    pieces.push(piece);
+                    parts.push(part.split_off(part.len() / 2));
+                    parts.push(part);
                 }
             }
         }
@@ -89,11 +89,11 @@ pub fn stages(graph: &OpGraph, pruning: Pruning, mut cost: impl FnMut(&Stage) ->
     stages
 }
 
-/// Contiguous ranges of ops, each ending with an op that no dependency leads past. Branches that start at the input keep
-/// what is before the last of them in one block.
+/// Contiguous ranges of ops. Each ends at an op that no edge skips. If several branches start at the input, all ops up to the
+/// start of the last branch are in one block.
 fn blocks(graph: &OpGraph) -> Vec<Range<OpId>> {
     let is_first = |op: &OpId| graph.predecessors(*op).next().is_none();
-    // What only helps other ops, such as the filling of a workspace, opens no branch.
+    // An op that only prepares others, such as the initialization of a workspace, is not the start of a branch.
     let opens = |op: &OpId| graph.successors(*op).any(|s| graph.predecessors(s).count() == 1);
     let mut reach = (0..graph.len()).rev().find(|op| is_first(op) && opens(op)).unwrap_or(0);
     let mut blocks = Vec::new();
@@ -108,7 +108,7 @@ fn blocks(graph: &OpGraph) -> Vec<Range<OpId>> {
     blocks
 }
 
-/// The ops of a block, level by level. One that depends on nothing stands right before the first op that needs it.
+/// The ops of a block, sorted by level. An op without dependencies is put right before its first reader.
 fn by_level(graph: &OpGraph, block: Range<OpId>) -> Vec<OpId> {
     let start = block.start;
     let inside = |op: &OpId| block.contains(op);
@@ -125,25 +125,27 @@ fn by_level(graph: &OpGraph, block: Range<OpId>) -> Vec<OpId> {
     ops
 }
 
-/// Joins the ops of a piece, given in topological order, along dependencies that are the only one on either side.
-fn chains(graph: &OpGraph, piece: &[OpId]) -> Vec<Vec<OpId>> {
-    let mut chain_of: HashMap<OpId, usize> = piece.iter().map(|&op| (op, usize::MAX)).collect();
-    let mut chains: Vec<Vec<OpId>> = Vec::new();
-    for &op in piece {
+/// Joins ops, given in topological order, into sequences: along edges that are the only one out of their source and into their
+/// target.
+fn sequences(graph: &OpGraph, ops: &[OpId]) -> Vec<Vec<OpId>> {
+    let mut sequence_of: HashMap<OpId, usize> = ops.iter().map(|&op| (op, usize::MAX)).collect();
+    let mut sequences: Vec<Vec<OpId>> = Vec::new();
+    for &op in ops {
         let only = |mut ops: Vec<OpId>| if ops.len() == 1 { ops.pop() } else { None };
-        let before = only(graph.predecessors(op).filter(|p| chain_of.contains_key(p)).collect());
-        let follows = |p: &OpId| only(graph.successors(*p).filter(|s| chain_of.contains_key(s)).collect()) == Some(op);
-        let chain = before.filter(follows).map_or(chains.len(), |p| chain_of[&p]);
-        chain_of.insert(op, chain);
-        match chains.get_mut(chain) {
-            Some(chain) => chain.push(op),
-            None => chains.push(vec![op]),
+        let before = only(graph.predecessors(op).filter(|p| sequence_of.contains_key(p)).collect());
+        let follows =
+            |p: &OpId| only(graph.successors(*p).filter(|s| sequence_of.contains_key(s)).collect()) == Some(op);
+        let sequence = before.filter(follows).map_or(sequences.len(), |p| sequence_of[&p]);
+        sequence_of.insert(op, sequence);
+        match sequences.get_mut(sequence) {
+            Some(sequence) => sequence.push(op),
+            None => sequences.push(vec![op]),
         }
     }
-    chains
+    sequences
 }
 
-/// A set of operators of a piece.
+/// A set of operators, one bit each.
 type Set = u64;
 
 fn members(mut set: Set) -> impl Iterator<Item = usize> {
@@ -154,26 +156,26 @@ fn members(mut set: Set) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The recursion over one piece.
+/// The recursion over one part of the graph.
 struct Search<'a, C> {
-    /// In topological order.
+    /// Operators in topological order, each a sequence of ops.
     operators: Vec<Vec<OpId>>,
-    /// For each operator those that depend on it.
+    /// For each operator the operators that depend on it.
     successors: Vec<Set>,
-    /// The same and those that it depends on.
+    /// For each operator its successors and predecessors.
     linked: Vec<Set>,
     pruning: Pruning,
     cost: &'a mut C,
-    /// For each set of operators the cost of its best stages and the last one of these.
+    /// For each set of operators the cost of its best stages, and the last of them.
     best: HashMap<Set, (f64, Set)>,
-    /// For each stage its cost.
+    /// The cost of each stage.
     costs: HashMap<Set, f64>,
-    /// Endings that may still be considered.
+    /// How many more endings may be considered.
     budget: usize,
 }
 
 impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
-    /// `None` if there are too many operators, or surely too many endings.
+    /// `None` if there are too many operators, or certainly too many endings.
     fn new(graph: &OpGraph, operators: Vec<Vec<OpId>>, pruning: Pruning, cost: &'a mut C) -> Option<Self> {
         if operators.len() > Set::BITS as usize {
             return None;
@@ -194,19 +196,19 @@ impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
             }
             width[level[at]] += 1;
         }
-        // Each operator of a level is left, in the ending, or gone: all of these are endings of some set.
+        // Each operator of a level is in the rest, in the ending, or scheduled already, and all combinations occur.
         let widest = width.into_iter().max().unwrap_or(0);
-        let surely = 3usize.checked_pow(widest);
+        let least_endings = 3usize.checked_pow(widest);
         let (best, costs) = Default::default();
         let search = Self { operators, successors, linked, pruning, cost, best, costs, budget: BUDGET };
-        surely.is_some_and(|surely| surely <= BUDGET).then_some(search)
+        least_endings.is_some_and(|least| least <= BUDGET).then_some(search)
     }
 
     fn all(&self) -> Set {
         self.operators.iter().enumerate().fold(0, |all, (at, _)| all | 1 << at)
     }
 
-    /// The cost of the best stages of a set that nothing outside precedes; `None` beyond the budget.
+    /// The cost of the best stages of `set`, which contains all predecessors of its operators. `None` if the budget is used up.
     fn solve(&mut self, set: Set) -> Option<f64> {
         if set == 0 {
             return Some(0.);
@@ -228,13 +230,13 @@ impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
         Some(cost)
     }
 
-    /// Grows an ending of `set` by the operators among `below`. Operators join from the last to the first, so that each
-    /// ending is met once.
+    /// Extends an ending of `set` by operators of `below`. Operators are added from the last to the first, so that each ending is
+    /// visited once.
     fn endings(&mut self, set: Set, ending: Set, below: Set, found: &mut Vec<Set>) -> Option<()> {
         let free = |&at: &usize| self.successors[at] & set & !ending == 0;
         for operator in members(members(below).filter(free).fold(0, |free, at| free | 1 << at)) {
             let grown = ending | 1 << operator;
-            // Groups only grow, so what is pruned here has no descendants that are not.
+            // Groups only grow, so every extension of a pruned ending is pruned, too.
             if self.group(grown, operator).count_ones() as usize > self.pruning.max_group.max(1) {
                 continue;
             }
@@ -247,7 +249,7 @@ impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
         Some(())
     }
 
-    /// The connected part of a set around an operator.
+    /// The connected component of a set that contains `operator`.
     fn group(&self, set: Set, operator: usize) -> Set {
         let (mut group, mut border) = (0, 1 << operator);
         while border != 0 {

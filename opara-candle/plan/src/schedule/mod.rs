@@ -1,4 +1,4 @@
-//! Which stream, when: policies assign a stream to every op and choose a launch order; the waits follow from both.
+//! Schedules. A policy assigns each op to a stream and chooses a launch order; both together determine the waits.
 
 mod critical_path;
 mod dag;
@@ -24,18 +24,18 @@ use crate::trace::{OpId, Trace};
 use crate::Error;
 pub use crate::Result;
 
-/// What a scheduler knows.
+/// The input of a scheduler.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
     /// The ops, with the device that they run on.
     pub trace: &'a Trace,
-    /// What depends on what.
+    /// The dependencies between the ops.
     pub graph: &'a OpGraph,
-    /// What each op costs.
+    /// The cost of each op.
     pub profile: &'a [OpProfile],
 }
 
-/// A way to schedule ops: one of the [`Policy`]s, or a user's own.
+/// Schedules ops: one of the [`Policy`]s, or a user's own scheduler.
 ///
 /// ```
 /// use opara_plan::schedule::{Problem, Result, Schedule, Scheduler};
@@ -66,53 +66,58 @@ pub trait Scheduler: std::fmt::Debug + Send + Sync {
     fn schedule(&self, problem: &Problem) -> Result<Schedule>;
 }
 
-/// A stream for every op, an order of launches, and what each launch waits for. Plain data.
+/// A stream for every op, a launch order, and the waits of each launch. Plain data.
 ///
 /// Ops of one stream run one after the other in launch order.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schedule {
-    /// For each op its stream, counted from 0.
+    /// The stream of each op, counted from 0.
     pub stream: Vec<usize>,
-    /// Every op once, as they are launched.
+    /// All ops in launch order.
     pub order: Vec<OpId>,
-    /// Positions in the order, ascending, before which all that was launched so far has to finish.
+    /// Ascending positions in the order. At each of them, all ops launched so far finish before the next one starts.
     pub barriers: Vec<usize>,
-    /// Ops that go first where the device has to choose: they are launched with its highest priority.
+    /// Ops that are launched with the device's highest priority.
     #[serde(default)]
     pub urgent: Vec<OpId>,
-    /// For each op the ops right before which it may not start, ascending in launch order: its stream's predecessor
-    /// and ops of other streams, less those that another one of them or a barrier already waits for.
+    /// For each op the ops that it waits for directly, ascending in launch order: the op before it on its stream, and ops of
+    /// other streams. An op that one of them, or a barrier, already waits for is left out.
     pub predecessors: Vec<Vec<OpId>>,
 }
 
-/// What a device launches for a schedule: an op, or nothing where a barrier joins what runs.
+/// One launch of a schedule: an op, or an empty launch for a barrier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// The op; `None` for a barrier.
     pub op: Option<OpId>,
-    /// Earlier steps that it waits for.
+    /// The earlier steps that it waits for.
     pub after: Vec<usize>,
 }
 
 impl Schedule {
-    /// The schedule with the fewest waits for a stream assignment and a launch order.
+    /// A schedule from a stream assignment and a launch order, with as few waits as the dependencies need.
     ///
     /// # Arguments
-    /// For each op its stream, and every op once, none before one that it depends on. Streams are numbered anew, in
-    /// the order of their first launch.
+    /// The stream of each op, and all ops in an order in which each comes after its dependencies. Streams are renumbered in the
+    /// order of their first launch.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if an op has no stream, is not launched once, or is launched before one that it
-    /// depends on.
+    /// [`Error::InvalidSchedule`] if an op has no stream, is not launched exactly once, or is launched before one of its
+    /// dependencies.
     pub fn new(graph: &OpGraph, stream: Vec<usize>, order: Vec<OpId>) -> Result<Self> {
-        Self::in_stages(graph, stream, order, Vec::new())
+        Self::with_barriers(graph, stream, order, Vec::new())
     }
 
-    /// The same with barriers at these positions of the order.
+    /// Like [`new`](Self::new), with barriers at these positions of the order.
     ///
     /// # Errors
-    /// As for [`new`](Self::new), and for barriers that are not ascending positions inside the order.
-    pub fn in_stages(graph: &OpGraph, mut stream: Vec<usize>, order: Vec<OpId>, barriers: Vec<usize>) -> Result<Self> {
+    /// Those of [`new`](Self::new), and barriers that are not ascending positions inside the order.
+    pub fn with_barriers(
+        graph: &OpGraph,
+        mut stream: Vec<usize>,
+        order: Vec<OpId>,
+        barriers: Vec<usize>,
+    ) -> Result<Self> {
         let position = positions(graph, &stream, &order)?;
         if !barriers.is_sorted_by(|a, b| a < b) || barriers.iter().any(|&b| b == 0 || b >= order.len()) {
             return Err(Error::InvalidSchedule("barriers have to be ascending positions inside the order".into()));
@@ -127,17 +132,17 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The same launch order on at most so many streams, if there are more: those that begin later share the first ones, in
-    /// turns, and what shares a stream runs in launch order.
+    /// The same launch order on at most `streams` streams: stream `i` becomes stream `i % streams`. Ops that then share a stream
+    /// run in launch order.
     ///
     /// # Errors
-    /// As for [`new`](Self::new): the schedule is one of another graph.
-    pub fn sharing(self, graph: &OpGraph, streams: usize) -> Result<Self> {
+    /// Those of [`new`](Self::new), if the schedule belongs to another graph.
+    pub fn cap_streams(self, graph: &OpGraph, streams: usize) -> Result<Self> {
         if self.streams() <= streams {
             return Ok(self);
         }
         let stream = self.stream.into_iter().map(|stream| stream % streams.max(1)).collect();
-        Ok(Self { urgent: self.urgent, ..Self::in_stages(graph, stream, self.order, self.barriers)? })
+        Ok(Self { urgent: self.urgent, ..Self::with_barriers(graph, stream, self.order, self.barriers)? })
     }
 
     /// Every launch and barrier in order.
@@ -145,7 +150,7 @@ impl Schedule {
         let mut steps: Vec<Step> = Vec::with_capacity(self.order.len() + self.barriers.len());
         let mut step_of = vec![0; self.order.len()];
         let mut barriers = self.barriers.iter().peekable();
-        // Of the stage: its barrier, and the steps that nothing waits for yet.
+        // The barrier before the current stage, and for each step whether a later step still has to wait for it.
         let mut barrier = None;
         let mut open: Vec<bool> = Vec::new();
         let mut stage = 0;
@@ -173,7 +178,7 @@ impl Schedule {
         let order = &self.order;
         let before = self.stream_predecessors();
         if self.streams() <= 1 && self.barriers.is_empty() {
-            // All that an op depends on lies before it.
+            // One stream orders every op behind its dependencies.
             return before.into_iter().map(|before| before.into_iter().collect()).collect();
         }
         let mut barriers = self.barriers.iter().peekable();
@@ -192,7 +197,7 @@ impl Schedule {
             }
             needed.push(own);
         }
-        // Streams that are paths of the graph, which is reduced, add nothing to it.
+        // The graph is reduced already. Streams that are paths of it add no edge, so there is nothing to reduce again.
         let reduced = if more { transitive_reduction(&needed) } else { needed };
         let mut predecessors = vec![Vec::new(); order.len()];
         for (at, mut reduced) in reduced.into_iter().enumerate() {
@@ -207,12 +212,12 @@ impl Schedule {
         self.stream.iter().max().map_or(0, |s| s + 1)
     }
 
-    /// Ops of other streams that `op` waits for.
+    /// The ops of other streams that `op` waits for.
     pub fn waits(&self, op: OpId) -> impl Iterator<Item = OpId> + '_ {
         self.predecessors[op].iter().copied().filter(move |&p| self.stream[p] != self.stream[op])
     }
 
-    /// Waits across streams in all, those for and of barriers included.
+    /// The number of waits across streams, including those of barriers.
     pub fn wait_count(&self) -> usize {
         let steps = self.steps();
         let crosses = |step: &Step, &before: &usize| match (step.op, steps[before].op) {
@@ -222,7 +227,7 @@ impl Schedule {
         steps.iter().map(|step| step.after.iter().filter(|before| crosses(step, before)).count()).sum()
     }
 
-    /// For each op the one before it on its stream.
+    /// For each op the op before it on its stream.
     pub fn stream_predecessors(&self) -> Vec<Option<OpId>> {
         let mut last: Vec<Option<OpId>> = vec![None; self.streams()];
         let mut before = vec![None; self.order.len()];
@@ -233,9 +238,9 @@ impl Schedule {
     }
 }
 
-/// For each op its place in the order.
+/// The position of each op in the order.
 fn positions(graph: &OpGraph, stream: &[usize], order: &[OpId]) -> Result<Vec<usize>> {
-    let invalid = |what: String| Err(Error::InvalidSchedule(what));
+    let invalid = |reason: String| Err(Error::InvalidSchedule(reason));
     let ops = graph.len();
     if stream.len() != ops || order.len() != ops {
         return invalid(format!("{} ops have a stream and {} are launched, of {ops}", stream.len(), order.len()));
@@ -268,7 +273,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn schedules_that_are_none_are_refused() {
+    fn invalid_schedules_are_refused() {
         let new = |stream: &[usize], order: &[OpId]| Schedule::new(&diamond(), stream.into(), order.into());
         for (stream, order, why) in [
             (&[0, 0, 0, 0][..], &[0, 2, 1][..], "3 are launched"),
@@ -281,7 +286,7 @@ pub(crate) mod tests {
             assert!(error.contains(why), "{error}");
         }
         let stages =
-            |barriers: &[usize]| Schedule::in_stages(&diamond(), vec![0; 4], vec![0, 1, 2, 3], barriers.into());
+            |barriers: &[usize]| Schedule::with_barriers(&diamond(), vec![0; 4], vec![0, 1, 2, 3], barriers.into());
         for barriers in [&[0][..], &[4], &[2, 2], &[3, 1]] {
             assert!(stages(barriers).is_err(), "{barriers:?}");
         }
@@ -289,9 +294,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_barrier_joins_what_nothing_waits_for() {
+    fn a_barrier_waits_for_every_op_without_a_successor() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0], vec![1], vec![2]]);
-        let schedule = Schedule::in_stages(&graph, vec![0, 1, 0, 1, 0], vec![0, 1, 2, 3, 4], vec![3]).unwrap();
+        let schedule = Schedule::with_barriers(&graph, vec![0, 1, 0, 1, 0], vec![0, 1, 2, 3, 4], vec![3]).unwrap();
         assert_eq!(schedule.predecessors, [vec![], vec![], vec![0], vec![], vec![]]);
         let steps: Vec<_> = schedule.steps().into_iter().map(|step| (step.op, step.after)).collect();
         let expected = [

@@ -10,16 +10,16 @@ pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::new(problem.graph, stream_assignment(problem.graph), (0..problem.graph.len()).collect())
 }
 
-/// Nimble, Alg. 1: the chains of a maximum matching of the bipartite graph of all dependencies are the streams.
+/// Nimble, Alg. 1: the paths of a maximum matching of the bipartite graph of all dependencies are the streams.
 ///
-/// No two independent ops share a stream (Theorem 2), and under that rule no assignment needs fewer synchronisations:
-/// one for each edge outside the matching (Theorem 4).
+/// No two independent ops share a stream (Theorem 2). Among all assignments with that property, this one has the fewest
+/// synchronisations: one for each edge outside the matching (Theorem 4).
 ///
 /// # Arguments
-/// `graph`: reduced as it is, it is the minimum equivalent graph of step 1.
+/// `graph`: it is transitively reduced, and so the minimum equivalent graph of step 1.
 ///
 /// # Returns
-/// For each op its stream.
+/// The stream of each op.
 ///
 /// # Complexity
 /// `O(E √V)`: the paper's Ford-Fulkerson takes `O(E V)`.
@@ -27,15 +27,15 @@ pub fn stream_assignment(graph: &OpGraph) -> Vec<usize> {
     let next = maximum_matching(graph);
     let mut stream: Vec<Option<usize>> = vec![None; graph.len()];
     let mut streams = 0..;
-    // A chain's ops ascend, so the first one met opens its stream.
-    let follow = |op: usize| {
+    // The ops of a path ascend, so the first op of a path opens its stream.
+    let assign = |op: usize| {
         let own = stream[op].or_else(|| streams.next()).unwrap_or_default();
         if let Some(next) = next[op] {
             stream[next] = Some(own);
         }
         own
     };
-    (0..graph.len()).map(follow).collect()
+    (0..graph.len()).map(assign).collect()
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
             })
     }
 
-    /// For each op the ops that it depends on, directly or not.
+    /// For each op its direct and indirect dependencies.
     fn ancestors(graph: &OpGraph) -> Vec<Vec<bool>> {
         let mut all: Vec<Vec<bool>> = Vec::new();
         for op in 0..graph.len() {
@@ -73,7 +73,7 @@ mod tests {
         (0..graph.len()).all(|b| (0..b).all(|a| ancestors[b][a] || stream[a] != stream[b]))
     }
 
-    /// Edges that a stream does not order by itself, as the paper counts them.
+    /// Edges between different streams, as the paper counts them.
     fn synchronisations(graph: &OpGraph, stream: &[usize]) -> usize {
         let edges = (0..graph.len()).flat_map(|op| graph.predecessors(op).map(move |p| (p, op)));
         edges.filter(|&(a, b)| stream[a] != stream[b]).count()

@@ -1,4 +1,4 @@
-//! Opara's two algorithms. (Chen et al., "Opara: Exploiting Operator Parallelism for Expediting DNN Inference on
+//! Opara's two algorithms: stream allocation and launch order. (Chen et al., "Opara: Exploiting Operator Parallelism for Expediting DNN Inference on
 //! GPUs", IEEE Transactions on Computers 2024.)
 
 use std::cmp::Reverse;
@@ -13,14 +13,14 @@ use crate::profile::{Class, OpProfile};
 use crate::trace::OpId;
 use crate::Result;
 
-/// What orders the ready ops of one class, the least first.
+/// The resource by which Alg. 2 orders the ready ops of one class: the smallest need first.
 ///
-/// The paper speaks of "the least amount of GPU resources (e.g., shared memory, threads, registers)" (Sec. III-C) of a
-/// block (Sec. III-B) and chooses none of them; its authors' prototype takes the shared memory.
+/// The paper says "the least amount of GPU resources (e.g., shared memory, threads, registers)" (Sec. III-C) of a block
+/// (Sec. III-B) and leaves open which one. Its authors' prototype uses shared memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
-    /// The share of the whole device that the op takes of whatever it takes most of ([`OpProfile::demand`]).
+    /// The resource of which the op takes the largest share of the device ([`OpProfile::demand`]).
     #[default]
     Scarcest,
     /// Shared memory of a block.
@@ -62,28 +62,27 @@ impl std::fmt::Display for Resource {
     }
 }
 
-/// The most streams, which Alg. 1 does not limit: as many as a GPU runs kernels at a time ("resident grids per device",
-/// CUDA C++ Programming Guide, Compute Capabilities). More gain little or nothing, and each costs a CUDA graph some time to
-/// instantiate and some memory of the driver's; of models whose grouped convolutions candle runs one group at a time
-/// they would be thousands.
-const MOST_STREAMS: usize = 128;
+/// The maximum number of streams: as many kernels as a GPU runs at a time ("resident grids per device", CUDA C++ Programming
+/// Guide, Compute Capabilities). Alg. 1 has no limit. More streams gain little, and each one costs time to instantiate the CUDA
+/// graph and memory of the driver. candle runs grouped convolutions one group at a time; such models would get thousands.
+const MAX_STREAMS: usize = 128;
 
-/// Opara, by a resource of choice. [`Policy::Opara`](super::Policy::Opara) is the default one.
+/// Opara with a choice of resource. [`Policy::Opara`](super::Policy::Opara) uses the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Opara {
-    /// What orders the launches.
+    /// The resource that orders the launches.
     pub resource: Resource,
 }
 
 impl Schedule {
-    /// This order of launches on the streams of Alg. 1, of which later branches take those that earlier ones have left.
+    /// This launch order on the streams of Alg. 1, where later branches reuse streams whose branches have ended.
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
-    pub(super) fn on_paths(graph: &OpGraph, order: Vec<OpId>) -> Result<Self> {
+    /// Those of [`new`](Self::new).
+    pub(super) fn with_allocated_streams(graph: &OpGraph, order: Vec<OpId>) -> Result<Self> {
         let alone = stream_allocation(graph);
         let stream = reuse_streams(graph, &alone, &order);
-        // On these streams every op waits for what it waited for.
+        // Reused streams do not change the waits.
         Ok(Self { stream, ..Self::new(graph, alone, order)? })
     }
 }
@@ -98,18 +97,19 @@ impl Scheduler for Opara {
 
     fn schedule(&self, problem: &Problem) -> Result<Schedule> {
         let Problem { graph, profile, .. } = *problem;
-        Schedule::on_paths(graph, launch_order(graph, profile, self.resource))?.sharing(graph, MOST_STREAMS)
+        Schedule::with_allocated_streams(graph, launch_order(graph, profile, self.resource))?
+            .cap_streams(graph, MAX_STREAMS)
     }
 }
 
-/// Alg. 1: an op joins the stream of its first predecessor that no other op has followed yet, or else gets a stream of
-/// its own. Ops of one stream form a path of the graph, so the assignment costs no parallelism.
+/// Alg. 1: an op continues the stream of its first predecessor that has no successor on its stream yet. If there is none, it
+/// opens a stream. The ops of a stream form a path of the graph, so the assignment costs no parallelism.
 ///
 /// # Arguments
 /// `graph`, whose recorded order is the topological order of line 1.
 ///
 /// # Returns
-/// For each op its stream.
+/// The stream of each op.
 ///
 /// # Complexity
 /// Linear in ops and edges.
@@ -132,12 +132,12 @@ pub fn stream_allocation(graph: &OpGraph) -> Vec<usize> {
     stream
 }
 
-/// Alg. 2: among the ops whose predecessors are launched, memory- and compute-intensive ones alternate, and of each
-/// kind the one that needs the least of the resource goes first. Memory-intensive ones begin; equal needs keep the
-/// recorded order.
+/// Alg. 2: among the ready ops (those whose predecessors are launched), memory- and compute-intensive ones alternate, starting
+/// with a memory-intensive one. Within a class the op that needs the least of the resource goes first; ties keep the recorded
+/// order.
 ///
 /// # Arguments
-/// `graph`, for each op its class and what it needs, and the resource that counts.
+/// `graph`; the class and the needs of each op; the resource to order by.
 ///
 /// # Returns
 /// Every op once, in launch order.
@@ -145,7 +145,7 @@ pub fn stream_allocation(graph: &OpGraph) -> Vec<usize> {
 /// # Complexity
 /// `O(V log V + E)`.
 pub fn launch_order(graph: &OpGraph, profile: &[OpProfile], resource: Resource) -> Vec<OpId> {
-    /// Least need first, then recorded order. Bits of a non-negative float order as the float does.
+    /// The smallest need first, then recorded order. The bits of non-negative floats compare like the floats.
     type Ready = BinaryHeap<Reverse<(u64, OpId)>>;
     let (mut memory, mut compute) = (Ready::new(), Ready::new());
     let mut indegree: Vec<usize> = (0..graph.len()).map(|op| graph.predecessors(op).count()).collect();
@@ -160,11 +160,11 @@ pub fn launch_order(graph: &OpGraph, profile: &[OpProfile], resource: Resource) 
     for op in (0..graph.len()).filter(|&op| indegree[op] == 0) {
         push(op, &mut memory, &mut compute);
     }
-    let mut memory_turn = true;
+    let mut is_memory_next = true;
     loop {
-        let (first, second) = if memory_turn { (&mut memory, &mut compute) } else { (&mut compute, &mut memory) };
+        let (first, second) = if is_memory_next { (&mut memory, &mut compute) } else { (&mut compute, &mut memory) };
         let Some(Reverse((_, op))) = first.pop().or_else(|| second.pop()) else { return order };
-        memory_turn = !memory_turn;
+        is_memory_next = !is_memory_next;
         order.push(op);
         for successor in graph.successors(op) {
             indegree[successor] -= 1;
@@ -215,7 +215,7 @@ mod tests {
             op(Compute, 1.),
             op(Memory, 1.),
         ];
-        // 0 memory; compute's turn: 2 (5), frees memory 5; memory: 5 (1); compute: 3 (7), frees compute 6; memory: 4
+        // 0 memory; then compute: 2 (5), frees memory 5; memory: 5 (1); compute: 3 (7), frees compute 6; memory: 4
         // (2), frees compute 7; compute: 6 and 7 demand 1 each, 6 recorded first; memory empty, so compute 7; compute:
         // 1; 8 last.
         assert_eq!(launch_order(&block(), &profile, Resource::Scarcest), [0, 2, 5, 3, 4, 6, 7, 1, 8]);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_graphs_share_streams_and_later_forks_take_those_of_earlier_ones() {
+    fn wide_graphs_share_streams_and_later_forks_reuse_streams() {
         let scheduled = |predecessors: Vec<Vec<usize>>| {
             let graph = OpGraph::from_predecessors(predecessors);
             let profile = vec![OpProfile::default(); graph.len()];
@@ -246,14 +246,15 @@ mod tests {
                 .schedule(&Problem { graph: &graph, profile: &profile, trace: &Default::default() })
                 .unwrap()
         };
-        let ops = 2 * MOST_STREAMS + 1;
+        let ops = 2 * MAX_STREAMS + 1;
         let wide = scheduled(vec![vec![]; ops]);
-        assert_eq!(wide.streams(), MOST_STREAMS);
+        assert_eq!(wide.streams(), MAX_STREAMS);
         assert_eq!(wide.order, Vec::from_iter(0..ops));
-        assert_eq!(wide.predecessors[ops - 1], [MOST_STREAMS], "the stream's op before");
-        // Each op of a chain feeds one that nothing waits for: such a stream ends above no op, so that none goes on with it.
+        assert_eq!(wide.predecessors[ops - 1], [MAX_STREAMS], "the op before it on its stream");
+        // Each op of a chain has a second successor without successors. No op depends on such a stream's last op, so that no
+        // later branch reuses the stream.
         let leaves = scheduled((0..2 * ops).map(|op| op.checked_sub(2 - op % 2).into_iter().collect()).collect());
-        assert_eq!(leaves.streams(), MOST_STREAMS);
+        assert_eq!(leaves.streams(), MAX_STREAMS);
         // Two branches and their join, again and again.
         let joins = |op: usize| match op % 3 {
             0 => vec![op.wrapping_sub(2), op.wrapping_sub(1)],
@@ -289,18 +290,18 @@ mod tests {
                 .collect();
             let order = launch_order(&graph, &profile, Resource::Scarcest);
             let mut launched = vec![false; graph.len()];
-            let mut turn = Class::Memory;
+            let mut next = Class::Memory;
             for &chosen in &order {
                 let ready: Vec<usize> = (0..graph.len())
                     .filter(|&v| !launched[v] && graph.predecessors(v).all(|p| launched[p]))
                     .collect();
                 prop_assert!(ready.contains(&chosen));
-                let of_turn: Vec<usize> = ready.iter().copied().filter(|&v| profile[v].class == turn).collect();
-                let list = if of_turn.is_empty() { &ready } else { &of_turn };
+                let of_class: Vec<usize> = ready.iter().copied().filter(|&v| profile[v].class == next).collect();
+                let list = if of_class.is_empty() { &ready } else { &of_class };
                 let least = list.iter().map(|&v| profile[v].demand).fold(f64::INFINITY, f64::min);
                 prop_assert!(list.contains(&chosen) && profile[chosen].demand == least);
                 launched[chosen] = true;
-                turn = if turn == Class::Memory { Class::Compute } else { Class::Memory };
+                next = if next == Class::Memory { Class::Compute } else { Class::Memory };
             }
             prop_assert_eq!(order.len(), graph.len());
         }

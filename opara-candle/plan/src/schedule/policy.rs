@@ -1,19 +1,18 @@
-//! The schedulers of this library by name.
+//! The library's schedulers by name.
 
 use serde::{Deserialize, Serialize};
 
 use super::{critical_path, dag, ios, nimble, rammer, sequential, Opara, Problem, Schedule, Scheduler};
 use crate::Result;
 
-/// Makes [`Policy`] from one table: a policy's name and its scheduler cannot be forgotten or differ from place to place.
-/// Those that search stand behind `searching`; they schedule by simulating schedules, so that `tune` implements
-/// [`Scheduler`] for all of them.
+/// Generates [`Policy`] from one table, so that every policy has a name and a scheduler. Policies under `searching` simulate
+/// schedules, which `simulate` does above this module; so `tune` implements [`Scheduler`] for [`Policy`].
 macro_rules! policies {
     (
         fixed { $($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)* }
         searching { $($(#[$its_doc:meta])* $searching:ident, $its_name:literal;)* }
     ) => {
-        /// How ops are assigned to streams and ordered.
+        /// A scheduling algorithm of this library.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum Policy {
@@ -26,7 +25,7 @@ macro_rules! policies {
             pub const ALL: [Policy; [$($name,)* $($its_name,)*].len()] =
                 [$(Policy::$policy,)* $(Policy::$searching,)*];
 
-            /// The policies that run nothing: all but the tuned one.
+            /// The policies that schedule without running anything: all but the tuned one.
             pub const FIXED: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
 
             /// Its name: what `Display` writes and `FromStr` reads.
@@ -37,7 +36,7 @@ macro_rules! policies {
                 }
             }
 
-            /// What makes its schedule; `None` for one that searches.
+            /// Its scheduling function; `None` for a policy that searches.
             pub(crate) fn fixed(self) -> Option<fn(&Problem) -> Result<Schedule>> {
                 match self {
                     $(Policy::$policy => Some($schedule),)*
@@ -52,7 +51,7 @@ policies! {
     fixed {
         /// One stream, in recorded order: what a plain CUDA graph of the module does.
         Sequential, "sequential", sequential::schedule;
-        /// Every op starts when all that it depends on has ended, in recorded order.
+        /// Every op starts when its dependencies have ended; launched in recorded order.
         Dag, "dag", dag::schedule;
         /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
         Nimble, "nimble", nimble::schedule;
@@ -60,15 +59,15 @@ policies! {
         Rammer, "rammer", rammer::schedule;
         /// The best stages of parallel groups that dynamic programming finds (IOS).
         Ios, "ios", ios::schedule;
-        /// Longest remaining path first, under the device's resources.
+        /// The op with the longest remaining path first, within the device's resources.
         CriticalPath, "critical-path", critical_path::schedule;
         /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
         #[default]
         Opara, "opara", |problem| Opara::default().schedule(problem);
     }
     searching {
-        /// The fastest schedule that a search finds by running many of them on the device; see [`tune`](crate::tune). On
-        /// its own, without a device, it searches by [simulation](crate::simulate).
+        /// The fastest schedule of a search that benchmarks many on the device; see [`tune`](crate::tune). Used as a
+        /// [`Scheduler`] without a device, it benchmarks by [simulation](crate::simulate).
         Tuned, "tuned";
     }
 }
@@ -79,7 +78,7 @@ impl std::fmt::Display for Policy {
     }
 }
 
-/// A policy's name that is none.
+/// A name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(Policy::as_str).join(", "))]
 pub struct UnknownPolicy(String);

@@ -12,7 +12,7 @@ pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
     let graph = problem.graph;
     let mut waves: Vec<Stage> = vec![Stage::new(); graph.depth()];
     (0..graph.len()).for_each(|op| waves[graph.level(op)].push(vec![op]));
-    Schedule::of_stages(graph, &waves)
+    Schedule::from_stages(graph, &waves)
 }
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ mod tests {
     fn waves_of_a_block_by_hand() {
         let schedule = scheduled(&block());
         assert_eq!(schedule.order, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-        // The first wave is op 0 alone, for which the second waits by itself.
+        // The first wave is op 0 alone. All ops of the second depend on it, so that there is no barrier between them.
         assert_eq!((schedule.barriers.as_slice(), schedule.streams()), (&[5, 8][..], 4));
     }
 

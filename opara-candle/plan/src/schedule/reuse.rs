@@ -1,19 +1,19 @@
-//! Streams that begin where others have ended.
+//! Reuses streams whose branches have ended.
 
 use crate::graph::OpGraph;
 use crate::trace::OpId;
 
-/// Fewer streams for the same concurrency: one whose first op depends on the last op of another goes on with that stream.
-/// What runs on a stream still depends on each other, so nothing waits for more than before.
+/// Merges streams without losing concurrency: if a stream's first op depends on the last op of another stream, both become one.
+/// The ops of a merged stream still depend on each other, so no op waits for more than before.
 ///
-/// Of a graph that forks and joins again and again, the branches of one fork take the streams of the one before it.
+/// In a graph that forks and joins repeatedly, the branches of each fork reuse the streams of the fork before.
 ///
 /// # Arguments
-/// For each op its stream, where ops of one stream form a path of the graph, as [Alg. 1](super::stream_allocation) has it;
-/// and every op once, none before one that it depends on.
+/// The stream of each op, where the ops of a stream form a path of the graph, as in [Alg. 1](super::stream_allocation); and all
+/// ops in an order in which each comes after its dependencies.
 ///
 /// # Returns
-/// For each op its stream, numbered in the order of their first launch.
+/// The stream of each op, numbered in the order of their first launch.
 ///
 /// # Complexity
 /// Almost linear in ops and edges.
@@ -27,7 +27,7 @@ pub(super) fn reuse_streams(graph: &OpGraph, stream: &[usize], order: &[OpId]) -
     let mut reused = vec![0; graph.len()];
     for &op in order {
         for p in graph.predecessors(op) {
-            // What depends on `op` depends on all that the stream ran.
+            // An op that depends on `op` depends on all ops of the stream.
             if last[stream[p]].take_if(|last| *last == p).is_some() {
                 ended.streams[op].push(reused[p]);
             }
@@ -44,20 +44,20 @@ pub(super) fn reuse_streams(graph: &OpGraph, stream: &[usize], order: &[OpId]) -
     reused
 }
 
-/// Streams that have ended.
+/// Streams whose ops are all launched, and that can be reused.
 struct Ended {
-    /// By the first op that depends on their last one.
+    /// For each op the streams whose last op it is the first to depend on.
     streams: Vec<Vec<usize>>,
-    /// For each op one that it depends on, where to look next; an op without any names itself.
+    /// For each op one of its dependencies, where the search goes on; an op without dependencies names itself.
     above: Vec<OpId>,
 }
 
 impl Ended {
-    /// A stream that ended above `op`, or there.
+    /// Takes a stream that ended at `op` or at an op that `op` depends on.
     fn take(&mut self, op: OpId) -> Option<usize> {
         let mut at = op;
         while self.streams[at].is_empty() && self.above[at] != at {
-            // Lists that are empty stay so: the way gets shorter each time.
+            // Empty lists stay empty, so that the path can be shortened (as in union-find).
             let above = self.above[at];
             if self.streams[above].is_empty() {
                 self.above[at] = self.above[above];
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn forks_take_the_streams_of_forks_before_them() {
+    fn forks_reuse_the_streams_of_earlier_forks() {
         // 0 feeds 1, 2 and 3, which 4 joins, again and again.
         let predecessors = (0..40).map(|op| match op {
             0 => vec![],
@@ -97,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn branches_that_may_run_at_a_time_keep_their_own() {
+    fn branches_that_may_run_in_parallel_keep_their_streams() {
         let [reused, before] = schedules(vec![vec![], vec![0], vec![0], vec![0], vec![1], vec![2]]);
         assert_eq!(reused.stream, before.stream);
     }
 
     proptest! {
         #[test]
-        fn nothing_waits_for_more(dag in dags()) {
+        fn reuse_adds_no_wait(dag in dags()) {
             let [reused, before] = schedules(dag);
             prop_assert!(reused.streams() <= before.streams());
             prop_assert_eq!(reused.predecessors, before.predecessors);

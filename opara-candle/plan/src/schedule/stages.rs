@@ -1,31 +1,31 @@
-//! Stages: groups of ops beside each other, one stage after the other.
+//! Stages: the groups of a stage run in parallel, and stages run one after another.
 
 use super::Schedule;
 use crate::graph::OpGraph;
 use crate::trace::OpId;
 use crate::Result;
 
-/// Groups of ops. Groups run beside each other, the ops of a group one after the other.
+/// Groups of ops that run in parallel. The ops of one group run in sequence.
 pub type Stage = Vec<Vec<OpId>>;
 
 impl Schedule {
-    /// The schedule that runs one stage after the other, each group of a stage on a stream of its own.
+    /// A schedule that runs the stages in sequence, and each group of a stage on its own stream.
     ///
-    /// There is a barrier between two stages, except where it would change nothing: behind a lone group, if all groups
-    /// of the next stage wait for its last op anyway.
+    /// Two stages are separated by a barrier, unless the first has one group only and all groups of the second depend on that
+    /// group's last op: then the barrier would add nothing.
     ///
     /// # Errors
     /// As for [`Schedule::new`].
     ///
     /// # Complexity
-    /// Linear in ops and edges, beside that of [`Schedule::in_stages`].
-    pub fn of_stages(graph: &OpGraph, stages: &[Stage]) -> Result<Self> {
+    /// Linear in ops and edges, plus that of [`Schedule::with_barriers`].
+    pub fn from_stages(graph: &OpGraph, stages: &[Stage]) -> Result<Self> {
         let mut stream = vec![0; graph.len()];
         let mut order = Vec::with_capacity(graph.len());
         let mut barriers = Vec::new();
         let mut before: Option<&Stage> = None;
         for stage in stages.iter().filter(|stage| stage.iter().any(|group| !group.is_empty())) {
-            if before.is_some_and(|before| !follows(graph, before, stage)) {
+            if before.is_some_and(|before| !is_ordered_without_barrier(graph, before, stage)) {
                 barriers.push(order.len());
             }
             for (own, group) in stage.iter().enumerate() {
@@ -38,13 +38,13 @@ impl Schedule {
             }
             before = Some(stage);
         }
-        Self::in_stages(graph, stream, order, barriers)
+        Self::with_barriers(graph, stream, order, barriers)
     }
 }
 
-/// Whether all of a stage starts after all of the one before without a barrier between them. Its first group shares the
-/// stream of that one's lone group.
-fn follows(graph: &OpGraph, before: &Stage, stage: &Stage) -> bool {
+/// Does `stage` start after all of `before` even without a barrier? If `before` has one group, the first group of `stage` is on
+/// the same stream; the other groups must depend on its last op.
+fn is_ordered_without_barrier(graph: &OpGraph, before: &Stage, stage: &Stage) -> bool {
     let [lone] = &before[..] else { return false };
     let waits =
         |group: &Vec<OpId>| group.first().is_some_and(|&op| graph.predecessors(op).any(|p| Some(&p) == lone.last()));
@@ -57,9 +57,9 @@ mod tests {
     use crate::schedule::tests::block;
 
     #[test]
-    fn a_barrier_stands_where_the_dependencies_do_not_say_as_much() {
+    fn there_is_a_barrier_unless_dependencies_order_the_stages() {
         let stages = [vec![vec![0]], vec![vec![1], vec![2, 5], vec![3]], vec![vec![4, 7], vec![6]], vec![vec![8]]];
-        let schedule = Schedule::of_stages(&block(), &stages).unwrap();
+        let schedule = Schedule::from_stages(&block(), &stages).unwrap();
         assert_eq!(schedule.order, [0, 1, 2, 5, 3, 4, 7, 6, 8]);
         assert_eq!(schedule.stream, [0, 0, 1, 2, 0, 1, 1, 0, 0]);
         assert_eq!(schedule.barriers, [5, 8], "1, 2 and 3 wait for 0 by themselves");
@@ -68,16 +68,16 @@ mod tests {
     #[test]
     fn an_op_that_depends_on_nothing_starts_no_earlier_than_its_stage() {
         let graph = OpGraph::from_predecessors(vec![vec![], vec![0], vec![]]);
-        let schedule = Schedule::of_stages(&graph, &[vec![vec![0]], vec![vec![1], vec![2]]]).unwrap();
+        let schedule = Schedule::from_stages(&graph, &[vec![vec![0]], vec![vec![1], vec![2]]]).unwrap();
         assert_eq!(schedule.barriers, [1]);
-        let lone = Schedule::of_stages(&graph, &[vec![vec![0, 1]], vec![], vec![vec![2]]]).unwrap();
+        let lone = Schedule::from_stages(&graph, &[vec![vec![0, 1]], vec![], vec![vec![2]]]).unwrap();
         assert_eq!((lone.barriers.as_slice(), &lone.predecessors[2]), (&[][..], &vec![1]), "its stream holds it back");
     }
 
     #[test]
     fn stages_that_are_no_schedule_are_refused() {
         for stages in [vec![], vec![vec![vec![0, 9]]], vec![vec![(1..9).collect()], vec![vec![0]]]] {
-            assert!(Schedule::of_stages(&block(), &stages).is_err(), "{stages:?}");
+            assert!(Schedule::from_stages(&block(), &stages).is_err(), "{stages:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! How well simulated times agree with measured ones.
+//! Compares simulated with measured times.
 
 use serde::{Deserialize, Serialize};
 
 use super::simulate;
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::prepared::Prepared;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::Trace;
@@ -11,7 +11,7 @@ use crate::Result;
 
 /// A policy's schedule, simulated and measured on the device that the trace was recorded on.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Compared {
+pub struct SimulatedAndMeasured {
     /// The policy.
     pub policy: Policy,
     /// Microseconds of a pass, simulated.
@@ -20,14 +20,14 @@ pub struct Compared {
     pub measured_us: f64,
 }
 
-impl Compared {
-    /// Every policy that was measured on a trace, in the order of the measurements. Schedules that follow from the trace
-    /// are compared, tuned ones do not.
+impl SimulatedAndMeasured {
+    /// All policies that were measured on a trace, in the order of the measurements. Tuned schedules are left out, since they do
+    /// not follow from the trace.
     ///
     /// # Errors
     /// Those of the policies.
     pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
-        let device = Device::of(&trace.device);
+        let device = DeviceModel::of(&trace.device);
         let problem = prepared.problem();
         let mut compared = Vec::new();
         for measured in &trace.measured {
@@ -48,17 +48,17 @@ pub struct Agreement {
     pub pairs: usize,
     /// Median of the errors, each relative to the measured time.
     pub median_error: f64,
-    /// Spearman's rank correlation, from -1 to 1: whether what is simulated to be faster measures faster. Times within
-    /// [`PROCESS_NOISE`] of each other count as equal; `None` where all simulated or all measured times do.
+    /// Spearman's rank correlation from -1 to 1: are schedules that are simulated to be faster measured to be faster? Times within
+    /// [`PROCESS_NOISE`] of each other count as equal. `None` if all simulated or all measured times are equal.
     pub rank_correlation: Option<f64>,
 }
 
-/// The share of the time by which one schedule differs between two processes on one device.
+/// The relative difference in time of one schedule between two processes on one device.
 pub const PROCESS_NOISE: f64 = 0.02;
 
 impl Agreement {
-    /// Of pairs of a simulated and a measured time, in the same unit. Pairs that hold no time, such as zeros, are left
-    /// out; `None` if no pair is left.
+    /// Compares pairs of a simulated and a measured time, in the same unit. Pairs with a value that is not positive and finite are
+    /// ignored. `None` if no pair is left.
     pub fn of(pairs: &[(f64, f64)]) -> Option<Self> {
         let is_time = |us: f64| us.is_finite() && us > 0.;
         let pairs: Vec<(f64, f64)> = pairs.iter().copied().filter(|&(s, m)| is_time(s) && is_time(m)).collect();
@@ -77,7 +77,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if values.len() % 2 == 1 { upper } else { (values[values.len() / 2 - 1] + upper) / 2. })
 }
 
-/// The rank of each time: how many are shorter, and half of those that are not longer either, itself aside.
+/// The rank of each time: the number of shorter times, plus half the number of other times that count as equal.
 fn ranks(times: &[f64]) -> Vec<f64> {
     let shorter = |a: f64, b: f64| a < b * (1. - PROCESS_NOISE);
     let rank = |&time: &f64| -> f64 {

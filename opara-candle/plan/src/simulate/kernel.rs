@@ -1,6 +1,6 @@
 //! The model of one op on a simulated device.
 
-use crate::device::{Device, RESOURCES};
+use crate::device::{DeviceModel, RESOURCES};
 use crate::duration::{self, Demand};
 use crate::profile::OpProfile;
 use crate::trace::{Op, Trace, Work};
@@ -8,35 +8,35 @@ use crate::trace::{Op, Trace, Work};
 /// The resources that concurrent kernels share: bandwidth and arithmetic.
 pub(super) type Shared = [f64; 2];
 
-/// An op in parts that are placed one by one: its blocks, or several of them in a row where it has so many that they fill
-/// the device more than [`WAVES`] times.
+/// An op as parts that are placed one by one. A part is a block; if the blocks fill the device more than [`WAVES`] times, a part
+/// is several blocks in sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SimulatedKernel {
     /// The number of parts; 0 for copies, which no multiprocessor runs.
     pub parts: u64,
-    /// The least number of parts that are placed at a time, unless fewer are left.
+    /// Minimum number of parts that are placed at a time, unless fewer are left.
     pub least: u64,
-    /// The resources of one multiprocessor that a part takes.
+    /// The resources of one multiprocessor that a part occupies.
     pub needs: [u32; RESOURCES],
-    /// Microseconds that a part takes.
+    /// Duration of a part in microseconds.
     pub us: f64,
     /// The shares of the device's bandwidth and arithmetic that a part uses.
     pub draws: Shared,
-    /// Share of the device's multiprocessors that it takes at a time.
+    /// Share of the device's multiprocessors that the kernel occupies at a time.
     pub share: f64,
 }
 
-/// How many multiprocessors are simulated at most; no GPU has as many.
+/// Maximum number of simulated multiprocessors; no GPU has as many.
 const PROCESSORS: u64 = 1024;
-/// How many times a kernel fills the device at most: more would tell no more.
+/// Maximum number of waves that are simulated of one kernel; more would not change the result.
 const WAVES: u64 = 8;
-/// Into how many portions the room of a full device may fall: fewer blocks would make an event each.
+/// A full device is filled in at most so many portions; otherwise each block would be an event.
 const PORTIONS: u64 = 16;
-/// A time that no op takes, so that sums stay finite.
+/// An upper bound of times, so that sums stay finite.
 pub(super) const LONGEST_US: f64 = 1e12;
 
 impl SimulatedKernel {
-    pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &Device, device: &Device) -> Self {
+    pub fn new(trace: &Trace, op: &Op, cost: &OpProfile, recorded: &DeviceModel, device: &DeviceModel) -> Self {
         let us = limited(if recorded == device {
             cost.us
         } else {
@@ -72,20 +72,19 @@ impl SimulatedKernel {
     }
 }
 
-/// How many multiprocessors are simulated, and how many of the device each of them stands for: what is placed on it is
-/// placed on all of these.
-pub(super) fn processors(device: &Device) -> (u64, u64) {
+/// The number of simulated multiprocessors, and how many of the device's each of them represents.
+pub(super) fn processors(device: &DeviceModel) -> (u64, u64) {
     let processors = u64::from(device.spec.processors.max(1));
     let of_each = processors.div_ceil(PROCESSORS);
     (processors.div_ceil(of_each), of_each)
 }
 
-/// A time as it may be added up; what is none takes no time.
+/// A time, limited so that it can be added up; NaN and negative values become 0.
 pub(super) fn limited(us: f64) -> f64 {
     within(us, LONGEST_US)
 }
 
-/// A value from 0 to `most`; 0 for what is none.
+/// `value` limited to 0..=`most`; NaN becomes 0.
 fn within(value: f64, most: f64) -> f64 {
     if value > 0. {
         value.min(most)

@@ -1,48 +1,48 @@
-//! How long a schedule would take: an analytical model of a device, blocks, bandwidth and queues, that needs no device.
+//! Simulates a schedule on a model of a device: multiprocessors, bandwidth and queues.
 //!
-//! The Opara paper leaves such a model of the interference between operators that run at the same time to future work.
+//! The Opara paper leaves a model of the interference between concurrent operators to future work. The rules of this one:
 //!
-//! - A launch arrives once all that it waits for has ended. Where that is not just the one before it in a chain, waiting
-//!   has a latency.
-//! - Of those that have arrived, as many as the device has queues for are in flight, in launch order.
-//! - Thread blocks go to the multiprocessors with the most room for them: threads, registers, shared memory and places
-//!   for blocks. What does not fit waits, and what arrived later waits behind it: kernels are not preempted.
-//! - Blocks that run share the device's bandwidth and its arithmetic. Where they ask for more than there is, each gets
-//!   its fair part and takes that much longer.
+//! - A launch arrives when its predecessors have ended. A wait adds a latency, unless predecessor and successor have only each
+//!   other.
+//! - The device has a number of queues. So many of the launches that have arrived are in flight, in launch order.
+//! - Thread blocks go to the multiprocessors with the most room: threads, registers, shared memory and block slots. Blocks that do
+//!   not fit wait, and later launches wait behind them: kernels are not preempted.
+//! - Running blocks share the device's bandwidth and arithmetic. If they demand more than there is, each gets a fair share and takes
+//!   longer in proportion.
 
 mod agreement;
 mod kernel;
 mod processors;
 mod run;
 
-pub use self::agreement::{Agreement, Compared, PROCESS_NOISE};
-pub use crate::device::{Device, UnknownDevice};
+pub use self::agreement::{Agreement, SimulatedAndMeasured, PROCESS_NOISE};
+pub use crate::device::{DeviceModel, UnknownDevice};
 
 use self::kernel::SimulatedKernel;
 use self::run::Run;
 use crate::schedule::{Problem, Schedule};
 use crate::timeline::{Span, Timeline};
 
-/// When each op of a schedule of this trace would run on a device, which need not be the one that it was recorded on.
+/// Predicts when each op of a schedule runs on `device`, which may differ from the device of the recording.
 ///
 /// ```
 /// use opara_plan::prepared::{Prepared, Settings};
-/// use opara_plan::simulate::{simulate, Device};
+/// use opara_plan::simulate::{simulate, DeviceModel};
 /// use opara_plan::trace::Trace;
 /// use opara_plan::{Policy, Scheduler};
 ///
 /// let prepared = Prepared::new(&Trace::default(), Settings::default());
 /// let schedule = Policy::Opara.schedule(&prepared.problem())?;
-/// let timeline = simulate(&prepared.problem(), &schedule, &Device::named("a100-sxm")?);
+/// let timeline = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100-sxm")?);
 /// assert_eq!(timeline.total_us, 0.);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Complexity
-/// Linear in ops and edges, with the multiprocessors and what is in flight as factors.
-pub fn simulate(problem: &Problem, schedule: &Schedule, device: &Device) -> Timeline {
+/// Linear in ops and edges, times the number of multiprocessors and of launches in flight.
+pub fn simulate(problem: &Problem, schedule: &Schedule, device: &DeviceModel) -> Timeline {
     let trace = problem.trace;
-    let recorded = Device::of(&trace.device);
+    let recorded = DeviceModel::of(&trace.device);
     let kernels: Vec<SimulatedKernel> = trace
         .ops
         .iter()

@@ -1,25 +1,25 @@
-//! Which multiprocessor has room for which blocks.
+//! Placement of blocks on multiprocessors.
 
 use super::kernel::processors;
-use crate::device::{Device, RESOURCES};
+use crate::device::{DeviceModel, RESOURCES};
 
-/// Blocks on multiprocessors: which one, and how many.
+/// Placed blocks: multiprocessor, and number of blocks.
 pub(super) type Placement = Vec<(usize, u32)>;
 
-/// What is left of every multiprocessor.
+/// The free resources of every multiprocessor.
 #[derive(Debug)]
 pub(super) struct Processors {
     free: Vec<[u32; RESOURCES]>,
-    /// What is left of all of them.
+    /// The free resources of all multiprocessors together.
     left: [u64; RESOURCES],
-    /// For each multiprocessor the blocks of one kernel that fit.
+    /// For each multiprocessor the number of blocks that fit, of the kernel that is being placed.
     room: Vec<u32>,
-    /// How many multiprocessors have room for so many blocks.
+    /// At index `n`: the number of multiprocessors with room for `n` blocks.
     with_room: Vec<u64>,
 }
 
 impl Processors {
-    pub fn new(device: &Device) -> Self {
+    pub fn new(device: &DeviceModel) -> Self {
         let processors = processors(device).0 as usize;
         let most = device.processor()[RESOURCES - 1] as usize;
         let left = device.processor().map(|has| u64::from(has) * processors as u64);
@@ -31,8 +31,8 @@ impl Processors {
         }
     }
 
-    /// Places up to `parts` blocks, each where most more would fit, if at least `least` have room; returns where and how
-    /// many.
+    /// Places up to `parts` blocks, each on the multiprocessor with the most room, if at least `least` of them fit. Returns the
+    /// placement and the number of placed blocks.
     pub fn place(&mut self, needs: [u32; RESOURCES], parts: u64, least: u64) -> (Placement, u64) {
         if self.left.iter().zip(needs).any(|(&left, needs)| left < least * u64::from(needs)) {
             return (Placement::new(), 0);
@@ -50,7 +50,7 @@ impl Processors {
         if rooms < least {
             return (Placement::new(), 0);
         }
-        // Down to this much room on every multiprocessor, and one block less on some.
+        // Multiprocessors are filled until each has room for `level` blocks, and some for one block less.
         let (mut level, mut left) = (self.with_room.len() - 1, parts);
         let mut above = 0;
         while level > 0 {
@@ -79,7 +79,7 @@ impl Processors {
         (placement, placed)
     }
 
-    /// Gives back what such blocks took.
+    /// Frees the resources of these blocks.
     pub fn release(&mut self, needs: [u32; RESOURCES], placement: &Placement) {
         for &(at, count) in placement {
             self.free[at].iter_mut().zip(needs).for_each(|(free, needs)| *free += needs * count);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn blocks_go_where_there_is_most_room() {
-        let mut device = Device::named("h200").unwrap();
+        let mut device = DeviceModel::named("h200").unwrap();
         device.spec.processors = 3;
         let mut processors = Processors::new(&device);
         let half = [1024, 0, 0, 1];

@@ -1,57 +1,58 @@
-//! One simulated pass, from event to event.
+//! Event-driven simulation of one pass.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::kernel::{limited, Shared, SimulatedKernel};
 use super::processors::{Placement, Processors};
-use crate::device::Device;
+use crate::device::DeviceModel;
 use crate::schedule::{Schedule, Step};
 use crate::trace::OpId;
 
-/// Parts of one kernel that were placed together, and so end together.
+/// Parts of one kernel that were placed at the same time, and therefore end at the same time.
 #[derive(Debug)]
 struct Batch {
     step: usize,
     placement: Placement,
-    /// Microseconds until its end, were it alone.
+    /// Microseconds until its end at full rate.
     left_us: f64,
     draws: Shared,
-    /// Progress in a microsecond: 1 alone, less where others draw on the same.
+    /// Progress per microsecond: 1 if it runs alone, less if it competes for bandwidth or arithmetic.
     rate: f64,
 }
 
-/// How far a step has come.
+/// The state of a step.
 #[derive(Debug, Clone)]
 struct State {
-    /// Earlier steps that have not ended.
+    /// The number of predecessors that have not ended.
     waits: usize,
-    /// Microseconds from the last of their ends to its arrival.
+    /// Microseconds from the end of the last predecessor to its arrival.
     latency_us: f64,
-    /// Parts that are not placed.
+    /// Parts that are not placed yet.
     parts: u64,
-    /// Batches that run.
+    /// Running batches.
     running: usize,
     start_us: f64,
     end_us: f64,
 }
 
-/// What is left of a microsecond by rounding.
+/// Remaining time that counts as zero, because of rounding.
 const ROUNDING_US: f64 = 1e-9;
 
 pub(super) struct Run<'a> {
     kernels: &'a [SimulatedKernel],
-    /// How many kernels may be in flight.
+    /// Maximum number of kernels in flight.
     queues: usize,
     steps: Vec<Step>,
     successors: Vec<Vec<usize>>,
     states: Vec<State>,
     now: f64,
-    /// Launches on their way, by the bits of their time, which are in order for times from 0, and by launch order.
+    /// Launches that have not arrived, by time (its bits: those of non-negative floats compare like the floats), then launch
+    /// order.
     arriving: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Arrived and without a queue, by launch order.
+    /// Launches that have arrived and wait for a queue, by launch order.
     arrived: BinaryHeap<Reverse<usize>>,
-    /// With parts to place, first come first served.
+    /// Steps with parts to place, first come first served.
     placing: VecDeque<usize>,
     running: Vec<Batch>,
     in_flight: usize,
@@ -59,7 +60,7 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub fn new(kernels: &'a [SimulatedKernel], schedule: &Schedule, device: &Device) -> Self {
+    pub fn new(kernels: &'a [SimulatedKernel], schedule: &Schedule, device: &DeviceModel) -> Self {
         let steps = schedule.steps();
         let mut successors = vec![Vec::new(); steps.len()];
         for (at, step) in steps.iter().enumerate() {
@@ -95,7 +96,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Runs to the end; returns for each op its start and its end in microseconds.
+    /// Simulates the pass. Returns the start and the end of each op in microseconds.
     pub fn finish(mut self) -> Vec<(f64, f64)> {
         loop {
             self.admit();
@@ -113,7 +114,7 @@ impl<'a> Run<'a> {
         times
     }
 
-    /// All that a step waits for has ended: it arrives after the latency of that.
+    /// The predecessors of a step have ended: it arrives after its latency.
     fn launch(&mut self, step: usize) {
         let at = self.now + self.states[step].latency_us;
         self.arriving.push(Reverse((at.to_bits(), step)));
@@ -170,7 +171,7 @@ impl<'a> Run<'a> {
         self.steps[step].op.map(|op: OpId| self.kernels[op])
     }
 
-    /// Rates of what runs: what draws more than its fair part of the device gets that.
+    /// Sets the rates of running batches: a batch that demands more than its fair share of a resource gets the fair share.
     fn share(&mut self) {
         self.running.iter_mut().for_each(|batch| batch.rate = 1.);
         for shared in 0..Shared::default().len() {
@@ -191,7 +192,7 @@ impl<'a> Run<'a> {
         while at < self.running.len() {
             let batch = &mut self.running[at];
             batch.left_us -= passed * batch.rate;
-            // Late in a long pass, what is left may be too little to move the time on.
+            // Late in a long pass the remaining time may be too small to change `now`.
             if batch.left_us > ROUNDING_US && self.now + batch.left_us > self.now {
                 at += 1;
                 continue;
@@ -221,8 +222,9 @@ impl<'a> Run<'a> {
     }
 }
 
-/// None for what begins the pass, and none along a chain: what a kernel takes in one is measured from launch to launch.
-fn latency_us(step: &Step, successors: &[Vec<usize>], device: &Device) -> f64 {
+/// The latency of a step's waits. The first steps have none. Neither has a step whose only predecessor has no other successor:
+/// measured kernel times contain that latency, since they are measured from launch to launch.
+fn latency_us(step: &Step, successors: &[Vec<usize>], device: &DeviceModel) -> f64 {
     match step.after[..] {
         [] => 0.,
         [before] if successors[before].len() == 1 => 0.,
@@ -230,7 +232,7 @@ fn latency_us(step: &Step, successors: &[Vec<usize>], device: &Device) -> f64 {
     }
 }
 
-/// The most that each may draw so that all of them together draw 1.
+/// The largest share of each such that all together use at most 1 (max-min fairness).
 fn fair(mut draws: Vec<f64>) -> f64 {
     draws.sort_by(f64::total_cmp);
     let mut left = 1.;

@@ -12,8 +12,8 @@ use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, R
 
 const US: f64 = 1e-6;
 
-fn h200() -> Device {
-    Device::named("h200").unwrap()
+fn h200() -> DeviceModel {
+    DeviceModel::named("h200").unwrap()
 }
 
 /// An op of so many blocks that takes `us` alone, and so many bytes of a buffer of its own.
@@ -84,7 +84,7 @@ fn what_shares_bandwidth_slows_down() {
 fn what_is_in_flight_is_limited() {
     let prepared = prepared((0..6).map(|i| op("a", 1, 10, i, 64)).collect());
     let schedule = Schedule::new(&prepared.graph, (0..6).collect(), (0..6).collect()).unwrap();
-    let device = Device { queues: 2, ..h200() };
+    let device = DeviceModel { queues: 2, ..h200() };
     let starts: Vec<f64> =
         simulate(&prepared.problem(), &schedule, &device).spans.iter().map(|span| span.start_us).collect();
     for (start, expected) in starts.into_iter().zip([0., 0., 10., 10., 20., 20.]) {
@@ -100,7 +100,7 @@ fn only_waits_outside_a_chain_have_a_latency() {
     let mut spans = simulate(&prepared.problem(), &schedule, &h200()).spans;
     spans.sort_by_key(|span| span.op);
     let starts: Vec<f64> = spans.iter().map(|span| span.start_us).collect();
-    let Device { wait_us, edge_us, .. } = h200();
+    let DeviceModel { wait_us, edge_us, .. } = h200();
     let fork = 20. + wait_us;
     for (start, expected) in starts.into_iter().zip([0., 10., fork, fork, fork + 10. + wait_us + edge_us]) {
         assert!((start - expected).abs() < US, "{start} {expected}");
@@ -109,7 +109,7 @@ fn only_waits_outside_a_chain_have_a_latency() {
 
 #[test]
 fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
-    let us = |name: &str, device: &Device| {
+    let us = |name: &str, device: &DeviceModel| {
         let mut ops = vec![op(name, 1056, 100, 0, 400_000_000)];
         let read = Access { buffer: 0, region: Region::contiguous(0, 400_000_000), mode: AccessMode::Read };
         ops[0].accesses.extend([read, Access { region: Region::contiguous(0, 200_000_000), ..read }]);
@@ -117,10 +117,10 @@ fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
         let schedule = Policy::Sequential.schedule(&prepared.problem()).unwrap();
         simulate(&prepared.problem(), &schedule, device).total_us
     };
-    let h100 = Device::named("h100").unwrap();
+    let h100 = DeviceModel::named("h100").unwrap();
     let memory = us("uexp_f32", &h100) / us("uexp_f32", &h200());
     assert!((memory - 4800. / 3352.).abs() < 0.03, "{memory}");
-    let half = Device { fp32_tflops: h200().fp32_tflops / 2., ..h200() };
+    let half = DeviceModel { fp32_tflops: h200().fp32_tflops / 2., ..h200() };
     let compute = us("sgemm", &half) / us("sgemm", &h200());
     assert!((compute - 2.).abs() < 0.03, "{compute}");
     assert_eq!(us("uexp_f32", &half), us("uexp_f32", &h200()));
@@ -129,7 +129,7 @@ fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
 #[test]
 fn a_barrier_joins_streams() {
     let prepared = prepared((0..4).map(|i| op("a", 1, 10 * (i as u64 + 1), i, 64)).collect());
-    let schedule = Schedule::in_stages(&prepared.graph, vec![0, 1, 0, 1], vec![0, 1, 2, 3], vec![2]).unwrap();
+    let schedule = Schedule::with_barriers(&prepared.graph, vec![0, 1, 0, 1], vec![0, 1, 2, 3], vec![2]).unwrap();
     let spans = simulate(&prepared.problem(), &schedule, &h200()).spans;
     assert!(spans[2].start_us >= spans[1].end_us && spans[3].start_us >= spans[1].end_us);
 }
@@ -139,7 +139,7 @@ fn devices_that_make_no_sense_still_end() {
     let prepared = prepared((0..4).map(|i| op("sgemm", 500, 10, i, 4096)).collect());
     let schedule = Policy::Opara.schedule(&prepared.problem()).unwrap();
     for odd in [0., -1., f64::NAN, f64::INFINITY] {
-        let device = Device {
+        let device = DeviceModel {
             spec: Default::default(),
             blocks_per_processor: 0,
             bandwidth_gbs: odd,
@@ -240,7 +240,7 @@ fn stem(file: &Path) -> String {
 fn every_recorded_trace_can_be_simulated_on_another_device() {
     recorded(|_| true).par_iter().for_each(|file| {
         let trace = Trace::load(file).unwrap();
-        let recorded = Device::of(&trace.device);
+        let recorded = DeviceModel::of(&trace.device);
         for op in &trace.ops {
             if let Work::Kernel(launch) = &op.work {
                 assert_eq!(recorded.resident_blocks(launch), launch.resident_blocks, "{file:?} {}", op.name);
@@ -253,7 +253,7 @@ fn every_recorded_trace_can_be_simulated_on_another_device() {
             let timeline = simulate(&prepared.problem(), &schedule, &recorded);
             holds(&prepared, &schedule, &timeline);
             if policy == Policy::default() {
-                let a100 = simulate(&prepared.problem(), &schedule, &Device::named("a100").unwrap());
+                let a100 = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100").unwrap());
                 // What is all latency takes as long.
                 assert!(a100.total_us.is_finite() && a100.total_us >= timeline.total_us - US, "{file:?}");
             }
@@ -265,7 +265,7 @@ fn every_recorded_trace_can_be_simulated_on_another_device() {
 fn simulated_times_agree_with_measured_ones() {
     let compare = |file: &PathBuf| {
         let trace = Trace::load(file).unwrap();
-        let compared = Compared::all(&trace, &Prepared::new(&trace, Settings::default())).unwrap();
+        let compared = SimulatedAndMeasured::all(&trace, &Prepared::new(&trace, Settings::default())).unwrap();
         assert_eq!(compared.len(), Policy::FIXED.len(), "{file:?}");
         (stem(file), compared.iter().map(|one| (one.simulated_us, one.measured_us)).collect::<Vec<_>>())
     };
@@ -304,7 +304,7 @@ fn the_largest_device_and_kernels_are_simulated() {
         shared_memory_per_processor: most,
     };
     prepared.ops.trace.device = spec.clone();
-    let device = Device::of(&spec);
+    let device = DeviceModel::of(&spec);
     for policy in [Policy::Sequential, Policy::Opara] {
         let schedule = policy.schedule(&prepared.problem()).unwrap();
         let timeline = simulate(&prepared.problem(), &schedule, &device);

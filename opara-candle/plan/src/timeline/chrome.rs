@@ -7,7 +7,7 @@ use crate::profile::profile;
 use crate::trace::Trace;
 
 impl Timeline {
-    /// The timeline of this trace's ops as JSON: one thread a stream, one complete event an op.
+    /// The timeline of this trace's ops as JSON, with one thread per stream and one complete event per op.
     pub fn to_chrome_json(&self, trace: &Trace) -> String {
         let profile = profile(trace);
         let metadata = |stream: usize, name: &str, args: Value| json!({ "ph": "M", "name": name, "pid": 0, "tid": stream, "args": args });

@@ -1,4 +1,4 @@
-//! When each op ran: as numbers, as an SVG, and as a file for trace viewers.
+//! Start and end times of ops, as numbers, as an SVG, and as a file for trace viewers.
 
 mod chrome;
 #[cfg(feature = "svg")]
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::OpId;
 
-/// When one op ran.
+/// The start and end of one op.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// The op.
@@ -21,22 +21,22 @@ pub struct Span {
     pub end_us: f64,
 }
 
-/// When the ops of one pass ran, simulated or measured.
+/// The simulated or measured times of the ops of one pass.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// One for each op, by start.
+    /// One span per op, sorted by start.
     pub spans: Vec<Span>,
     /// Microseconds from the beginning of the pass to the end of its last op.
     pub total_us: f64,
-    /// Microseconds for which the whole device would have been in use for the same work.
+    /// Device time of the same work if it used the whole device, in microseconds.
     pub busy_us: f64,
 }
 
 impl Timeline {
-    /// A timeline of these spans. `shares` holds for each op the share of the device that it takes while it runs.
+    /// Builds a timeline from spans. `shares` holds for each op the share of the device that it uses while it runs.
     ///
     /// # Complexity
-    /// As that of sorting the spans.
+    /// That of sorting the spans.
     pub fn new(mut spans: Vec<Span>, shares: &[f64]) -> Self {
         spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(a.op.cmp(&b.op)));
         let total_us = spans.iter().map(|span| span.end_us).fold(0., f64::max);
@@ -53,7 +53,7 @@ impl Timeline {
         Self { spans, total_us, busy_us }
     }
 
-    /// Share of the multiprocessors' time that was in use, from 0 to 1.
+    /// The fraction of the multiprocessors' time that was in use, from 0 to 1.
     pub fn utilization(&self) -> f64 {
         if self.total_us > 0. {
             self.busy_us / self.total_us

@@ -14,17 +14,17 @@ const BAR: usize = 11;
 /// Margins: for the names of the lanes, and for title and scale.
 const LEFT: f64 = 60.;
 const TOP: usize = 40;
-/// Width in pixels: the least, the most, and per op in between.
+/// Width in pixels: the minimum, the maximum, and the width per op in between.
 const LEAST: f64 = 1200.;
 const MOST: f64 = 6000.;
 const AN_OP: f64 = 12.;
-/// Pixels between two marks of the scale, at least.
+/// The minimal distance of marks on the scale, in pixels.
 const MARK: f64 = 70.;
 
 impl Timeline {
-    /// Draws the timeline of this trace's ops as SVG: lanes are streams, compute-intensive ops are red and
-    /// memory-intensive ones blue, as in Figs. 6 and 7 of the Opara paper. Each shows its name, label, start and duration
-    /// where the pointer rests.
+    /// Draws the timeline of this trace's ops as SVG. Lanes are streams; compute-intensive ops are red and
+    /// memory-intensive ones blue, as in Figs. 6 and 7 of the Opara paper. An op's tooltip shows its name, label, start
+    /// and duration.
     pub fn to_svg(&self, trace: &Trace, title: &str) -> String {
         let profile = profile(trace);
         let across = (self.spans.len() as f64 * AN_OP).clamp(LEAST, MOST);
@@ -73,7 +73,7 @@ impl Timeline {
     }
 }
 
-/// To a tenth of a pixel: pictures of thousands of ops stay small.
+/// Rounds to a tenth of a pixel, so that drawings of thousands of ops stay small.
 fn rounded(x: f64) -> f64 {
     (x * 10.).round() / 10.
 }

@@ -28,28 +28,28 @@ pub struct Trace {
     pub device: DeviceSpec,
     /// Launches in the order in which the module made them.
     pub ops: Vec<Op>,
-    /// Every allocation that the launches touch. An address that comes back after a free is a new buffer.
+    /// All allocations that the launches use. An address that is reused after a free is a new buffer.
     pub buffers: Vec<Buffer>,
-    /// The most bytes of tensors that the pass held at a time, beside inputs and weights; 0 where that was not recorded.
+    /// Peak bytes of tensors during the pass, without inputs and weights; 0 if unknown.
     pub peak_bytes: u64,
     /// Schedules of the pass that were replayed on the device and measured.
     #[serde(default)]
     pub measured: Vec<Measured>,
 }
 
-/// A schedule as it was measured.
+/// The measurement of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
     /// Name of the policy that made it, or a description.
     pub schedule: String,
     /// Nanoseconds of a replay on the device, the median of many.
     pub nanos: u64,
-    /// Parts per thousand of the multiprocessors' time in a replay that kernels had taken, by their resources; `None`
-    /// where single kernels were not measured.
+    /// Share of the multiprocessors' time that kernels occupied in a replay, by their resources, in parts per thousand. `None` if
+    /// single kernels were not measured.
     pub busy: Option<u32>,
 }
 
-/// The limits that decide how many thread blocks a device holds at a time.
+/// The device's limits for resident thread blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSpec {
     /// Name as the driver gives it, or `cpu`.
@@ -69,17 +69,17 @@ pub struct DeviceSpec {
 pub struct Op {
     /// Kernel or operator name, with what the catalogue knows of it.
     pub name: KernelName,
-    /// Path of the spans or scopes that it was launched in, `/` between them; empty where none was entered.
+    /// Path of the scopes or spans around the launch, separated by `/`; empty if there are none.
     pub label: String,
-    /// What was launched, with the resources that it needs.
+    /// The kind of launch, and its resources.
     pub work: Work,
-    /// Every part of memory that it reads or writes.
+    /// All memory that it reads or writes.
     pub accesses: Vec<Access>,
-    /// Nanoseconds that it takes alone on the device, where that was measured.
+    /// Nanoseconds that it takes alone on the device, if measured.
     pub nanos: Option<u64>,
 }
 
-/// What an [`Op`] launches.
+/// The kind of launch of an [`Op`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Work {
     /// A CUDA kernel.
@@ -138,7 +138,7 @@ pub struct Access {
     pub buffer: BufferId,
     /// Which bytes of it.
     pub region: Region,
-    /// What is done to them.
+    /// Whether they are read, written, or both.
     pub mode: AccessMode,
 }
 
@@ -170,25 +170,25 @@ impl AccessMode {
 pub struct Buffer {
     /// Size in bytes.
     pub bytes: u64,
-    /// Who owns it.
+    /// Its owner.
     pub role: Role,
 }
 
-/// Who owns a [`Buffer`], and so whether the memory planner may move it.
+/// The owner of a [`Buffer`]; it decides whether the memory planner may move the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Static copy of the n-th input.
     Input(usize),
     /// Holds the n-th output; it must survive the replay.
     Output(usize),
-    /// Memory that was there before the forward pass: weights, tables, a library's own workspace.
+    /// Memory that existed before the forward pass: weights, tables, a library's own workspace.
     External,
-    /// Made and freed inside the forward pass; the planner places it in the arena.
+    /// Allocated and freed inside the forward pass; the planner places it in the arena.
     Intermediate,
-    /// Made and freed inside the forward pass by a library for itself, where eager execution takes memory that the
-    /// library keeps; the planner places it in an arena that all executors share.
+    /// A library's workspace, allocated and freed inside the forward pass. (In eager execution the library uses memory of its own.)
+    /// The planner places it in an arena that all executors share.
     Workspace,
-    /// Filled once, while the executor is built, by ops that were folded.
+    /// Computed once, while the executor is built, by folded ops.
     Constant,
 }
 
@@ -205,7 +205,7 @@ pub struct InvalidTrace {
 }
 
 impl Trace {
-    /// This multiple of the pass's peak in bytes, if the peak was recorded.
+    /// `factor` times the peak memory of the pass in bytes, if the peak is known.
     pub fn memory_limit(&self, factor: f64) -> Option<u64> {
         (self.peak_bytes > 0).then_some((self.peak_bytes as f64 * factor) as u64)
     }

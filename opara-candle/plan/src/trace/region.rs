@@ -21,7 +21,7 @@ impl Region {
         Self { start, len, stride: len, rows: 1 }
     }
 
-    /// `rows` runs of `len` bytes at a distance of `stride` bytes. Runs that touch become one.
+    /// `rows` runs of `len` bytes, `stride` bytes apart. Adjacent runs are merged.
     pub fn rows(start: u64, len: u64, stride: u64, rows: u64) -> Self {
         match rows {
             0 => Self::contiguous(start, 0),
@@ -79,7 +79,7 @@ impl Region {
     }
 }
 
-/// A region as others write it.
+/// The serialized form of a region.
 #[derive(Deserialize)]
 #[serde(rename = "Region")]
 struct Rows {

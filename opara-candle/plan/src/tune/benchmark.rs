@@ -4,14 +4,14 @@ use crate::latency::Latency;
 use crate::schedule::Schedule;
 use crate::Error;
 
-/// Runs schedules: on a device, or simulated.
+/// Runs schedules, on a device or simulated.
 pub trait Bench {
     /// A schedule, ready to run.
     type Runner;
-    /// Why a schedule cannot be made ready or run.
+    /// The error if a schedule cannot be prepared or run.
     type Error: From<Error>;
 
-    /// Makes a schedule ready.
+    /// Prepares a schedule.
     fn runner(&mut self, schedule: &Schedule) -> Result<Self::Runner, Self::Error>;
 
     /// Microseconds of one run.
@@ -31,16 +31,16 @@ pub struct Contestant<R> {
 }
 
 impl<R> Contestant<R> {
-    /// A schedule that is ready to run.
+    /// Prepares a schedule.
     ///
     /// # Errors
-    /// Those of the bench.
+    /// An error of the bench.
     pub fn new<T: Bench<Runner = R>>(name: String, schedule: Schedule, bench: &mut T) -> Result<Self, T::Error> {
         let runner = bench.runner(&schedule)?;
         Ok(Self { name, schedule, runner, samples: Vec::new() })
     }
 
-    /// Microseconds; infinite before the first run.
+    /// The median in microseconds; infinite before the first run.
     pub fn median(&self) -> f64 {
         if self.samples.is_empty() {
             f64::INFINITY
@@ -50,11 +50,11 @@ impl<R> Contestant<R> {
     }
 }
 
-/// Runs each contestant `rounds` times more. Runs are interleaved, and every round begins with another contestant: the first of
-/// a round finds the caches in another state than the rest.
+/// Runs each contestant `rounds` more times. Runs are interleaved, and every round starts with another contestant,
+/// since the first run of a round finds the caches in another state.
 ///
 /// # Errors
-/// Those of the bench.
+/// An error of the bench.
 pub fn benchmark<T: Bench>(
     bench: &mut T,
     contestants: &mut [Contestant<T::Runner>],

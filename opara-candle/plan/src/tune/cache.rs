@@ -1,4 +1,4 @@
-//! Tuned plans on disk.
+//! The cache of tuned plans on disk.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,13 @@ use crate::schedule::{Problem, Schedule};
 use crate::trace::{Trace, TraceFileError};
 use crate::{disk_cache, Result};
 
-/// Plans in a folder, one file each, named by what they are for: trace, device, driver, and version of this crate.
+/// Plans in a folder, one file each. A file is named by the hash of trace, device, driver, and version of this crate.
 pub struct Cache {
     file: PathBuf,
     key: String,
 }
 
-/// What a file holds. Waits are not kept: they are worked out anew, so that no file can leave one out.
+/// The content of a file. Waits are not stored but derived again, so that no file can omit one.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     key: String,
@@ -29,7 +29,7 @@ struct Entry {
 }
 
 impl Cache {
-    /// Where the plan for this trace is, as prepared; `driver` is the version of the device's driver.
+    /// The place of the plan for this trace, as prepared. `driver` is the version of the device's driver.
     ///
     /// # Errors
     /// A trace beyond the limits of trace files.
@@ -44,14 +44,14 @@ impl Cache {
         Ok(Self { file, key })
     }
 
-    /// The plan that is kept, if there is one that can be used. What is stale or damaged is warned of.
+    /// The stored plan, if there is a usable one. Logs a warning for a stale or damaged file.
     pub fn load(&self, problem: &Problem) -> Option<(Schedule, Findings)> {
         let text = disk_cache::read(&self.file)?;
         match self.parse(&text, problem) {
             Ok(found) => Some(found),
             Err(reason) => {
                 let file = self.file.display();
-                tracing::warn!(%file, reason, "a tuned plan on disk cannot be used: it is searched for anew");
+                tracing::warn!(%file, reason, "a tuned plan on disk cannot be used: searching again");
                 None
             }
         }
@@ -62,32 +62,32 @@ impl Cache {
         if entry.key != self.key {
             return Err(format!("it is for `{}`", entry.key));
         }
-        let schedule = Schedule::in_stages(problem.graph, entry.stream, entry.order, entry.barriers);
+        let schedule = Schedule::with_barriers(problem.graph, entry.stream, entry.order, entry.barriers);
         let schedule = schedule.map_err(|error| error.to_string())?;
         if !entry.urgent.is_sorted_by(|a, b| a < b) || entry.urgent.last().is_some_and(|&op| op >= problem.graph.len())
         {
-            return Err("its urgent ops are none of the trace".into());
+            return Err("its list of urgent ops is invalid".into());
         }
         let findings = Findings {
             origin: entry.origin,
             us: entry.us,
             ranking: Vec::new(),
             tried: 0,
-            kept: 0,
+            accepted: 0,
             drift: 0.,
             cached: true,
         };
         Ok((Schedule { urgent: entry.urgent, ..schedule }, findings))
     }
 
-    /// Keeps a plan. That it cannot be kept is only warned of.
+    /// Stores a plan. If that fails, logs a warning.
     pub fn store(&self, schedule: &Schedule, findings: &Findings) {
         let Schedule { stream, order, barriers, urgent, .. } = schedule.clone();
         let (origin, us) = (findings.origin.clone(), findings.us);
         let entry = Entry { key: self.key.clone(), stream, order, barriers, urgent, origin, us };
         match serde_json::to_vec(&entry) {
-            Ok(text) => disk_cache::keep(&self.file, &text),
-            Err(error) => tracing::warn!(%error, "a tuned plan cannot be written down"),
+            Ok(text) => disk_cache::store(&self.file, &text),
+            Err(error) => tracing::warn!(%error, "a tuned plan cannot be stored"),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::trace::OpId;
 use crate::Result;
 
-/// The limits on streams that are tried.
+/// The stream limits to try.
 const STREAMS: [usize; 8] = [2, 3, 4, 6, 8, 12, 16, 32];
 
 /// A schedule with its description.
@@ -15,14 +15,14 @@ pub(super) struct Candidate {
     pub schedule: Schedule,
 }
 
-/// Every policy's schedule.
+/// The schedule of every policy.
 pub(super) fn policies(problem: &Problem) -> Result<Vec<Candidate>> {
     let candidate = |policy: Policy| Ok(Candidate { name: policy.name(), schedule: policy.schedule(problem)? });
     Policy::FIXED.into_iter().map(candidate).collect()
 }
 
-/// Combinations of the policies' schedules: the streams of one policy with the launch order of another, limited numbers of
-/// streams, and each policy with its critical path first. Duplicates are left out.
+/// Combinations of the policies' schedules, without duplicates: the streams of one policy with the launch order of
+/// another; limited numbers of streams; and each policy with its critical path at high priority.
 pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     let mut known: HashSet<Schedule> = policies.iter().map(|c| c.schedule.clone()).collect();
@@ -42,7 +42,7 @@ pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Ca
     let by_path = policies.iter().find(|c| c.name == Policy::CriticalPath.as_str());
     if let Some(Candidate { schedule: Schedule { order, .. }, .. }) = by_path {
         for limit in STREAMS {
-            let schedule = Schedule::new(problem.graph, onto(problem, order, limit), order.clone())?;
+            let schedule = Schedule::new(problem.graph, list_schedule(problem, order, limit), order.clone())?;
             add(format!("{limit} streams"), schedule);
         }
     }
@@ -54,9 +54,9 @@ pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Ca
     Ok(candidates)
 }
 
-/// Streams for ops in this order, so many at most: each op goes where it can start first, and of such streams to that of
-/// a predecessor.
-fn onto(problem: &Problem, order: &[OpId], limit: usize) -> Vec<usize> {
+/// Assigns ops, in this order, to at most `limit` streams: each op to the stream where it can start first, preferably
+/// that of a predecessor.
+fn list_schedule(problem: &Problem, order: &[OpId], limit: usize) -> Vec<usize> {
     let Problem { graph, profile, .. } = *problem;
     let mut free = vec![0f64; limit];
     let mut end = vec![0f64; graph.len()];

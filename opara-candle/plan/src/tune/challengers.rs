@@ -1,19 +1,20 @@
-//! Schedules to benchmark against the one that a policy made, before that is kept.
+//! Challengers: schedules to benchmark against a policy's schedule before that is used.
 
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::Result;
 
-/// Schedules to benchmark against this one, which the named policy made: one stream; the graph's own edges in recorded
-/// order; and the same schedule on few streams. Each stream costs the device's scheduler something, and of hundreds it serves only
-/// some at a time; and which of the ready ops starts first is a guess that recorded order can beat.
+/// Schedules to benchmark against `schedule`, which the named policy made: one stream; the graph's own edges in
+/// recorded order; and the same schedule on few streams. Each stream costs the device's scheduler some time, and of
+/// hundreds of streams it serves only some at once. The policy's choice among ready ops is a guess, which recorded
+/// order can beat.
 pub fn challengers(schedule: &Schedule, problem: &Problem, policy: &str) -> Result<Vec<(String, Schedule)>> {
-    /// Launches above which challengers are not worth their building: such graphs are wide, few streams run them as fast as many,
-    /// and each graph of 50,000 launches takes a second and a tenth of a GiB.
+    /// Above this many launches, challengers are not worth building: such graphs are wide, few streams run them as fast
+    /// as many, and each graph of 50,000 launches takes a second and 0.1 GiB.
     const LAUNCHES: usize = 4096;
-    /// Streams above which a challenger costs more memory than it may be worth: the driver takes some 100 KiB for each branch of a
-    /// graph and does not give them back.
+    /// Above this many streams, a challenger costs more memory than it may be worth: the driver takes about 100 KiB per
+    /// branch of a graph, and never returns it.
     const BRANCHES: usize = 1024;
-    /// What the host's connections to a device are at most, which streams share.
+    /// The maximum number of host-device connections, which streams share.
     const STREAMS: usize = 32;
     if problem.graph.len() > LAUNCHES {
         return Ok(Vec::new());
@@ -25,7 +26,7 @@ pub fn challengers(schedule: &Schedule, problem: &Problem, policy: &str) -> Resu
     let steps = schedule.steps();
     found.retain(|(_, other)| other.streams() <= BRANCHES && other.steps() != steps);
     if schedule.streams() > STREAMS {
-        found.push((policy.into(), schedule.clone().sharing(problem.graph, STREAMS)?));
+        found.push((policy.into(), schedule.clone().cap_streams(problem.graph, STREAMS)?));
     }
     Ok(found)
 }
@@ -37,7 +38,7 @@ mod tests {
     use crate::profile::OpProfile;
     use crate::trace::Trace;
 
-    /// Names and streams of what is benchmarked against Opara's schedule, where later ops need less.
+    /// The challengers of Opara's schedule, as name and number of streams. Later ops have a lower demand.
     fn found(predecessors: Vec<Vec<usize>>) -> Vec<(String, usize)> {
         let ops = predecessors.len();
         let graph = OpGraph::from_predecessors(predecessors);
@@ -53,7 +54,7 @@ mod tests {
         expected.iter().map(|&(name, streams)| (name.into(), streams)).collect()
     }
 
-    /// An op that so many others depend on.
+    /// One op that `branches` others depend on.
     fn fork(branches: usize) -> Vec<Vec<usize>> {
         (0..=branches).map(|op| if op == 0 { vec![] } else { vec![0] }).collect()
     }

@@ -1,10 +1,10 @@
-//! The tuned policy: proposes schedules, runs each, and keeps what is faster beyond noise.
+//! The tuned policy: searches for the fastest schedule by running candidates.
 //!
-//! Which schedule is the fastest depends on the device in ways that no model of it knows. So every policy's schedule
-//! enters a race, then every combination of their streams and launch orders, few streams, and priorities for what is
-//! critical; from the winner on, small random changes do. Runs take turns, so that a device that slows down does so
-//! for all. At the end the winner is built anew and held against the best policy once more: what does not hold up was
-//! noise.
+//! The fastest schedule depends on properties of the device that no model captures. So the search benchmarks the
+//! schedules of all policies, combinations of their streams and launch orders, limited numbers of streams, and
+//! priorities for critical ops. From the best one it continues with small random mutations. Runs are interleaved, so
+//! that a device that slows down affects all candidates. At the end the winner is built again and compared with the
+//! best policy: a gain that does not repeat was noise.
 
 mod benchmark;
 mod cache;
@@ -26,19 +26,19 @@ pub use self::cache::Cache;
 
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
-use crate::simulate::{simulate, Device};
+use crate::simulate::{simulate, DeviceModel};
 use crate::{disk_cache, Error, Result};
 
-/// Runs of each contestant: in the first benchmark, in that of the finalists, and in the last one.
+/// Runs of each contestant: in the first benchmark, among the finalists, and in the last comparison.
 const ROUNDS: [usize; 3] = [9, 25, 51];
 
 /// Contestants of the second benchmark.
 const FINALISTS: usize = 6;
 
-/// The share of the budget that benchmarking the initial candidates may take, and then each further benchmark.
+/// The share of the budget for benchmarking the initial candidates, and for each further benchmark.
 const SHARE: f64 = 0.25;
 
-/// Mutations that a simulated search tries.
+/// Mutations of a simulated search.
 const SIMULATED: usize = 64;
 
 /// Mutations that are benchmarked together.
@@ -50,20 +50,20 @@ pub(crate) const MIN_GAIN: f64 = 0.003;
 /// Called with the progress of a search.
 pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 
-/// How a tuned schedule is searched for.
+/// Settings of the search for a tuned schedule.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Tuning {
-    /// Time that trying schedules may take; the first races and the last one are run in any case. Default: 2 s.
+    /// Time for benchmarks. The first benchmarks and the last comparison run in any case. Default: 2 s.
     pub budget: Duration,
-    /// Changes to the winner that are tried at most. Default: 1000.
+    /// Maximum number of mutations to try. Default: 1000.
     pub proposals: usize,
-    /// Seed of the changes. The same seed proposes the same changes as long as the same ones win. Default: 0.
+    /// Seed of the mutations. The same seed proposes the same mutations, as long as the same ones win. Default: 0.
     pub seed: u64,
-    /// Folder that keeps plans from one start of the program to the next; `None` keeps none. It is bounded like that of
-    /// compiled kernels. Default: `opara-candle` in the user's folder for caches.
+    /// Folder that stores plans between starts of the program; `None` stores none. Its size is bounded like that of the
+    /// folder of compiled kernels. Default: `opara-candle` in the user's cache folder.
     pub cache: Option<PathBuf>,
-    /// Called with how far the search is.
+    /// Called with the progress of the search.
     pub progress: Option<OnProgress>,
 }
 
@@ -74,27 +74,27 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// The same with this much time for trying schedules.
+    /// Sets the time for benchmarks.
     pub fn budget(self, budget: Duration) -> Self {
         Self { budget, ..self }
     }
 
-    /// The same with this many changes at most.
+    /// Sets the maximum number of mutations.
     pub fn proposals(self, proposals: usize) -> Self {
         Self { proposals, ..self }
     }
 
-    /// The same with this seed.
+    /// Sets the seed.
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// The same with this folder for plans, or with none.
+    /// Sets the folder of stored plans, or none.
     pub fn cache(self, cache: Option<PathBuf>) -> Self {
         Self { cache, ..self }
     }
 
-    /// The same with somebody who is told how far the search is.
+    /// Sets a function that is called with the progress.
     pub fn on_progress(self, progress: impl Fn(&Progress) + Send + Sync + 'static) -> Self {
         Self { progress: Some(Arc::new(progress)), ..self }
     }
@@ -112,46 +112,46 @@ impl std::fmt::Debug for Tuning {
     }
 }
 
-/// How far a search is.
+/// The progress of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Share of the budget that is used, from 0 to 1.
+    /// Used share of the budget, from 0 to 1.
     pub share: f64,
-    /// Schedules tried.
+    /// Number of schedules tried.
     pub tried: usize,
-    /// Microseconds of the best so far.
+    /// Microseconds of the best schedule so far.
     pub best_us: f64,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Findings {
-    /// What the schedule is, in words.
+    /// Description of the schedule.
     pub origin: String,
     /// Median of its runs in microseconds.
     pub us: f64,
-    /// Every policy's median in microseconds, and those of the combinations, fastest first.
+    /// Medians in microseconds of all policies and combinations, fastest first.
     pub ranking: Vec<(String, f64)>,
-    /// Schedules tried.
+    /// Number of schedules tried.
     pub tried: usize,
-    /// Changes that were kept.
-    pub kept: usize,
-    /// How much slower the winner's schedule was when it was built anew at the end, as a share of its time: what two
-    /// builds of one schedule differ by.
+    /// Number of accepted mutations.
+    pub accepted: usize,
+    /// Relative slowdown of the winner's schedule when it was built again at the end: the variation between two builds
+    /// of one schedule.
     pub drift: f64,
-    /// Whether the plan was found in the cache, and nothing was run.
+    /// Was the plan found in the cache, so that nothing was run?
     pub cached: bool,
 }
 
 impl std::fmt::Display for Findings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { origin, us, tried, kept, drift, .. } = self;
+        let Self { origin, us, tried, accepted, drift, .. } = self;
         write!(f, "{origin}: {us:.1} us, ")?;
         match self.cached {
-            true => f.write_str("kept from an earlier start"),
-            false => write!(f, "{tried} schedules tried, {kept} changes kept, drift {:.1} %", 100. * drift),
+            true => f.write_str("from the plan cache"),
+            false => write!(f, "{tried} schedules tried, {accepted} changes accepted, drift {:.1} %", 100. * drift),
         }
     }
 }
@@ -169,7 +169,7 @@ pub struct Winner<R> {
 /// Searches for the fastest schedule on a bench.
 ///
 /// # Errors
-/// Those of the bench.
+/// An error of the bench.
 pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>, T::Error> {
     let start = Instant::now();
     let mut search = Search { problem, bench, tuning, start, tried: 0, run_us: f64::INFINITY };
@@ -206,13 +206,13 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
     let best = if at > 0 { contestants.swap_remove(0) } else { search.rebuild(&policy)? };
     drop(contestants);
 
-    let (best, kept) = search.improve(best)?;
+    let (best, accepted) = search.improve(best)?;
     let mut last = vec![search.rebuild(&best)?, search.rebuild(&policy)?, best, policy];
     last.iter_mut().for_each(|contestant| contestant.samples.clear());
     search.benchmark(&mut last, ROUNDS[2])?;
     let medians: Vec<f64> = last.iter().map(Contestant::median).collect();
     let drift = medians[0] / medians[2] - 1.;
-    // Both builds of the best schedule must beat both builds of the policy's.
+    // Both builds of the best schedule must beat both builds of the policy's schedule.
     let holds = medians[0].max(medians[2]) < medians[1].min(medians[3]) * (1. - MIN_GAIN);
     let builds = if holds { [0, 2] } else { [1, 3] };
     let [one, other] = builds;
@@ -222,23 +222,23 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
         origin: winner.name,
         ranking,
         tried: search.tried,
-        kept: if holds { kept } else { 0 },
+        accepted: if holds { accepted } else { 0 },
         drift,
         cached: false,
     };
     Ok(Winner { schedule: winner.schedule, runner: winner.runner, findings })
 }
 
-/// The tuned schedule without a device to run on: searched for by simulating the device of the trace.
+/// The tuned schedule without a device: the search simulates the device of the trace.
 pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
     let tuning = Tuning { budget: Duration::MAX, proposals: SIMULATED, cache: None, ..Default::default() };
-    Ok(search(problem, &mut Simulation { problem, device: Device::of(&problem.trace.device) }, &tuning)?.schedule)
+    Ok(search(problem, &mut Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, &tuning)?.schedule)
 }
 
 /// A simulated device: every run of a schedule takes the same time.
 struct Simulation<'a> {
     problem: &'a Problem<'a>,
-    device: Device,
+    device: DeviceModel,
 }
 
 impl Bench for Simulation<'_> {
@@ -264,7 +264,7 @@ struct Search<'a, T> {
     tuning: &'a Tuning,
     start: Instant,
     tried: usize,
-    /// Microseconds of the fastest contestant so far, as far as is known.
+    /// Microseconds of the fastest contestant so far, infinite at first.
     run_us: f64,
 }
 
@@ -279,7 +279,7 @@ impl<T: Bench> Search<'_, T> {
         Contestant::new(contestant.name.clone(), contestant.schedule.clone(), self.bench)
     }
 
-    /// Share of the budget's time that has passed.
+    /// Used share of the time budget.
     fn used(&self) -> f64 {
         self.start.elapsed().as_secs_f64() / self.tuning.budget.as_secs_f64().max(1e-9)
     }
@@ -299,15 +299,16 @@ impl<T: Bench> Search<'_, T> {
         share
     }
 
-    /// Mutates the best schedule until the budget is used up, and keeps a mutation that is faster. Returns how many were kept.
+    /// Mutates the best schedule until the budget is used up, and accepts a mutation that is faster. Returns the number
+    /// of accepted mutations.
     fn improve(&mut self, mut best: Contestant<T::Runner>) -> Result<(Contestant<T::Runner>, usize), T::Error> {
         let mut random = fastrand::Rng::with_seed(self.tuning.seed);
-        let (mut kept, mut proposed) = (0, 0);
+        let (mut accepted, mut proposed) = (0, 0);
         while self.tuning.proposals > proposed && self.progress(proposed, best.median()) < 1. {
             let mut contestants = Vec::new();
             for _ in 0..MUTATIONS_PER_ROUND {
                 proposed += 1;
-                let schedule = neighbours::change(self.problem, &best.schedule, &mut random)?;
+                let schedule = neighbours::mutate(self.problem, &best.schedule, &mut random)?;
                 if schedule != best.schedule {
                     let name = format!("{}, changed", best.name.trim_end_matches(", changed"));
                     contestants.push(self.enter(Candidate { name, schedule })?);
@@ -320,17 +321,17 @@ impl<T: Bench> Search<'_, T> {
             let fastest = contestants.into_iter().min_by(|a, b| a.median().total_cmp(&b.median()));
             if let Some(challenger) = fastest.filter(|challenger| challenger.median() < best.median() * (1. - MIN_GAIN))
             {
-                // Once more, against the best alone: the fastest of several looks faster than it is.
+                // Compare again with the best alone: the fastest of several looks faster than it is.
                 let mut duel = [best, challenger];
                 duel.iter_mut().for_each(|contestant| contestant.samples.clear());
                 self.benchmark(&mut duel, ROUNDS[1])?;
                 let [old, challenger] = duel;
                 let faster = challenger.median() < old.median() * (1. - MIN_GAIN);
-                kept += usize::from(faster);
+                accepted += usize::from(faster);
                 best = if faster { challenger } else { old };
             }
         }
         self.progress(proposed, best.median());
-        Ok((best, kept))
+        Ok((best, accepted))
     }
 }

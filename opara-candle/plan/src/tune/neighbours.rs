@@ -4,14 +4,14 @@ use crate::schedule::{Problem, Schedule};
 use crate::trace::OpId;
 use crate::Result;
 
-/// A mutation makes 1 to this many changes, small numbers more often.
-const MOST: u32 = 6;
+/// A mutation makes 2^k changes, with k uniform below this.
+const MAX_LOG2_CHANGES: u32 = 6;
 
-/// A mutation of a schedule.
-pub(super) fn change(problem: &Problem, schedule: &Schedule, random: &mut fastrand::Rng) -> Result<Schedule> {
+/// A random mutation of a schedule.
+pub(super) fn mutate(problem: &Problem, schedule: &Schedule, random: &mut fastrand::Rng) -> Result<Schedule> {
     let mut draft = Draft { problem, schedule: schedule.clone(), random };
     if !schedule.order.is_empty() {
-        for _ in 0..1 << draft.random.u32(0..MOST) {
+        for _ in 0..1 << draft.random.u32(0..MAX_LOG2_CHANGES) {
             match draft.random.u32(0..6) {
                 0 => draft.launch_earlier(),
                 1 => draft.launch_later(),
@@ -23,7 +23,7 @@ pub(super) fn change(problem: &Problem, schedule: &Schedule, random: &mut fastra
         }
     }
     let Schedule { stream, order, barriers, urgent, .. } = draft.schedule;
-    Ok(Schedule { urgent, ..Schedule::in_stages(problem.graph, stream, order, barriers)? })
+    Ok(Schedule { urgent, ..Schedule::with_barriers(problem.graph, stream, order, barriers)? })
 }
 
 struct Draft<'a> {
@@ -37,7 +37,7 @@ impl Draft<'_> {
         self.random.usize(0..self.schedule.order.len())
     }
 
-    /// The positions between the barriers around one.
+    /// The range of positions between the two barriers around a position.
     fn stage(&self, at: usize) -> std::ops::Range<usize> {
         let barriers = &self.schedule.barriers;
         let next = barriers.partition_point(|&barrier| barrier <= at);
@@ -45,7 +45,7 @@ impl Draft<'_> {
         start..barriers.get(next).copied().unwrap_or(self.schedule.order.len())
     }
 
-    /// Moves an op forward in the launch order, not before what it depends on.
+    /// Moves an op forward in the launch order, but not before its predecessors.
     fn launch_earlier(&mut self) {
         let at = self.position();
         let (op, stage) = (self.schedule.order[at], self.stage(at));
@@ -57,7 +57,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Moves an op back in the launch order, not behind what depends on it.
+    /// Moves an op back in the launch order, but not after its successors.
     fn launch_later(&mut self) {
         let at = self.position();
         let (op, stage) = (self.schedule.order[at], self.stage(at));
@@ -76,7 +76,7 @@ impl Draft<'_> {
         self.schedule.stream.iter_mut().filter(|stream| **stream == from).for_each(|stream| *stream = to);
     }
 
-    /// Moves the end of a stream, from some op on, to this stream.
+    /// Moves the rest of a stream, from position `at` on, to stream `to`.
     fn move_rest(&mut self, at: usize, to: usize) {
         let from = self.schedule.stream[self.schedule.order[at]];
         for &op in &self.schedule.order[at..] {
@@ -92,7 +92,7 @@ impl Draft<'_> {
         self.move_rest(at, self.schedule.streams());
     }
 
-    /// Moves an op, and the rest of its stream, to the stream of another op on which it depends.
+    /// Moves an op, and the rest of its stream, to the stream of one of its predecessors.
     fn follow_another(&mut self) {
         let at = self.position();
         let op = self.schedule.order[at];

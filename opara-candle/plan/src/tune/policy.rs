@@ -1,4 +1,4 @@
-//! Policies as schedulers: what is fixed makes its schedule at once, the tuned policy searches for it by simulation.
+//! Policies as schedulers: fixed policies make their schedule directly, the tuned policy searches for it by simulation.
 
 use super::by_simulation;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};

@@ -17,7 +17,7 @@ fn recorded(model: &str) -> (Trace, Prepared) {
     (trace, prepared)
 }
 
-/// Runs take what the simulator says, and every third of them up to half a percent longer.
+/// Runs take the simulated time; every third run takes up to half a percent longer.
 struct Noisy<'a>(Simulation<'a>, usize);
 
 impl Bench for Noisy<'_> {
@@ -35,7 +35,7 @@ impl Bench for Noisy<'_> {
 }
 
 fn noisy<'a>(problem: &'a Problem<'a>) -> Noisy<'a> {
-    Noisy(Simulation { problem, device: Device::of(&problem.trace.device) }, 0)
+    Noisy(Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, 0)
 }
 
 fn tuning(proposals: usize, seed: u64) -> Tuning {
@@ -49,20 +49,23 @@ fn the_tuned_schedule_is_sound_and_no_slower_than_any_policy() {
         let problem = prepared.problem();
         let winner = search(&problem, &mut noisy(&problem), &tuning(24, 0)).unwrap();
         prepared.check(&winner.schedule).unwrap();
-        let us = |schedule: &Schedule| simulate(&problem, schedule, &Device::of(&problem.trace.device)).total_us;
+        let us = |schedule: &Schedule| simulate(&problem, schedule, &DeviceModel::of(&problem.trace.device)).total_us;
         let best =
             Policy::FIXED.map(|policy| us(&policy.schedule(&problem).unwrap())).into_iter().fold(f64::MAX, f64::min);
         assert!(us(&winner.schedule) <= best * 1.000_001, "{model}: {} and {best}", us(&winner.schedule));
         assert!(winner.findings.ranking.is_sorted_by(|a, b| a.1 <= b.1));
         assert!(winner.findings.drift.abs() < 0.01);
         for policy in Policy::FIXED {
-            assert!(winner.findings.ranking.iter().any(|(name, _)| *name == policy.name()), "{policy} took no part");
+            assert!(
+                winner.findings.ranking.iter().any(|(name, _)| *name == policy.name()),
+                "{policy} is not in the ranking"
+            );
         }
     }
 }
 
 #[test]
-fn a_seed_decides_what_is_proposed() {
+fn the_seed_determines_the_mutations() {
     let (_, prepared) = recorded("native-googlenet-f32");
     let problem = prepared.problem();
     let run = |seed| search(&problem, &mut noisy(&problem), &tuning(16, seed)).unwrap();
@@ -72,12 +75,12 @@ fn a_seed_decides_what_is_proposed() {
     let mut other = fastrand::Rng::with_seed(2);
     let base = Policy::Opara.schedule(&problem).unwrap();
     let (one, two) =
-        (neighbours::change(&problem, &base, &mut random), neighbours::change(&problem, &base, &mut other));
+        (neighbours::mutate(&problem, &base, &mut random), neighbours::mutate(&problem, &base, &mut other));
     assert_ne!(one.unwrap(), two.unwrap());
 }
 
 #[test]
-fn progress_ends_at_the_whole() {
+fn progress_ends_at_one() {
     let (_, prepared) = recorded("native-deepfm-f32");
     let problem = prepared.problem();
     let seen = Arc::new(parking_lot::Mutex::new(Vec::new()));
@@ -90,7 +93,7 @@ fn progress_ends_at_the_whole() {
 }
 
 #[test]
-fn no_time_at_all_still_gives_the_best_policy() {
+fn a_budget_of_zero_still_gives_the_best_policy() {
     let (_, prepared) = recorded("native-deepfm-f32");
     let problem = prepared.problem();
     let tuning = Tuning { budget: Duration::ZERO, ..tuning(1000, 0) };
@@ -100,7 +103,7 @@ fn no_time_at_all_still_gives_the_best_policy() {
 }
 
 #[test]
-fn a_plan_is_found_again_and_what_is_not_sound_is_not() {
+fn the_cache_returns_a_stored_plan_and_rejects_invalid_ones() {
     let folder = tempfile::tempdir().unwrap();
     let (trace, prepared) = recorded("native-googlenet-f32");
     let problem = prepared.problem();
@@ -110,7 +113,7 @@ fn a_plan_is_found_again_and_what_is_not_sound_is_not() {
     cache(&trace, "13000").store(&winner.schedule, &winner.findings);
     let (schedule, findings) = cache(&trace, "13000").load(&problem).unwrap();
     assert_eq!((schedule, findings.cached), (winner.schedule, true));
-    // What was measured, and where in the module an op stands, make no other trace.
+    // Measured times and labels do not distinguish traces.
     let mut measured = trace.clone();
     measured.ops.iter_mut().for_each(|op| (op.nanos, op.label) = (Some(5), "elsewhere".into()));
     assert!(cache(&measured, "13000").load(&problem).is_some());
@@ -141,7 +144,7 @@ fn a_plan_is_found_again_and_what_is_not_sound_is_not() {
 
 proptest! {
     #[test]
-    fn changes_keep_every_dependency(dag in dags(), seed in any::<u64>(), staged in any::<bool>()) {
+    fn mutations_keep_every_dependency(dag in dags(), seed in any::<u64>(), staged in any::<bool>()) {
         let graph = OpGraph::from_predecessors(dag);
         let profile = vec![OpProfile { us: 1., ..Default::default() }; graph.len()];
         let problem = Problem { trace: &Trace::default(), graph: &graph, profile: &profile };
@@ -149,8 +152,8 @@ proptest! {
         let mut schedule = policy.schedule(&problem).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         for _ in 0..8 {
-            // Made by the constructor that refuses what is not sound.
-            schedule = neighbours::change(&problem, &schedule, &mut random).unwrap();
+            // The constructor refuses invalid schedules.
+            schedule = neighbours::mutate(&problem, &schedule, &mut random).unwrap();
             prop_assert!(schedule.urgent.is_sorted_by(|a, b| a < b));
         }
         let mut position = vec![0; graph.len()];

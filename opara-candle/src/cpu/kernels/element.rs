@@ -1,4 +1,4 @@
-//! What tensors hold, what sums of it are kept in, and vectors of those.
+//! Element types, their accumulator types, and SIMD vectors of accumulators.
 
 use std::cell::Cell;
 
@@ -9,35 +9,36 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// An element of a tensor.
 pub(crate) trait Element: WithDType {
-    /// What sums are kept in.
+    /// The accumulator type.
     type Sum: Sum;
 
-    /// Writes the same values to `to`, which is as long.
+    /// Converts `from` to `to`, which has the same length.
     fn widen(from: &[Self], to: &mut [Self::Sum]);
 
-    /// Every `stride`-th value, to all of `to`.
+    /// Converts every `stride`-th element of `from`, until `to` is full.
     fn widen_strided(from: &[Self], stride: usize, to: &mut [Self::Sum]);
 
-    /// Writes the nearest values to `to`, which is as long.
+    /// Rounds `from` to `to`, which has the same length.
     fn narrow(from: &[Self::Sum], to: &mut [Self]);
 
-    /// The same values: themselves, or written to `scratch`.
+    /// The converted elements: `from` itself if no conversion is needed, otherwise written to `scratch`.
     fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<Self::Sum>) -> &'a [Self::Sum];
 }
 
-/// What is summed in, and how vectors of it compute.
+/// An accumulator type and its SIMD operations.
 pub(crate) trait Sum: WithDType + Default + PartialOrd {
-    /// As many as one instruction takes.
+    /// A SIMD vector.
     type Vector<S: Simd>: Copy;
 
     const NEG_INFINITY: Self;
 
     fn exp(self) -> Self;
 
-    /// Lends a slice of so many elements of any value, which this thread keeps for the next one that asks.
+    /// Calls `f` with a scratch slice of `n` elements, whose values are arbitrary. The memory is reused by later calls
+    /// on this thread.
     fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
 
-    /// Elements of a vector.
+    /// Elements per vector.
     fn lanes<S: Simd>() -> usize;
 
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
@@ -45,17 +46,17 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
     /// `a * b + c`, rounded once.
     fn mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// The whole vectors of a slice.
+    /// The whole vectors of a slice; the rest is left out.
     fn vectors<S: Simd>(x: &[Self]) -> &[Self::Vector<S>];
 
-    /// The whole vectors of a slice.
+    /// The whole vectors of a slice; the rest is left out.
     fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>];
 }
 
-/// Elements that a thread keeps from one kernel to the next, at most.
+/// Maximum scratch elements that a thread keeps between kernels.
 const KEPT: usize = 1 << 20;
 
-/// Elements of the widest vector that there is.
+/// Elements of the widest vector on any machine.
 pub(crate) const WIDEST: usize = 16;
 
 macro_rules! sum {
@@ -74,7 +75,8 @@ macro_rules! sum {
                 thread_local! {
                     static SCRATCH: Cell<Vec<$t>> = const { Cell::new(Vec::new()) };
                 }
-                // Taken away: should this thread begin another kernel while it waits for others, that has one of its own.
+                // Taken out of the cell: if this thread starts another kernel while it waits for others, that one
+                // allocates its own.
                 let mut scratch = SCRATCH.take();
                 if scratch.len() < n {
                     scratch.resize(n, 0.);
@@ -119,12 +121,12 @@ sum! {
     f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
 }
 
-/// All of `x` joined to `start`, which adds nothing: several neighbours at a time.
+/// Reduces `x` with `join` from `start`, the neutral element, several elements at a time.
 #[inline(always)]
 pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     let (chunks, rest) = x.as_chunks::<WIDEST>();
     let mut of = [start; WIDEST];
-    // By arrays: of slices, whose length is not known, the compiler makes no vectors.
+    // Loops over arrays: the compiler does not vectorise loops over slices of unknown length.
     for chunk in chunks {
         for (of, &x) in of.iter_mut().zip(chunk) {
             *of = join(*of, x);
@@ -136,7 +138,7 @@ pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     of.into_iter().fold(start, join)
 }
 
-/// Elements of a vector on this machine.
+/// Elements per vector on this machine.
 pub(crate) fn lanes<A: Sum>() -> usize {
     struct Lanes<A>(std::marker::PhantomData<A>);
     impl<A: Sum> WithSimd for Lanes<A> {
@@ -163,7 +165,7 @@ macro_rules! own_sum {
             #[inline(always)]
             fn widen_strided(from: &[Self], stride: usize, to: &mut [Self]) {
                 if stride == 2 {
-                    // The usual case, as vectors; the last one may have no neighbour.
+                    // Stride 2 is the usual case, and is vectorised; the last element may have no neighbour.
                     let (pairs, _) = from.as_chunks::<2>();
                     let n = to.len().min(pairs.len());
                     for (to, [from, _]) in to[..n].iter_mut().zip(&pairs[..n]) {
@@ -222,7 +224,7 @@ macro_rules! half {
 own_sum!(f32, f64);
 half!(f16, bf16);
 
-/// Whether the kernels here take tensors of this dtype.
+/// Do the CPU kernels support tensors of this dtype?
 pub(crate) fn supports(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
 }
@@ -234,11 +236,11 @@ pub(crate) fn supports(dtype: DType) -> bool {
 pub(crate) fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let elements = T::cpu_storage_as_slice(storage)?;
     if layout.shape().elem_count() == 0 {
-        // It may begin behind the end of what it is a view of.
+        // An empty view may start past the end of its tensor.
         return Ok(&[]);
     }
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&elements[start..end]),
-        None => bail!("a kernel was given a tensor of {:?} that is not contiguous", layout.dims()),
+        None => bail!("this kernel needs a contiguous tensor, and this one of {:?} is not", layout.dims()),
     }
 }

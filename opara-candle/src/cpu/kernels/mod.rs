@@ -1,6 +1,6 @@
-//! What kernels on the CPU share.
+//! Shared parts of the CPU kernels.
 //!
-//! The bits of a result do not depend on the number of threads, nor on the width of the machine's vectors: each element
+//! The bits of a result depend neither on the number of threads nor on the width of the machine's vectors: each element
 //! is one chain of operations, in an order that follows from the shapes.
 
 mod element;
@@ -11,10 +11,10 @@ pub(crate) use taps::{larger, Taps, Windows};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-/// Operations below which a second thread costs more than it saves: some 50 microseconds of one core.
+/// With fewer operations than this, a second thread costs more than it saves: about 50 microseconds of one core.
 pub(crate) const WORTH_A_THREAD: usize = 5_000_000;
 
-/// Calls `f` with each task, on several threads if that is `worth` it.
+/// Calls `f` with each task, in parallel if it is `worth` it.
 pub(crate) fn each<T: Send>(worth: bool, tasks: Vec<T>, f: impl Fn(T) + Send + Sync) {
     match worth {
         true => tasks.into_par_iter().for_each(f),

@@ -1,11 +1,11 @@
-//! What the elements of a window see of a plane.
+//! Gathers the elements of a plane that sliding windows read.
 
 use super::element::{Element, Sum};
 
-/// How windows lie on a plane.
+/// The geometry of windows on a plane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Windows {
-    /// Height and width of the plane, of a window, and of what windows there are.
+    /// Height and width of the plane, of one window, and of the grid of windows.
     pub input: (usize, usize),
     pub window: (usize, usize),
     pub output: (usize, usize),
@@ -15,13 +15,13 @@ pub(crate) struct Windows {
     pub before: (usize, usize),
 }
 
-/// A plane as windows see it: padded, and its columns sorted by their remainder modulo the stride. So what one tap, an
-/// element of each window, sees along a row of windows is contiguous.
+/// A rearranged plane: padded, with its columns grouped by their remainder modulo the stride. This makes the elements
+/// of one tap (one position in the window) contiguous along a row of windows.
 pub(crate) struct Taps {
     windows: Windows,
-    /// Columns of one remainder.
+    /// Columns per remainder.
     pitch: usize,
-    /// Where each tap of the first window is.
+    /// The offset of each tap of the first window.
     pub offsets: Vec<usize>,
 }
 
@@ -36,32 +36,32 @@ impl Taps {
         Self { windows, pitch, offsets: (0..kh * kw).map(offset).collect() }
     }
 
-    /// Whether there is one window, and it sees all of the plane and nothing else.
+    /// Is there exactly one window, equal to the whole plane?
     pub fn is_one_whole_plane(&self) -> bool {
         let Windows { input, window, output, dilation, before, .. } = self.windows;
         (output, dilation, before) == ((1, 1), 1, (0, 0)) && input == window
     }
 
-    /// Elements from a row of windows to the next.
+    /// Elements from one row of windows to the next.
     pub fn row(&self) -> usize {
         self.windows.stride * self.windows.stride * self.pitch
     }
 
-    /// Elements that so many rows of windows see, and `slack` behind them.
+    /// Elements of the rearranged plane for this many rows of windows, plus `slack`.
     pub fn len(&self, rows: usize, slack: usize) -> usize {
-        (rows - 1) * self.row() + self.rows_of_a_window() * self.windows.stride * self.pitch + slack
+        (rows - 1) * self.row() + self.window_rows() * self.windows.stride * self.pitch + slack
     }
 
-    fn rows_of_a_window(&self) -> usize {
+    fn window_rows(&self) -> usize {
         (self.windows.window.0 - 1) * self.windows.dilation + 1
     }
 
-    /// What has to be copied from a plane for rows of windows from `first` on: the rest is padding, and stays.
+    /// The copies from a plane for rows of windows from `first` on. Everything else is padding, and keeps its value.
     pub fn copies(&self, first: usize, rows: usize) -> Copies {
         let Windows { input: (h, w), window: (kh, kw), stride, dilation, before: (top, left), .. } = self.windows;
         let seen = |taps: usize, remainder: usize| (0..taps).any(|tap| tap * dilation % stride == remainder);
         let mut copies = Vec::new();
-        for row in 0..(rows - 1) * stride + self.rows_of_a_window() {
+        for row in 0..(rows - 1) * stride + self.window_rows() {
             let Some(from) = (first * stride + row).checked_sub(top).filter(|&from| from < h) else { continue };
             if !seen(kh, row % stride) {
                 continue;
@@ -79,10 +79,10 @@ impl Taps {
     }
 }
 
-/// What to copy from a plane.
+/// The copies from a plane to its rearranged form.
 pub(crate) struct Copies {
     stride: usize,
-    /// From where, to where, how many.
+    /// (source offset, destination offset, number of elements).
     copies: Vec<(usize, usize, usize)>,
 }
 
@@ -98,7 +98,7 @@ impl Copies {
     }
 }
 
-/// The larger one, or the one that is not a number.
+/// The larger of the two; NaN if either is NaN.
 #[inline(always)]
 pub(crate) fn larger<A: Sum>(a: A, b: A) -> A {
     #[allow(clippy::eq_op)]

@@ -8,15 +8,14 @@ use cudarc::driver::sys;
 use super::check;
 use crate::Result;
 
-/// The packed argument buffer of a kernel, with the place of each argument in it.
+/// A kernel's packed argument buffer, with the offset and size of each argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cuda) struct Arguments {
-    /// Padded to whole words.
+    /// Padded to a multiple of 8 bytes.
     bytes: Vec<u8>,
     /// Offset and size of each argument.
     places: Arc<[(usize, usize)]>,
-    /// Whether the launch handed over one packed buffer (`extra`) instead of a pointer for each argument. Hopper's
-    /// `nvjet` products do.
+    /// Did the launch pass one packed buffer (`extra`) instead of a pointer per argument? Hopper's `nvjet` GEMMs do.
     packed: bool,
 }
 
@@ -24,7 +23,7 @@ impl Arguments {
     /// Copies the arguments of a kernel node.
     ///
     /// # Safety
-    /// `params` must be what the driver returned for a node that still exists, and `places` those of its kernel.
+    /// `params` must come from the driver, for a node that still exists, and `places` must belong to its kernel.
     pub(super) unsafe fn read(places: Arc<[(usize, usize)]>, params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<Self> {
         let end = places.iter().map(|(offset, size)| offset + size).max().unwrap_or(0);
         let packed = params.kernelParams.is_null() && !params.extra.is_null();
@@ -37,8 +36,8 @@ impl Arguments {
             unsafe { std::ptr::copy_nonoverlapping(buffer, bytes.as_mut_ptr(), length) };
         } else if !params.kernelParams.is_null() {
             for (i, &(offset, size)) in places.iter().enumerate() {
-                // SAFETY: `kernelParams` holds a pointer for each argument, to as many bytes as the driver says that
-                // the argument has; `bytes` reaches past the last one.
+                // SAFETY: `kernelParams` holds a pointer per argument, each to as many bytes as the driver reports for
+                // the argument; `bytes` reaches past the last one.
                 unsafe {
                     let argument = *params.kernelParams.add(i);
                     std::ptr::copy_nonoverlapping(argument.cast::<u8>(), bytes.as_mut_ptr().add(offset), size);
@@ -55,7 +54,7 @@ impl Arguments {
         Self { bytes, places: (0..words.len()).map(|i| (i * 8, 8)).collect(), packed: false }
     }
 
-    /// Lets an argument be so many bytes, for tests.
+    /// Shortens an argument to `bytes` bytes, for tests.
     #[cfg(test)]
     pub fn cut(&mut self, index: usize, bytes: usize) {
         self.places = self
@@ -66,17 +65,17 @@ impl Arguments {
             .collect();
     }
 
-    /// Every aligned 8-byte word with its offset: where pointers stand, alone or inside a structure.
+    /// Every aligned 8-byte word with its offset. Pointers are such words, also inside structures.
     pub fn words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.bytes.chunks_exact(8).enumerate().map(|(i, w)| (i * 8, word(w)))
     }
 
-    /// How many there are.
+    /// The number of arguments.
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// The bytes of an argument, and where they begin.
+    /// The offset and the bytes of an argument.
     pub fn argument(&self, index: usize) -> Option<(usize, &[u8])> {
         let &(offset, size) = self.places.get(index)?;
         Some((offset, self.bytes.get(offset..offset + size)?))
@@ -92,17 +91,17 @@ impl Arguments {
         }
     }
 
-    /// Which argument the word at an offset belongs to.
+    /// The index of the argument that contains the word at an offset.
     pub fn argument_at(&self, offset: usize) -> Option<usize> {
         self.places.iter().position(|&(start, size)| (start..start + size).contains(&offset))
     }
 
-    /// Overwrites the word at an offset that [`words`](Self::words) gave.
+    /// Overwrites the word at an offset from [`words`](Self::words).
     pub(super) fn set_word(&mut self, offset: usize, value: u64) {
         self.bytes[offset..offset + 8].copy_from_slice(&value.to_ne_bytes());
     }
 
-    /// Calls `f` with the two argument fields of a launch; they are valid during the call.
+    /// Calls `f` with the launch fields `kernelParams` and `extra`; the pointers are valid during the call.
     pub(super) fn with_raw<T>(&mut self, f: impl FnOnce(*mut *mut c_void, *mut *mut c_void) -> T) -> T {
         let base = self.bytes.as_mut_ptr();
         if self.packed {
@@ -131,12 +130,12 @@ fn word(bytes: &[u8]) -> u64 {
 /// Offset and size of each argument of a kernel.
 ///
 /// # Safety
-/// `function` must exist.
+/// `function` must be a loaded kernel.
 pub(super) unsafe fn places(function: sys::CUfunction) -> Result<Vec<(usize, usize)>> {
     let mut places = Vec::new();
     loop {
         let (mut offset, mut size) = (0, 0);
-        // SAFETY: out-pointers are valid; an index past the last argument is refused, which ends the loop.
+        // SAFETY: the out-pointers are valid; the driver rejects an index past the last argument, which ends the loop.
         let status = unsafe { sys::cuFuncGetParamInfo(function, places.len(), &mut offset, &mut size) };
         if status == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
             return Ok(places);
@@ -146,17 +145,17 @@ pub(super) unsafe fn places(function: sys::CUfunction) -> Result<Vec<(usize, usi
     }
 }
 
-/// Address and size in a launch's `extra` list.
+/// The address and size of the buffer in a launch's `extra` list.
 ///
 /// # Safety
-/// `extra` must be a list that the driver or a launch gave, ended by its end key.
+/// `extra` must be a list from the driver or from a launch, terminated by the end key.
 unsafe fn packed_buffer(extra: *mut *mut c_void) -> (*const u8, usize) {
     let (mut buffer, mut size) = (std::ptr::null(), 0);
     for i in (0..).step_by(2) {
-        // SAFETY: the list goes on until its end key, which the caller vouches for.
+        // SAFETY: the loop stops at the end key, which exists by the caller's promise.
         let (key, value) = unsafe { (*extra.add(i) as usize as u32, extra.add(i + 1)) };
         match key {
-            // SAFETY: a value follows each of the two keys; that of the size is a pointer to it.
+            // SAFETY: a value follows each of the two keys; the value of the size key is a pointer to the size.
             sys::CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT => buffer = unsafe { *value }.cast(),
             // SAFETY: as above.
             sys::CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT => size = unsafe { *(*value).cast::<usize>() },

@@ -1,4 +1,4 @@
-//! A captured graph, read back node by node.
+//! Reads a captured graph node by node.
 
 use std::iter::{from_fn, Peekable};
 use std::ops::Range;
@@ -13,27 +13,27 @@ use super::kernel::{Functions, KernelNode};
 use super::{check, get, Stream};
 use crate::{Error, Result};
 
-/// The graph that a capture recorded. Its nodes are templates for the graph that is built from them.
+/// The graph that a capture recorded. Its nodes are the templates for the graph that is built from it.
 pub(in crate::cuda) struct CapturedGraph {
     raw: sys::CUgraph,
     stream: Stream,
-    /// Bytes of the uploads that memcpy nodes refer to, by their address.
+    /// Bytes of the uploads that memcpy nodes refer to, by host address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// What was allocated and freed, in order, but by libraries themselves: that the graph holds.
+    /// Allocations and frees in order, except those that libraries made themselves: the graph contains those as nodes.
     memory: Vec<MemoryEvent>,
-    /// Calls of libraries, in order.
+    /// Library calls in order.
     library_calls: Vec<LibraryCall>,
-    /// How many tensors from before the capture were dropped in it.
+    /// Number of tensors from before the capture that were dropped during it.
     dropped: usize,
 }
 
-// SAFETY: the driver asks only that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use goes
-// through a reference.
+// SAFETY: the driver only requires that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use
+// goes through a reference.
 unsafe impl Send for CapturedGraph {}
 
 /// One node of a captured graph.
 pub(in crate::cuda) enum Node {
-    /// Work.
+    /// Work on the device.
     Launch(Box<LaunchNode>),
     /// An allocation of the stream-ordered allocator.
     Alloc {
@@ -41,7 +41,7 @@ pub(in crate::cuda) enum Node {
         address: u64,
         /// Size.
         bytes: u64,
-        /// Whether a library asked for it, and not Rust.
+        /// Did a library allocate it, and not Rust code?
         library: bool,
     },
     /// The end of an allocation's life.
@@ -49,13 +49,13 @@ pub(in crate::cuda) enum Node {
         /// First byte.
         address: u64,
     },
-    /// Nothing but an order.
+    /// A node that only orders others.
     Empty,
-    /// What a replay cannot repeat, and why.
+    /// A node that a replay cannot repeat, with the reason.
     Unsupported(&'static str),
 }
 
-/// A node that does something on the device.
+/// A node that does work on the device.
 pub(in crate::cuda) enum LaunchNode {
     /// A kernel.
     Kernel(KernelNode),
@@ -66,7 +66,7 @@ pub(in crate::cuda) enum LaunchNode {
 }
 
 impl LaunchNode {
-    /// Whether it touches no byte.
+    /// Does it write no byte?
     pub fn is_empty(&self) -> bool {
         match self {
             LaunchNode::Kernel(_) => false,
@@ -87,22 +87,22 @@ impl MemsetNode {
         self.params.dst
     }
 
-    /// What is written, as often as there is room.
+    /// The repeated value, and its size in bytes.
     pub fn value(&self) -> (u32, u32) {
         (self.params.value, self.params.elementSize)
     }
 
-    /// Distance from the first byte to one past the last.
+    /// Bytes from the first to the last byte written.
     pub fn bytes(&self) -> u64 {
         let row = self.params.width * self.params.elementSize as usize;
         (self.params.height.saturating_sub(1) * self.params.pitch + row) as u64
     }
 }
 
-/// A copy from device to device, or of bytes that were on the host.
+/// A copy from device to device, or from bytes that were on the host.
 pub(in crate::cuda) struct MemcpyNode {
     pub(super) params: sys::CUDA_MEMCPY3D,
-    /// The bytes, if they come from the host.
+    /// The bytes, for a copy from the host.
     pub(super) upload: Option<Arc<[u8]>>,
 }
 
@@ -117,7 +117,7 @@ impl MemcpyNode {
         self.params.dstDevice + self.params.dstXInBytes as u64
     }
 
-    /// The bytes that are copied, if they come from the host.
+    /// The copied bytes, for a copy from the host.
     pub fn bytes_on_host(&self) -> Option<&[u8]> {
         self.upload.as_deref()
     }
@@ -129,36 +129,37 @@ impl MemcpyNode {
 }
 
 impl CapturedGraph {
-    /// Takes over a graph.
+    /// Takes ownership of a graph.
     ///
     /// # Safety
-    /// `raw` must be null or a graph that nobody else destroys, captured for `stream` while `calls` were noted.
+    /// `raw` must be null, or a graph that nothing else destroys and that was captured for `stream` while `calls` were
+    /// recorded.
     pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: ThreadCapture) -> Option<Self> {
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
         let ThreadCapture { memory, library_calls, dropped, .. } = calls;
         (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped })
     }
 
-    /// How many tensors from before the capture were dropped in it.
+    /// Number of tensors from before the capture that were dropped during it.
     pub fn dropped(&self) -> usize {
         self.dropped
     }
 
-    /// Calls of libraries, each with the range of its nodes among [`nodes`](Self::nodes).
+    /// Library calls, each with the range of its nodes in [`nodes`](Self::nodes).
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A failed driver call.
     pub fn library_calls(&self) -> Result<Vec<(Range<usize>, &Call)>> {
         let ends = self.after(self.library_calls.iter().flat_map(|call| call.nodes))?;
         let ranges = ends.chunks_exact(2).map(|ends| ends[0]..ends[1]);
         Ok(ranges.zip(self.library_calls.iter().map(|call| &call.call)).collect())
     }
 
-    /// For each of these positions, which [`position`](super::position) gave during the capture, how many of the
-    /// [`nodes`](Self::nodes) come before it.
+    /// For each position, which [`position`](super::position) gave during the capture: the number of
+    /// [`nodes`](Self::nodes) before it.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A failed driver call.
     pub fn after(&self, positions: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
         let mut events = self.memory.iter().peekable();
         let mut before = events_after(0, &mut events).count();
@@ -173,7 +174,7 @@ impl CapturedGraph {
 
     fn raw_nodes(&self) -> Result<Vec<sys::CUgraphNode>> {
         let mut count = 0;
-        // SAFETY: with null for nodes the driver writes only the count.
+        // SAFETY: with a null array the driver only writes the count.
         check("cuGraphGetNodes", unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut count) })?;
         if count == 0 {
             return Ok(Vec::new());
@@ -185,10 +186,10 @@ impl CapturedGraph {
         Ok(nodes)
     }
 
-    /// The nodes in an order in which they may run: that of their launches.
+    /// The nodes in launch order, which is a valid execution order.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A failed driver call.
     pub fn nodes(&self) -> Result<Vec<Node>> {
         self.stream.bind()?;
         let raw = self.raw_nodes()?;
@@ -209,25 +210,26 @@ impl CapturedGraph {
         match events.next() {
             None => Ok(nodes),
             Some(_) => {
-                let message = "the captured graph lacks a node after which memory was allocated or freed".into();
+                let message =
+                    "an allocation or a free belongs to a node that the captured graph does not contain".into();
                 Err(Error::Internal { message })
             }
         }
     }
 
-    /// Whether every node comes behind those that it depends on, which the driver does not promise.
+    /// Does every node come after its dependencies? The driver does not promise that.
     ///
-    /// Asked node by node: the driver lists all edges in a time that grows with their square (1.8 s for 145,000 of them,
+    /// Queries each node by itself: listing all edges at once takes the driver quadratic time (1.8 s for 145,000 edges,
     /// driver 580).
     fn in_order(&self, nodes: &[sys::CUgraphNode]) -> Result<bool> {
         let mut earlier: HashSet<sys::CUgraphNode> = HashSet::with_capacity(nodes.len());
         let mut before = Vec::new();
-        // Edges between kernels launched with overlap carry data, which must be asked for.
+        // Edges between kernels with programmatic overlap carry data; the query fails unless it asks for that data.
         let mut data = Vec::new();
         for &node in nodes {
             let mut count = 0;
             let null = std::ptr::null_mut();
-            // SAFETY: the node is one of this graph; with null for nodes the driver writes only the count.
+            // SAFETY: the node belongs to this graph; with null arrays the driver only writes the count.
             let status = unsafe { sys::cuGraphNodeGetDependencies_v2(node, null, std::ptr::null_mut(), &mut count) };
             check("cuGraphNodeGetDependencies", status)?;
             before.resize(count, std::ptr::null_mut());
@@ -253,7 +255,8 @@ impl CapturedGraph {
     /// `node` must belong to this graph.
     unsafe fn read(&self, node: sys::CUgraphNode, functions: &mut Functions) -> Result<Node> {
         use sys::CUgraphNodeType::*;
-        // SAFETY: the caller vouches for the node, and each call writes a whole structure of the type that it is given.
+        // SAFETY: the node belongs to this graph by the caller's promise, and each call writes a whole structure of the
+        // given type.
         unsafe {
             Ok(match get("cuGraphNodeGetType", |kind| sys::cuGraphNodeGetType(node, kind))? {
                 CU_GRAPH_NODE_TYPE_KERNEL => {
@@ -275,16 +278,16 @@ impl CapturedGraph {
                     address: get("cuGraphMemFreeNodeGetParams", |p| sys::cuGraphMemFreeNodeGetParams(node, p))?,
                 },
                 CU_GRAPH_NODE_TYPE_EMPTY => Node::Empty,
-                CU_GRAPH_NODE_TYPE_HOST => Node::Unsupported("it calls a function on the host"),
-                CU_GRAPH_NODE_TYPE_GRAPH => Node::Unsupported("it launches a graph of its own"),
-                _ => Node::Unsupported("it waits for or signals something outside itself"),
+                CU_GRAPH_NODE_TYPE_HOST => Node::Unsupported("it calls a host function"),
+                CU_GRAPH_NODE_TYPE_GRAPH => Node::Unsupported("it launches a child graph"),
+                _ => Node::Unsupported("it waits for or signals an event outside the graph"),
             })
         }
     }
 
     fn memcpy(&self, params: sys::CUDA_MEMCPY3D) -> Node {
         use sys::CUmemorytype::*;
-        // The driver reports device pointers of linear copies as unified addresses, too.
+        // For linear copies the driver also reports device pointers as unified addresses.
         let on_device = |kind| matches!(kind, CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED);
         let offsets = [params.srcY, params.srcZ, params.dstY, params.dstZ];
         if offsets != [0; 4] || params.Height > 1 || params.Depth > 1 {
@@ -294,7 +297,7 @@ impl CapturedGraph {
         let upload = upload.filter(|bytes| bytes.len() == params.WidthInBytes).cloned();
         let from_host = params.srcMemoryType == CU_MEMORYTYPE_HOST && params.srcXInBytes == 0;
         if !on_device(params.dstMemoryType) || !(on_device(params.srcMemoryType) || from_host && upload.is_some()) {
-            return Node::Unsupported("it copies between host and device in a way that cannot be repeated");
+            return Node::Unsupported("it copies between host and device, other than an upload of known bytes");
         }
         Node::Launch(Box::new(LaunchNode::Memcpy(MemcpyNode { params, upload: upload.filter(|_| from_host) })))
     }
@@ -303,16 +306,16 @@ impl CapturedGraph {
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if self.stream.make_current() {
-            // SAFETY: this value owns the graph; executables made from its templates do not refer to it.
+            // SAFETY: this value owns the graph; executables made from its nodes do not refer to it.
             unsafe { sys::cuGraphDestroy(self.raw) };
         }
     }
 }
 
-// SAFETY: a launch is a handle and copied parameters; the graph that it belongs to is kept beside it and not changed.
+// SAFETY: a launch is a handle and copied parameters; the graph that owns the handle is kept beside it, unchanged.
 unsafe impl Send for LaunchNode {}
 
-/// Takes the events that come after this node, and before the next.
+/// Takes the events between this node and the next one.
 fn events_after<'e, 'a>(
     node: usize,
     events: &'e mut Peekable<Iter<'a, MemoryEvent>>,
@@ -331,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_allocated_and_freed_stands_behind_its_node() {
+    fn allocations_and_frees_follow_their_node() {
         let allocated = |after, address| MemoryEvent {
             after,
             address,

@@ -1,43 +1,43 @@
-//! Convolutions with bias and activation, whoever computes them.
+//! The description of a convolution with bias and activation, for every library.
 
 use candle::{bail, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::product::Product;
+use super::matmul::Matmul;
 use crate::ops::Activation;
 
-/// All that the choice of an algorithm depends on.
+/// The parameters that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
-    /// Of all operands.
+    /// Dtype of all operands.
     pub dtype: DType,
-    /// Whether the channels of a pixel lie together, in the operand, the weight and the result.
+    /// Are the operand, the weight and the result in the NHWC layout?
     pub channels_last: bool,
-    /// Batch, channels, h, w.
+    /// Input (batch, channels, h, w).
     pub x: [usize; 4],
-    /// Result channels, channels of a group, h, w.
+    /// Weight (output channels, channels per group, h, w).
     pub weight: [usize; 4],
-    /// Batch, channels, h, w.
+    /// Output (batch, channels, h, w).
     pub y: [usize; 4],
-    /// Rows and columns beyond opposite edges.
+    /// Rows and columns of padding, equal at opposite edges.
     pub padding: [usize; 2],
-    /// Elements from one window to the next.
+    /// Rows and columns from one window to the next.
     pub stride: usize,
-    /// Elements from one of a window to the next.
+    /// Rows and columns from one tap of a window to the next.
     pub dilation: usize,
-    /// Parts that the channels fall into.
+    /// Groups of channels.
     pub groups: usize,
-    /// Whether `max(x, 0)` follows.
+    /// Does a ReLU follow?
     pub relu: bool,
 }
 
 impl Convolution {
-    /// The same as a product of pixels, where a window is one of them.
-    pub fn product(&self) -> Option<Product> {
+    /// The convolution as a matmul over pixels. `None` unless the window is one pixel.
+    pub fn as_matmul(&self) -> Option<Matmul> {
         let [batch, inner, h, w] = self.x;
         let [columns, _, kh, kw] = self.weight;
-        let is_product = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
-        (is_product && self.channels_last).then_some(Product {
+        let is_matmul = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
+        (is_matmul && self.channels_last).then_some(Matmul {
             dtype: self.dtype,
             tf32: true,
             rows: batch * h * w,
@@ -58,7 +58,7 @@ impl Convolution {
     }
 }
 
-/// Operands of a convolution.
+/// The operands of a convolution.
 pub(crate) struct Operands<'a, T> {
     pub x: CudaView<'a, T>,
     pub weight: CudaView<'a, T>,
@@ -66,7 +66,7 @@ pub(crate) struct Operands<'a, T> {
 }
 
 impl<T: WithDType> Operands<'_, T> {
-    /// Checks that they and the result hold what a convolution reads and writes.
+    /// Checks that the operands and the result are as large as the convolution needs.
     ///
     /// # Errors
     /// Slices that are too short or of another dtype.
@@ -75,7 +75,7 @@ impl<T: WithDType> Operands<'_, T> {
         let held = [self.x.len(), self.weight.len(), self.bias.len(), y.len()];
         let needed = [count(&of.x), count(&of.weight), of.y[1], count(&of.y)];
         if T::DTYPE != of.dtype || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
-            bail!("operands of {held:?} elements of {:?} where {needed:?} of {:?} are needed", T::DTYPE, of.dtype)
+            bail!("operands have {held:?} elements of {:?}, but need {needed:?} of {:?}", T::DTYPE, of.dtype)
         }
         Ok(())
     }

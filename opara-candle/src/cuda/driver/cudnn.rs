@@ -16,16 +16,17 @@ use super::convolution::{Convolution, Operands};
 use super::kernels;
 use crate::memory::WORKSPACE_LIMIT;
 
-/// The only one that does without an activation.
-const ALWAYS: Algorithm = Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
+/// The only algorithm that also works without an activation.
+const DEFAULT: Algorithm = Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
 
-/// The others that add up the products of a window and nothing else. Winograd's transform and Fourier's mix the windows of a tile
-/// or of the picture: one infinity makes NaN of all of them, and a large number takes the digits of its neighbours.
-const OTHERS: [Algorithm; 2] =
+/// The other algorithms that sum the products of each window by itself. Winograd and FFT algorithms mix the windows of
+/// a tile or of the whole image: one infinity turns all of them into NaN, and a large value costs its neighbours
+/// digits.
+const WITH_ACTIVATION: [Algorithm; 2] =
     [Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM, Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_GEMM];
 
 thread_local! {
-    /// cuDNN's handles must not be shared between threads.
+    /// A cuDNN handle must not be shared between threads.
     static HANDLES: RefCell<HashMap<candle::cuda_backend::DeviceId, Arc<Cudnn>>> = RefCell::default();
 }
 
@@ -39,8 +40,8 @@ fn handle(device: &CudaDevice) -> Result<Arc<Cudnn>> {
     })
 }
 
-/// What cuDNN is told of a convolution; `C` is what it adds up in.
-struct Described<T: CudnnDataType, C: CudnnDataType> {
+/// The cuDNN descriptors of a convolution. `C` is the accumulator type.
+struct Descriptors<T: CudnnDataType, C: CudnnDataType> {
     convolution: ConvDescriptor<C>,
     activation: ActivationDescriptor<C>,
     x: TensorDescriptor<T>,
@@ -49,7 +50,7 @@ struct Described<T: CudnnDataType, C: CudnnDataType> {
     y: TensorDescriptor<T>,
 }
 
-impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
+impl<T: CudnnDataType, C: CudnnDataType> Descriptors<T, C> {
     fn new(handle: &Arc<Cudnn>, of: &Convolution) -> Result<Self> {
         use sys::cudnnActivationMode_t::{CUDNN_ACTIVATION_IDENTITY, CUDNN_ACTIVATION_RELU};
         use sys::cudnnTensorFormat_t::{CUDNN_TENSOR_NCHW, CUDNN_TENSOR_NHWC};
@@ -64,7 +65,7 @@ impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
         )?;
         convolution.set_group_count(of.groups as i32)?;
         if of.dtype != DType::F32 {
-            // Of f32 the default already is what tensor cores make of it, unless NVIDIA_TF32_OVERRIDE=0.
+            // For f32 the default already allows TF32, unless NVIDIA_TF32_OVERRIDE=0.
             convolution.set_math_type(sys::cudnnMathType_t::CUDNN_TENSOR_OP_MATH)?;
         }
         Ok(Self {
@@ -81,7 +82,7 @@ impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
         ConvForward { conv: &self.convolution, x: &self.x, w: &self.weight, y: &self.y }
     }
 
-    /// Whether there is room for what an algorithm needs.
+    /// Is the algorithm's workspace below the limit?
     fn fits(&self, algorithm: Algorithm) -> bool {
         self.bare().get_workspace_size(algorithm).is_ok_and(|bytes| bytes as u64 <= WORKSPACE_LIMIT)
     }
@@ -99,35 +100,36 @@ impl<T: CudnnDataType, C: CudnnDataType> Described<T, C> {
     }
 }
 
-/// What may be asked to run: of some cuDNN says only then that they do not support the convolution. The first always works.
+/// Candidate algorithms. For some, cuDNN reports only at run time that they do not support the convolution; the first
+/// one always works.
 pub(crate) fn algorithms<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Vec<Algorithm>>
 where
     T: CudnnDataType,
     C: CudnnDataType,
 {
     if !of.relu {
-        return Ok(vec![ALWAYS]);
+        return Ok(vec![DEFAULT]);
     }
-    let described = Described::<T, C>::new(&handle(device)?, of)?;
-    Ok([ALWAYS].into_iter().chain(OTHERS.into_iter().filter(|&other| described.fits(other))).collect())
+    let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
+    Ok([DEFAULT].into_iter().chain(WITH_ACTIVATION.into_iter().filter(|&other| descriptors.fits(other))).collect())
 }
 
-/// What cuDNN itself would choose, if it is one of [`algorithms`].
+/// cuDNN's own choice, if it is one of [`algorithms`].
 pub(crate) fn guess<T, C>(device: &CudaDevice, of: &Convolution) -> Result<Algorithm>
 where
     T: CudnnDataType,
     C: CudnnDataType,
 {
-    let described = Described::<T, C>::new(&handle(device)?, of)?;
-    let is_known = |guess: &Algorithm| of.relu && OTHERS.contains(guess) && described.fits(*guess);
-    let guess = described.bare().pick_algorithm().ok().filter(is_known);
-    Ok(guess.unwrap_or(ALWAYS))
+    let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
+    let is_known = |guess: &Algorithm| of.relu && WITH_ACTIVATION.contains(guess) && descriptors.fits(*guess);
+    let guess = descriptors.bare().pick_algorithm().ok().filter(is_known);
+    Ok(guess.unwrap_or(DEFAULT))
 }
 
-/// The convolution `of` the operands, the bias and the activation, into `y`. `C` is what it adds up in.
+/// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
 ///
 /// # Errors
-/// Slices that are too short or of another dtype, or what cuDNN does not support.
+/// Slices that are too short or of another dtype, or a convolution that cuDNN does not support.
 pub(crate) fn run<T, C>(
     device: &CudaDevice,
     of: &Convolution,
@@ -140,18 +142,18 @@ where
     C: CudnnDataType,
 {
     operands.check(of, y)?;
-    let described = Described::<T, C>::new(&handle(device)?, of)?;
-    let bytes = described.bare().get_workspace_size(algorithm)?;
+    let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
+    let bytes = descriptors.bare().get_workspace_size(algorithm)?;
     let mut workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
     let (one, zero) = (T::from_f64(1.), T::from_f64(0.));
     let stream = device.cuda_stream();
     let (address, elements) = (y.device_ptr(&stream).0, y.len());
-    // SAFETY: the second handle on the result's memory is given up below, before the first one is. It is the summand
-    // that cuDNN asks for, which counts nothing here. The descriptors were made from the sizes that were held
-    // against the slices above, and the workspace is as large as cuDNN asks.
+    // SAFETY: the second handle to the result's memory is leaked below, before the first one is used again. cuDNN
+    // requires it as a summand and ignores it, since its factor is zero. The descriptors have the sizes that were
+    // checked above against the slices, and the workspace is as large as cuDNN needs.
     unsafe {
         let summand = stream.upgrade_device_ptr::<T>(address, elements);
-        let launched = described.fused().launch(
+        let launched = descriptors.fused().launch(
             algorithm,
             workspace.as_mut(),
             (one, zero),

@@ -1,7 +1,7 @@
-//! For tests: calls of the driver and of libraries that fail although nothing is wrong.
+//! For tests: injects failures into calls of the driver and of libraries.
 //!
-//! All functions that are interposed ask here first, and `interpose/faulty.rs` interposes what building calls besides. Without
-//! the feature `faults` none of this exists.
+//! All interposed functions ask here first; `interpose/faulty.rs` also interposes the calls that only building makes.
+//! Compiled with the feature `faults` only.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ use cudarc::curand::sys as curand;
 use cudarc::driver::sys::CUresult;
 use parking_lot::Mutex;
 
-/// How calls fail.
+/// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The one call: the device has no memory left.
+    /// This call fails: the device has no memory left.
     OutOfMemory,
-    /// The one call: the driver refuses it.
+    /// This call fails: the driver rejects it.
     Refused,
-    /// This call, and all later ones: a kernel has failed.
+    /// This call and all later ones fail: a kernel has failed.
     Lost,
 }
 
@@ -34,18 +34,18 @@ impl Failure {
     }
 }
 
-/// A call that is to fail: the n-th one of a function, from 1.
+/// A call that is to fail: the n-th call of a function, counted from 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
     /// Name of the function in its library.
     pub call: &'static str,
-    /// Which of its calls.
+    /// Number of the call, from 1.
     pub nth: usize,
-    /// How.
+    /// The kind of failure.
     pub failure: Failure,
 }
 
-/// How often each function was called.
+/// The number of calls per function.
 pub type Calls = BTreeMap<&'static str, usize>;
 
 struct Plan {
@@ -53,15 +53,16 @@ struct Plan {
     calls: Calls,
 }
 
-/// The calls that are to fail, of all threads.
+/// The planned fault, for all threads.
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
-/// Whether there is a plan.
+/// Is there a plan?
 static IS_PLANNED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `f`, with one call failing if a fault is given, whichever thread makes it; counts calls meanwhile.
+/// Runs `f`; if a fault is given, that call fails, on whichever thread it happens. Returns the numbers of calls
+/// meanwhile.
 ///
 /// # Panics
-/// In a closure of another call of this function, or beside one on another thread.
+/// If called inside the closure of another call, or concurrently with one.
 pub fn with_fault<T>(fault: Option<Fault>, f: impl FnOnce() -> T) -> (T, Calls) {
     struct Planned;
     impl Drop for Planned {
@@ -79,7 +80,7 @@ pub fn with_fault<T>(fault: Option<Fault>, f: impl FnOnce() -> T) -> (T, Calls) 
     (result, calls)
 }
 
-/// Counts a call; how it fails, if it does.
+/// Counts a call. Returns its failure, if it is to fail.
 fn failure_of(call: &'static str) -> Option<Failure> {
     let mut plan = PLAN.lock();
     let Plan { fault, calls } = plan.as_mut()?;
@@ -90,8 +91,9 @@ fn failure_of(call: &'static str) -> Option<Failure> {
     fails.then_some(failure)
 }
 
-/// Functions that end something. They do so and fail nevertheless, as the driver's do to report an error of earlier work.
-const DONE_ALL_THE_SAME: &[&str] = &[
+/// Functions that release something. They do so before they report the failure, like the driver when it reports an
+/// error of earlier work.
+const FAIL_AFTER_THE_CALL: &[&str] = &[
     "cuMemFreeAsync",
     "cuMemFree_v2",
     "cuStreamEndCapture",
@@ -105,13 +107,13 @@ const DONE_ALL_THE_SAME: &[&str] = &[
 pub(super) fn unless_failing<R: Failing>(name: &'static str, call: impl FnOnce() -> R) -> R {
     let failure = IS_PLANNED.load(Ordering::Relaxed).then(|| failure_of(name)).flatten();
     let Some(failure) = failure else { return call() };
-    if DONE_ALL_THE_SAME.contains(&name) {
+    if FAIL_AFTER_THE_CALL.contains(&name) {
         call();
     }
     R::of(failure)
 }
 
-/// What functions return.
+/// A status type of a driver or library function.
 pub(super) trait Failing {
     fn of(failure: Failure) -> Self;
 }
@@ -122,14 +124,14 @@ impl Failing for CUresult {
     }
 }
 
-/// Codes of CUDA's runtime: these are the same numbers.
+/// Status codes of the CUDA runtime have the same numbers.
 impl Failing for c_int {
     fn of(failure: Failure) -> Self {
         failure.status() as c_int
     }
 }
 
-/// Defines the codes of a library: without memory, refused, lost.
+/// Maps each failure to a library's status codes: no memory, rejected, lost.
 macro_rules! codes {
     ($($(#[$cfg:meta])? $status:ty: $no_memory:ident, $refused:ident, $lost:ident;)*) => {$(
         $(#[$cfg])?
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_fails_or_all_from_one_on() {
+    fn one_call_fails_or_all_calls_from_one_on() {
         let call = |name| unless_failing(name, || CUresult::CUDA_SUCCESS);
         let names = ["a", "b", "a", "b", "a"];
         let failing = |fault| {
@@ -174,10 +176,10 @@ mod tests {
         assert_eq!(failing(fault(Failure::Lost)), [false, false, true, true, true]);
         assert_eq!(call("a"), CUresult::CUDA_SUCCESS);
 
-        // A function that is interposed, whether there is a driver or only the stub, which never succeeds.
+        // An interposed function, with a driver or with the stub library, which never succeeds.
         let mut address = 0;
         let fault = Fault { call: "cuMemAlloc_v2", nth: 1, failure: Failure::OutOfMemory };
-        // SAFETY: the address is written at most; the call fails before it reaches the driver.
+        // SAFETY: at most the address is written; the call fails before it reaches the driver.
         let allocate = || unsafe { cudarc::driver::sys::cuMemAlloc_v2(&mut address, 16) };
         let (status, calls) = with_fault(Some(fault), allocate);
         assert_eq!((status, calls["cuMemAlloc_v2"]), (CUresult::CUDA_ERROR_OUT_OF_MEMORY, 1));

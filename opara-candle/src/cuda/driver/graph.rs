@@ -1,4 +1,4 @@
-//! A graph built node by node, and the executable made from it.
+//! Builds a graph node by node, and launches its executable.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::kernel::KernelNode;
 use super::{check, Arguments, MemoryBlock, Relocation, Stream};
 use crate::Result;
 
-/// A pointer in a node's arguments: which buffer it points into, and how far.
+/// A pointer in a node's arguments, as a buffer and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Pointer {
-    /// Offset of the word among the arguments.
+    /// Offset of the word in the arguments.
     pub word: usize,
     /// The buffer.
     pub buffer: usize,
@@ -22,14 +22,14 @@ pub(in crate::cuda) struct Pointer {
     pub delta: u64,
 }
 
-/// A graph, destroyed with this value.
+/// Owns a graph.
 struct Graph {
     raw: sys::CUgraph,
     stream: Stream,
 }
 
-// SAFETY: handles may be used from any thread whose context is current; every use sees to that and has the graph to
-// itself, since it goes through an exclusive reference to its owner.
+// SAFETY: handles may be used from any thread whose context is current; every use makes it current. No two uses
+// overlap, since they go through an exclusive reference to the owner.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
@@ -41,11 +41,11 @@ impl Drop for Graph {
     }
 }
 
-/// A node that reads inputs: what it launches, and where in it the inputs' addresses stand.
+/// A node that reads inputs: its launch, and the places of the inputs' addresses in it.
 struct Reader {
     node: sys::CUgraphNode,
     launch: ReaderLaunch,
-    /// Place of the address, number of the input, and bytes from its start.
+    /// Offset of the address, index of the input, bytes from the input's start.
     inputs: Vec<(usize, usize, u64)>,
 }
 
@@ -54,7 +54,7 @@ unsafe impl Send for Reader {}
 
 enum ReaderLaunch {
     Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
-    /// Its source is the input.
+    /// The source of the copy is the input.
     Memcpy(Box<sys::CUDA_MEMCPY3D>),
 }
 
@@ -64,14 +64,14 @@ pub(in crate::cuda) struct GraphBuilder {
     nodes: Vec<sys::CUgraphNode>,
     readers: Vec<Reader>,
     relocation: Relocation,
-    /// Bytes on the host that memcpy nodes read.
+    /// Host bytes that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
-    /// Whether nodes differ in priority.
+    /// Do nodes differ in priority?
     priorities: bool,
 }
 
 impl GraphBuilder {
-    /// An empty graph whose nodes' pointers move as `relocation` says.
+    /// An empty graph whose nodes' pointers are rewritten by `relocation`.
     pub fn new(stream: &Stream, relocation: Relocation) -> Result<Self> {
         stream.bind()?;
         let mut raw = std::ptr::null_mut();
@@ -94,7 +94,7 @@ impl GraphBuilder {
         after.iter().map(|&i| self.nodes[i]).collect()
     }
 
-    /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move.
+    /// Adds a kernel that depends on the nodes `after` (indices in the order of addition). Its pointers are relocated.
     pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<usize> {
         let mut arguments = node.arguments.clone();
         for p in pointers {
@@ -108,11 +108,11 @@ impl GraphBuilder {
         arguments.with_raw(|kernel_params, extra| {
             params.kernelParams = kernel_params;
             params.extra = extra;
-            // SAFETY: the function is the captured node's, whose module candle's device or the library keeps loaded;
-            // the arguments have its layout and are copied by the call. Every pointer among them either moved into a
-            // tensor that the relocation owns and found large enough, or is one that the module's own forward pass
-            // handed over, to memory that the module keeps (`Executable::new`). The template is a node of the captured
-            // graph, which the caller holds.
+            // SAFETY: the function belongs to the captured node, whose module stays loaded by candle's device or by the
+            // library. The arguments have its layout and are copied by the call. Every pointer in them is either
+            // relocated into a tensor that the relocation owns and that is large enough, or comes from the module's own
+            // forward pass and points to memory that the module keeps alive (`Executable::new`). The template is a node
+            // of the captured graph, which the caller holds.
             unsafe {
                 check(
                     "cuGraphAddKernelNode",
@@ -136,14 +136,14 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
-    /// Adds a memset of the bytes `delta` into `buffer`, behind the nodes `after`.
+    /// Adds a memset at byte `delta` of `buffer` that depends on the nodes `after`.
     pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
         self.add_memset(&params, after)
     }
 
-    /// Fills a block, which the graph keeps, with one byte value, behind the nodes `after`.
+    /// Fills a block, which the graph keeps alive, with a byte value, after the nodes `after`.
     pub fn fill(&mut self, block: &MemoryBlock, value: u8, after: &[usize]) -> Result<usize> {
         let (dst, width, value) = (block.address(), block.bytes() as usize, value.into());
         self.relocation.keep(block);
@@ -156,8 +156,8 @@ impl GraphBuilder {
     fn add_memset(&mut self, params: &sys::CUDA_MEMSET_NODE_PARAMS, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: the target moved into a tensor that the relocation owns, or is memory that the module keeps; the
-        // context is the current one.
+        // SAFETY: the target is relocated into a tensor that the relocation owns, or is memory that the module keeps
+        // alive; the context is the current one.
         check("cuGraphAddMemsetNode", unsafe {
             sys::cuGraphAddMemsetNode(
                 &mut new,
@@ -171,7 +171,7 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
-    /// Adds a copy from `from`, or of the node's own bytes, to `to`, behind the nodes `after`.
+    /// Adds a copy from `from`, or from the node's own host bytes, to `to`, after the nodes `after`.
     pub fn memcpy(&mut self, node: &MemcpyNode, from: Option<Pointer>, to: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         if let (Some(from), Some(source)) = (from, node.source()) {
@@ -179,14 +179,14 @@ impl GraphBuilder {
         }
         params.dstDevice = self.moved(to.buffer, to.delta, node.target());
         if from.is_some_and(|from| self.relocation.input(from.buffer).is_some()) {
-            // The first launch says where the input is; until then any memory of this size will do.
+            // The first launch sets the input's address; until then any memory of this size will do.
             params.srcDevice = params.dstDevice;
         }
         (params.srcXInBytes, params.dstXInBytes) = (0, 0);
         self.uploads.extend(node.upload.clone());
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: as for a memset, for both ends of the copy; bytes on the host are kept beside the graph.
+        // SAFETY: as for a memset, for both ends of the copy; host bytes are kept alive beside the graph.
         check("cuGraphAddMemcpyNode", unsafe {
             sys::cuGraphAddMemcpyNode(
                 &mut new,
@@ -204,42 +204,42 @@ impl GraphBuilder {
         Ok(self.added(new))
     }
 
-    /// Gives the node of a kernel the device's highest priority.
+    /// Gives a kernel node the device's highest priority.
     pub fn hurry(&mut self, kernel: usize) -> Result<()> {
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: both receive numbers.
+        // SAFETY: both out-pointers are valid.
         check("cuCtxGetStreamPriorityRange", unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) })?;
         let value = sys::CUkernelNodeAttrValue { priority: greatest };
         let attribute = sys::CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_PRIORITY;
         self.priorities = true;
-        // SAFETY: the node belongs to the graph that is owned here; the driver refuses one that is no kernel; the value
-        // is of the attribute's type.
+        // SAFETY: the node belongs to the graph that is owned here; the driver rejects nodes that are no kernels; the
+        // value has the attribute's type.
         check("cuGraphKernelNodeSetAttribute", unsafe {
             sys::cuGraphKernelNodeSetAttribute(self.nodes[kernel], attribute, &value)
         })
     }
 
-    /// Adds a node that does nothing behind the nodes `after`.
+    /// Adds an empty node that depends on the nodes `after`.
     pub fn join(&mut self, after: &[usize]) -> Result<usize> {
         let dependencies = self.after(after);
         let mut new = std::ptr::null_mut();
-        // SAFETY: the graph is owned here and the dependencies are nodes of it; `new` receives the node.
+        // SAFETY: the graph is owned here, and the dependencies are its nodes; `new` receives the node.
         check("cuGraphAddEmptyNode", unsafe {
             sys::cuGraphAddEmptyNode(&mut new, self.graph.raw, dependencies.as_ptr(), dependencies.len())
         })?;
         Ok(self.added(new))
     }
 
-    /// The executable. `keep` owns what pointers that did not move point at: the module.
+    /// Instantiates the graph. `keep` owns the memory behind pointers that were not relocated: the module.
     ///
-    /// Its first launch uploads it to the device. `cuGraphUpload` would do so now; but while an executable is uploaded
-    /// and not launched, every other graph of the process takes some 0.25 us a node longer (H200, driver 580), and if
-    /// it is destroyed before it was launched, that stays.
+    /// The first launch uploads the executable to the device. `cuGraphUpload` could do it now; but while an executable
+    /// is uploaded and not yet launched, every other graph of the process takes about 0.25 us per node longer (H200,
+    /// driver 580). If it is destroyed before its first launch, that slowdown stays.
     pub fn instantiate(self, keep: Box<dyn Any + Send + Sync>) -> Result<Executable> {
         let mut raw = std::ptr::null_mut();
         let by_node = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         let flags = if self.priorities { by_node.0 as u64 } else { 0 };
-        // SAFETY: the graph is whole and owned here; `raw` receives the executable.
+        // SAFETY: the graph is complete and owned here; `raw` receives the executable.
         check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, self.graph.raw, flags) })?;
         Ok(Executable {
             raw,
@@ -260,67 +260,67 @@ fn current_context() -> Result<sys::CUcontext> {
     Ok(context)
 }
 
-/// A graph that can be launched. It owns all that its nodes point at, but for the inputs and the arenas, which every
-/// launch brings along.
+/// A graph that can be launched. It owns all memory that its nodes point to, except for the inputs and the arenas,
+/// which every launch passes.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
-    /// The nodes of `readers` are its own.
+    /// The nodes of `readers` belong to it.
     graph: Graph,
-    /// Where the inputs were at the last launch.
+    /// The addresses of the inputs at the last launch.
     inputs: Vec<u64>,
     readers: Vec<Reader>,
-    /// Owns the tensors that buffers moved into.
+    /// Owns the tensors that buffers were relocated into.
     moved: Relocation,
     _uploads: Vec<Arc<[u8]>>,
     _keep: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: handles may be used from any thread whose context is current, which `launch` and `drop` see to; both have the
-// executable to themselves.
+// SAFETY: handles may be used from any thread whose context is current; `launch` and `drop` make it current, and have
+// exclusive access to the executable.
 unsafe impl Send for Executable {}
 
 impl Executable {
     /// Launches the graph on the device's stream.
     ///
     /// # Errors
-    /// Inputs of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
-    /// that failed.
+    /// Inputs whose sizes differ from the captured ones, arenas that differ from the relocation's, or a failed driver
+    /// call.
     pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
         let inputs = self.moved.launched_with(inputs, arenas)?;
         self.graph.stream.bind()?;
         if self.inputs != inputs {
-            // What is not known to be set is set again, should one of these fail.
+            // If an update fails, the next launch sets all addresses again.
             self.inputs.clear();
             for reader in &mut self.readers {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
-                // function, geometry and size are those of the node; launches in flight keep what they were given.
+                // function, launch shape and size are the node's own; launches in flight keep their old parameters.
                 unsafe { reader.read_from(self.raw, &inputs)? };
             }
             self.inputs = inputs;
         }
-        // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
-        // keeps, or it is an input or an arena: those were found to be like the captured ones, and the caller's memory is
-        // freed in the order of this stream, or after it.
+        // SAFETY: executable and stream exist. The nodes point to memory that is owned by this value, by the module
+        // that it keeps, or to inputs and arenas. Those were checked against the captured ones, and the caller's memory
+        // is freed in the order of this stream, or later.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
     }
 }
 
 impl Executable {
-    /// The numbers that CUPTI's records give this graph.
+    /// The ids of this graph in CUPTI's records.
     ///
     /// # Errors
     /// CUPTI is not in use.
     pub fn ids(&self) -> Result<[u32; 2]> {
-        // SAFETY: this value owns both.
+        // SAFETY: this value owns both handles.
         unsafe { super::cupti::graph_ids(self.graph.raw, self.raw) }
     }
 }
 
 impl Reader {
-    /// Lets the node read inputs at these addresses from the next launch on.
+    /// Makes the node read inputs at these addresses from the next launch on.
     ///
     /// # Safety
-    /// `executable` must have been made from the node's graph, and the inputs must be like the captured ones.
+    /// `executable` must be made from the node's graph, and the inputs must have the captured sizes.
     unsafe fn read_from(&mut self, executable: sys::CUgraphExec, inputs: &[u64]) -> Result<()> {
         let node = self.node;
         match &mut self.launch {
@@ -332,7 +332,7 @@ impl Reader {
                 arguments.with_raw(|kernel_params, extra| {
                     params.kernelParams = kernel_params;
                     params.extra = extra;
-                    // SAFETY: the caller vouches for node and executable; the arguments are copied by the call.
+                    // SAFETY: node and executable are valid by the caller's promise; the call copies the arguments.
                     check("cuGraphExecKernelNodeSetParams", unsafe {
                         sys::cuGraphExecKernelNodeSetParams_v2(executable, node, &params)
                     })
@@ -342,7 +342,7 @@ impl Reader {
                 for &(_, input, delta) in &self.inputs {
                     params.srcDevice = inputs[input] + delta;
                 }
-                // SAFETY: the caller vouches for node and executable.
+                // SAFETY: node and executable are valid by the caller's promise.
                 check("cuGraphExecMemcpyNodeSetParams", unsafe {
                     sys::cuGraphExecMemcpyNodeSetParams(executable, node, &**params, current_context()?)
                 })
@@ -354,10 +354,10 @@ impl Reader {
 impl Drop for Executable {
     fn drop(&mut self) {
         if self.graph.stream.make_current() {
-            // A launch may still run; its memory is freed by stream order.
+            // A launch may still run; its memory is freed in stream order.
             self.graph.stream.wait_to_drop();
-            // SAFETY: this value owns the executable. Of one whose launch is in flight, since that could not be waited for, the
-            // driver puts the end off.
+            // SAFETY: this value owns the executable. If a launch is still in flight because waiting failed, the driver
+            // postpones the destruction.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

@@ -1,4 +1,4 @@
-//! Kernel nodes: what is launched, with which arguments.
+//! Kernel nodes: the kernel, its launch shape and its arguments.
 
 use std::ffi::{c_char, CStr};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ pub(in crate::cuda) struct KernelNode {
     pub name: Arc<str>,
     pub launch: Launch,
     pub arguments: Arguments,
-    /// The hash of the PTX text that Rust loaded it from; `None` for kernels of libraries and of C++.
+    /// The hash of the PTX text that Rust code loaded it from; `None` for kernels of libraries and of C++.
     pub code: Option<u64>,
-    /// Geometry and function; its argument pointers are null.
+    /// Launch shape and function; the argument pointers are null.
     pub(super) params: sys::CUDA_KERNEL_NODE_PARAMS,
     /// The node that attributes are copied from.
     pub(super) template: sys::CUgraphNode,
 }
 
-/// What the driver says about a kernel, whatever its launch.
+/// The properties of a kernel that do not depend on the launch.
 struct Function {
     name: Arc<str>,
     registers: u32,
@@ -34,26 +34,26 @@ struct Function {
     code: Option<u64>,
 }
 
-/// Kernels seen so far: graphs of thousands of nodes launch a handful of them.
+/// Kernels seen so far: graphs of thousands of nodes launch only a few different kernels.
 #[derive(Default)]
 pub(super) struct Functions {
     known: HashMap<sys::CUfunction, Function>,
-    /// Resident blocks by kernel, threads of a block, and dynamic shared memory.
+    /// Resident blocks by kernel, threads per block, and dynamic shared memory.
     resident: HashMap<(sys::CUfunction, u32, u32), u32>,
 }
 
 impl Functions {
-    /// Name, attributes and arguments of a kernel node.
+    /// Reads name, attributes and arguments of a kernel node.
     ///
     /// # Safety
-    /// `params` must describe a launch whose kernel and arguments exist, and be what the driver returned for `node` unless
-    /// that is null.
+    /// `params` must describe a launch whose kernel and arguments exist. Unless `node` is null, the driver must have
+    /// returned `params` for it.
     pub unsafe fn kernel(
         &mut self,
         node: sys::CUgraphNode,
         mut params: sys::CUDA_KERNEL_NODE_PARAMS,
     ) -> Result<KernelNode> {
-        // SAFETY: the caller vouches for the launch, and so for its kernel and that kernel's function.
+        // SAFETY: the launch is valid by the caller's promise, and so are its kernel and function.
         unsafe {
             if params.func.is_null() {
                 check("cuKernelGetFunction", sys::cuKernelGetFunction(&mut params.func, params.kern))?;
@@ -78,11 +78,11 @@ impl Functions {
     }
 
     /// # Safety
-    /// `function` must exist.
+    /// `function` must be a loaded kernel.
     unsafe fn function(&mut self, function: sys::CUfunction) -> Result<&Function> {
         use sys::CUfunction_attribute::*;
         if !self.known.contains_key(&function) {
-            // SAFETY: the caller vouches for the function; names are the driver's own strings.
+            // SAFETY: the function is loaded by the caller's promise; names are strings that the driver owns.
             let described = unsafe {
                 let name: *const c_char = get("cuFuncGetName", |name| sys::cuFuncGetName(name, function))?;
                 let name = if name.is_null() { "unknown".into() } else { CStr::from_ptr(name).to_string_lossy() };
@@ -104,14 +104,14 @@ impl Functions {
     }
 
     /// # Safety
-    /// The function in `params` must exist.
+    /// The function in `params` must be loaded.
     unsafe fn resident_blocks(&mut self, params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Result<u32> {
         let threads = params.blockDimX * params.blockDimY * params.blockDimZ;
         let key = (params.func, threads, params.sharedMemBytes);
         if let Some(&blocks) = self.resident.get(&key) {
             return Ok(blocks);
         }
-        // SAFETY: the caller vouches for the function.
+        // SAFETY: the function is loaded by the caller's promise.
         let blocks: i32 = unsafe {
             get("cuOccupancyMaxActiveBlocksPerMultiprocessor", |blocks| {
                 let shared = params.sharedMemBytes as usize;

@@ -23,7 +23,7 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
         return Err(Error::NotCapturable { reason: "a tensor is not on a CUDA device".into() });
     };
     let stream = device.cuda_stream();
-    // Who launches something that uses the address sees to its order.
+    // No events are recorded: the caller that launches with the address is responsible for the order.
     let start = without_events(|| match slice {
         S::U8(s) => Ok(s.device_ptr(&stream).0),
         S::U32(s) => Ok(s.device_ptr(&stream).0),
@@ -42,8 +42,8 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// The tensor, or a copy of it: contiguous, aligned as the driver aligns allocations, for which kernels were chosen, and
-/// apart from the tensors `written`.
+/// The tensor, or a copy of it: contiguous, aligned to 256 bytes like the driver's allocations (kernels were chosen for
+/// that alignment), and disjoint from the tensors `written`.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device, or no memory for the copy.
@@ -62,16 +62,16 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
     Ok(tensor.force_contiguous()?)
 }
 
-/// An allocation that was there before a capture.
+/// An allocation from before a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Allocation {
     pub start: u64,
     pub bytes: u64,
-    /// Whether it comes from a memory pool, as candle's tensors do and libraries' own workspaces do not.
+    /// Is it from a memory pool? candle's tensors are, workspaces of libraries are not.
     pub pooled: bool,
 }
 
-/// Looks up the allocation around an address with the driver, and caches the answer.
+/// Asks the driver for the allocation around an address, and caches the answer.
 #[derive(Default)]
 pub(in crate::cuda) struct AllocationTable {
     known: BTreeMap<u64, Allocation>,
@@ -97,10 +97,10 @@ impl AllocationTable {
     }
 }
 
-/// The allocation around `address`, if it is a device address: what the driver says.
+/// Asks the driver for the allocation around `address`. `None` if it is no device address.
 pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
     use sys::CUpointer_attribute::*;
-    /// Below lie small integers; above, what no device address can be.
+    /// Smaller values are ordinary integers; larger values cannot be device addresses.
     const PLAUSIBLE: std::ops::Range<u64> = 1 << 16..1 << 57;
     if !PLAUSIBLE.contains(&address) {
         return None;
@@ -115,8 +115,8 @@ pub(super) fn allocation_at(address: u64) -> Option<Allocation> {
     ];
     let mut values: [*mut c_void; 4] =
         [(&raw mut kind).cast(), (&raw mut start).cast(), (&raw mut bytes).cast(), (&raw mut pool).cast()];
-    // SAFETY: each value points at a variable of the type that the attribute has; the driver answers for any address
-    // and writes zeros for one that it does not know.
+    // SAFETY: each value points to a variable of the attribute's type. The driver accepts any address, and writes zeros
+    // for an unknown one.
     let status = unsafe { sys::cuPointerGetAttributes(4, attributes.as_mut_ptr(), values.as_mut_ptr(), address) };
     let device = kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
     let found = status == sys::CUresult::CUDA_SUCCESS && device && bytes > 0;
@@ -131,7 +131,7 @@ pub(in crate::cuda) struct MemoryBlock {
     owner: Arc<Owner>,
 }
 
-/// Who frees a block.
+/// The owner that frees a block.
 enum Owner {
     Tensor(#[allow(dead_code, reason = "only held")] Tensor),
     Allocation(CUdeviceptr, Stream),
@@ -149,7 +149,7 @@ impl Drop for Owner {
 }
 
 impl MemoryBlock {
-    /// The elements of a contiguous tensor.
+    /// The memory of a contiguous tensor.
     ///
     /// # Errors
     /// A tensor that is not contiguous or not on a CUDA device.
@@ -164,7 +164,7 @@ impl MemoryBlock {
         })
     }
 
-    /// Memory outside the pool that tensors come from: where libraries have theirs.
+    /// Allocates outside the memory pool of tensors, as libraries do.
     ///
     /// # Errors
     /// No memory left.
@@ -176,17 +176,17 @@ impl MemoryBlock {
         Ok(Self { address, bytes, owner: Arc::new(Owner::Allocation(address, stream.clone())) })
     }
 
-    /// Its address.
+    /// Its device address.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The address of a buffer inside the block.
+    /// The address of a buffer at `offset` of the block.
     fn part(&self, buffer: usize, offset: u64, bytes: u64) -> Result<u64> {
         if offset + bytes > self.bytes {
             let message = format!("buffer {buffer} of {bytes} bytes does not fit at {offset} of {}", self.bytes);
@@ -196,12 +196,12 @@ impl MemoryBlock {
     }
 }
 
-/// The new address of each captured buffer: in a block that this relocation, and so the graph built with it, keeps alive; in
-/// an arena, which is an argument of every launch; or, for inputs, another address at every launch.
+/// The new address of each captured buffer. It is in a block that this relocation keeps alive for the graph, in an
+/// arena that every launch passes, or, for inputs, different at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
-    /// Number and size of each input's buffer.
+    /// Index and size in bytes of each input's buffer.
     inputs: hashbrown::HashMap<usize, (usize, u64)>,
     /// The addresses of the arenas.
     arenas: hashbrown::HashSet<u64>,
@@ -209,7 +209,7 @@ pub(in crate::cuda) struct Relocation {
 }
 
 impl Relocation {
-    /// Moves a buffer of `bytes` bytes to `offset` of a block, and keeps that.
+    /// Relocates a buffer of `bytes` bytes to `offset` of a block, and keeps the block alive.
     ///
     /// # Errors
     /// A block that is too small.
@@ -219,7 +219,7 @@ impl Relocation {
         Ok(())
     }
 
-    /// Moves a buffer of `bytes` bytes to `offset` of an arena.
+    /// Relocates a buffer of `bytes` bytes to `offset` of an arena.
     ///
     /// # Errors
     /// An arena that is too small.
@@ -229,44 +229,47 @@ impl Relocation {
         Ok(())
     }
 
-    /// Marks a buffer as an input, whose address is an argument of every launch.
+    /// Marks a buffer as an input, whose address every launch passes.
     pub fn place_input(&mut self, buffer: usize, input: usize, bytes: u64) {
         self.inputs.insert(buffer, (input, bytes));
     }
 
-    /// The index of the input that this buffer is, if it is one.
+    /// The index of the input in this buffer, if it is an input.
     pub(super) fn input(&self, buffer: usize) -> Option<usize> {
         self.inputs.get(&buffer).map(|&(input, _)| input)
     }
 
-    /// Addresses of a launch's inputs.
+    /// The addresses of a launch's inputs.
     ///
     /// # Errors
-    /// Inputs that are not like the captured ones, or other arenas than those of this relocation.
+    /// Inputs that differ in size from the captured ones or are not contiguous, or other arenas than those of this
+    /// relocation.
     pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
         let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = inputs.iter().all(Tensor::is_contiguous);
         let same_arenas = self.arenas.iter().all(|&start| arenas.iter().any(|arena| arena.address == start));
         if !contiguous || !same_arenas || !self.inputs.values().all(fit) {
-            return Err(Error::InvalidLayout("a launch brings other memory than its graph was built for".into()));
+            return Err(Error::InvalidLayout(
+                "a launch passes inputs or arenas that its graph was not built for".into(),
+            ));
         }
         inputs.iter().map(address_of).collect()
     }
 
-    /// Keeps a block alive, too.
+    /// Keeps another block alive.
     pub(super) fn keep(&mut self, owner: &MemoryBlock) {
         if !self.owners.iter().any(|block| Arc::ptr_eq(&block.owner, &owner.owner)) {
             self.owners.push(owner.clone());
         }
     }
 
-    /// New address of a buffer's first byte.
+    /// The new address of a buffer's first byte.
     pub fn target(&self, buffer: usize) -> Option<u64> {
         self.targets.get(&buffer).copied()
     }
 }
 
-/// Bytes of a tensor's elements.
+/// Size of a tensor's elements in bytes.
 pub(in crate::cuda) fn bytes_of(tensor: &Tensor) -> u64 {
     (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
 }

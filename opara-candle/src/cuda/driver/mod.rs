@@ -1,8 +1,8 @@
-//! The driver: every foreign call and every `unsafe` block of this crate but those that launch an operator's kernel (`launch.rs` in
-//! the operator's folder).
+//! The FFI layer: every foreign call and every `unsafe` block of this crate, except launches of an operator's kernels
+//! (`launch.rs` in the operator's folder).
 //!
 //! Three layers as in cudarc: `cudarc::driver::sys` declares, the functions here turn status codes into errors, and the
-//! types here own and drop. Nothing above this module sees a raw handle.
+//! types here own and drop handles. No module above this one sees a raw handle.
 
 #![allow(unsafe_code)]
 
@@ -20,9 +20,9 @@ mod graph;
 mod interpose;
 mod kernel;
 pub(crate) mod kernels;
+pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
-pub(crate) mod product;
 mod stream;
 mod watched_memory;
 
@@ -45,7 +45,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::fault::Fault;
 use crate::{Error, Result};
 
-/// An error that names the call unless it succeeded.
+/// Turns a failed status into an error that names the call.
 fn check(call: &'static str, status: CUresult) -> Result<()> {
     match status {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -53,10 +53,10 @@ fn check(call: &'static str, status: CUresult) -> Result<()> {
     }
 }
 
-/// The error of a call that failed.
+/// The error of a failed call.
 fn failure(call: &'static str, status: CUresult) -> Error {
     let mut text: *const c_char = std::ptr::null();
-    // SAFETY: the driver writes a pointer to a static string, or leaves null for a status that it does not know.
+    // SAFETY: the driver writes a pointer to a static string, or null for an unknown status.
     let message = unsafe {
         sys::cuGetErrorString(status, &mut text);
         if text.is_null() {
@@ -68,18 +68,18 @@ fn failure(call: &'static str, status: CUresult) -> Error {
     Error::Driver { call, message }.with_fault(Fault::of_status(status))
 }
 
-/// cudarc's errors as this crate's.
+/// Converts cudarc's errors to this crate's.
 fn wrap(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
     move |error| failure(call, error.0)
 }
 
-/// What a call of the driver writes through its out-parameter.
+/// The value that a driver call writes through its out-parameter.
 ///
 /// # Safety
 /// `f` must initialise its argument whenever it succeeds.
 unsafe fn get<T>(call: &'static str, f: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut value = std::mem::MaybeUninit::zeroed();
     check(call, f(value.as_mut_ptr()))?;
-    // SAFETY: the call succeeded, so the value is whole.
+    // SAFETY: the call succeeded, so the value is initialised.
     Ok(unsafe { value.assume_init() })
 }

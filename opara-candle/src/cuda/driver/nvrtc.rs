@@ -1,5 +1,5 @@
-//! NVRTC, loaded when it is first asked for: CUDA C++ to code that the driver takes. Where it is not installed, programs run
-//! without kernels that are compiled at run time.
+//! NVRTC, loaded on demand: compiles CUDA C++ for the driver. Without it, programs run without run-time compiled
+//! kernels.
 
 use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
 use std::sync::OnceLock;
@@ -23,7 +23,7 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
 ) -> Status;
 
-/// The compiler, by the functions of it that are used.
+/// The functions of NVRTC that are used.
 pub(super) struct Nvrtc {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
     count_architectures: unsafe extern "C" fn(*mut c_int) -> Status,
@@ -40,41 +40,42 @@ pub(super) struct Nvrtc {
     ptx: Get,
 }
 
-/// The compiler of this process.
+/// The NVRTC library of this process.
 ///
 /// # Errors
-/// It is not installed.
+/// NVRTC is not installed.
 pub(super) fn nvrtc() -> Result<&'static Nvrtc, String> {
     static NVRTC: OnceLock<Result<Nvrtc, String>> = OnceLock::new();
     let load = || match &Environment::get().nvrtc {
         Some(name) => Nvrtc::load(&[name]),
-        // Of the version that other libraries of CUDA are linked in; where only that version is installed, it has the longer name.
+        // The major version that the other CUDA libraries are linked with; an installation with only one version has
+        // only the versioned file name.
         None => Nvrtc::load(&[concat!("libnvrtc.so.", env!("OPARA_CUDA_MAJOR")), "libnvrtc.so"]),
     };
     NVRTC.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
 impl Nvrtc {
-    /// The first library of these names.
+    /// Loads the first library of these names that exists.
     ///
     /// # Errors
-    /// There is none, or it is not NVRTC.
+    /// None exists, or it is not NVRTC.
     fn load(names: &[impl AsRef<OsStr>]) -> Result<Self, String> {
-        // SAFETY: the library's constructors are NVIDIA's own, made to be loaded so.
+        // SAFETY: loading runs the library's constructors, which are NVIDIA's own.
         let library = names.iter().find_map(|name| unsafe { Library::new(name.as_ref()) }.ok()).ok_or_else(|| {
             let names: Vec<_> = names.iter().map(|name| name.as_ref().display().to_string()).collect();
             let names = names.join(" or ");
             format!("{names} was not found: NVRTC comes with CUDA's toolkit; put its folder on LD_LIBRARY_PATH")
         })?;
-        // Never unloaded: what was loaded from it has no lifetime.
+        // Never unloaded: the function pointers have no lifetime.
         let library: &'static Library = Box::leak(Box::new(library));
         /// # Safety
-        /// The library must declare the name as `T`.
+        /// The library must declare the name with type `T`.
         unsafe fn get<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller's promise.
             unsafe { library.get::<T>(name.as_bytes()) }.map(|found| *found).map_err(|error| format!("{name}: {error}"))
         }
-        // SAFETY: the types are those that nvrtc.h declares for these names.
+        // SAFETY: the types are the declarations of these names in nvrtc.h.
         unsafe {
             Ok(Self {
                 version: get(library, "nvrtcVersion")?,
@@ -94,10 +95,10 @@ impl Nvrtc {
         }
     }
 
-    /// Compiles a source for the one architecture that the options name: to a cubin for `sm_90`, to PTX for `compute_90`.
+    /// Compiles a source for the architecture in the options: to a cubin for `sm_90`, to PTX for `compute_90`.
     ///
     /// # Errors
-    /// What the compiler says against it.
+    /// The compiler's messages.
     pub fn code(&self, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
         let as_c = |text: &str| CString::new(text).map_err(|error| error.to_string());
         let source = as_c(source)?;
@@ -105,10 +106,10 @@ impl Nvrtc {
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = NvrtcProgram { compiler: self, handle: std::ptr::null_mut() };
         let (none, no_headers) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: it writes the handle, and copies the source, which ends with a zero; there are no headers.
+        // SAFETY: the call writes the handle, and copies the zero-terminated source; there are no headers.
         let created = unsafe { (self.create)(&mut program.handle, source.as_ptr(), none, 0, no_headers, no_headers) };
         self.check(created)?;
-        // SAFETY: the program was created above; there are as many options as said, each of which ends with a zero.
+        // SAFETY: the program was created above; the count matches the options, which are zero-terminated.
         match unsafe { (self.compile)(program.handle, pointers.len() as c_int, pointers.as_ptr()) } {
             SUCCESS => program.code(),
             REFUSED => Err(program.log()),
@@ -116,22 +117,22 @@ impl Nvrtc {
         }
     }
 
-    /// Which compiler this is.
+    /// The version of the compiler.
     pub fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes the two numbers; where it fails they stay zeros.
+        // SAFETY: the call writes two numbers; if it fails they stay zero.
         unsafe { (self.version)(&mut major, &mut minor) };
         format!("{major}.{minor}")
     }
 
-    /// Compute capabilities that it knows, as in `sm_90`, in rising order.
+    /// Compute capabilities that it supports, as in `sm_90`, in increasing order.
     pub fn architectures(&self) -> Vec<i32> {
         let mut count = 0;
-        // SAFETY: it writes their number; where it fails that stays zero.
+        // SAFETY: the call writes their number; if it fails that stays zero.
         unsafe { (self.count_architectures)(&mut count) };
         let mut known = vec![0; usize::try_from(count).unwrap_or(0)];
         if !known.is_empty() {
-            // SAFETY: it writes as many as it said.
+            // SAFETY: the call writes as many numbers as it reported.
             unsafe { (self.architectures)(known.as_mut_ptr()) };
         }
         known
@@ -141,12 +142,12 @@ impl Nvrtc {
         if status == SUCCESS {
             return Ok(());
         }
-        // SAFETY: it gives a static string for any number.
+        // SAFETY: the call returns a static string for any number.
         let text = unsafe { (self.error_string)(status) };
         if text.is_null() {
             return Err(format!("NVRTC's error {status}"));
         }
-        // SAFETY: a string of C's that is never freed.
+        // SAFETY: a zero-terminated string that is never freed.
         Err(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
 }
@@ -158,7 +159,7 @@ struct NvrtcProgram<'a> {
 }
 
 impl NvrtcProgram<'_> {
-    /// What was compiled. PTX ends with a zero.
+    /// The compiled code. PTX ends with a zero byte.
     fn code(&self) -> Result<Vec<u8>, String> {
         let Nvrtc { cubin_size, cubin, ptx_size, ptx, .. } = *self.compiler;
         let machine_code = self.bytes(cubin_size, cubin)?;
@@ -169,20 +170,20 @@ impl NvrtcProgram<'_> {
         }
     }
 
-    /// What the compiler said.
+    /// The compiler's messages.
     fn log(&self) -> String {
         let log = self.bytes(self.compiler.log_size, self.compiler.log).unwrap_or_default();
         String::from_utf8_lossy(log.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
     }
 
-    /// What one function gives, which is as long as the other one says.
+    /// The bytes that `get` writes, whose number `size` reports.
     fn bytes(&self, size: SizeOf, get: Get) -> Result<Vec<u8>, String> {
         let mut len = 0;
-        // SAFETY: the program lives, and it writes the number.
+        // SAFETY: the program exists, and the call writes the number.
         self.compiler.check(unsafe { size(self.handle, &mut len) })?;
         let mut bytes = vec![0u8; len];
         if len > 0 {
-            // SAFETY: the program lives, and the buffer is as long as the compiler says that it has to be.
+            // SAFETY: the program exists, and the buffer has the reported length.
             self.compiler.check(unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
         }
         Ok(bytes)
@@ -192,7 +193,7 @@ impl NvrtcProgram<'_> {
 impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: this value owns the program. What it compiled was copied.
+            // SAFETY: this value owns the program; the compiled code was copied.
             unsafe { (self.compiler.destroy)(&mut self.handle) };
         }
     }
@@ -203,13 +204,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_is_no_compiler_it_is_said_what_to_do() {
+    fn a_missing_compiler_gives_an_error_with_advice() {
         let message = Nvrtc::load(&["libnothing.so.13", "libnothing.so"]).err().unwrap();
         assert!(
             message.contains("libnothing.so.13 or libnothing.so") && message.contains("LD_LIBRARY_PATH"),
             "{message}"
         );
-        // A library, but another one.
+        // An existing library that is not NVRTC.
         let message = Nvrtc::load(&["libc.so.6"]).err().unwrap();
         assert!(message.contains("nvrtcVersion"), "{message}");
     }

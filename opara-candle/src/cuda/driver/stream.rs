@@ -1,4 +1,4 @@
-//! The stream of a candle device: capture, counters of memory, timing.
+//! The stream of a candle device: capture, memory counters, timing.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// The driver's handle of the per-thread default stream.
 const PER_THREAD: usize = 2;
 
-/// A stream of a device.
+/// Identifies a stream of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::cuda) struct StreamId(usize, usize);
 
@@ -42,18 +42,18 @@ impl Stream {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
     }
 
-    /// The same where no error can be returned, as in destructors; whether it went well. An error that cudarc keeps for the
-    /// next call, since it comes from a destructor, stays there.
+    /// The same for destructors, which cannot return an error: was it successful? An error that cudarc has stored for
+    /// its next call stays stored.
     pub(super) fn make_current(&self) -> bool {
         // SAFETY: the context lives as long as the stream.
         let status = unsafe { sys::cuCtxSetCurrent(self.context().cu_ctx()) };
         status == sys::CUresult::CUDA_SUCCESS
     }
 
-    /// Waits in a destructor for what all threads have launched on this stream so far. It fails where the device is lost, and
-    /// nothing runs, or in a capture.
+    /// For destructors: waits for everything that all threads have launched on this stream so far. Fails if the device
+    /// is lost, where nothing runs any more, or during a capture.
     pub(super) fn wait_to_drop(&self) {
-        // SAFETY: the stream exists, and its context is current: see the callers.
+        // SAFETY: the stream exists, and the callers have made its context current.
         unsafe {
             if self.is_per_thread() {
                 sys::cuCtxSynchronize();
@@ -63,22 +63,22 @@ impl Stream {
         }
     }
 
-    /// What tells this stream from others.
+    /// Identifies this stream.
     pub fn id(&self) -> StreamId {
         StreamId(self.context().ordinal(), self.0.cu_stream() as usize)
     }
 
-    /// Whether each host thread has a stream of its own behind this handle.
+    /// Does each host thread have a stream of its own behind this handle?
     pub fn is_per_thread(&self) -> bool {
         self.0.cu_stream() as usize == PER_THREAD
     }
 
-    /// Whether this is the legacy default stream, which cannot be captured.
+    /// Is this the legacy default stream, which cannot be captured?
     pub fn is_legacy(&self) -> bool {
         self.0.cu_stream().is_null()
     }
 
-    /// Waits for what all threads have launched on this stream so far.
+    /// Waits for everything that all threads have launched on this stream so far.
     pub fn wait_for_all(&self) -> Result<()> {
         if self.is_per_thread() {
             self.synchronize_device()
@@ -87,12 +87,12 @@ impl Stream {
         }
     }
 
-    /// Waits for what has been launched on this stream: by this thread, if every thread has one of its own.
+    /// Waits for everything launched on this stream; by this thread only, if every thread has a stream of its own.
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize().map_err(wrap("cuStreamSynchronize"))
     }
 
-    /// Waits for all work of the device, and first for captures on other threads.
+    /// Waits for all work of the device. Waits for captures on other threads to end first.
     pub fn synchronize_device(&self) -> Result<()> {
         self.context().synchronize().map_err(wrap("cuCtxSynchronize"))
     }
@@ -108,28 +108,28 @@ impl Stream {
         self.context().mem_get_info().map(|(free, _)| free).map_err(wrap("cuMemGetInfo"))
     }
 
-    /// Bytes of the device in use that are not the memory pool's.
+    /// Bytes of device memory in use outside the memory pool.
     pub fn used_outside_pool(&self) -> Result<u64> {
         let (free, total) = self.context().mem_get_info().map_err(wrap("cuMemGetInfo"))?;
         let pool = self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         Ok((total as u64).saturating_sub(free as u64 + pool))
     }
 
-    /// Bytes of the memory pool that are in use.
+    /// Bytes of the memory pool in use.
     pub fn pool_in_use(&self) -> Result<u64> {
         self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     }
 
-    /// The most bytes of the memory pool that were in use since the mark was reset.
+    /// The largest number of bytes of the memory pool in use since the last reset.
     pub fn pool_peak(&self) -> Result<u64> {
         self.pool_counter(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)
     }
 
-    /// Resets the mark.
+    /// Resets that peak.
     pub fn reset_pool_peak(&self) -> Result<()> {
         let mut zero = 0u64;
         let mark = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: the attribute is a u64, which `zero` is, and 0 is the one value that the driver takes for it.
+        // SAFETY: the attribute is a u64, like `zero`, and 0 is the only value that the driver accepts for it.
         check("cuMemPoolSetAttribute", unsafe {
             sys::cuMemPoolSetAttribute(self.pool()?, mark, (&raw mut zero).cast())
         })
@@ -137,7 +137,7 @@ impl Stream {
 
     fn pool_counter(&self, counter: sys::CUmemPool_attribute) -> Result<u64> {
         let mut value = 0u64;
-        // SAFETY: the counters that the callers ask for are a u64, which `value` is.
+        // SAFETY: the counters that the callers ask for are u64, like `value`.
         check("cuMemPoolGetAttribute", unsafe {
             sys::cuMemPoolGetAttribute(self.pool()?, counter, (&raw mut value).cast())
         })?;
@@ -151,18 +151,18 @@ impl Stream {
         Ok(pool)
     }
 
-    /// An event at the end of the work launched so far.
+    /// Records an event after the work launched so far.
     pub fn record(&self, event: &Event) -> Result<()> {
         event.0.record(&self.0).map_err(wrap("cuEventRecord"))
     }
 
-    /// Later work waits for the event.
+    /// Makes later work wait for the event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         self.0.wait(&event.0).map_err(wrap("cuStreamWaitEvent"))
     }
 
-    /// Work launched on `next` from now on waits for what this stream has been given. Should the driver refuse that, the
-    /// caller waits.
+    /// Makes work launched on `next` from now on wait for this stream's work so far. If the driver refuses that, waits
+    /// on the host.
     pub fn then(&self, next: &Stream) -> Result<()> {
         let noted = self.event(false).and_then(|event| {
             self.record(&event)?;
@@ -171,8 +171,8 @@ impl Stream {
         noted.or_else(|_| self.wait_for_all())
     }
 
-    /// Notes the end of what this stream has been given in `event`, which is made if there is none. Should the driver refuse
-    /// that, waits for it: then there is no event to wait for.
+    /// Records the end of this stream's work so far in `event`, which is created if there is none. If the driver
+    /// refuses that, waits on the host, and leaves no event.
     pub fn note(&self, event: &mut Option<Event>) -> Result<()> {
         let noted = event.take().map_or_else(|| self.event(false), Ok).and_then(|event| {
             self.record(&event)?;
@@ -187,13 +187,13 @@ impl Stream {
         }
     }
 
-    /// A new event; `timed` ones can be subtracted.
+    /// A new event; with `timed`, times between events can be measured.
     pub fn event(&self, timed: bool) -> Result<Event> {
         let flags = timed.then_some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         self.context().new_event(flags).map(Event).map_err(wrap("cuEventCreate"))
     }
 
-    /// Limits of the device.
+    /// The device's limits.
     pub fn device_spec(&self) -> Result<DeviceSpec> {
         use sys::CUdevice_attribute::*;
         let get =
@@ -207,11 +207,12 @@ impl Stream {
         })
     }
 
-    /// Captures what `f` launches on this stream from this thread, on a private stream; it runs on this one, too, as what other
-    /// threads launch here meanwhile. What `f` allocates is of `pool`.
+    /// Captures what `f` launches from this thread on this stream. The capture is on a private stream; the work also
+    /// runs on this stream, like the work of other threads. Allocations of `f` come from `pool`.
     ///
     /// # Errors
-    /// [`Error::NotCapturable`] with the driver's or the module's reason, [`Error::DrawsRandomNumbers`]; the stream can be used again.
+    /// [`Error::NotCapturable`] with the driver's or the module's reason, or [`Error::DrawsRandomNumbers`]. The stream
+    /// stays usable.
     pub fn capture<T>(
         &self,
         pool: &CapturePool,
@@ -220,7 +221,7 @@ impl Stream {
         self.capture_in(Some(pool), f)
     }
 
-    /// Captures what `f` launches on this stream from this thread. It does not run, and may not allocate.
+    /// Captures what `f` launches from this thread on this stream, without running it. `f` must not allocate.
     ///
     /// # Errors
     /// As of [`capture`](Self::capture).
@@ -235,22 +236,22 @@ impl Stream {
     ) -> std::result::Result<(T, CapturedGraph), Broken> {
         self.bind()?;
         if interpose::is_capturing() {
-            let reason = "it is built inside the forward pass of a module that is being captured".into();
+            let reason = "the executor is built inside a forward pass that is being captured".into();
             return Err(Error::NotCapturable { reason }.into());
         }
         let private = interpose::PrivateStream::take()?;
-        // SAFETY: whoever takes a private stream has it alone.
+        // SAFETY: a private stream is used by one thread at a time.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
         let (result, mut calls) = interpose::capture(self.0.cu_stream(), &private, pool, &capturing, f);
         let ended = capturing.end();
         drop(private);
         let Some((raw, status)) = ended else {
-            let reason = "another thread waited for the device, and the module for that thread".into();
+            let reason = "deadlock: another thread waited for the device, and the module waited for that thread".into();
             return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
         };
         let refused = calls.refused.take();
-        // SAFETY: the driver handed the graph over, or left null.
+        // SAFETY: the driver returned the graph and its ownership, or null.
         let captured = unsafe { CapturedGraph::from_raw(raw, self.clone(), calls) };
         let ended = check("cuStreamEndCapture", status);
         let reason = |error: Error| match error {
@@ -273,7 +274,7 @@ impl Stream {
         }
     }
 
-    /// Whether this thread captures what it launches here.
+    /// Is this thread capturing on this stream?
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
@@ -284,12 +285,12 @@ impl Stream {
     }
 }
 
-/// A capture that failed.
+/// A failed capture.
 pub(in crate::cuda) struct Broken {
     /// Why.
     pub error: Error,
-    /// Whether the driver broke it off for a reason of its own: another thread may have waited for the whole device, as
-    /// libraries do when a handle is made or dropped.
+    /// Did the driver end it for a reason outside the module? Another thread may have waited for the whole device, as
+    /// libraries do when they create or destroy a handle.
     pub by_driver: bool,
 }
 
@@ -303,17 +304,17 @@ impl From<Error> for Broken {
 pub(in crate::cuda) struct Event(cudarc::driver::CudaEvent);
 
 impl Event {
-    /// Microseconds from this event to a later one, once both have happened.
+    /// Microseconds from this event to a later one, after both have happened.
     pub fn elapsed_us(&self, end: &Event) -> Result<f64> {
         self.0.elapsed_ms(&end.0).map(|ms| ms as f64 * 1e3).map_err(wrap("cuEventElapsedTime"))
     }
 
-    /// Lets work that is given to a stream from now on wait for this event. Should the driver refuse that, waits here.
-    pub(super) fn hold_up(&self, stream: sys::CUstream) {
-        // SAFETY: the event exists; a stream that does not is refused.
+    /// Makes later work of a stream wait for this event. If the driver refuses that, waits on the host.
+    pub(super) fn delay(&self, stream: sys::CUstream) {
+        // SAFETY: the event exists; the driver rejects a stream that does not.
         let status = unsafe { sys::cuStreamWaitEvent(stream, self.0.cu_event(), 0) };
         if status != sys::CUresult::CUDA_SUCCESS {
-            // SAFETY: the event exists. If this fails, too, the device is lost, and nothing runs on it.
+            // SAFETY: the event exists. If this fails too, the device is lost, and nothing runs on it.
             unsafe { sys::cuEventSynchronize(self.0.cu_event()) };
         }
     }

@@ -1,5 +1,4 @@
-//! Memory that a captured graph reads and does not own: the module's. Whether it was freed, and how a launch makes sure
-//! that it was not.
+//! Detects frees of memory that a captured graph reads but does not own: the module's memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,46 +10,46 @@ use parking_lot::{Mutex, RwLock};
 use super::{Event, Stream};
 use crate::{Error, Result};
 
-/// Watches frees of memory, on all threads, from when it is made until it is dropped.
+/// Watches frees of memory on all threads, while it lives.
 ///
-/// A capture learns what memory it used when it has ended. So a watch begins before, when every free is noted, and is
-/// [limited](Self::limit_to) to that memory after.
+/// A capture knows only at its end which memory it used. So a watch starts before the capture with all memory, and is
+/// [limited](Self::limit_to) to the used memory afterwards.
 pub(in crate::cuda) struct WatchedMemory(Arc<Watch>);
 
 struct Watch {
-    /// Held while a graph is launched: a free of memory that it reads comes before, and is seen, or after. It guards no
-    /// code of the user's.
+    /// Locked while a graph is launched, so that a free of memory that it reads happens either before, and is seen, or
+    /// after. No user code runs under the lock.
     state: Mutex<State>,
-    /// As the state says; read without waiting for a launch.
+    /// A copy of the state's result that can be read without waiting for a launch.
     freed: AtomicBool,
 }
 
 struct State {
     of: Of,
-    /// End of the last launch, where every thread has a stream of its own: memory freed on another thread's stream may be
-    /// used there at once.
+    /// End of the last launch, if every thread has a stream of its own: memory that is freed on another thread's stream
+    /// could be reused there at once.
     launched: Option<Event>,
 }
 
 enum Of {
-    /// All memory, with the allocations that were freed so far.
+    /// All memory, with the allocations freed so far.
     All(HashSet<CUdeviceptr>),
-    /// These allocations.
+    /// These allocations only.
     Only(HashSet<CUdeviceptr>),
 }
 
-/// Who is told of a free.
+/// The watches to notify of a free.
 #[derive(Default)]
 struct Watches {
     of_all: Vec<Weak<Watch>>,
-    /// By an allocation's first byte.
+    /// By the allocation's first byte.
     of_one: HashMap<CUdeviceptr, Vec<Weak<Watch>>>,
 }
 
 static WATCHES: RwLock<Option<Watches>> = RwLock::new(None);
 
 impl WatchedMemory {
-    /// Watches all memory.
+    /// Starts watching all memory.
     pub fn new() -> Self {
         let state = Mutex::new(State { of: Of::All(HashSet::new()), launched: None });
         let watch = Arc::new(Watch { state, freed: AtomicBool::new(false) });
@@ -58,7 +57,7 @@ impl WatchedMemory {
         Self(watch)
     }
 
-    /// Watches these allocations from now on. Those that were freed since the watch began count.
+    /// Watches only these allocations from now on. Frees since the start count.
     pub fn limit_to(&self, allocations: &[CUdeviceptr]) {
         {
             let mut watches = WATCHES.write();
@@ -77,16 +76,16 @@ impl WatchedMemory {
         state.of = Of::Only(allocations.iter().copied().collect());
     }
 
-    /// Whether memory that is watched has been freed: then what reads it may not be launched any more.
+    /// Has watched memory been freed? Then graphs that read it must not be launched any more.
     pub fn is_freed(&self) -> bool {
         self.0.freed.load(Ordering::Acquire)
     }
 
-    /// Runs `launch`, which launches on this stream what reads the memory. Frees on other threads wait meanwhile, so it may
-    /// run nothing of the user's and free nothing that is watched.
+    /// Runs `launch`, which launches a graph that reads the memory on this stream. Frees on other threads wait
+    /// meanwhile, so `launch` must not run user code or free watched memory.
     ///
     /// # Errors
-    /// [`Error::Freed`] if the memory has been freed, and those of `launch`.
+    /// [`Error::MemoryFreed`] if the memory has been freed, and those of `launch`.
     pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         self.unless_freed(|launched| {
             launch()?;
@@ -100,7 +99,7 @@ impl WatchedMemory {
     fn unless_freed(&self, launch: impl FnOnce(&mut Option<Event>) -> Result<()>) -> Result<()> {
         let mut state = self.0.state.lock();
         match self.is_freed() {
-            true => Err(Error::Freed),
+            true => Err(Error::MemoryFreed),
             false => launch(&mut state.launched),
         }
     }
@@ -128,24 +127,24 @@ impl Drop for WatchedMemory {
     }
 }
 
-/// Tells who watches this allocation that it is about to be freed on a stream. Waits for launches that read it; and lets
-/// the stream wait for their end, where it would not by itself.
+/// Notifies the watches of this allocation that it is about to be freed on a stream. Waits for launches that read it.
+/// If the stream would not wait for their end by itself, makes it wait.
 pub(super) fn before_free(allocation: CUdeviceptr, stream: CUstream) {
-    let told: Vec<Arc<Watch>> = match WATCHES.read().as_ref() {
+    let notified: Vec<Arc<Watch>> = match WATCHES.read().as_ref() {
         Some(watches) => {
             let of_one = watches.of_one.get(&allocation).into_iter().flatten();
             watches.of_all.iter().chain(of_one).filter_map(Weak::upgrade).collect()
         }
         None => return,
     };
-    for watch in told {
+    for watch in notified {
         let mut state = watch.state.lock();
         match &mut state.of {
             Of::All(freed) => _ = freed.insert(allocation),
             Of::Only(allocations) if allocations.contains(&allocation) => {
                 watch.freed.store(true, Ordering::Release);
                 if let Some(launched) = &state.launched {
-                    launched.hold_up(stream);
+                    launched.delay(stream);
                 }
             }
             Of::Only(_) => {}
@@ -161,12 +160,12 @@ mod tests {
 
     use super::*;
 
-    /// Addresses that no driver gives out, each test its own.
-    const NOBODYS: CUdeviceptr = 1 << 60;
+    /// Addresses that no driver returns; each test uses its own.
+    const UNUSED: CUdeviceptr = 1 << 60;
 
     #[test]
     fn a_free_between_the_start_and_the_limit_counts() {
-        let (early, late, other) = (NOBODYS + 1, NOBODYS + 2, NOBODYS + 3);
+        let (early, late, other) = (UNUSED + 1, UNUSED + 2, UNUSED + 3);
         let before = WatchedMemory::new();
         before_free(early, null_mut());
         before.limit_to(&[early, late]);
@@ -180,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn two_watch_the_same_memory_and_leave_nothing_behind() {
-        let shared = NOBODYS + 10;
+    fn two_watches_of_the_same_memory_leave_no_entry_behind() {
+        let shared = UNUSED + 10;
         let watches = [WatchedMemory::new(), WatchedMemory::new()];
         watches.iter().for_each(|watch| watch.limit_to(&[shared]));
         let [first, second] = watches;
@@ -194,15 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn a_free_waits_for_a_launch_and_none_comes_after_it() -> anyhow::Result<()> {
-        let address = NOBODYS + 20;
+    fn a_free_waits_for_a_launch_and_blocks_later_launches() -> anyhow::Result<()> {
+        let address = UNUSED + 20;
         let watch = WatchedMemory::new();
         watch.limit_to(&[address]);
         let (go, start) = channel::<()>();
         let (end, ended) = channel::<()>();
         thread::scope(|scope| {
             scope.spawn(move || {
-                // Until the launch is under way.
+                // Wait until the launch is running.
                 assert!(start.recv().is_err());
                 before_free(address, null_mut());
                 drop(end);
@@ -213,8 +212,8 @@ mod tests {
                 assert!(!watch.is_freed());
                 Ok(())
             })?;
-            assert!(ended.recv().is_err(), "it was freed after");
-            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::Freed)));
+            assert!(ended.recv().is_err(), "the free comes after the launch");
+            assert!(matches!(watch.unless_freed(|_| Ok(())), Err(Error::MemoryFreed)));
             Ok(())
         })
     }

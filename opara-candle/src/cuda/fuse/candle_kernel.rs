@@ -1,4 +1,4 @@
-//! Reads off a candle kernel's name and arguments what it computes: element-wise kernels, row reductions, softmax and norms.
+//! Identifies a candle kernel by its name and arguments: element-wise kernels, row reductions, softmax and norms.
 
 use half::{bf16, f16};
 use opara_plan::fusion::StridedView;
@@ -8,13 +8,13 @@ use super::fused_kernel::Operation;
 use super::thread_tile::COLUMNS;
 use crate::cuda::driver::Arguments;
 use crate::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
-use crate::kernel_catalog::Row;
+use crate::kernel_catalog::KernelEntry;
 use crate::trace::Launch;
 
-/// What a launch of a candle kernel computes.
+/// The computation of one launch of a candle kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CandleKernel {
-    /// The number of elements that it runs over.
+    /// The number of elements that it computes.
     pub elements: u64,
     /// The length of a row, if the kernel works on rows.
     pub columns: Option<u64>,
@@ -23,13 +23,13 @@ pub(super) struct CandleKernel {
     pub from: Type,
     /// Type of the arithmetic and of the result.
     pub to: Type,
-    /// Of each operand: the offset of its pointer among the arguments, and its strided view.
+    /// For each operand, the offset of its pointer in the arguments, and its strided view.
     pub operands: Vec<(usize, StridedView)>,
     /// Offset of the result's pointer.
     pub result: usize,
 }
 
-/// The most threads per row in candle's kernels.
+/// Maximum threads per row in candle's kernels.
 const THREADS: u64 = 1024;
 
 const TYPES: &[(&str, Type)] = &[("f32", Type::F32), ("f16", Type::F16), ("bf16", Type::Bf16)];
@@ -39,8 +39,8 @@ fn find<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
 }
 
 impl CandleKernel {
-    /// What a launch computes; `None` if its kernel cannot be fused. `table` gives the uploaded dimensions and strides to which
-    /// the argument at an offset points, if they are known.
+    /// Identifies a launch; `None` if its kernel cannot be fused. `table` gives the uploaded dimensions and strides
+    /// that the argument at an offset points to, if they are known.
     pub fn of(
         name: &str,
         arguments: &Arguments,
@@ -79,7 +79,7 @@ impl CandleKernel {
             },
             from,
             to,
-            // A kernel that works in place is given null.
+            // A kernel that works in place gets a null input.
             operands: views.map(|(at, view)| Some((pointer(arguments, 3 + at)?, view))).collect::<Option<_>>()?,
             result: pointer(arguments, 3 + operands)?,
         })
@@ -102,7 +102,7 @@ impl CandleKernel {
         let operation = match fused_as {
             RowMax => Operation::RowMax,
             RowMin => Operation::RowMin,
-            // candle's kernel uses 16-byte vector loads if the operand is aligned, and each thread first sums its vector.
+            // For an aligned operand, candle's kernel uses 16-byte vector loads, and each thread first sums its vector.
             _ => match of {
                 Type::F32 | Type::Bf16 if view.is_contiguous() => {
                     let is_aligned = arguments.integer(4)?.is_multiple_of(16);
@@ -122,8 +122,8 @@ impl CandleKernel {
         })
     }
 
-    /// Softmax and norms. Arguments: operand, result, weight and bias (one element per column), columns; then of a norm the threads
-    /// per row and epsilon.
+    /// Softmax and norms. Arguments: operand, result, weight and bias (one element per column), columns; a norm adds
+    /// the threads per row and epsilon.
     fn rows(fused_as: FusedAs, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
         let operands = match fused_as {
             LayerNorm => 3,
@@ -161,7 +161,7 @@ impl CandleKernel {
     }
 }
 
-/// Offset of a pointer that is not null.
+/// Offset of a pointer argument that is not null.
 fn pointer(arguments: &Arguments, index: usize) -> Option<usize> {
     Some(arguments.argument(index)?.0).filter(|_| arguments.integer(index) != Some(0))
 }
@@ -183,7 +183,7 @@ fn views(
     (0..operands).map(|of| StridedView::new(dims, strides(of)?)).collect()
 }
 
-/// Does a launch have one block of these threads per row, and rows of a length that a fused kernel can hold?
+/// Does a launch have one such block per row, and rows short enough for a fused kernel?
 fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 3]) -> bool {
     (2..=COLUMNS).contains(&columns)
         && u64::from(launch.grid[0]).checked_mul(columns) == Some(elements)
@@ -191,18 +191,18 @@ fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 
         && launch.block.map(u64::from) == block
 }
 
-/// What a fused kernel computes in a kernel's place, and the types of the kernel's operands and of its result.
+/// The fused operation that replaces a kernel, with the types of the kernel's operands and result.
 fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
-    let row = Row::of(name)?;
+    let row = KernelEntry::of(name)?;
     let (fused_as, types) = (row.fused_as?, name.strip_prefix(row.prefix)?);
     let (from, to) = if fused_as == FusedAs::Cast { types.split_once('_')? } else { (types, types) };
     Some((fused_as, find(TYPES, from)?, find(TYPES, to)?))
 }
 
-/// The element-wise operation in arithmetic of this type. Constants are not known yet.
+/// The element-wise operation in this type. Constants are filled in later.
 fn element_wise(fused_as: FusedAs, of: Type) -> Option<Operation> {
     Some(match fused_as {
-        // candle computes these two in f32.
+        // candle computes silu and sigmoid of bf16 in f32.
         FusedAs::Unary("silu" | "sigmoid") if of == Type::Bf16 => return None,
         FusedAs::Cast | FusedAs::Copy => Operation::Cast,
         FusedAs::Unary(function) => Operation::ElementWise(function, 1),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_operation_and_types() {
+    fn the_name_gives_operation_and_types() {
         let kernel = |name| known(name).and_then(|(of, from, to)| Some((element_wise(of, to)?, from, to)));
         assert_eq!(kernel("badd_f16"), Some((Operation::ElementWise("add", 2), Type::F16, Type::F16)));
         assert_eq!(kernel("ugelu_erf_f32"), Some((Operation::ElementWise("gelu_erf", 1), Type::F32, Type::F32)));
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn operands_are_found_among_the_arguments() {
+    fn operands_of_element_wise_kernels_are_found_in_the_arguments() {
         let row = StridedView::default();
         let add = step("badd_f32", &[6, 2, 0, 0xa000, 0xb000, 0xc000], &[]).unwrap();
         assert_eq!((add.elements, add.operands, add.result), (6, vec![(24, row), (32, row)], 40));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_found_among_the_arguments() {
+    fn rows_of_reductions_are_found_in_the_arguments() {
         let row = StridedView::default();
         let sum = [500, 100, 2, 0xd000, 0xa000, 0xb000];
         let step = of_rows("fast_sum_f16", &sum, &launch(5, [128, 1, 1])).unwrap();
@@ -285,7 +285,7 @@ mod tests {
         let unaligned = ["fast_sum_f32", "fast_sum_f16", "fast_max_f32"].map(|name| code_of(name, 0xa008));
         assert_eq!(unaligned, [None, Some(Operation::RowSum(1)), Some(Operation::RowMax)]);
         for other in [launch(5, [256, 1, 1]), launch(4, [128, 1, 1])] {
-            assert_eq!(of_rows("fast_sum_f32", &sum, &other), None, "other threads");
+            assert_eq!(of_rows("fast_sum_f32", &sum, &other), None, "other block sizes");
         }
         let step = of_rows("softmax_f32", &[0xa000, 0xb000, 100], &launch(5, [1, 32, 1])).unwrap();
         assert_eq!((step.elements, step.columns, step.operands, step.result), (500, Some(100), vec![(0, row)], 8));
@@ -305,11 +305,11 @@ mod tests {
         let (row, of_columns) = (StridedView::default(), StridedView::new(&[5, 100], &[0, 1]).unwrap());
         assert_eq!((step.operands, step.result), (vec![(0, row), (16, of_columns), (24, of_columns)], 8));
         assert_eq!((step.columns, step.operation), (Some(100), Operation::LayerNorm(1e-5)));
-        assert_eq!(norm(1024, 32).or(norm(32, 64)).or(norm(1024, 1024)), None, "other threads");
+        assert_eq!(norm(1024, 32).or(norm(32, 64)).or(norm(1024, 1024)), None, "other block sizes");
     }
 
     #[test]
-    fn unknown_signatures_are_left_alone() {
+    fn unknown_signatures_are_not_fused() {
         assert_eq!(step("badd_f32", &[6, 2, 0, 0xa000, 0xb000], &[]), None, "another signature");
         assert_eq!(step("badd_f32", &[6, 2, 0xd000, 0xa000, 0xb000, 0xc000], &[2, 3, 3, 1]), None, "half a table");
         assert_eq!(step("uneg_f32", &[6, 2, 0, 0, 0xb000], &[]), None, "in place");

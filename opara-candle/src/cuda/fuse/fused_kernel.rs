@@ -11,11 +11,11 @@ use crate::cuda::driver::kernels::fused::{FusedArgument, KernelSource};
 /// The operation of one op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Operation {
-    /// To the op's type, which may be the same.
+    /// Conversion to the op's type, which may be the same type.
     Cast,
     /// The function of this name in `chain.cuh`, with this many operands.
     ElementWise(&'static str, usize),
-    /// Multiplies by the first, adds the second.
+    /// x * factor + summand.
     Affine(f32, f32),
     /// The sum of each row. The number is the elements per vector load in candle's kernel: it decides the order of the sum.
     RowSum(u32),
@@ -31,9 +31,9 @@ pub(super) enum Operation {
 /// Where an op reads an operand.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Source {
-    /// The result of the group's member of this index, in registers.
+    /// The result of the group's member with this index, in registers.
     Member(usize),
-    /// A strided view of elements of a type in memory, from an address on.
+    /// A strided view in memory: start address, element type, view.
     Memory(u64, Type, StridedView),
 }
 
@@ -45,7 +45,7 @@ pub(super) struct FusedOp<'a> {
     pub operands: &'a [Source],
     /// Does it run on one scalar per row instead of on every element?
     pub is_row_scalar: bool,
-    /// The address at which the result is stored, if it is.
+    /// The address at which the result is stored, if it is stored.
     pub target: Option<u64>,
 }
 
@@ -168,7 +168,7 @@ impl FusedKernel {
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::compile::compile_for;
-    use crate::kernel_catalog::{FusedAs, ROWS};
+    use crate::kernel_catalog::{FusedAs, ENTRIES};
 
     fn memory(of: Type) -> Source {
         Source::Memory(0xa000, of, StridedView::default())
@@ -204,10 +204,10 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
         assert_eq!(kernel.source().code, code);
     }
 
-    /// Needs the compiler, and no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
     fn every_operation_compiles_in_every_type() {
-        let element_wise = ROWS.iter().filter_map(|row| match row.fused_as? {
+        let element_wise = ENTRIES.iter().filter_map(|row| match row.fused_as? {
             FusedAs::Unary(name) => Some(Operation::ElementWise(name, 1)),
             FusedAs::Binary(name) => Some(Operation::ElementWise(name, 2)),
             _ => None,
@@ -249,13 +249,13 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
                 let kernel = kernel.unwrap();
                 assert!(kernel.name.starts_with("opara_chain_rows_"));
                 let section = format!(".text.{}\0", kernel.name);
-                let is_there = kernel.module.code.windows(section.len()).any(|bytes| bytes == section.as_bytes());
-                assert!(is_there, "{}", kernel.name);
+                let is_found = kernel.module.code.windows(section.len()).any(|bytes| bytes == section.as_bytes());
+                assert!(is_found, "{}", kernel.name);
             }
         }
     }
 
-    /// Needs the compiler, and no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
     fn every_load_and_store_compiles() {
         let of_elements = [1000, 1 << 16, (1 << 16) + 1, 1 << 20].map(|elements| (elements, None));

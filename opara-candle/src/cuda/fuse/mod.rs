@@ -1,8 +1,8 @@
 //! Kernel fusion on CUDA: replaces groups of candle's element-wise and row-wise launches by one launch each.
 //!
-//! [`candle_kernel`] reads off a launch's name and arguments what it computes, [`opara_plan::fusion`] finds the groups, and
-//! [`fused_kernel`] generates one kernel per group. Results keep their bits: every op inside a group rounds, and adds up, in
-//! the order of candle's own kernel.
+//! [`candle_kernel`] identifies a launch by its name and arguments, [`opara_plan::fusion`] finds the groups, and
+//! [`fused_kernel`] generates one kernel per group. Results keep their bits: every op inside a group rounds, and sums,
+//! in the order of candle's own kernel.
 
 mod candle_kernel;
 mod dtype;
@@ -17,7 +17,7 @@ use self::candle_kernel::CandleKernel;
 use self::fused_kernel::{FusedKernel, FusedOp, Operation, Source};
 use self::thread_tile::{ThreadTile, MANY_ELEMENTS};
 use super::capture::Capture;
-use super::driver::kernels::fused::{self, KernelSource, MOST_OPS};
+use super::driver::kernels::fused::{self, KernelSource, MAX_OPS};
 use super::driver::{KernelNode, LaunchNode, Pointer, Stream};
 use super::launches::CapturedLaunch;
 use crate::backend::Fusing;
@@ -28,15 +28,15 @@ use crate::Result;
 struct FusibleLaunch {
     kernel: CandleKernel,
     fusible: Fusible,
-    /// The access to each operand, then to the result, each with the address among the launch's arguments.
+    /// The accesses to the operands and then to the result, each with its address in the launch's arguments.
     accesses: Vec<(Access, u64)>,
 }
 
 impl Capture {
-    /// Replaces each fusion group of the trace by one launch. A group whose kernel cannot be compiled stays as it is.
+    /// Replaces each fusion group of the trace by one launch. A group whose kernel cannot be compiled stays unfused.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A failed driver call.
     pub fn fuse(&mut self, stream: &Stream, device: &Device, fusing: &Fusing) -> Result<Replaced> {
         let known = self.fusible_launches();
         let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
@@ -44,7 +44,7 @@ impl Capture {
             let members = group.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
             FusedLaunch::new(&members, group)
         };
-        let found: Vec<(FusionGroup, FusedLaunch)> = groups(&self.trace, fusible, MOST_OPS, fused_launch);
+        let found: Vec<(FusionGroup, FusedLaunch)> = groups(&self.trace, fusible, MAX_OPS, fused_launch);
         if found.is_empty() {
             return Ok(Replaced::default());
         }
@@ -63,8 +63,8 @@ impl Capture {
                 Err(reason) => refused.push(reason),
             }
         }
-        // A launch may be a member of several groups that each recompute a slice of its result. It is dropped only if the
-        // kernels of all of them were compiled.
+        // A launch may be a member of several groups that each recompute a slice of its result. It is dropped only if
+        // all of their kernels were compiled.
         is_fused.iter_mut().zip(is_needed).for_each(|(is_fused, is_needed)| *is_fused &= !is_needed);
         let replaced = is_fused.iter().filter(|is_fused| **is_fused).count();
 
@@ -80,7 +80,8 @@ impl Capture {
                 let fused_op = fused.op(op.label.clone(), &kernel);
                 (fused_op, CapturedLaunch::new(LaunchNode::Kernel(kernel), fused.pointers))
             });
-            // A launch that is still needed may stand where a group runs of which it is a member; both then run, in any order.
+            // A launch that is still needed may stand where a fused group runs that contains it. Both then run, in any
+            // order.
             let unfused = (!is_fused[id]).then_some((op, recorded));
             for (op, recorded) in unfused.into_iter().chain(fused) {
                 self.trace.ops.push(op);
@@ -90,14 +91,14 @@ impl Capture {
         Ok(Replaced { launches: replaced, refused })
     }
 
-    /// For each op: what fusion needs to know of it, if a group can hold it.
+    /// For each op, its description for fusion, if it can be a member of a group.
     fn fusible_launches(&self) -> Vec<Option<FusibleLaunch>> {
         let launches = self.launches.lock();
         let mut uploads: HashMap<BufferId, &[u8]> = HashMap::new();
         let mut known = Vec::with_capacity(self.trace.ops.len());
         for (op, recorded) in self.trace.ops.iter().zip(&launches.of) {
             known.push(fusible_launch(op, recorded, &uploads));
-            // The last upload counts. Any other write makes the bytes unknown.
+            // The latest upload gives the bytes of a buffer. Any other write makes them unknown.
             for access in op.accesses.iter().filter(|access| access.mode.writes()) {
                 uploads.remove(&access.buffer);
             }
@@ -150,8 +151,8 @@ fn fusible_launch(op: &Op, recorded: &CapturedLaunch, uploads: &HashMap<BufferId
         reduces: candle_kernel.operation.reduces(),
         operands: candle_kernel.operands.iter().zip(&reads).map(operand).collect(),
         result: result.0.buffer,
-        // Where candle's own kernels lose time: those on rows read a row element by element, those on strided operands load
-        // the dimensions from memory and divide by them, and none uses vector loads.
+        // The cases where candle's kernels are slow: row kernels read rows one element at a time, kernels on strided
+        // operands load the dimensions from memory and divide by them, and no kernel uses vector loads.
         gains_alone: match candle_kernel.operation {
             Operation::Softmax | Operation::LayerNorm(_) | Operation::RmsNorm(_) => true,
             operation if operation.reduces() => false,
@@ -243,7 +244,7 @@ mod tests {
     use crate::trace::Region;
     use opara_plan::fusion::Permutation;
 
-    /// A launch in f16. Of each operand: buffer, offset in bytes, view.
+    /// A launch in f16. Operands: buffer, offset in bytes, view.
     fn launch(
         elements: u64,
         operation: Operation,

@@ -5,14 +5,14 @@ use opara_plan::fusion::StridedView;
 
 use super::dtype::Type;
 
-/// The most columns of a row.
+/// Maximum columns of a row.
 pub(super) const COLUMNS: u64 = 4096;
-/// The most threads of a block.
+/// Maximum threads of a block.
 const THREADS: u32 = 1024;
 /// Threads of a block without rows.
 const BLOCK: u32 = 128;
-/// From this many elements on a tile has four, and vector loads make even a single op faster. Below, more threads are faster
-/// (H200).
+/// From this many elements on a tile has four, and vector loads make even a single op faster. With fewer elements, more
+/// threads are faster (H200).
 pub(super) const MANY_ELEMENTS: u32 = 1 << 16;
 /// From this many elements on tiles of 16 bytes are faster (H200).
 const VERY_MANY_ELEMENTS: u32 = 1 << 20;
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiles_are_larger_where_there_are_many_elements() {
+    fn tiles_are_larger_for_many_elements() {
         let launch = |elements, columns| {
             let tile = ThreadTile::of(elements, columns).unwrap();
             let config = tile.config();
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(launch(1000, None), (1, 8, (128, 1), 0));
         assert_eq!(launch(1 << 16, None), (4, 128, (128, 1), 0));
         assert_eq!(launch(1536 * 128, Some(128)), (4, 384, (32, 4), 2048));
-        assert_eq!(launch(1538 * 100, Some(100)), (4, 1538, (32, 1), 512), "rows that four do not divide");
+        assert_eq!(launch(1538 * 100, Some(100)), (4, 1538, (32, 1), 512), "the number of rows is no multiple of four");
         assert_eq!(launch(10 * 1500, Some(1500)), (2, 10, (768, 1), 8192));
         assert_eq!(launch(10 * 3072, Some(3072)), (4, 10, (768, 1), 16384));
         assert_eq!(launch(COLUMNS, Some(COLUMNS)), (4, 1, (1024, 1), 16384));
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1030, 1]), "load", "rows are not aligned");
         assert_eq!(load(four, 0x100, Type::F32, &[1 << 10, 1 << 10], &[1, 1 << 10]), "load", "transposed");
         assert_eq!(load(four, 0x102, Type::F16, &[1 << 10, 1 << 10], &[1, 0]), "load_broadcast");
-        assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "two are together");
+        assert_eq!(load(four, 0x100, Type::F16, &[2, 1 << 18, 2], &[2, 4, 1]), "load", "runs of two elements");
         let eight = four.wider(Type::F16).unwrap();
         assert_eq!(load(eight, 0x110, Type::F16, &[], &[]), "load_vector");
         assert_eq!(load(eight, 0x108, Type::F16, &[], &[]), "load", "aligned for four");
@@ -167,13 +167,13 @@ mod tests {
             let tile = ThreadTile { elements: elements as u32, columns, rows: 1, n, block: 32 };
             let (view, address, n) = (StridedView::new(&dims, &strides).unwrap(), 0x100 + first * of.bytes(), u64::from(n));
             let at = |i: u64| address + view.at(i) * of.bytes();
-            let shares = (0..elements / n).map(|share| share * n);
+            let starts = (0..elements / n).map(|tile| tile * n);
             match tile.load(address, of, &view) {
-                "load_vector" => for i in shares {
+                "load_vector" => for i in starts {
                     prop_assert!(at(i).is_multiple_of(n * of.bytes()) && elements.is_multiple_of(n));
                     prop_assert!((0..n).all(|k| at(i + k) == at(i) + k * of.bytes()), "{i}");
                 },
-                "load_broadcast" => for i in shares {
+                "load_broadcast" => for i in starts {
                     prop_assert!((0..n).all(|k| at(i + k) == at(i)) && elements.is_multiple_of(n), "{i}");
                 },
                 load => prop_assert_eq!(load, "load"),

@@ -1,4 +1,4 @@
-// What follows a product: the codes of `Activation`, as the host gives them.
+// Activation functions of the epilogue. The codes are those of `Activation::code` on the host.
 #pragma once
 #include <type_traits>
 
@@ -6,7 +6,8 @@
 
 enum Activation { NONE = 0, RELU = 1, GELU = 2, GELU_ERF = 3, SILU = 4 };
 
-// What is rounded once is written as `fma`: bits do not depend on how elements are loaded.
+// `fma` is written out wherever a result is rounded once. Otherwise the compiler could contract it in one load path and
+// not in another, and the bits would depend on the path.
 template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
     if constexpr (ACTIVATION == RELU) return x < (S)0 ? (S)0 : x; // NaN stays.
     if constexpr (ACTIVATION == GELU) {
@@ -14,7 +15,7 @@ template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
         return fma(half, tanh((S)0.7978845608028654 * cubic), half);
     }
     if constexpr (ACTIVATION == GELU_ERF) {
-        // `normcdf` would have more digits far below zero, where the result is next to nothing, for twice the time.
+        // `normcdf` is more accurate far below zero, where the result is almost zero, but takes twice as long.
         S half = (S)0.5 * x;
         return fma(half, erf((S)0.7071067811865476 * x), half);
     }
@@ -22,7 +23,7 @@ template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
     return x;
 }
 
-// Calls `f` with the activation as a constant, so that what loops over elements does not ask for it.
+// Calls `f` with the activation as a compile-time constant, so that loops over elements do not branch on it.
 template <typename F> __device__ inline void with_activation(int activation, F f) {
     switch (activation) {
     case RELU: return f(std::integral_constant<int, RELU>());

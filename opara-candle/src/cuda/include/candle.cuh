@@ -1,4 +1,4 @@
-// What candle's kernels make of numbers, in the arithmetic of their type.
+// Element functions of candle's kernels, in the arithmetic of the element type.
 #pragma once
 #include "numbers.cuh"
 
@@ -8,24 +8,25 @@ __device__ inline float smaller(float a, float b) { return fminf(a, b); }
 __device__ inline float root(float x) { return sqrtf(x); }
 __device__ inline float magnitude(float x) { return fabsf(x); }
 __device__ inline float exponential(float x) { return expf(x); }
-// What a step ends with: rounded by itself, also where the next step adds to it, which is another of candle's kernels.
-__device__ inline float product(float a, float b) { return __fmul_rn(a, b); }
+// Rounds the product, so that the compiler cannot contract it with an addition of the next op: candle runs that in
+// another kernel.
+__device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 
-// The 16-bit types alike. A product and its sum may be contracted, as in candle's.
-#define OF_16_BITS(T)                                                                                                  \
+// Both 16-bit types. The multiply-add may be contracted, as in candle's kernels.
+#define HALF_FUNCTIONS(T)                                                                                              \
     __device__ inline T scaled(T x, T mul, T add) { return x * mul + add; }                                            \
     __device__ inline T larger(T a, T b) { return __hmax_nan(a, b); }                                                  \
     __device__ inline T smaller(T a, T b) { return __hmin_nan(a, b); }                                                 \
     __device__ inline T root(T x) { return hsqrt(x); }                                                                 \
     __device__ inline T magnitude(T x) { return __habs(x); }                                                           \
     __device__ inline T exponential(T x) { return hexp(x); }                                                           \
-    __device__ inline T product(T a, T b) { return __hmul_rn(a, b); }
-OF_16_BITS(__half)
-OF_16_BITS(__nv_bfloat16)
+    __device__ inline T mul_rn(T a, T b) { return __hmul_rn(a, b); }
+HALF_FUNCTIONS(__half)
+HALF_FUNCTIONS(__nv_bfloat16)
 
 template <typename T> __device__ inline T gelu_tanh(T x) {
     T cube = x * x * x;
     T inner = x + (T)0.044715 * cube;
     T tangent = narrow<T>(tanhf(widen((T)(1.12837916709551257390 * 0.70710678118654752440) * inner)));
-    return product((T)0.5 * x, (T)1.0 + tangent);
+    return mul_rn((T)0.5 * x, (T)1.0 + tangent);
 }

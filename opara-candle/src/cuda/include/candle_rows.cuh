@@ -1,14 +1,14 @@
-// What candle's kernels make of a row (candle-kernels' reduce.cu), to the last bit: they add up in the order in which each of
-// their threads does, which is not that of the threads here. R is the ThreadTile.
+// Row reductions, norms and softmax with the bits of candle's kernels (candle-kernels' reduce.cu). They add in the
+// order of candle's threads, which is not the order of the threads here. R is the ThreadTile.
 #pragma once
 #include "candle.cuh"
 #include "rows.cuh"
 #include "part.cuh"
 
-// Columns of a row that candle's threads take one after the other, if there are more than these.
+// Maximum threads that candle's block has for a row.
 constexpr unsigned CANDLE_BLOCK = 1024;
 
-// A thread for each column, up to a power of two.
+// candle's number of threads for a row: one per column, rounded up to a power of two, at most CANDLE_BLOCK.
 __device__ constexpr unsigned candle_fold_threads(unsigned columns) {
     unsigned threads = CANDLE_BLOCK;
     while (threads / 2 >= columns) threads /= 2;
@@ -17,12 +17,12 @@ __device__ constexpr unsigned candle_fold_threads(unsigned columns) {
 
 extern __shared__ float candle_room[];
 
-// Of each column of the thread's row a number, and of what is missing to a power of two.
+// The shared memory of this thread's row: one f32 per column, padded to candle's number of threads.
 template <typename R> __device__ inline float *candle_row_of() {
     return candle_room + threadIdx.y * candle_fold_threads(R::columns);
 }
 
-// Waits for the threads of a row: those of the block, or, of several, those of a warp.
+// Synchronises the threads of a row: the whole block, or one warp if the block has several rows.
 template <typename R> __device__ inline void sync_row() {
     if constexpr (R::rows > 1)
         __syncwarp();
@@ -30,7 +30,7 @@ template <typename R> __device__ inline void sync_row() {
         __syncthreads();
 }
 
-// Lets all threads of the row see it.
+// Writes the thread's elements to shared memory, where all threads of the row can read them.
 template <typename R, typename T> __device__ inline void publish(const R &row, const Vec<T, R::elements> &xs) {
     float *const candle_row = candle_row_of<R>();
 #pragma unroll
@@ -41,25 +41,25 @@ template <typename R, typename T> __device__ inline void publish(const R &row, c
 
 struct CandleSum {
     template <typename T> __device__ static T of(T a, T b) { return a + b; }
-    template <typename T> __device__ static T none() { return narrow<T>(0); }
+    template <typename T> __device__ static T identity() { return narrow<T>(0); }
 };
 struct CandleMax {
     template <typename T> __device__ static T of(T a, T b) { return larger(a, b); }
-    template <typename T> __device__ static T none() { return narrow<T>(-INFINITY); }
+    template <typename T> __device__ static T identity() { return narrow<T>(-INFINITY); }
 };
 struct CandleMin {
     template <typename T> __device__ static T of(T a, T b) { return smaller(a, b); }
-    template <typename T> __device__ static T none() { return narrow<T>(INFINITY); }
+    template <typename T> __device__ static T identity() { return narrow<T>(INFINITY); }
 };
 
-// `fast_max`, `fast_min`, and `fast_sum` of __half: always the halves.
+// `fast_max`, `fast_min`, and `fast_sum` of __half: a tree that halves the number of partial results at each step.
 template <typename F, typename R, typename T>
 __device__ inline auto candle_fold(const R &row, const Vec<T, R::elements> &xs) {
     constexpr unsigned columns = R::columns, threads = candle_fold_threads(columns);
     float *const candle_row = candle_row_of<R>();
     publish(row, xs);
     for (unsigned thread = threadIdx.x; thread < threads; thread += blockDim.x) {
-        T x = F::template none<T>();
+        T x = F::template identity<T>();
         for (unsigned column = thread; column < columns; column += threads) x = F::of(x, narrow<T>(candle_row[column]));
         candle_row[thread] = widen(x);
     }
@@ -71,27 +71,28 @@ __device__ inline auto candle_fold(const R &row, const Vec<T, R::elements> &xs) 
                 widen(F::of(narrow<T>(candle_row[thread]), narrow<T>(candle_row[thread + half])));
     }
     sync_row<R>();
-    // What is left is for a warp, here for each. Lanes beyond the half compute what nobody takes.
+    // The last steps run inside a warp; here every warp of the row repeats them. Lanes beyond `half` compute values
+    // that nobody reads.
     const unsigned lane = threadIdx.x % 32;
     float all = lane < threads ? candle_row[lane] : 0;
     for (; half > 0; half /= 2) all = widen(F::of(narrow<T>(all), narrow<T>(__shfl_down_sync(~0u, all, half))));
     all = __shfl_sync(~0u, all, 0);
-    // Until nobody reads what the next step writes.
+    // The next op may overwrite shared memory only after all threads have read it.
     sync_row<R>();
     return R::all(narrow<T>(all));
 }
 
-// The largest element of the row, in whichever order.
+// The largest element of the row. Its value does not depend on the order.
 template <typename T, int N> __device__ inline T row_max(const Vec<T, N> &xs) {
-    __shared__ T room[MOST / 32];
+    __shared__ T room[MAX_THREADS / 32];
     T most = xs.at[0];
 #pragma unroll
     for (int n = 1; n < N; n++) most = larger(most, xs.at[n]);
-    return of_row<CandleMax>(most, room);
+    return row_reduce<CandleMax>(most, room);
 }
 
-// `fast_sum` of float and __nv_bfloat16: a thread takes so many neighbours at once, counted from the first row's beginning on, and
-// what rows begin and end with beside those; then warps.
+// `fast_sum` of float and __nv_bfloat16. candle's threads load vectors of NEIGHBOURS elements that are aligned from the
+// start of the tensor, and the unaligned head and tail of a row one by one; then warps are reduced.
 template <unsigned NEIGHBOURS, typename R, typename T>
 __device__ inline auto candle_sum(const R &row, const Vec<T, R::elements> &xs) {
     __shared__ float of_rows[R::rows][CANDLE_BLOCK / 32];
@@ -106,21 +107,22 @@ __device__ inline auto candle_sum(const R &row, const Vec<T, R::elements> &xs) {
         if (start + thread < first * NEIGHBOURS) sum += candle_row[thread];
         for (unsigned some = first + thread; some < past; some += threads) {
             const float *from = candle_row + some * NEIGHBOURS - start;
-            // Those of float before they are added to what there is.
+            // For float, candle adds up the vector first; for 16-bit types it continues the running sum.
             float part = sizeof(T) == sizeof(float) ? from[0] : sum + from[0];
 #pragma unroll
             for (unsigned n = 1; n < NEIGHBOURS; n++) part += from[n];
             sum = sizeof(T) == sizeof(float) ? sum + part : part;
         }
         if (past * NEIGHBOURS + thread < end) sum += candle_row[past * NEIGHBOURS - start + thread];
-        sum = of_warp<Add>(sum);
+        sum = warp_reduce<Add>(sum);
         if (lane == 0) of_warps[warp / 32] = sum;
     }
     sync_row<R>();
-    return R::all(narrow<T>(of_warp<Add>(lane < threads / 32 ? of_warps[lane] : 0.f)));
+    return R::all(narrow<T>(warp_reduce<Add>(lane < threads / 32 ? of_warps[lane] : 0.f)));
 }
 
-// The sums of a row that all see, and of its squares, by a warp, or by as many as CANDLE_BLOCK has.
+// The sum of the row in shared memory, and the sum of its squares, as candle's block of THREADS computes them: one
+// warp, or CANDLE_BLOCK threads.
 template <typename R, unsigned THREADS> __device__ inline float2 candle_sums() {
     __shared__ float2 of_rows[R::rows][CANDLE_BLOCK / 32];
     const float *const candle_row = candle_row_of<R>();
@@ -134,17 +136,17 @@ template <typename R, unsigned THREADS> __device__ inline float2 candle_sums() {
             sum.x += x;
             sum.y = fmaf(x, x, sum.y);
         }
-        sum = {of_warp<Add>(sum.x), of_warp<Add>(sum.y)};
+        sum = {warp_reduce<Add>(sum.x), warp_reduce<Add>(sum.y)};
         if (lane == 0) of_warps[first / 32] = sum;
     }
     sync_row<R>();
     if (THREADS == 32) return of_warps[0];
-    return {of_warp<Add>(of_warps[lane].x), of_warp<Add>(of_warps[lane].y)};
+    return {warp_reduce<Add>(of_warps[lane].x), warp_reduce<Add>(of_warps[lane].y)};
 }
 
 template <typename R> constexpr unsigned CANDLE_NORM_THREADS = R::columns < CANDLE_BLOCK ? 32 : CANDLE_BLOCK;
 
-// `layernorm`.
+// `layernorm`: variance = mean of squares - square of the mean.
 template <typename R, typename T>
 __device__ inline auto candle_layer_norm(const R &row, const Vec<T, R::elements> &xs,
                                          const Vec<T, R::elements> &weight, const Vec<T, R::elements> &bias,
@@ -170,11 +172,11 @@ __device__ inline auto candle_rms_norm(const R &row, const Vec<T, R::elements> &
     Vec<T, R::elements> to;
 #pragma unroll
     for (int n = 0; n < R::elements; n++)
-        to.at[n] = narrow<T>(product(scale * widen(xs.at[n]), widen(weight.at[n])));
+        to.at[n] = narrow<T>(mul_rn(scale * widen(xs.at[n]), widen(weight.at[n])));
     return to;
 }
 
-// `softmax`: a warp.
+// `softmax`: candle uses one warp per row.
 template <typename R, typename T> __device__ inline auto candle_softmax(const R &row, const Vec<T, R::elements> &xs) {
     const T most = row_max(xs);
     Vec<T, R::elements> to;
@@ -183,6 +185,6 @@ template <typename R, typename T> __device__ inline auto candle_softmax(const R 
     publish(row, to);
     const T factor = narrow<T>(1.f / candle_sums<R, 32>().x);
 #pragma unroll
-    for (int n = 0; n < R::elements; n++) to.at[n] = product(to.at[n], factor);
+    for (int n = 0; n < R::elements; n++) to.at[n] = mul_rn(to.at[n], factor);
     return to;
 }

@@ -1,20 +1,22 @@
-// The functions of fused kernels. fuse/fused_kernel.rs generates the body of a kernel behind this text, and both are compiled
-// at run time: a result that one of candle's kernels would store, and the next one load, stays in registers. Each function
-// computes as candle's kernel does, in the same type, and adds up in the same order, so that results keep their bits.
+// Device functions of fused kernels. fuse/fused_kernel.rs generates a kernel body that follows this text, and both are
+// compiled at run time. Intermediate results stay in registers instead of going through memory between candle's
+// kernels. Each function computes in the same type and sums in the same order as candle's kernel, so that results keep
+// their bits.
 #pragma once
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 #include "candle_rows.cuh"
 
-// The argument of a fused kernel: pointers to results and operands in memory. driver/kernels/fused.rs declares the same.
+// The argument of a fused kernel: pointers to results and operands in memory. driver/kernels/fused.rs declares the same
+// struct.
 struct FusedArgument {
     void *to[12];
     const void *from[16];
 };
 static_assert(sizeof(FusedArgument) == 224, "as in driver/kernels/fused.rs");
 
-// To another type. All fit into f32.
+// Casts go through f32, which holds every value of the three types.
 template <typename T, typename S, int N> __device__ inline Vec<T, N> cast(const Vec<S, N> &xs) {
     Vec<T, N> to;
 #pragma unroll
@@ -31,7 +33,7 @@ __device__ inline Vec<T, N> affine(const Vec<T, N> &xs, float factor, float summ
     return to;
 }
 
-#define OF_ONE(name, result)                                                                                           \
+#define UNARY(name, result)                                                                                            \
     template <typename T, int N> __device__ inline Vec<T, N> name(const Vec<T, N> &xs) {                               \
         const T one = (T)1.0, zero = (T)0.0;                                                                           \
         Vec<T, N> to;                                                                                                  \
@@ -41,21 +43,21 @@ __device__ inline Vec<T, N> affine(const Vec<T, N> &xs, float factor, float summ
         }                                                                                                              \
         return to;                                                                                                     \
     }
-OF_ONE(sqr, product(x, x))
-OF_ONE(sqrt, root(x))
-OF_ONE(neg, -x)
-OF_ONE(abs, magnitude(x))
-OF_ONE(recip, one / x)
-OF_ONE(relu, larger(x, zero))
-OF_ONE(exp, exponential(x))
-OF_ONE(tanh, narrow<T>(tanhf(widen(x))))
-OF_ONE(silu, x / (one + exponential(-x)))
-OF_ONE(gelu, gelu_tanh(x))
-OF_ONE(gelu_erf, product(x, narrow<T>(normcdff(widen(x)))))
-OF_ONE(sigmoid, one / (one + exponential(-x)))
-#undef OF_ONE
+UNARY(sqr, mul_rn(x, x))
+UNARY(sqrt, root(x))
+UNARY(neg, -x)
+UNARY(abs, magnitude(x))
+UNARY(recip, one / x)
+UNARY(relu, larger(x, zero))
+UNARY(exp, exponential(x))
+UNARY(tanh, narrow<T>(tanhf(widen(x))))
+UNARY(silu, x / (one + exponential(-x)))
+UNARY(gelu, gelu_tanh(x))
+UNARY(gelu_erf, mul_rn(x, narrow<T>(normcdff(widen(x)))))
+UNARY(sigmoid, one / (one + exponential(-x)))
+#undef UNARY
 
-#define OF_TWO(name, result)                                                                                           \
+#define BINARY(name, result)                                                                                           \
     template <typename T, int N>                                                                                       \
     __device__ inline Vec<T, N> name(const Vec<T, N> &xs, const Vec<T, N> &ys) {                                       \
         Vec<T, N> to;                                                                                                  \
@@ -65,10 +67,10 @@ OF_ONE(sigmoid, one / (one + exponential(-x)))
         }                                                                                                              \
         return to;                                                                                                     \
     }
-OF_TWO(add, x + y)
-OF_TWO(sub, x - y)
-OF_TWO(mul, product(x, y))
-OF_TWO(div, x / y)
-OF_TWO(max, larger(x, y))
-OF_TWO(min, smaller(x, y))
-#undef OF_TWO
+BINARY(add, x + y)
+BINARY(sub, x - y)
+BINARY(mul, mul_rn(x, y))
+BINARY(div, x / y)
+BINARY(max, larger(x, y))
+BINARY(min, smaller(x, y))
+#undef BINARY

@@ -1,9 +1,9 @@
-// Element types, and several of them at once.
+// Element types, and vectors of elements.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// What sums of a type are kept in.
+// The accumulator type for sums of T.
 template <typename T> struct Sum { using type = float; };
 template <> struct Sum<double> { using type = double; };
 
@@ -16,7 +16,7 @@ template <typename T> __device__ inline T narrow(typename Sum<T>::type x) { retu
 template <> __device__ inline __half narrow<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
-// N neighbours, loaded and stored at once.
+// N contiguous elements, loaded and stored with one instruction.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vec { T at[N]; };
 
 template <typename T, int N> __device__ inline Vec<T, N> load(const T *from) {
@@ -26,46 +26,48 @@ template <typename T, int N> __device__ inline void store(T *to, Vec<T, N> v) {
     *reinterpret_cast<Vec<T, N> *>(to) = v;
 }
 
-// As many neighbours as 16 bytes hold.
+// Elements of a 16-byte vector.
 template <typename T> constexpr int WIDE = 16 / sizeof(T);
 
-// Whether these can be loaded and stored 16 bytes at once. Null can.
+// Are all pointers aligned to 16 bytes? Null counts as aligned.
 template <typename... T> __device__ inline bool are_aligned(const T *...at) {
     return (((unsigned long long)at % 16 == 0) && ...);
 }
 
-// N neighbours at once if TOGETHER, else as many of them as are there, and zeros.
-template <typename T, int N, bool TOGETHER> __device__ inline Vec<T, N> load_some(const T *from, unsigned there) {
-    if constexpr (TOGETHER) {
+// Loads N contiguous elements: as one vector, or, without VECTORS, the first `count` of them one by one and zeros for
+// the others.
+template <typename T, int N, bool VECTORS> __device__ inline Vec<T, N> load_some(const T *from, unsigned count) {
+    if constexpr (VECTORS) {
         return load<T, N>(from);
     } else {
         Vec<T, N> v;
 #pragma unroll
-        for (int n = 0; n < N; n++) v.at[n] = n < there ? from[n] : narrow<T>(0);
+        for (int n = 0; n < N; n++) v.at[n] = n < count ? from[n] : narrow<T>(0);
         return v;
     }
 }
 
-template <typename T, int N, bool TOGETHER> __device__ inline void store_some(T *to, Vec<T, N> v, unsigned there) {
-    if constexpr (TOGETHER) {
+template <typename T, int N, bool VECTORS> __device__ inline void store_some(T *to, Vec<T, N> v, unsigned count) {
+    if constexpr (VECTORS) {
         store<T, N>(to, v);
     } else {
 #pragma unroll
         for (int n = 0; n < N; n++)
-            if (n < there) to[n] = v.at[n];
+            if (n < count) to[n] = v.at[n];
     }
 }
 
-// What a thread makes of a result: as many elements as 16 bytes hold. They are counted in 32 bits: the host sees to it that
-// there are fewer than 2^31.
-struct Share {
+// The elements that one thread computes, as many as 16 bytes hold. Indices have 32 bits: the host checks that there are
+// fewer than 2^31 elements.
+struct ThreadElements {
     unsigned first, step, count;
 
-    // Of this thread: neighbours if TOGETHER, else those that its warp takes together are.
-    template <int N> __device__ static Share of(unsigned numel, bool together) {
+    // The elements of this thread: contiguous with `vectors`, otherwise strided by the block size, so that the loads of
+    // a warp coalesce.
+    template <int N> __device__ static ThreadElements of(unsigned numel, bool vectors) {
         unsigned block = blockIdx.x * blockDim.x * N;
-        unsigned first = block + threadIdx.x * (together ? N : 1), step = together ? 1 : blockDim.x;
-        unsigned count = first >= numel ? 0 : together ? N : min((unsigned)N, (numel - first + step - 1) / step);
+        unsigned first = block + threadIdx.x * (vectors ? N : 1), step = vectors ? 1 : blockDim.x;
+        unsigned count = first >= numel ? 0 : vectors ? N : min((unsigned)N, (numel - first + step - 1) / step);
         return {first, step, count};
     }
 };

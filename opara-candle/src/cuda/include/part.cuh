@@ -2,8 +2,8 @@
 #pragma once
 #include "numbers.cuh"
 
-// The offset of an element in a strided view. The arguments are dimension, stride, dimension, stride, from the innermost one
-// on; without any the view is contiguous.
+// The offset of an element in a strided view. The arguments are dimension, stride, dimension, stride, from the
+// innermost one on; without arguments the view is contiguous.
 template <unsigned... VIEW> struct StridedIndex {
     __device__ static unsigned of(unsigned element) { return element; }
 };
@@ -17,9 +17,10 @@ template <unsigned DIM, unsigned STRIDE, unsigned... OUTER> struct StridedIndex<
     }
 };
 
-// The tile of one thread: N elements. With APART == 1 they are contiguous (one vector load; N divides the row), otherwise
-// APART == the block's threads per row, so that loads of neighbouring threads coalesce. With COLUMNS > 0 the elements are of
-// one row, and a block computes ROWS rows along y, one warp each if there are several.
+// The tile of one thread: N elements. With APART == 1 they are contiguous (one vector load; N divides the row),
+// otherwise APART is the block's number of threads per row, so that loads of neighbouring threads coalesce. With
+// COLUMNS > 0 the elements belong to one row, and a block computes ROWS rows along y, one warp each if there are
+// several.
 template <int N, unsigned APART, unsigned ELEMENTS, unsigned COLUMNS, unsigned ROWS> struct ThreadTile {
     static constexpr int elements = N;
     static constexpr unsigned columns = COLUMNS, rows = ROWS;

@@ -1,42 +1,43 @@
-// Rows of elements: the threads along x of a block make one, each of them WIDE neighbours in turn. They are a power of two
-// within a warp, which then may have several rows and a block several warps, or the whole warps of a block. Which thread
-// takes what does not depend on addresses, so that the bits of a result do not depend on them either.
+// Row-wise kernels. The threads along x of a block share one row; each takes vectors of WIDE elements in turn.
+// blockDim.x is a power of two below 32 (a warp then holds several rows, and a block several warps) or a multiple of
+// 32. The assignment of elements to threads does not depend on addresses, so neither do the bits of a result.
 #pragma once
 #include "numbers.cuh"
 
-// Threads of a block at most.
-constexpr int MOST = 1024;
+// Maximum threads of a block.
+constexpr int MAX_THREADS = 1024;
 
 struct Add {
     template <typename S> __device__ static S of(S a, S b) { return a + b; }
-    template <typename S> __device__ static S none() { return 0; }
+    template <typename S> __device__ static S identity() { return 0; }
 };
-struct Larger {
+struct Max {
     template <typename S> __device__ static S of(S a, S b) { return a > b ? a : b; }
-    template <typename S> __device__ static S none() { return -INFINITY; }
+    template <typename S> __device__ static S identity() { return -INFINITY; }
 };
 
-// Over so many threads of a warp that are neighbours, or all.
-template <typename F, typename S> __device__ inline S of_warp(S x, unsigned threads = 32) {
+// Reduces over groups of `threads` neighbouring lanes of a warp; the default is the whole warp.
+template <typename F, typename S> __device__ inline S warp_reduce(S x, unsigned threads = 32) {
 #pragma unroll
     for (unsigned distance = 16; distance > 0; distance /= 2)
         if (distance < threads) x = F::of(x, __shfl_xor_sync(~0u, x, distance));
     return x;
 }
 
-// Over the threads of a row. A row of more than a warp is alone in its block; `room` then serves once.
-template <typename F, typename S> __device__ inline S of_row(S x, S (&room)[MOST / 32]) {
-    if (blockDim.x < 32) return of_warp<F>(x, blockDim.x);
-    x = of_warp<F>(x);
+// Reduces over the threads of a row. A row of several warps has the block for itself. `room` is shared memory that may
+// be used for one reduction only.
+template <typename F, typename S> __device__ inline S row_reduce(S x, S (&room)[MAX_THREADS / 32]) {
+    if (blockDim.x < 32) return warp_reduce<F>(x, blockDim.x);
+    x = warp_reduce<F>(x);
     if (blockDim.x == 32) return x;
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane == 0) room[warp] = x;
     __syncthreads();
-    return of_warp<F>(lane < blockDim.x / 32 ? room[lane] : F::template none<S>());
+    return warp_reduce<F>(lane < blockDim.x / 32 ? room[lane] : F::template identity<S>());
 }
 
-// The row of this thread.
+// The index of this thread's row.
 __device__ inline size_t this_row() { return (size_t)blockIdx.x * blockDim.y + threadIdx.y; }
 
-// Where a row ends: at once if it is not there. Its threads stay: those of other rows of their warp talk to all.
-__device__ inline unsigned end_of(size_t row, size_t rows, unsigned columns) { return row < rows ? columns : 0; }
+// The end of a row: 0 for a row past the last one. Its threads must keep running, since warp shuffles need all lanes.
+__device__ inline unsigned row_end(size_t row, size_t rows, unsigned columns) { return row < rows ? columns : 0; }

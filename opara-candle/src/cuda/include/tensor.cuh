@@ -1,78 +1,82 @@
-// Products of small matrices by a warp's tensor cores, and how their operands get into its registers (sm_80 and later; PTX
-// ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8"). There are no kernels that use them in code for older ones.
+// Matrix multiply-accumulate on tensor cores, per warp, and the loads of its operands into registers (sm_80 and later;
+// PTX ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k8"). For older architectures, kernels that use this
+// header are not compiled.
 #pragma once
 #include "numbers.cuh"
 
-// Two neighbours as the tensor cores take them.
+// Two neighbouring elements in one 32-bit operand register.
 template <typename T> __device__ inline unsigned pack(float a, float b) {
     Vec<T, 2> both = {narrow<T>(a), narrow<T>(b)};
     return *reinterpret_cast<unsigned *>(&both);
 }
 
-#define MULTIPLY_ADD(TYPE)                                                                                             \
+#define MMA(TYPE)                                                                                                      \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                                                \
                  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                \
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                      \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 
-// Columns of a, which are rows of b, that one product takes: 32 bytes of them.
+// The k dimension of one mma instruction, in elements: 32 bytes of a row of a.
 template <typename T> constexpr int DEPTH = 2 * WIDE<T>;
 
-// c += a * b, 16 x DEPTH by DEPTH x 8. Lane l has of c the rows l / 4 and that + 8, in each the columns 2 * (l % 4) and the next.
-__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
-    MULTIPLY_ADD("f16");
+// c += a * b with a 16 x DEPTH and b DEPTH x 8. Lane l holds rows l / 4 and l / 4 + 8 of c, columns 2 * (l % 4) and the
+// next.
+__device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
+    MMA("f16");
 }
-__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
-    MULTIPLY_ADD("bf16");
+__device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
+    MMA("bf16");
 }
 
-__device__ inline void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+__device__ inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Sums of products of split numbers are right below this. Numbers beyond 4e34 and infinities have no halves: they make NaN, and
-// so do sums whose parts overflow with different signs. Whoever gets NaN, or something this large, adds up without tensor cores.
+// Sums of split products below this bound are correct. Splitting a number beyond 4e34 or an infinity gives NaN, and so do
+// partial sums that overflow with different signs. A kernel that finds NaN or a sum this large recomputes it without tensor
+// cores.
 constexpr float SPLIT_SUM = 1e38f;
 
-// A number in f32 as the sum of two that tensor cores take: of each they see the 11 leading bits. NaN, infinities and numbers
-// beyond 4e34 make NaN of the rest. Of numbers below 2^-112 tensor cores do not see what is below 2^-136.
-// `tests/split_products.rs` computes the same on the CPU.
-struct Halves {
-    unsigned leading, rest;
+// An f32 number as the sum of two TF32 numbers: `high` holds its 11 leading bits, `low` the 11 bits after them. For
+// NaN, infinities and numbers beyond 4e34, `low` is NaN. For numbers below 2^-112, tensor cores drop the bits below
+// 2^-136. `tests/split_products.rs` computes the same on the CPU.
+struct Tf32Split {
+    unsigned high, low;
 
-    __device__ Halves(unsigned bits) {
+    __device__ Tf32Split(unsigned bits) {
         const float x = __uint_as_float(bits), first = rounded(x);
-        leading = __float_as_uint(first), rest = __float_as_uint(rounded(x - first));
+        high = __float_as_uint(first), low = __float_as_uint(rounded(x - first));
     }
 
-    // What is left of a number beyond what tensor cores see of it as it is. NaN for NaN and infinities; beyond 4e37 it may be NaN.
-    __device__ static unsigned beyond(unsigned bits) {
+    // The part of a number that tensor cores drop when they read it as TF32 (truncated to 11 bits). NaN for NaN and
+    // infinities; possibly NaN beyond 4e37.
+    __device__ static unsigned dropped_part(unsigned bits) {
         return __float_as_uint(rounded(__uint_as_float(bits) - __uint_as_float(bits & 0xffffe000)));
     }
 
   private:
-    // To 11 bits (Dekker, "A floating-point technique for extending the available precision", 1971). Adding to the bits would be
-    // the same, but for NaN, of which the usual one becomes zero.
+    // Rounds to 11 bits (Dekker, "A floating-point technique for extending the available precision", 1971). Rounding by
+    // integer addition would give the same, except that the usual NaN pattern would become zero.
     __device__ static float rounded(float x) { return fmaf(-8192, x, __fmul_rn(8193, x)); }
 };
 
-// In f32 by three products that together keep 22 bits (Ootomo and Yokota, "Recovering single precision accuracy from tensor
-// cores", 2022), where the sum is below SPLIT_SUM.
-__device__ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
-    const Halves of_a[4] = {a[0], a[1], a[2], a[3]}, of_b[2] = {b0, b1};
-    const unsigned leading[4] = {of_a[0].leading, of_a[1].leading, of_a[2].leading, of_a[3].leading};
-    const unsigned rest[4] = {of_a[0].rest, of_a[1].rest, of_a[2].rest, of_a[3].rest};
-    multiply_add_tf32(c, rest, of_b[0].leading, of_b[1].leading);
-    multiply_add_tf32(c, leading, of_b[0].rest, of_b[1].rest);
-    multiply_add_tf32(c, leading, of_b[0].leading, of_b[1].leading);
+// An f32 multiply-accumulate as three TF32 ones, which together keep 22 bits (Ootomo and Yokota, "Recovering single
+// precision accuracy from tensor cores", 2022). Valid for sums below SPLIT_SUM.
+__device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
+    const Tf32Split split_a[4] = {a[0], a[1], a[2], a[3]}, split_b[2] = {b0, b1};
+    const unsigned high[4] = {split_a[0].high, split_a[1].high, split_a[2].high, split_a[3].high};
+    const unsigned low[4] = {split_a[0].low, split_a[1].low, split_a[2].low, split_a[3].low};
+    mma_tf32(c, low, split_b[0].high, split_b[1].high);
+    mma_tf32(c, high, split_b[0].low, split_b[1].low);
+    mma_tf32(c, high, split_b[0].high, split_b[1].high);
 }
 
-// Four matrices of 8 rows of 16 bytes from shared memory: lane l says where row l % 8 of matrix l / 8 begins, and gets of each
-// matrix four bytes of row l / 4, or, TRANSPOSED, two neighbours of 16 bits of column l / 4.
-template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&to)[4], const void *from) {
+// Loads four matrices of 8 rows of 16 bytes from shared memory. Lane l passes the address of row l % 8 of matrix l / 8,
+// and receives of each matrix 4 bytes of row l / 4; with TRANSPOSED, two neighbouring 16-bit elements of column l / 4.
+template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], const void *from) {
     unsigned at = __cvta_generic_to_shared(from);
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -84,21 +88,22 @@ template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&to)[4
                      : "r"(at));
 }
 
-// 16 bytes from global to shared memory, or zeros, by the time that somebody waits for what they are committed with.
-__device__ inline void copy_later(void *to, const void *from, bool there) {
+// Copies 16 bytes from global to shared memory asynchronously, or writes zeros if the source is out of range. The data
+// is there once the group it is committed with has been waited for.
+__device__ inline void copy_async(void *to, const void *from, bool in_range) {
     unsigned at = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(in_range ? 16 : 0) : "memory");
 }
 __device__ inline void commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// For all that was committed but the last N times.
-template <int N> __device__ inline void wait_but() {
+// Waits until at most the N most recently committed groups are pending.
+template <int N> __device__ inline void wait_pending() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// 2^x; 0 where that is smaller than any normal number.
-__device__ inline float two_to(float x) {
+// 2^x. Results below the smallest normal number become 0.
+__device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;

@@ -1,5 +1,6 @@
-//! What each kernel reads and writes.
+//! The effects of kernels: which memory each launch reads and writes.
 
+pub(crate) mod effects;
 mod proof;
 mod ptx;
 mod table;
@@ -9,13 +10,14 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
-use self::table::{Before, Effects, Extent, Factor};
+use self::table::effects_of;
 use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
 
-/// What is known about a kernel: one that candle ships, or one of ours, in the table. `code` is the hash of the PTX text
-/// that it was loaded from: a kernel of the same name from elsewhere is a stranger, of which nothing is known.
+/// The launch of a kernel whose effects are known: one of candle's or of this library's, listed in the table. `code` is
+/// the hash of the PTX text that the kernel was loaded from: a kernel of the same name from another module is unknown.
 pub(super) fn known<'a>(
     name: &'a str,
     arguments: &'a Arguments,
@@ -26,7 +28,8 @@ pub(super) fn known<'a>(
     (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
 }
 
-/// The addresses through which a launch may write: those of the arguments that the table says, of strangers all.
+/// The addresses that a launch may write to: those of the output argument in the table; for an unknown kernel, all
+/// words of its arguments.
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
     let writes =
@@ -34,7 +37,7 @@ pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
-/// A kernel of the table.
+/// A kernel of the table whose code was checked.
 #[derive(Clone, Copy)]
 struct Shipped {
     effects: &'static Effects,
@@ -42,7 +45,7 @@ struct Shipped {
     module: u64,
 }
 
-/// The kernel of this name, if its code does what the table says: another version of candle may have another.
+/// The kernel of this name, if its code agrees with the table: another version of candle may differ.
 fn shipped(name: &str) -> Option<Shipped> {
     static ENTRIES: OnceLock<HashMap<&str, Entry>> = OnceLock::new();
     static PROVEN: RwLock<Option<HashMap<&str, Option<Shipped>>>> = RwLock::new(None);
@@ -50,10 +53,10 @@ fn shipped(name: &str) -> Option<Shipped> {
     if let Some(proven) = PROVEN.read().as_ref().and_then(|proven| proven.get(name)) {
         return *proven;
     }
-    let proven = Effects::of(name).and_then(|effects| {
+    let proven = effects_of(name).and_then(|effects| {
         let proof = proof::holds(entry, effects);
         let refused =
-            |reason: &String| tracing::warn!(name, reason, "a kernel of candle's is not the one that is known");
+            |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
     });
@@ -61,7 +64,7 @@ fn shipped(name: &str) -> Option<Shipped> {
     proven
 }
 
-/// A launch of a kernel of candle's.
+/// A launch of a known kernel.
 pub(super) struct Call<'a> {
     effects: &'static Effects,
     name: &'a str,
@@ -70,9 +73,10 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What happens through the pointer `argument`, which points to byte `delta` of a buffer of `bytes` bytes.
+    /// The region and mode of the access through the pointer argument `argument`, which points to byte `delta` of a
+    /// buffer of `bytes` bytes.
     ///
-    /// Where a region is not known for sure it is the rest of the buffer: all views reach forward.
+    /// A region that is not known exactly is the rest of the buffer from there: views never reach backwards.
     pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
             Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),
@@ -95,10 +99,10 @@ impl Call<'_> {
     }
 
     fn written(&self, delta: u64) -> Option<Region> {
-        let scattered = matches!(self.effects.before, Before::KeptBetween(strides) if !self.is_null(strides));
+        let is_scattered = matches!(self.effects.before, Before::KeptBetween(strides) if !self.is_null(strides));
         let size = self.effects.written_element(self.name)?;
         match self.effects.extent {
-            Extent::Elements(factors) if !scattered => self.contiguous(delta, factors, size),
+            Extent::Elements(factors) if !is_scattered => self.contiguous(delta, factors, size),
             Extent::Rows => self.rows(delta, size),
             Extent::Elements(_) | Extent::Rest => None,
         }
@@ -146,14 +150,14 @@ mod tests {
         Launch { grid, block, ..Default::default() }
     }
 
-    /// What a kernel of candle's with these arguments does through one of them, at byte 64 of a large buffer.
+    /// The access of a known kernel through one argument, which points to byte 64 of a large buffer.
     fn access(name: &str, words: &[u64], argument: usize) -> (Region, AccessMode) {
         let (words, launch) = (Arguments::from_words(words), launch([3, 5, 7], [1, 2, 1]));
         let call = known(name, &words, &launch, code_of(name));
         call.unwrap_or_else(|| panic!("{name} is in the table")).access(Some(argument), 64, ROOM)
     }
 
-    /// The hash of the module that a kernel is shipped in.
+    /// The hash of the module that contains the kernel.
     fn code_of(name: &str) -> Option<u64> {
         shipped(name).map(|shipped| shipped.module)
     }
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_read_in_a_row_unless_there_are_strides() {
+    fn inputs_are_contiguous_without_a_strides_argument() {
         assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 3), (bytes(16), AccessMode::Read));
         assert_eq!(access("cast_bf16_f64", &[8, 1, 0, 0xa000, 0xb000], 4), (bytes(64), AccessMode::Write));
         assert_eq!(access("cast_bf16_f64", &[8, 1, 0xc000, 0xa000, 0xb000], 3), (rest(), AccessMode::Read));
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_count_what_each_thread_or_block_writes() {
+    fn the_written_extent_follows_from_arguments_and_launch_shape() {
         let written = |name, words: &[u64], output| access(name, words, output).0;
         assert_eq!(written("gt_f32", &[16, 1, 0, 1, 2, 3], 5), bytes(16), "booleans take one byte");
         assert_eq!(written("im2col1d_f32", &[10, 0, 4, 0, 0, 0, 1, 2, 3], 8), bytes(4 * 10 * 4));
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_between_written_elements_counts_as_read() {
+    fn outputs_with_gaps_count_as_read_and_written() {
         assert_eq!(access("sa_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), AccessMode::ReadWrite));
         assert_eq!(access("s_u32_f32", &[1, 2, 3, 4, 9, 5, 6], 2), (bytes(4 * 4 * 5 * 6), AccessMode::ReadWrite));
         assert_eq!(access("const_set_f32", &[8, 1, 0, 0, 0xb000], 4), (bytes(32), AccessMode::Write));
@@ -217,18 +221,22 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_concatenation_are_exact() {
+    fn copy2d_writes_exactly_its_rows() {
         let arguments = Arguments::from_words(&[0xa000, 0xb000, 2, 3, 3, 8]);
         let launch = Launch::default();
         let call = known("copy2d_f32", &arguments, &launch, code_of("copy2d_f32")).expect("it is in the table");
         let copy = |delta| call.access(Some(1), delta, 64).0;
         assert_eq!(copy(0), Region::rows(0, 12, 32, 2));
         assert!(!copy(0).overlaps(&copy(12)));
-        assert_eq!(copy(32), Region::contiguous(32, 32), "a region that leaves the buffer is not believed");
+        assert_eq!(
+            copy(32),
+            Region::contiguous(32, 32),
+            "a region past the end of the buffer becomes the rest of the buffer"
+        );
     }
 
     #[test]
-    fn strangers_are_told_by_their_code() {
+    fn a_kernel_is_known_by_name_signature_and_module_hash() {
         let is_known = |name: &str, words: &[u64], code| {
             known(name, &Arguments::from_words(words), &Launch::default(), code).is_some()
         };
@@ -236,8 +244,8 @@ mod tests {
         assert!(is_known("urelu_f32", &[1; 5], unary));
         assert!(!is_known("urelu_f32", &[1; 4], unary), "the same name with another signature");
         assert!(!is_known("urelu_f32", &[1; 5], Some(1)), "the same name in another module");
-        assert!(!is_known("urelu_f32", &[1; 5], None), "a library's or C++");
-        assert!(!is_known("update_f32", &[1; 5], unary), "a stranger whose name begins like a unary kernel's");
+        assert!(!is_known("urelu_f32", &[1; 5], None), "kernels of libraries and of C++ have no hash");
+        assert!(!is_known("update_f32", &[1; 5], unary), "an unknown kernel whose name begins like a unary kernel's");
         assert!(!is_known("my_gemm", &[1; 5], Some(1)));
     }
 }

@@ -1,14 +1,14 @@
-//! Holds the table against the machine code of a kernel before it is believed.
+//! Checks the table of effects against a kernel's PTX before the table is used.
 //!
-//! An address in PTX is a pointer parameter plus offsets. Following the parameters through sums and moves tells which
-//! of them each load and store goes through; the table must say the same.
+//! An address in PTX is a pointer parameter plus offsets. Data flow through sums and moves shows which parameters each
+//! load and store goes through; the table must say the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::effects::{Before, Effects, Extent, Factor};
 use super::ptx::Entry;
-use super::table::{Before, Effects, Extent, Factor};
 
-/// What a register's value is made of: the index of a parameter, or none for a table of constants.
+/// The parameters that a register's value is computed from, by index; `None` stands for a table of constants.
 type Origins = BTreeSet<Option<usize>>;
 
 /// `@%p1 st.global.f32 [%rd1+4], %f1`: the operation's parts and the operands.
@@ -29,8 +29,7 @@ impl<'a> Instruction<'a> {
         })
     }
 
-    /// Where an access of global memory goes: the register of its address. A load or store that names no space may
-    /// go anywhere.
+    /// The address register of a global memory access. A load or store without a state space counts as global.
     fn address(&self) -> Option<&'a str> {
         let elsewhere =
             self.operation.iter().any(|part| matches!(*part, "param" | "shared" | "shared::cluster" | "local"));
@@ -39,8 +38,8 @@ impl<'a> Instruction<'a> {
         bracket.filter(|_| accesses && !elsewhere)?.split(['+', ']']).next()
     }
 
-    /// The sources: those that are merely looked at, and those that make the target an address if they are one. Factors
-    /// and shifts make offsets.
+    /// Splits the source operands in two: those that do not carry an address into the result, such as factors and
+    /// shifts (they make offsets), and those that do.
     fn sources(&self) -> (&[&'a str], &[&'a str]) {
         let sources = self.operands.get(1..).unwrap_or_default();
         sources.split_at(match self.operation.as_slice() {
@@ -50,22 +49,22 @@ impl<'a> Instruction<'a> {
         })
     }
 
-    /// Bytes of one element, whose type ends the operation.
+    /// Bytes of one element; the element type is the last part of the operation.
     fn element(&self) -> Result<u64, String> {
         let bits = self.operation.last().map(|element| element.trim_start_matches(char::is_alphabetic).parse::<u64>());
-        Ok(bits.and_then(Result::ok).ok_or("an operation has no type")? / 8)
+        Ok(bits.and_then(Result::ok).ok_or("an operation has no element type")? / 8)
     }
 }
 
 fn instructions(code: &str) -> Vec<Instruction<'_>> {
-    // Functions that kernels call may stand between two kernels.
+    // Device functions may stand between two kernels.
     let code = code.split(".func").next().unwrap_or_default();
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.flat_map(|line| line.split(';')).filter_map(Instruction::parse).collect()
 }
 
-/// Where the values of registers come from: a fixed point over the code in any order, since one register may be set in
-/// several places.
+/// The origins of all registers: a fixed point over the code in any order, since one register may be set in several
+/// places.
 fn origins<'a>(code: &[Instruction<'a>]) -> BTreeMap<&'a str, Origins> {
     let mut origins: BTreeMap<&str, Origins> = BTreeMap::new();
     loop {
@@ -82,7 +81,7 @@ fn origins<'a>(code: &[Instruction<'a>]) -> BTreeMap<&'a str, Origins> {
     }
 }
 
-/// Where one operand comes from.
+/// The origins of one operand.
 fn origin(operand: &str, registers: &BTreeMap<&str, Origins>) -> Origins {
     let parameter = || operand.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("_param_")?.1.parse().ok();
     match operand {
@@ -93,18 +92,18 @@ fn origin(operand: &str, registers: &BTreeMap<&str, Origins>) -> Origins {
     }
 }
 
-/// What a kernel does through its parameters.
+/// The memory accesses of a kernel through its parameters.
 #[derive(Default)]
 struct Uses {
-    /// Parameters that are stored to, with the bytes of the smallest element.
+    /// Parameters that are stored to, with the smallest element size in bytes.
     stored: BTreeMap<usize, u64>,
-    /// Those that are loaded from, likewise.
+    /// Parameters that are loaded from, with the smallest element size in bytes.
     loaded: BTreeMap<usize, u64>,
-    /// Those that are compared with null.
+    /// Parameters that are compared with null.
     tested: BTreeSet<usize>,
 }
 
-/// Notes an access of elements of so many bytes.
+/// Notes an access of elements of `element` bytes.
 fn note(uses: &mut BTreeMap<usize, u64>, parameters: impl IntoIterator<Item = usize>, element: u64) {
     for parameter in parameters {
         let smallest = uses.entry(parameter).or_insert(element);
@@ -112,7 +111,7 @@ fn note(uses: &mut BTreeMap<usize, u64>, parameters: impl IntoIterator<Item = us
     }
 }
 
-/// The analysis of a kernel's code.
+/// Analyses a kernel's code.
 fn uses(code: &str) -> Result<Uses, String> {
     let code = instructions(code);
     let registers = origins(&code);
@@ -125,12 +124,12 @@ fn uses(code: &str) -> Result<Uses, String> {
         match instruction.operation.as_slice() {
             ["setp", ..] if instruction.operands.last() == Some(&"0") => uses.tested.extend(values),
             ["setp", ..] => {}
-            // A function may write to what it is given.
+            // A called function may write to a pointer that it gets.
             ["st", "param", ..] => note(&mut uses.stored, values, 1),
             _ => lost.extend(values),
         }
         let Some(address) = instruction.address() else { continue };
-        ensure(!origin(address, &registers).is_empty(), || format!("`{address}` comes from nowhere"))?;
+        ensure(!origin(address, &registers).is_empty(), || format!("`{address}` does not come from a parameter"))?;
         if instruction.operation[0] != "ld" {
             note(&mut uses.stored, parameters(address), instruction.element()?);
         }
@@ -139,7 +138,7 @@ fn uses(code: &str) -> Result<Uses, String> {
         }
     }
     let pointers = || uses.stored.keys().chain(uses.loaded.keys());
-    ensure(pointers().all(|pointer| !lost.contains(pointer)), || "an address is lost from sight".into())?;
+    ensure(pointers().all(|pointer| !lost.contains(pointer)), || "a pointer goes into an unknown operation".into())?;
     Ok(uses)
 }
 
@@ -151,17 +150,17 @@ fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
     }
 }
 
-/// Whether a kernel does what the table says.
+/// Does a kernel do what the table says?
 ///
 /// # Errors
-/// Where it differs.
+/// The first difference.
 pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let Entry { name, parameters, code, .. } = *kernel;
     let uses = uses(code)?;
-    let element = effects.written_element(name).ok_or("its name has no type")?;
+    let element = effects.written_element(name).ok_or("its name has no element type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
     if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
-        // Its threads take several neighbours, which the compiler loads and stores together.
+        // Threads of these kernels access several neighbouring elements with one vector instruction.
         let sizes = stored.values_mut().chain(loaded.values_mut());
         sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
     }
@@ -191,23 +190,24 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     for factor in factors {
         let Factor::Argument(count) = *factor else { continue };
         let is_number = count < parameters && !loaded.contains_key(&count);
-        ensure(is_number, || format!("argument {count} is no number"))?;
+        ensure(is_number, || format!("argument {count} is not a plain number"))?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ptx, table::EFFECTS};
+    use super::super::ptx;
+    use super::super::table::{all, effects_of};
     use super::*;
-    use crate::kernel_catalog::ROWS;
+    use crate::kernel_catalog::ENTRIES;
 
     #[test]
     fn the_table_agrees_with_the_code_of_every_kernel() {
-        let mut unused: BTreeSet<&str> = EFFECTS.iter().map(|effects| effects.name).collect();
+        let mut unused: BTreeSet<&str> = all().map(|effects| effects.name).collect();
         for kernel in ptx::entries() {
             let name = kernel.name;
-            let effects = Effects::of(name).unwrap_or_else(|| panic!("{name} is not in the table"));
+            let effects = effects_of(name).unwrap_or_else(|| panic!("{name} is not in the table"));
             unused.remove(effects.name);
             assert_eq!(holds(&kernel, effects), Ok(()), "{name}");
         }
@@ -216,23 +216,23 @@ mod tests {
 
     #[test]
     fn every_row_of_the_catalogue_has_effects() {
-        for row in ROWS.iter().filter(|row| row.prefix != "opara_chain") {
-            assert!(EFFECTS.iter().any(|effects| effects.name == row.effects), "{row:?}");
+        for row in ENTRIES.iter().filter(|row| row.prefix != "opara_chain") {
+            assert!(all().any(|effects| effects.name == row.effects), "{row:?}");
         }
     }
 
     #[test]
-    fn a_kernel_that_writes_elsewhere_is_not_believed() {
+    fn a_kernel_that_differs_from_the_table_is_rejected() {
         let kernel = ptx::entries().find(|kernel| kernel.name == "urelu_f32").expect("candle ships it");
-        let effects = Effects::of(kernel.name).expect("it is in the table");
-        let elsewhere = Effects::of("fill_f32").expect("it is in the table");
+        let effects = effects_of(kernel.name).expect("it is in the table");
+        let elsewhere = effects_of("fill_f32").expect("it is in the table");
         assert_eq!(holds(&kernel, effects), Ok(()));
         assert!(holds(&kernel, elsewhere).is_err());
     }
 
-    /// The analysis itself, on a kernel with an address of each kind.
+    /// Tests the analysis itself, with one address of each kind.
     #[test]
-    fn addresses_are_followed_through_arithmetic() {
+    fn pointer_origins_are_tracked_through_arithmetic() {
         let code = "{
             ld.param.u64 %rd1, [k_param_0];
             ld.param.u64 %rd2, [k_param_1];
@@ -247,7 +247,7 @@ mod tests {
             mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
             { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
         }";
-        let uses = uses(code).expect("it can be followed");
+        let uses = uses(code).expect("the analysis succeeds");
         assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2)].into());
         assert_eq!(uses.stored, [(2, 2)].into());
         assert_eq!(uses.tested, [0].into());

@@ -1,22 +1,22 @@
-//! The kernels that candle ships, and ours, as the build compiled them.
+//! The PTX of candle's kernels and of this library's, as the build compiled it.
 
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cuda::driver::kernels::ptx as ours;
 
-/// A kernel that is loaded by name.
+/// A kernel.
 pub(super) struct Entry {
     pub name: &'static str,
-    /// How many parameters it has.
+    /// The number of parameters.
     pub parameters: usize,
-    /// Its PTX, behind the parameters.
+    /// Its PTX after the parameter list.
     pub code: &'static str,
-    /// The hash (XXH3) of the text of its module.
+    /// The XXH3 hash of its module's text.
     pub module: u64,
 }
 
-/// All of them.
+/// All kernels.
 pub(super) fn entries() -> impl Iterator<Item = Entry> {
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()

@@ -1,108 +1,21 @@
-//! The table of effects: where each kernel of candle 0.11, and of ours, writes, and what it does with what was there before.
+//! The effects of all known kernels: those of candle 0.11, and those of this library from `ops`.
 //!
-//! A row of the catalogue of kernels ([`Row`]) names its entry; kernels of the same arguments share one.
+//! An entry of the catalogue of kernels ([`KernelEntry`]) names its effects; kernels with the same arguments share them.
 //!
-//! From the sources (`candle-kernels/src/*.cu`) and the launches in candle-core and candle-nn; candle-transformers has
-//! no kernels of its own. `proof` holds which argument is written, as what type, and whether it is read, against the
-//! kernels' machine code.
+//! candle's effects were read from its sources (`candle-kernels/src/*.cu`) and from the launches in candle-core and
+//! candle-nn; candle-transformers has no kernels of its own. `proof` checks against the kernels' PTX which argument is
+//! written, with which element type, and whether it is read.
 
-use self::{Before::*, Extent::*, Factor::*};
-use crate::kernel_catalog::{Row, TYPES};
-
-/// What kernels of the same arguments do. In all of them exactly one argument is written.
-pub(super) struct Effects {
-    /// As [`Row::effects`] has it.
-    pub name: &'static str,
-    /// The argument that is written.
-    pub output: usize,
-    /// Bytes of an element written, if the name does not end in its type.
-    pub element: Option<u64>,
-    pub extent: Extent,
-    pub before: Before,
-    /// Arguments of which as many elements are read as are written, in a row unless there are `strides`.
-    pub inputs: &'static [usize],
-    /// The argument that points to dimensions and strides; null if all is contiguous.
-    pub strides: Option<usize>,
-}
-
-/// Which bytes are written, from the output pointer on.
-pub(super) enum Extent {
-    /// The product of these in contiguous elements.
-    Elements(&'static [Factor]),
-    /// The rows of a `copy2d`.
-    Rows,
-    /// All up to the end of the buffer, which candle allocates for the launch: how many there are stands in device
-    /// memory, or nowhere.
-    Rest,
-}
-
-/// One factor of a number of elements.
-pub(super) enum Factor {
-    /// The argument of this index.
-    Argument(usize),
-    /// Blocks of the grid along an axis.
-    Grid(usize),
-    /// Threads of a block along an axis.
-    Block(usize),
-    /// A constant.
-    Times(u64),
-    /// The reciprocal of a constant.
-    Over(u64),
-}
-
-/// What becomes of the extent's former bytes.
-pub(super) enum Before {
-    /// All are overwritten, none is read.
-    Overwritten,
-    /// All are overwritten, and the kernel reads them only after that.
-    ReadBack,
-    /// All are overwritten; they are read in place of this argument if it is null.
-    InPlaceOf(usize),
-    /// None is read, and some stay.
-    PartlyKept,
-    /// None is read; those between strides stay, if this argument, which points to them, is not null.
-    KeptBetween(usize),
-    /// The kernel adds to them.
-    AddedTo,
-}
+use super::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
+use crate::kernel_catalog::KernelEntry;
+use crate::ops::effects::EFFECTS;
 
 const X: usize = 0;
 const Y: usize = 1;
 const Z: usize = 2;
 
-const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
-    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
-}
-
-/// Kernels over `numel, num_dims, info, ...`: each element of the output from one of each input.
-const fn maps(name: &'static str, inputs: &'static [usize], output: usize) -> Effects {
-    writes(name, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
-}
-
-impl Effects {
-    const fn of_bytes(mut self, element: u64) -> Self {
-        self.element = Some(element);
-        self
-    }
-
-    const fn before(mut self, before: Before) -> Self {
-        self.before = before;
-        self
-    }
-
-    const fn reads(mut self, inputs: &'static [usize]) -> Self {
-        self.inputs = inputs;
-        self
-    }
-
-    const fn strides(mut self, argument: usize) -> Self {
-        self.strides = Some(argument);
-        self
-    }
-}
-
-/// All of them.
-pub(super) const EFFECTS: &[Effects] = &[
+/// Effects of candle's kernels.
+const CANDLE: &[Effects] = &[
     // affine.cu: numel, num_dims, info, in, out, mul, add
     maps("affine_", &[3], 4).before(InPlaceOf(3)),
     // cast.cu: numel, num_dims, info, in, out
@@ -124,23 +37,24 @@ pub(super) const EFFECTS: &[Effects] = &[
     // indexing.cu, scatter_add and scatter: ids, in, out, left, in's dim, out's dim, right
     writes("sa_", 2, Elements(&[Argument(3), Argument(5), Argument(6)])).before(AddedTo),
     writes("s_", 2, Elements(&[Argument(3), Argument(5), Argument(6)])).before(PartlyKept),
-    // reduce.cu, a row for each of the grid's x and the block's x or y: in, out, [alpha, [beta,]] columns, ...
+    // reduce.cu, one row per block of the grid's x and thread of the block's x or y: in, out, [alpha, [beta,]] columns,
+    // ...
     writes("softmax_", 1, Elements(&[Grid(X), Block(X), Argument(2)])).reads(&[0]).before(ReadBack),
     writes("rmsnorm_", 1, Elements(&[Grid(X), Block(Y), Argument(3)])).reads(&[0]),
     writes("layernorm_", 1, Elements(&[Grid(X), Block(Y), Argument(4)])).reads(&[0]),
-    // reduce.cu: in, cos, sin, out, then b·h, t·d or each of the four
+    // reduce.cu: in, cos, sin, out, then b·h, t·d or the four sizes
     writes("rope_thd_", 3, Elements(&[Argument(4), Argument(5), Argument(6), Argument(7)])).reads(&[0]),
     writes("rope_", 3, Elements(&[Argument(4), Argument(5)])).reads(&[0]),
-    // reduce.cu: numel (`small`: of the output), elements in each sum, num_dims, info, in, out; one sum a block
+    // reduce.cu: numel (`small`: of the output), elements per sum, num_dims, info, in, out; one sum per block
     writes("fast_sum_small_", 5, Elements(&[Argument(0)])),
     writes("fast_argmin_", 5, Elements(&[Grid(X)])).of_bytes(4),
     writes("fast_argmax_", 5, Elements(&[Grid(X)])).of_bytes(4),
     writes("fast_", 5, Elements(&[Grid(X)])),
     // reduce.cu, atomically: numel, num_dims, num_sum_dims, info, in, out
     writes("sum_", 5, Rest).before(AddedTo),
-    // sort.cu, a row a block, indices: in, out, columns, padded columns
+    // sort.cu, one row per block, writes indices: in, out, columns, padded columns
     writes("asort_", 1, Elements(&[Grid(X), Argument(2)])).of_bytes(4).reads(&[0]),
-    // conv.cu: ..., info, in, [kernel,] out; sizes are in `info`
+    // conv.cu: ..., info, in, [kernel,] out; the sizes are in `info`
     writes("conv_transpose1d_", 9, Rest),
     writes("conv_transpose2d_", 10, Rest),
     writes("conv1d_", 8, Rest),
@@ -154,50 +68,23 @@ pub(super) const EFFECTS: &[Effects] = &[
     // conv.cu: numel of the output, ..., out
     writes("im2col_", 10, Elements(&[Argument(0)])),
     writes("col2im1d_", 7, Elements(&[Argument(0)])),
-    // Ours, cat.cu: elements, elements in a row, relu, out, then a part, what is added and elements in a row, eight times
-    writes("opara_cat_sums_", 3, Elements(&[Argument(0)])),
-    // Ours, cat.cu: units, units in a row, out, then a part and its units in a row, eight times
-    writes("opara_cat_v128", 2, Elements(&[Argument(0), Times(4)])).of_bytes(4),
-    writes("opara_cat_", 2, Elements(&[Argument(0)])),
-    // Ours, pool.cu and depthwise.cu: numel, ..., in, [weight, bias,] out
-    writes("opara_pool_", 18, Elements(&[Argument(0)])),
-    writes("opara_depthwise_", 17, Elements(&[Argument(0)])),
-    // Ours, space_to_depth.cu: numel of the output, its sizes, those of the input and its strides, in, out
-    writes("opara_space_to_depth_", 15, Elements(&[Argument(0)])),
-    // Ours, activation.cu: numel, columns, activation, in, bias, out; the bias may be null
-    writes("opara_bias_act_", 5, Elements(&[Argument(0)])).reads(&[3]),
-    // Ours, heads.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null
-    writes("opara_split_heads_", 8, Elements(&[Argument(0)])),
-    // Ours, attention.cu: numel, queries, keys, heads, scale, strides of four, q, k, v, bias, out; the bias may be null
-    writes("opara_attention_", 21, Elements(&[Argument(0)])),
-    // Ours, product.cu: rows, columns, inner, whether max(y, 0) follows, x, weight, bias, out; the bias may be null
-    writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
-    // Ours, embedding.cu: numel, columns, rows of the table, ids, table, out
-    writes("opara_embedding_", 5, Elements(&[Argument(0)])),
-    // Ours, norm.cu: rows, columns, eps, in, bias, residual, scale, shift, out; bias and residual may be null
-    writes("opara_layer_norm_", 8, Elements(&[Argument(0), Argument(1)])).reads(&[3, 5]),
-    // Ours, norm.cu: rows, columns, eps, in, scale, out
-    writes("opara_rms_norm_", 5, Elements(&[Argument(0), Argument(1)])).reads(&[3]),
-    // Ours, norm.cu: rows, columns, eps, in, residual, scale, out: the sums, and behind them what they are normalised
-    writes("opara_add_rms_norm_", 6, Elements(&[Argument(0), Argument(1), Times(2)])),
-    // Ours, softmax.cu: rows, columns, sizes and strides of the bias, in, bias, out; the bias may be null
-    writes("opara_softmax_", 9, Elements(&[Argument(0), Argument(1)])).reads(&[7]),
-    // quantized.cu: in, out, then the number of 32s or of elements; of the `K` formats nothing more, and 256 a block
+    // quantized.cu: in, out, then the number of blocks of 32 or of elements; the `K` formats have 256 elements per
+    // block, and no count
     writes("dequantize_block_q4_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q4_1_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q8_0_", 1, Elements(&[Argument(2), Times(32)])),
     writes("dequantize_block_q5_0_", 1, Elements(&[Argument(2)])),
     writes("dequantize_block_q5_1_", 1, Elements(&[Argument(2)])),
     writes("dequantize_block_", 1, Elements(&[Grid(X), Times(256)])),
-    // quantized.cu, f32 of any type: in, ids, out, columns, bytes of a row
+    // quantized.cu, f32 output for every type: in, ids, out, columns, bytes of a row
     writes("get_rows_", 2, Elements(&[Grid(X), Argument(3)])).of_bytes(4),
     // quantized.cu, f32: matrix, vector, out, columns[, rows]
     writes("dequantize_mul_mat_vec_", 2, Elements(&[Grid(X), Block(Y)])).of_bytes(4),
-    // quantized.cu, f32: matrix, vectors, out, ...; where blocks take two rows each, the last may go one too far
+    // quantized.cu, f32: matrix, vectors, out, ...; a block may compute two rows, the last of which may be past the end
     writes("mul_mat_vec_", 2, Rest).of_bytes(4),
     // quantized.cu, f32: x, y, out, x's columns, x's rows, y's columns, y's rows, out's rows
     writes("mul_mat_q", 2, Elements(&[Argument(5), Argument(7)])).of_bytes(4),
-    // quantized.cu, blocks of 32 in 36 bytes: in, out, columns, padded columns
+    // quantized.cu, blocks of 32 elements in 36 bytes: in, out, columns, padded columns
     writes("quantize_q8_1", 1, Elements(&[Grid(Y), Block(Y), Argument(3), Over(32), Times(36)])).of_bytes(1),
     // quantized.cu, f32: weights, in, ids, out, n, k, batch, topk, ...
     writes("indexed_moe_forward_", 3, Elements(&[Grid(Y), Grid(Z), Argument(4)])).of_bytes(4),
@@ -208,7 +95,7 @@ pub(super) const EFFECTS: &[Effects] = &[
     maps("bdiv_", &[3, 4], 5),
     maps("bminimum_", &[3, 4], 5),
     maps("bmaximum_", &[3, 4], 5),
-    // binary.cu: booleans
+    // binary.cu, comparisons: one byte per element
     maps("eq_", &[3, 4], 5).of_bytes(1),
     maps("ne_", &[3, 4], 5).of_bytes(1),
     maps("lt_", &[3, 4], 5).of_bytes(1),
@@ -222,21 +109,13 @@ pub(super) const EFFECTS: &[Effects] = &[
     maps("u", &[3], 4).before(InPlaceOf(3)),
 ];
 
-impl Effects {
-    /// Those of a kernel that is surely candle's or ours.
-    pub fn of(name: &str) -> Option<&'static Self> {
-        let row = Row::of(name)?;
-        EFFECTS.iter().find(|effects| effects.name == row.effects)
-    }
+/// The effects of a kernel that is known to be candle's or this library's.
+pub(super) fn effects_of(name: &str) -> Option<&'static Effects> {
+    let entry = KernelEntry::of(name)?;
+    all().find(|effects| effects.name == entry.effects)
+}
 
-    /// Bytes of an element that the kernel of this name writes.
-    pub fn written_element(&self, name: &str) -> Option<u64> {
-        let last = || TYPES.iter().find(|(ending, _)| name.ends_with(ending)).map(|&(_, size)| size);
-        self.element.or_else(last)
-    }
-
-    /// Bytes of an element of the `inputs`: names give their type first.
-    pub fn read_element(&self, name: &str) -> Option<u64> {
-        TYPES.iter().filter_map(|&(part, size)| Some((name.find(part)?, size))).min().map(|(_, size)| size)
-    }
+/// All known effects.
+pub(super) fn all() -> impl Iterator<Item = &'static Effects> {
+    CANDLE.iter().chain(EFFECTS.iter().copied().flatten())
 }

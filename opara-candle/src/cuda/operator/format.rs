@@ -1,18 +1,18 @@
-//! In which order of a tensor's elements convolutions run.
+//! The memory layout that convolutions run in.
 
 use candle::{DType, Result, Tensor};
 
-/// An order of the elements of `(batch, channels, h, w)` in memory.
+/// A memory layout of `(batch, channels, h, w)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
-    /// Batch, channels, h, w.
+    /// (batch, channels, h, w).
     Nchw,
-    /// Batch, h, w, channels.
+    /// (batch, h, w, channels).
     Nhwc,
 }
 
 impl Format {
-    /// The one in which convolutions of a dtype run: tensor cores want channels inside, as cuDNN uses them.
+    /// The layout for convolutions of a dtype: NHWC where cuDNN uses tensor cores.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F16 | DType::BF16 | DType::F32 if cfg!(feature = "cudnn") => Format::Nhwc,
@@ -20,7 +20,7 @@ impl Format {
         }
     }
 
-    /// The elements in this order, as a contiguous tensor of that shape.
+    /// The elements in this layout, as a contiguous tensor with that layout's shape.
     pub fn arrange(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Format::Nchw => x.contiguous(),
@@ -28,7 +28,7 @@ impl Format {
         }
     }
 
-    /// The tensor `(batch, channels, h, w)` of elements that lie in this order.
+    /// The tensor `(batch, channels, h, w)` of elements in this layout.
     pub fn view(self, arranged: &Tensor) -> Result<Tensor> {
         match self {
             Format::Nchw => Ok(arranged.clone()),

@@ -1,5 +1,5 @@
-//! What operators on a GPU share: how one that is one launch runs, rows, planes, orders of elements, and the choice among
-//! several ways.
+//! Shared parts of the GPU operators: running a kernel as a candle operator, rows, planes, memory layouts, and
+//! autotuning.
 
 pub(crate) mod choice;
 pub(crate) mod format;
@@ -15,51 +15,51 @@ use half::{bf16, f16};
 use self::rows::Rows;
 use crate::cuda::driver::kernels;
 
-/// An operator of one kernel, which there is for every dtype of floats.
+/// An operator that is one kernel, with a variant for each float dtype.
 pub(crate) trait Kernel {
-    /// candle's name for it.
+    /// The operator's name for candle.
     const NAME: &'static str;
 
-    /// Launches it: it writes all of `y`.
+    /// Launches the kernel, which must write all of `y`.
     fn launch<T: CudaDType + DeviceRepr>(&self, call: Call<T>) -> Result<()>;
 }
 
-/// The elements that a kernel runs on, of one type.
+/// The arguments of one launch.
 pub(crate) struct Call<'a, T> {
     pub device: &'a CudaDevice,
     pub dtype: DType,
-    /// Those of its first operand.
+    /// Elements of the first operand.
     pub x: CudaView<'a, T>,
-    /// Those of its result.
+    /// Elements of the result.
     pub y: &'a mut CudaSlice<T>,
 }
 
-/// Whether there are kernels for a dtype.
+/// Are there kernels for this dtype?
 pub(crate) fn is_known(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 
-/// Whether the kernels take these operands: floats of one dtype on one GPU.
+/// Do the kernels support these operands: floats of one dtype on one GPU?
 pub(crate) fn takes(first: &Tensor, rest: &[Option<&Tensor>]) -> bool {
     let alike = |other: &&Tensor| other.dtype() == first.dtype() && other.device().same_device(first.device());
     is_known(first.dtype()) && first.device().is_cuda() && rest.iter().flatten().all(alike)
 }
 
-/// The rows of `x`, if the kernels take it and these vectors, and their sizes go with them.
+/// The rows of `x`, if the kernels support the operands and each vector has one element per column.
 pub(crate) fn rows_of(x: &Tensor, vectors: &[Option<&Tensor>]) -> Option<Rows> {
     let rows = Rows::of(x.dims())?;
     let fit = vectors.iter().flatten().all(|vector| vector.dims() == [rows.columns()]);
     (fit && takes(x, vectors)).then_some(rows)
 }
 
-/// The elements of a tensor, from its first one on.
+/// The elements of a tensor, starting with its first one.
 pub(crate) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
-    // An empty one may begin behind the end of what it is a view of.
+    // An empty view may start past the end of its tensor.
     let start = if layout.shape().elem_count() == 0 { 0 } else { layout.start_offset() };
     Ok(storage.as_cuda_slice::<T>()?.slice(start..))
 }
 
-/// The result, of `shape`, of `kernel` on `x` and what else it holds, which must lie as the kernel takes them.
+/// Runs `kernel` on `x`, in the memory layout that the kernel expects. The result has the given shape.
 pub(crate) fn launched<K: Kernel>(kernel: K, x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     x.apply_op1_no_bwd(&Operator { kernel, shape: shape.into() })
 }
@@ -99,7 +99,7 @@ impl<K: Kernel> CustomOp1 for Operator<K> {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        candle::bail!("this operator is for tensors on a GPU")
+        candle::bail!("this operator needs a tensor on a GPU")
     }
 
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {

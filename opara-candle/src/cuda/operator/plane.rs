@@ -1,30 +1,30 @@
-//! Planes of channels, and the variants of kernels that map them to others.
+//! Image planes, and the choice among kernel variants for them.
 
 use candle::{bail, Result};
 
 /// Threads that an H200 runs at once.
 pub(crate) const H200_THREADS: usize = 132 * 2048;
 
-/// Sizes of an operator that maps the pixels of each channel to others.
+/// Sizes of an operator on image planes: pooling or depthwise convolution.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plane {
     /// Images.
     batch: usize,
     /// Channels.
     channels: usize,
-    /// Height and width before.
+    /// Input height and width.
     from: (usize, usize),
-    /// Height and width after.
+    /// Output height and width.
     to: (usize, usize),
-    /// Whether the channels of a pixel lie together.
+    /// Is the layout NHWC?
     channels_last: bool,
 }
 
 impl Plane {
-    /// For `(batch, channels, h, w)` to `to`.
+    /// From `(batch, channels, h, w)` to planes of size `to`.
     ///
     /// # Errors
-    /// More elements than 32 bits count.
+    /// Indices that do not fit into 31 bits.
     pub fn new(
         (batch, channels, h, w): (usize, usize, usize, usize),
         to: (usize, usize),
@@ -32,7 +32,7 @@ impl Plane {
     ) -> Result<Self> {
         let plane = Self { batch, channels, from: (h, w), to, channels_last };
         if plane.elements().max(plane.results()) > i32::MAX as usize {
-            bail!("{:?} has more elements than the kernels count", (batch, channels, h, w))
+            bail!("{:?} is too large: the kernels index with 31 bits", (batch, channels, h, w))
         }
         Ok(plane)
     }
@@ -47,17 +47,17 @@ impl Plane {
         self.channels
     }
 
-    /// Height and width before.
+    /// Input height and width.
     pub fn from(&self) -> (usize, usize) {
         self.from
     }
 
-    /// Height and width after.
+    /// Output height and width.
     pub fn to(&self) -> (usize, usize) {
         self.to
     }
 
-    /// Whether the channels of a pixel lie together.
+    /// Is the layout NHWC?
     pub fn is_channels_last(&self) -> bool {
         self.channels_last
     }
@@ -80,15 +80,16 @@ impl Plane {
         }
     }
 
-    /// Whether channels lie together and a thread can take so many at once, of so many bytes each.
+    /// Is the layout NHWC, and can a thread load `channels` neighbouring channels, of `bytes` bytes each, as one
+    /// vector?
     pub fn is_aligned(&self, channels: usize, bytes: usize, addresses: &[u64]) -> bool {
         let size = channels * bytes;
         let aligned = addresses.iter().all(|address| address.is_multiple_of(size as u64));
         self.channels_last && size <= 16 && self.channels.is_multiple_of(channels) && aligned
     }
 
-    /// The kernel's variant whose threads take so many neighbouring channels, or one each, and how many threads it takes.
-    pub fn taking(&self, channels: Option<usize>) -> (String, usize) {
+    /// The kernel variant with this many neighbouring channels per thread, or one, and its number of threads.
+    pub fn variant(&self, channels: Option<usize>) -> (String, usize) {
         let layout = if self.channels_last { "nhwc" } else { "nchw" };
         match channels {
             Some(n) => (format!("{layout}{n}"), self.results() / n),
@@ -96,8 +97,8 @@ impl Plane {
         }
     }
 
-    /// Whether threads that make so many results each are enough to hide the latency of loads: as many as an H200 runs at
-    /// once.
+    /// Do enough threads remain to hide the latency of loads if each computes `results` elements? That is as many as an
+    /// H200 runs at once.
     pub fn fills(&self, results: usize) -> bool {
         self.results() / results >= H200_THREADS
     }

@@ -1,4 +1,4 @@
-//! Rows of elements, and the launches of kernels over them.
+//! Rows of elements, and launch shapes of row-wise kernels.
 
 use candle::DType;
 use cudarc::driver::LaunchConfig;
@@ -6,19 +6,19 @@ use cudarc::driver::LaunchConfig;
 use crate::cuda::driver::kernels::wide;
 
 const WARP: usize = 32;
-/// Threads that work on a row at most (`rows.cuh`); they then do so again and again.
-pub(crate) const MOST: usize = 1024;
+/// Maximum threads per row (`rows.cuh`). Threads of longer rows take several vectors.
+pub(crate) const MAX_THREADS: usize = 1024;
 
-/// Rows of elements, one after the other.
+/// Contiguous rows of elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     rows: usize,
-    /// Elements of each.
+    /// Elements per row.
     columns: usize,
 }
 
 impl Rows {
-    /// Along the last dimension; `None` if there are more or longer ones than kernels count.
+    /// Rows along the last dimension; `None` if their number or length exceeds 31 bits.
     pub fn of(dims: &[usize]) -> Option<Self> {
         const COUNTED: usize = i32::MAX as usize;
         let (&columns, rest) = dims.split_last()?;
@@ -26,35 +26,36 @@ impl Rows {
         (rows <= COUNTED && columns <= COUNTED).then_some(Self { rows, columns })
     }
 
-    /// Whether 32 bits count all elements.
+    /// Does the number of elements fit into 31 bits?
     pub fn are_countable(&self) -> bool {
         self.rows.checked_mul(self.columns).is_some_and(|elements| elements <= i32::MAX as usize)
     }
 
-    /// How many they are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Elements of each.
+    /// Elements per row.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Elements of all.
+    /// Elements of all rows.
     pub fn elements(&self) -> usize {
         self.rows * self.columns
     }
 
-    /// The launch of a kernel over rows (`rows.cuh`): part of a warp for each if that is enough, else a block.
+    /// The launch of a row-wise kernel (`rows.cuh`): part of a warp per row if that is enough, otherwise a block per
+    /// row.
     pub fn by_blocks(&self, dtype: DType) -> LaunchConfig {
         let loads = self.columns.div_ceil(wide(dtype));
-        self.by(if loads <= WARP { loads.next_power_of_two() } else { loads.next_multiple_of(WARP).min(MOST) })
+        self.by(if loads <= WARP { loads.next_power_of_two() } else { loads.next_multiple_of(WARP).min(MAX_THREADS) })
     }
 
-    /// The same, but for a warp where rows are many.
+    /// The same, but one warp per row if there are many rows.
     pub fn by_warps_or_blocks(&self, dtype: DType) -> LaunchConfig {
-        /// Rows that fill a GPU by a warp each, and the longest that a warp is not too slow for.
+        /// From this many rows on, one warp per row fills the GPU; up to this length, a warp is fast enough.
         const MANY: usize = 1024;
         const LONG: usize = 1024;
         let loads = self.columns.div_ceil(wide(dtype));
@@ -65,13 +66,13 @@ impl Rows {
     }
 
     fn by(&self, threads: usize) -> LaunchConfig {
-        /// Threads of a block that has several rows.
+        /// Threads of a block with several rows.
         const BLOCK: usize = 128;
-        let together = if threads <= WARP { BLOCK / threads } else { 1 };
-        let blocks = self.rows.div_ceil(together);
+        let rows_per_block = if threads <= WARP { BLOCK / threads } else { 1 };
+        let blocks = self.rows.div_ceil(rows_per_block);
         LaunchConfig {
             grid_dim: (blocks as u32, 1, 1),
-            block_dim: (threads as u32, together as u32, 1),
+            block_dim: (threads as u32, rows_per_block as u32, 1),
             shared_mem_bytes: 0,
         }
     }

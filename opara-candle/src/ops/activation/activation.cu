@@ -1,14 +1,14 @@
-// What follows a matrix product: a bias, where it is not null, and an activation.
+// The epilogue of a matmul as a kernel of its own: adds a bias, unless it is null, and applies an activation.
 #include "activation.cuh"
 
 template <int ACTIVATION, typename T>
 __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
-    const bool together = columns % N == 0 && are_aligned(x, bias, y);
-    const Share mine = Share::of<N>(numel, together);
+    const bool vectors = columns % N == 0 && are_aligned(x, bias, y);
+    const ThreadElements mine = ThreadElements::of<N>(numel, vectors);
     if (mine.count == 0) return;
-    if (together) {
+    if (vectors) {
         Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
         if (bias) b = load<T, N>(bias + mine.first % columns);
 #pragma unroll

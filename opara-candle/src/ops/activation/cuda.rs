@@ -8,7 +8,8 @@ use super::{launch, Activation};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
 
-/// `activation(x + bias)`; `None` where candle's operators have to do it, or have to refuse.
+/// `activation(x + bias)` in one kernel. `None` if the kernel does not support the operands: the caller then runs
+/// candle's operators, which also report errors.
 pub(super) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[bias]).filter(Rows::are_countable) else { return Ok(None) };
     if x.elem_count() == 0 {

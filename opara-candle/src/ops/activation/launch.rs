@@ -10,10 +10,10 @@ use super::Activation;
 use crate::cuda::driver::kernels::{arg_or_null, expect, function, ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 
-/// `activation(x + bias)` into `y`, the bias being that of each column.
+/// Writes `activation(x + bias)` to `y`. The bias has one element per column.
 ///
 /// # Errors
-/// Slices that are too short, more elements than 32 bits count, or a launch that fails.
+/// Slices that are too short, 2^31 elements or more, or a failed launch.
 pub(super) fn bias_act<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -24,7 +24,7 @@ pub(super) fn bias_act<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     if !of.are_countable() {
-        bail!("{of:?} have more elements than the kernel counts")
+        bail!("{of:?}: the kernel indexes with 31 bits")
     }
     expect("the operand", x.len(), of.elements())?;
     expect("the bias", bias.map_or(of.columns(), CudaView::len), of.columns())?;
@@ -40,9 +40,9 @@ pub(super) fn bias_act<T: DeviceRepr>(
     launch.arg(&numel).arg(&columns).arg(&activation).arg(x);
     arg_or_null(&mut launch, bias);
     launch.arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements of `x` and `columns` of the
-    // bias, nothing through null, and writes each of `numel` of `y`: all were held against the slices above, and 31 bits
-    // count them.
+    // SAFETY: the arguments match the kernel's declaration. It reads `numel` elements of `x`, reads `columns` elements
+    // of the bias unless that is null, and writes `numel` elements of `y`. The slice lengths were checked above, and
+    // `numel` fits into 31 bits.
     unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! What follows a product or a convolution.
+//! Activation functions that follow a matmul or a convolution.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -9,25 +11,25 @@ use candle::{Module, Result, Tensor};
 
 use super::own_or;
 
-/// What is applied to the result of a product or a convolution, in the same call.
+/// An activation that is applied to the result of a matmul or a convolution in the same call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {
-    /// Nothing.
+    /// No activation.
     #[default]
     None,
-    /// `max(x, 0)`. What it makes of NaN depends on the kernel: of the 16-bit types NaN, as candle's; of f32 candle's operator
-    /// makes 0 of it, and so may a convolution.
+    /// `max(x, 0)`. For NaN the result depends on the kernel: for 16-bit types it is NaN, as with candle; for f32
+    /// candle's operator gives 0, and a convolution may do so too.
     Relu,
-    /// Gaussian error linear unit, by the hyperbolic tangent.
+    /// Gaussian error linear unit, tanh approximation.
     Gelu,
-    /// Gaussian error linear unit, by the error function.
+    /// Gaussian error linear unit, exact (with the error function).
     GeluErf,
     /// `x * sigmoid(x)`.
     Silu,
 }
 
-/// As an operator of its own.
+/// Applies the activation as an operator of its own.
 impl Module for Activation {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
@@ -42,7 +44,7 @@ impl Module for Activation {
 
 #[cfg(feature = "cuda")]
 impl Activation {
-    /// What `activation.cuh` calls it.
+    /// The activation's code in `activation.cuh`.
     pub(super) fn code(self) -> i32 {
         match self {
             Self::None => 0,
@@ -54,7 +56,7 @@ impl Activation {
     }
 }
 
-/// `activation(x + bias)`: on a GPU one launch.
+/// `activation(x + bias)`. One launch on a GPU.
 pub(super) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let composed = || match bias {
         Some(bias) => activation.forward(&x.broadcast_add(bias)?),

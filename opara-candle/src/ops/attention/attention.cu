@@ -1,58 +1,61 @@
-// Attention, softmax(q * k^T * scale + bias) * v for each head, by tensor cores (Dao, "FlashAttention-2", 2023, Alg. 1): a
-// block keeps its queries, keys and values pass by, and the softmax so far is corrected as they do.
+// Attention on tensor cores: softmax(q * k^T * scale + bias) * v for each head (Dao, "FlashAttention-2", 2023, Alg. 1).
+// A block keeps its queries in registers, streams tiles of keys and values through shared memory, and rescales its
+// running softmax with each tile.
 
-// Code for older architectures has no such kernels, rather than empty ones.
+// For older architectures no kernels are compiled, rather than empty ones.
 #if __CUDA_ARCH__ >= 800
 
 #include "rows.cuh"
 #include "tensor.cuh"
 
 constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
-// Queries of a warp, and of a block.
+// Queries per warp, and per block.
 constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
 
-// Keys that pass by at a time, so many that two times keys and values fit into shared memory.
+// Keys per tile: two stages of keys and values must fit into shared memory.
 template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
 
-// Of one head: the elements of a row follow one another.
+// The rows of one head: `pitch` elements apart, contiguous in themselves.
 template <typename T> struct Tokens {
     const T *at;
     unsigned count, pitch;
 };
 
-// Rows in shared memory. What is beyond a row's end keeps those of a column in banks of their own.
+// A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
 template <int DIM, typename T> struct Tile {
     static constexpr unsigned PITCH = DIM + WIDE<T>, LOADS = DIM / WIDE<T>;
     T *at;
 
     __device__ T *row(unsigned row) const { return at + row * PITCH; }
 
-    // Asks for COUNT tokens from `first` on, of which those beyond the last are zeros.
+    // Starts the asynchronous copy of COUNT tokens from `first` on. Tokens past the last one become zeros.
     template <unsigned COUNT> __device__ void fill(const Tokens<T> &from, unsigned first) const {
         static_assert(COUNT * LOADS % THREADS == 0);
 #pragma unroll
         for (unsigned n = 0; n < COUNT * LOADS / THREADS; n++) {
             const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
             const bool there = token < from.count;
-            copy_later(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
+            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
         }
     }
 };
 
-// What is added to the scores of a lane: two rows of it.
+// The bias of the two score rows that a lane holds.
 template <typename T> struct Bias {
     const T *row[2];
     unsigned keys;
-    // Whether two neighbours lie as one load takes them.
+    // Can two neighbouring elements be loaded as one vector?
     bool in_pairs;
 
-    // Numbers that stand for "masked" may be too large to be scaled: they stay finite, unlike infinities.
+    // A mask may hold finite numbers so large that scaling would overflow: clamp them to `most`, so that only
+    // infinities become infinite.
     __device__ static float scaled(T x, float unit, float most) {
         const float own = widen(x), y = own * unit;
         return fabsf(y) > most && fabsf(own) < INFINITY ? copysignf(most, y) : y;
     }
 
-    // In the units of products. Keys that are not there get those of others: they never count.
+    // Initialises the accumulators with the bias, divided by `scale` because the scores are scaled afterwards. Keys
+    // past the last one get the bias of other keys; their scores are masked later.
     template <int N> __device__ void init(float (&score)[N][4], unsigned first, float unit, float most) const {
         if (in_pairs) {
 #pragma unroll
@@ -73,7 +76,8 @@ template <typename T> struct Bias {
     }
 };
 
-// out += weights * v, for N times 8 keys: what a lane has of the scores is what it has of the weights.
+// out += weights * v for N tiles of 8 keys. The accumulator layout of the scores is the operand layout of the weights,
+// so the weights stay in registers.
 template <int N, int D, int DIM, typename T>
 __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, T> &values) {
     const unsigned lane = threadIdx.x % 32;
@@ -85,14 +89,14 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
 #pragma unroll
         for (int d = 0; d < D; d += 2) {
             unsigned some[4];
-            load_matrices<true>(some, values.row(n * 8 + lane % 16) + d * 8 + lane / 16 * 8);
-            multiply_add(out[d], own, some[0], some[1], T());
-            multiply_add(out[d + 1], own, some[2], some[3], T());
+            ldmatrix<true>(some, values.row(n * 8 + lane % 16) + d * 8 + lane / 16 * 8);
+            mma(out[d], own, some[0], some[1], T());
+            mma(out[d + 1], own, some[2], some[3], T());
         }
     }
 }
-// A lane has the weights of keys 2 * (l % 4) and the next, where a product takes l % 4 and that + 4: any order of keys will do,
-// as long as values have the same one.
+// TF32: a lane holds the weights of keys 2 * (l % 4) and the next, but the instruction expects keys l % 4 and l % 4 +
+// 4. The order of the keys does not matter as long as the values are loaded in the same order.
 template <int N, int D, int DIM>
 __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
     const unsigned lane = threadIdx.x % 32;
@@ -103,11 +107,11 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
         const float *first = values.row(n * 8 + lane % 4 * 2) + lane / 4, *second = first + Tile<DIM, float>::PITCH;
 #pragma unroll
         for (int d = 0; d < D; d++)
-            multiply_add(out[d], own, __float_as_uint(first[d * 8]), __float_as_uint(second[d * 8]), float());
+            mma(out[d], own, __float_as_uint(first[d * 8]), __float_as_uint(second[d * 8]), float());
     }
 }
 
-// The lane's columns of one query, in the arithmetic of f32 and without tensor cores.
+// Computes one lane's columns of one query in f32, without tensor cores.
 template <int DIM, typename T>
 __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const T *bias) {
     auto score = [&](unsigned key) {
@@ -117,7 +121,7 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
         for (unsigned d = 0; d < DIM; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
         return bias ? sum + widen(bias[key]) : sum;
     };
-    // NaN makes NaN of all that follows.
+    // A NaN makes every later result NaN, so the loops stop at the first one.
     float largest = -INFINITY, weights = 0;
 #pragma unroll 1
     for (unsigned key = 0; key < k.count && largest == largest; key++) {
@@ -144,8 +148,8 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
         for (int e = 0; e < 2; e++) y[d * 8 + e] = narrow<T>(out[d][e]);
 }
 
-// Which of this lane's two queries, as bits, have to be computed once more without tensor cores: their operands cannot be split, or a
-// sum of values overflows before it is divided by the sum of the weights.
+// Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
+// split, or a sum of values overflows before it is divided by the sum of the weights.
 template <int DIM, typename T>
 __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {
@@ -154,7 +158,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     static_assert(QUERIES <= 2 * AT_ONCE);
     const Tile<DIM, T> queries{room[1][0]};
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // Of this lane: two queries, and the first of two neighbouring columns of each eight.
+    // This lane's two queries are `first` and `first + 8`; its columns are `column` and the next of every 8.
     const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
 
     queries.template fill<QUERIES>(q, blockIdx.x * QUERIES);
@@ -169,15 +173,15 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 #pragma unroll
     for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
 
-    wait_but<1>();
+    wait_pending<1>();
     __syncthreads();
     unsigned own[DIM / DEPTH<T>][4];
 #pragma unroll
     for (int d = 0; d < DIM / DEPTH<T>; d++)
-        load_matrices<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
+        ldmatrix<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
     __syncthreads();
 
-    // Powers of two are what a GPU computes: a product times `in_bits` is the exponent of one.
+    // The GPU's exponential is base 2: `in_bits` scales a score to the exponent of 2.
     const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
     float out[DIM / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
@@ -189,7 +193,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 
         float score[AT_ONCE / 8][4] = {};
         if (bias) added.init(score, start + column, unit, most);
-        wait_but<1>();
+        wait_pending<1>();
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
 #pragma unroll
@@ -198,9 +202,9 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
             for (int n = 0; n < AT_ONCE / 16; n++) {
                 unsigned some[4];
                 const unsigned key = n * 16 + lane / 16 * 8 + lane % 8;
-                load_matrices<false>(some, keys.row(key) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
-                multiply_add(score[2 * n], own[d], some[0], some[1], T());
-                multiply_add(score[2 * n + 1], own[d], some[2], some[3], T());
+                ldmatrix<false>(some, keys.row(key) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
+                mma(score[2 * n], own[d], some[0], some[1], T());
+                mma(score[2 * n + 1], own[d], some[2], some[3], T());
             }
 
         const bool are_there = start + AT_ONCE <= k.count;
@@ -211,17 +215,17 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
             for (int i = 0; i < 4; i++) {
                 const bool is_there = are_there || start + n * 8 + column + i % 2 < k.count;
                 score[n][i] = is_there ? score[n][i] * in_bits : -INFINITY;
-                largest[i / 2] = Larger::of(largest[i / 2], score[n][i]);
+                largest[i / 2] = Max::of(largest[i / 2], score[n][i]);
             }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            largest[r] = of_warp<Larger>(largest[r], 4);
-            // A row of which nothing has any weight stays finite until the end.
-            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = two_to(before[r] - base);
+            largest[r] = warp_reduce<Max>(largest[r], 4);
+            // If all scores of a row so far are masked, use 0 as the base, so that no inf - inf makes NaN.
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = exp2_approx(before[r] - base);
             sum[r] *= correction;
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
-                for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = two_to(score[n][i] - base);
+                for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = exp2_approx(score[n][i] - base);
 #pragma unroll
             for (int d = 0; d < DIM / 8; d++)
                 for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
@@ -231,12 +235,12 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         __syncthreads();
     }
 
-    // By shared memory, so that neighbours go to memory together.
+    // Transpose through shared memory, so that global stores are 16-byte vectors.
     const Tile<DIM, T> results{room[0][0] + warp * ROWS * PITCH};
     unsigned wrong = 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float weights = of_warp<Add>(sum[r], 4), factor = 1 / weights;
+        const float weights = warp_reduce<Add>(sum[r], 4), factor = 1 / weights;
         bool is_right = weights == weights;
 #pragma unroll
         for (int d = 0; d < DIM / 8; d++) {
@@ -256,13 +260,13 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     return wrong;
 }
 
-// Computes the lane's columns of its queries in `wrong` once more. It comes behind all else and reads the kernel's arguments anew, so
-// that it takes no registers of what comes before.
+// Recomputes the lane's columns of the queries in `wrong`. It runs last and reads the kernel's arguments anew, so that
+// it costs the main loop no registers.
 template <int DIM, typename T>
-__device__ inline void attention_again(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
-                                       unsigned bias_pitch, T *y, unsigned y_pitch) {
+__device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
+                                         const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
     const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
-    // Other lanes wrote these columns before.
+    // Other lanes of the warp have stored these columns before.
     __syncwarp();
 #pragma unroll 1
     for (unsigned r = 0; r < 2; r++) {
@@ -273,10 +277,11 @@ __device__ inline void attention_again(unsigned wrong, float scale, Tokens<T> q,
     }
 }
 
-// Of the head of this block. y is (batch, queries, heads, DIM); the bias, where it is not null, is added to the scores.
+// The arguments for this block's head. y is (batch, queries, heads, DIM). The bias is added to the scores unless it is
+// null.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
 #define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
-#define OF_HEAD(DIM)                                                                                                      \
+#define OF_HEAD(DIM)                                                                                                   \
     {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
         y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
 
@@ -285,7 +290,7 @@ __device__ inline void attention_again(unsigned wrong, float scale, Tokens<T> q,
         size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
         STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
         const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
-        if (__any_sync(~0u, wrong)) attention_again<DIM, T>(wrong, scale, OF_HEAD(DIM));                               \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T>(wrong, scale, OF_HEAD(DIM));                             \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(32, T, NAME)                                                                                             \

@@ -7,8 +7,9 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, HeadRows};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
-/// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)`, with a bias of the scores' shape, as a view of
-/// `(batch, queries, heads, dim)`; `None` where other operators have to do it, or have to refuse.
+/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`; the bias broadcasts to the scores. The
+/// result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
+/// operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -18,7 +19,7 @@ pub(super) fn attention(
 ) -> Result<Option<Tensor>> {
     let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
-    // The kernel divides a bias by the scale.
+    // The kernel divides the bias by the scale.
     let is_known = || launch::attends(q.device().as_cuda_device()?, q.dtype(), dim);
     if !takes(q, &[Some(k), Some(v), bias])
         || !is_known()?
@@ -41,8 +42,8 @@ pub(super) fn attention(
     launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
 }
 
-/// What is added to scores of this shape, with its strides over batches, heads and queries; `None` if they are more than the
-/// kernel counts.
+/// Broadcasts the bias to the shape of the scores. Returns it with its strides over batches, heads and queries; `None`
+/// if a stride does not fit into 32 bits.
 fn bias_of_scores(bias: &Tensor, shape: (usize, usize, usize, usize)) -> Result<Option<(Tensor, [usize; 3])>> {
     let bias = bias.broadcast_as(shape)?;
     let bias = if bias.stride()[3] == 1 || shape.3 == 1 { bias } else { bias.contiguous()? };
@@ -54,7 +55,7 @@ struct Attention {
     of_q: HeadRows,
     k: (Tensor, HeadRows),
     v: (Tensor, HeadRows),
-    /// Of the scores, with its strides.
+    /// The bias of the scores, with its strides over batches, heads and queries.
     bias: Option<(Tensor, [usize; 3])>,
     scale: f32,
 }
@@ -65,7 +66,7 @@ impl Kernel for Attention {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let Self { of_q, k, v, bias, scale } = self;
         with_elements([Some(&k.0), Some(&v.0), bias.as_ref().map(|(bias, _)| bias)], |[keys, values, added]| {
-            let (Some(keys), Some(values)) = (keys, values) else { bail!("there are keys and values") };
+            let (Some(keys), Some(values)) = (keys, values) else { bail!("attention without keys or values") };
             let strides = bias.as_ref().map(|(_, strides)| *strides);
             let operands = [(&x, *of_q), (&keys, k.1), (&values, v.1)];
             launch::attention(device, dtype, *scale, operands, added.as_ref().zip(strides), y)

@@ -8,20 +8,21 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 
 use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide, Capabilities};
 
-/// Queries (`QUERIES`) and threads of a block of `attention.cu`.
+/// Queries per block (`QUERIES`) and threads per block of `attention.cu`.
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
 
-/// Rows of heads as the kernel takes them: `(batch, heads, tokens, dim)`, whose rows begin at multiples of 16 bytes.
+/// The memory layout of `q`, `k` or `v`: `(batch, heads, tokens, dim)` with contiguous rows that begin at multiples of
+/// 16 bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HeadRows {
     dims: [usize; 4],
-    /// Elements from one batch, head and token to the next.
+    /// Strides, in elements, of batch, head and token.
     strides: [usize; 3],
 }
 
 impl HeadRows {
-    /// Of elements of `dtype` that lie so; `None` if they do not, or are more than the kernel counts.
+    /// `None` if the layout does not meet these conditions, or if a size or stride exceeds the kernel's index range.
     pub fn of(layout: &Layout, dtype: DType) -> Option<Self> {
         let wide = wide(dtype);
         let dims = <[usize; 4]>::try_from(layout.dims()).ok()?;
@@ -40,10 +41,10 @@ impl HeadRows {
     }
 }
 
-/// Whether there is a kernel for such heads that runs on the device.
+/// Is there a kernel for this head dimension and dtype that runs on the device?
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
     let is_known = match dtype {
         DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 128),
@@ -53,24 +54,27 @@ pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<b
     Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
 }
 
-/// Why attention is several launches, if the code or the device lacks what the kernel needs.
+/// The reason why attention runs as several launches, if the compiled code or the device lacks tensor cores.
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
     Ok(lacking(&Capabilities::of(device, ptx::ATTENTION)?))
 }
 
 fn lacking(of: &Capabilities) -> Option<String> {
-    let said = format!("attention is several launches, without tensor cores of sm_80 ({})", of.described());
+    let said = format!(
+        "attention runs as several launches: the fused kernel needs the tensor cores of sm_80 ({})",
+        of.described()
+    );
     (!of.has_tensor_cores()).then_some(said)
 }
 
-/// Attention of `q` to `k` and `v`, `(batch, heads, tokens, dim)` each, into `y` as `(batch, queries, heads, dim)`. What is added
-/// to the scores comes with its strides over batches, heads and queries.
+/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, dim)`, into `y` as `(batch, queries, heads, dim)`. The
+/// bias comes with its strides over batches, heads and queries.
 ///
 /// # Errors
-/// Shapes that do not agree, slices that are too short, or a launch that fails.
+/// Shapes that do not agree, slices that are too short, or a failed launch.
 pub(super) fn attention<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -81,7 +85,7 @@ pub(super) fn attention<T: DeviceRepr>(
 ) -> Result<()> {
     let ([batch, heads, queries, dim], keys) = (q.1.dims, k.1.dims[2]);
     if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
-        bail!("attention of {:?} to {:?} and {:?}", q.1.dims, k.1.dims, v.1.dims)
+        bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims, k.1.dims, v.1.dims)
     }
     for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {
         expect(what, operand.len(), of.needed())?;
@@ -114,9 +118,9 @@ pub(super) fn attention<T: DeviceRepr>(
     launch.arg(y);
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
     let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the arguments are those that the kernel declares. It reads each row of the three as the strides place them, and
-    // a bias for each score, nothing through null, and writes each of `numel` of `y`: all were held against the slices
-    // above. Rows begin at multiples of 16 bytes, as `HeadRows::of` saw and slices of their own do.
+    // SAFETY: the arguments match the kernel's declaration. It reads each row of `q`, `k` and `v` at its strides, one
+    // bias element per score unless the bias is null, and writes `numel` elements of `y`. The slice lengths were
+    // checked above. Rows begin at multiples of 16 bytes: `HeadRows::of` checked the strides and the offset.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
@@ -127,7 +131,7 @@ mod tests {
     use crate::cuda::driver::kernels::capabilities::tests::capabilities;
 
     #[test]
-    fn what_is_lacking_is_said() {
+    fn report_says_why_attention_is_not_fused() {
         let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
         assert_eq!((said("sm_90a", 90), said("sm_80", 90), said("sm_86", 86)), (None, None, None));
         assert!(said("sm_75", 75).is_some_and(|said| said.contains("compiled for sm_75")));

@@ -3,6 +3,8 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 pub(super) mod launch;
 
 use candle::{Result, Tensor};
@@ -10,17 +12,18 @@ use candle::{Result, Tensor};
 use super::{add_softmax, affine, contiguous, matmul, own_or, runs_own, transpose};
 use crate::cpu::record::apply;
 
-/// Scaled dot-product attention: `softmax(q kᵀ · scale + bias) v` of each head by itself, as PyTorch's
+/// Scaled dot-product attention per head: `softmax(q kᵀ · scale + bias) v`, like PyTorch's
 /// `scaled_dot_product_attention`.
 ///
-/// `q` is `(batch, heads, queries, dim)`, `k` and `v` are `(batch, heads, keys, dim)`, and views at no cost where the elements of
-/// a row follow one another; `bias`, say a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`.
-/// The result is `(batch, heads, queries, dim)`.
+/// `q` is `(batch, heads, queries, dim)`; `k` and `v` are `(batch, heads, keys, dim)`. Views with contiguous rows are
+/// not copied. `bias`, for example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries,
+/// keys)`. The result is `(batch, heads, queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) with heads of 32 and 64, and of 128 in 16 bits. Its
-/// scores are never rounded nor written, and the result is a view of `(batch, queries, heads, dim)`, so that
-/// [`merge_heads`](super::merge_heads) copies nothing. In f32 a product there is three of TF32, which keep 22 bits of the 24,
-/// and rows with operands beyond 4e34 are computed once more without them. Else it is two products and a softmax.
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32 and 64, and 128 in
+/// 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
+/// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
+/// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. Otherwise attention runs as two
+/// matmuls and a softmax.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -37,13 +40,13 @@ use crate::cpu::record::apply;
 /// Shapes or dtypes that do not agree.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
     if !runs_own(q) {
-        return by_products(q, k, v, bias, scale);
+        return by_matmuls(q, k, v, bias, scale);
     }
     let scores = q.elem_count() as u64 * k.dim(2)? as u64;
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale));
-        own_or(t[0], own, || by_products(t[0], t[1], t[2], bias, scale))
+        own_or(t[0], own, || by_matmuls(t[0], t[1], t[2], bias, scale))
     };
     match bias {
         Some(bias) => apply("attention", &[q, k, v, bias], 4 * scores, run),
@@ -51,9 +54,9 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     }
 }
 
-fn by_products(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
+fn by_matmuls(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
     let together = |x: &Tensor| if x.is_contiguous() { Ok(x.clone()) } else { contiguous(x) };
-    // Scaling the query is cheaper than scaling the scores, and safer from overflow in f16.
+    // Scaling the query takes fewer operations than scaling the scores, and avoids overflow in f16.
     let q = if scale == 1. { together(q)? } else { affine(&together(q)?, scale, 0.)? };
     let scores = matmul(&q, &transpose(&together(k)?, 2, 3)?)?;
     matmul(&add_softmax(&scores, bias)?, &together(v)?)

@@ -1,7 +1,7 @@
-// Up to eight matrices of as many rows side by side, in one launch.
+// Concatenates up to eight matrices with equal numbers of rows along their columns, in one launch.
 #include "numbers.cuh"
 
-// Units are of any type of their size.
+// Copies units of 1, 2, 4, 8 or 16 bytes; the element type does not matter.
 
 template <typename T>
 __device__ void cat(size_t units, unsigned row, T *y, const T *const (&part)[8], const unsigned (&width)[8]) {
@@ -33,7 +33,7 @@ CAT(unsigned, u32)
 CAT(unsigned long long, i64)
 CAT(uint4, v128)
 
-// Of sums: what a part is added to may be null. A thread makes N neighbours.
+// Concatenates sums part + other; `other` may be null. A thread computes N contiguous elements.
 template <typename T, int N>
 __device__ void cat_sums(size_t numel, unsigned row, int relu, T *y, const T *const (&part)[8], const T *const (&other)[8],
                          const unsigned (&width)[8]) {
@@ -52,7 +52,8 @@ __device__ void cat_sums(size_t numel, unsigned row, int relu, T *y, const T *co
                 for (int n = 0; n < N; n++) v.at[n] = narrow<T>((S)widen(v.at[n]) + (S)widen(u.at[n]));
             }
 #pragma unroll
-            for (int n = 0; n < N; n++) v.at[n] = relu && widen(v.at[n]) < 0 ? narrow<T>(0) : v.at[n]; // NaN stays.
+            // NaN passes through.
+            for (int n = 0; n < N; n++) v.at[n] = relu && widen(v.at[n]) < 0 ? narrow<T>(0) : v.at[n];
             store<T, N>(y + i, v);
             return;
         }

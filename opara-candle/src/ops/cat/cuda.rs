@@ -10,13 +10,14 @@ use crate::cuda::operator::{is_known, launched, takes, with_elements, Call, Kern
 use crate::ops::format::is_channels_last;
 use crate::ops::Activation;
 
-/// The parts one after the other along `dim`; `None` where candle's operator has to do it.
+/// Concatenates the parts along `dim`. `None` if the kernel does not support the operands: the caller then runs
+/// candle's operator.
 pub(super) fn cat(parts: &[&Tensor], dim: usize) -> Result<Option<Tensor>> {
     let Some(kernel) = Cat::new(parts, dim)? else { return Ok(None) };
     kernel.launch()
 }
 
-/// As [`cat`], of sums: each part may have another one, of its shape, that is added to it; `activation` follows.
+/// Like [`cat`], with an optional tensor of the same shape added to each part, followed by `activation`.
 pub(super) fn cat_sums(
     parts: &[&Tensor],
     others: &[Option<&Tensor>],
@@ -38,20 +39,20 @@ pub(super) fn cat_sums(
 }
 
 struct Cat {
-    /// In which order the elements of parts and result lie.
+    /// The memory layout of parts and result.
     format: Format,
     parts: Vec<Tensor>,
     rows: usize,
     /// Elements of each part in a row.
     widths: Vec<usize>,
-    /// Of the result, as it lies in memory.
+    /// Shape of the result as it lies in memory.
     shape: Vec<usize>,
-    /// Where the parts are those of sums.
+    /// Tensors to add to the parts, if any.
     sums: Option<Sums>,
 }
 
 struct Sums {
-    /// What each part is added to.
+    /// For each part the tensor to add to it.
     others: Vec<Option<Tensor>>,
     relu: bool,
 }
@@ -68,14 +69,14 @@ impl Cat {
         };
         if !is_known(first.dtype())
             || rest.is_empty()
-            || parts.len() > launch::MOST_PARTS
+            || parts.len() > launch::MAX_PARTS
             || dim >= first.rank()
             || !rest.iter().all(alike)
         {
             return Ok(None);
         }
-        // Where some lie otherwise, the result is laid out like most, as far as that can be seen here: like any with
-        // channels inside.
+        // If the parts' layouts differ, the result takes the layout that most operators here produce: channels last, if
+        // any part has it.
         let (format, dim) = match (parts.iter().any(|part| is_channels_last(part)), dim) {
             (true, 1) => (Format::Nhwc, 3),
             (true, 0) => (Format::Nhwc, 0),
@@ -103,13 +104,13 @@ impl Kernel for Cat {
     const NAME: &'static str = "cat";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, y, .. }: Call<T>) -> Result<()> {
-        const MOST: usize = launch::MOST_PARTS;
+        const MAX: usize = launch::MAX_PARTS;
         let sums = self.sums.as_ref();
         let other = |i: usize| sums.and_then(|sums| sums.others.get(i)?.as_ref());
-        let operands = std::array::from_fn(|i| if i < MOST { self.parts.get(i) } else { other(i - MOST) });
-        with_elements::<T, _, { 2 * MOST }>(operands, |operands| {
+        let operands = std::array::from_fn(|i| if i < MAX { self.parts.get(i) } else { other(i - MAX) });
+        with_elements::<T, _, { 2 * MAX }>(operands, |operands| {
             let mut operands = operands.into_iter();
-            let parts: Vec<_> = operands.by_ref().take(MOST).flatten().collect();
+            let parts: Vec<_> = operands.by_ref().take(MAX).flatten().collect();
             let others: Vec<_> = operands.take(parts.len()).collect();
             match sums {
                 None => launch::cat(device, self.rows, &self.widths, &parts, y),

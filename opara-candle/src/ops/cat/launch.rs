@@ -8,13 +8,14 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, arg_or_null, blocks, expect, function, ptx};
 
-/// Parts that one concatenation takes.
-pub(super) const MOST_PARTS: usize = 8;
+/// Maximum number of parts of one launch.
+pub(super) const MAX_PARTS: usize = 8;
 
-/// Matrices of `rows` rows side by side, part `i` of `widths[i]` columns, into `y`: at most [`MOST_PARTS`].
+/// Concatenates matrices of `rows` rows, part `i` with `widths[i]` columns, along their columns into `y`. At most
+/// [`MAX_PARTS`] parts.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn cat<T: DeviceRepr>(
     device: &CudaDevice,
     rows: usize,
@@ -39,7 +40,7 @@ pub(super) fn cat<T: DeviceRepr>(
     let function = function(device, &format!("opara_cat_{name}"), "cat", ptx::CAT)?;
     let (units, row) = (rows * row * element / unit, (row * element / unit) as u32);
     let mut widths: Vec<u32> = widths.iter().map(|width| (width * element / unit) as u32).collect();
-    widths.resize(MOST_PARTS, 0);
+    widths.resize(MAX_PARTS, 0);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&units).arg(&row).arg(y);
@@ -47,13 +48,13 @@ pub(super) fn cat<T: DeviceRepr>(
         arg_or_null(&mut launch, parts.get(i));
         launch.arg(width);
     }
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * widths[i]` elements of part `i`, none of
-    // those without width, and writes each of `rows * row` of `y`: all were held against the slices above.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * widths[i]` elements of part `i`, nothing
+    // of parts with width 0, and writes `rows * row` elements of `y`. The slice lengths were checked above.
     unsafe { launch.launch(blocks(units)) }.w()?;
     Ok(())
 }
 
-/// As [`cat`], of sums: part `i` may have another one that is added to it. `max(x, 0)` follows if `relu`.
+/// Like [`cat`], with an optional tensor added to each part; `max(x, 0)` follows if `relu`.
 ///
 /// # Errors
 /// As for [`cat`].
@@ -81,7 +82,7 @@ pub(super) fn cat_sums<T: DeviceRepr>(
     let function = function(device, &name, "cat", ptx::CAT)?;
     let (numel, row, relu) = (rows * row, row as u32, i32::from(relu));
     let mut widths: Vec<u32> = widths.iter().map(|&width| width as u32).collect();
-    widths.resize(MOST_PARTS, 0);
+    widths.resize(MAX_PARTS, 0);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&row).arg(&relu).arg(y);
@@ -90,23 +91,23 @@ pub(super) fn cat_sums<T: DeviceRepr>(
         arg_or_null(&mut launch, others.get(i).and_then(Option::as_ref));
         launch.arg(width);
     }
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * widths[i]` elements of part `i` and of what
-    // is added to it, none of those without width, nothing through null, and writes each of `rows * row` of `y`: all were
-    // held against the slices above.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * widths[i]` elements of part `i`, as many
+    // of its summand unless that is null, nothing of parts with width 0, and writes `rows * row` elements of `y`. The
+    // slice lengths were checked above.
     unsafe { launch.launch(blocks(numel / neighbours)) }.w()?;
     Ok(())
 }
 
-/// Elements of a row of the result.
+/// The number of elements in a row of the result.
 fn row(rows: usize, widths: &[usize], parts: usize) -> Result<usize> {
     let row: usize = widths.iter().sum();
-    if parts != widths.len() || parts > MOST_PARTS || rows * row > u32::MAX as usize {
-        bail!("a concatenation of {parts} parts, {} widths and {} elements", widths.len(), rows * row)
+    if parts != widths.len() || parts > MAX_PARTS || rows * row > u32::MAX as usize {
+        bail!("cannot concatenate {parts} parts with {} widths and {} elements", widths.len(), rows * row)
     }
     Ok(row)
 }
 
-/// The most bytes, up to 16, that divide all rows of so many elements and all addresses: what a thread may take at once.
+/// The largest unit, at most 16 bytes, that divides all row widths and all addresses: the copy unit of a thread.
 fn unit(widths: &[usize], element: usize, addresses: impl Iterator<Item = u64>) -> usize {
     let addresses: Vec<_> = addresses.collect();
     let divides = |unit: &usize| {

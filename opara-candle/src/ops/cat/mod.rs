@@ -1,7 +1,9 @@
-//! Concatenation, also of sums.
+//! Concatenation, optionally of sums.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,7 +12,7 @@ use candle::{bail, Module, Result, Tensor};
 use super::{own_or, Activation};
 use crate::cpu::record::apply;
 
-/// Concatenation along `dim`.
+/// Concatenates along `dim`.
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -21,15 +23,15 @@ pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     })
 }
 
-/// Concatenation along `dim` of parts each of which may have another one, of its shape, that is added to it, and
-/// `activation` of that: on a GPU one launch, if the activation is none or `max(x, 0)`.
+/// Concatenates along `dim`, with an optional tensor of the same shape added to each part first, followed by
+/// `activation`. One launch on a GPU if the activation is none or ReLU.
 ///
 /// # Errors
 /// Shapes that do not agree.
 pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Activation) -> Result<Tensor> {
     for (part, other) in parts {
         if let Some(other) = other.filter(|other| other.dims() != part.dims()) {
-            bail!("a sum of {:?} and {:?}", part.dims(), other.dims())
+            bail!("cannot add {:?} and {:?}: the shapes differ", part.dims(), other.dims())
         }
     }
     let inputs: Vec<&Tensor> = parts.iter().flat_map(|(part, other)| [Some(*part), *other]).flatten().collect();

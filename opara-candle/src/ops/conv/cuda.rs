@@ -1,4 +1,4 @@
-//! Convolutions: of each channel by itself in a kernel of ours, all others by a library.
+//! Convolution on a GPU: depthwise by this library's kernel, all others by cuDNN or cuBLASLt.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
@@ -15,15 +15,15 @@ use crate::cuda::driver::kernels::uninit;
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::{elements, is_known};
-use crate::ops::space_to_depth::deepened;
+use crate::ops::space_to_depth::space_to_depth;
 use crate::ops::{pad, Activation, ConvConfig, Padding};
 
-/// Whether each channel makes one channel of the result by itself.
+/// Does each output channel depend on its own input channel only?
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
     groups > 1 && weight.dims()[..2] == [groups, 1]
 }
 
-/// The elements of a weight in the order in which convolutions of its dtype take them.
+/// The weight in the memory layout that convolutions of its dtype take.
 fn arrange(weight: &Tensor, groups: usize) -> Result<Tensor> {
     match Format::of(weight.dtype()) {
         Format::Nhwc if is_depthwise(weight, groups) => weight.permute((2, 3, 1, 0))?.contiguous(),
@@ -31,8 +31,8 @@ fn arrange(weight: &Tensor, groups: usize) -> Result<Tensor> {
     }
 }
 
-/// The weight laid out in memory as convolutions of its dtype want it, so that no call has to do that. Its shape stays
-/// `(out, in / groups, kh, kw)`.
+/// The weight with its elements in the memory layout that convolutions of its dtype take, so that calls need not
+/// convert it. The shape stays `(out, in / groups, kh, kw)`.
 pub(super) fn weight_for(weight: &Tensor, groups: usize) -> Result<Option<Tensor>> {
     let arranged = arrange(weight, groups)?;
     let weight = match Format::of(weight.dtype()) {
@@ -42,7 +42,7 @@ pub(super) fn weight_for(weight: &Tensor, groups: usize) -> Result<Option<Tensor
     weight.map(Some)
 }
 
-/// The convolution as one launch or one call of a library; `None` where neither does it.
+/// Convolution in one launch or one library call. `None` if neither supports it.
 pub(super) fn conv2d(
     x: &Tensor,
     weight: &Tensor,
@@ -55,15 +55,15 @@ pub(super) fn conv2d(
     if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
         return Ok(None);
     }
-    // Ours applies this one as it loads.
+    // The depthwise kernel applies this ReLU when it loads.
     let x = match config.input_activation {
         Activation::Relu if depthwise => x.clone(),
         activation => activation.forward(x)?,
     };
-    let (x, weight, config) = match deepened(&x, weight, config)? {
-        Some(deepened) => deepened,
+    let (x, weight, config) = match space_to_depth(&x, weight, config)? {
+        Some(deeper) => deeper,
         None if depthwise || config.padding.is_symmetric() => (x, weight.clone(), *config),
-        // cuDNN pads opposite edges alike.
+        // cuDNN pads opposite edges equally.
         None => (pad(&x, config.padding)?, weight.clone(), ConvConfig { padding: Padding::default(), ..*config }),
     };
     let (batch, channels, h, w) = x.dims4()?;
@@ -101,7 +101,7 @@ pub(super) fn conv2d(
     format.view(&result).map(Some)
 }
 
-/// Each channel by itself.
+/// Depthwise convolution.
 struct Depthwise {
     config: ConvConfig,
     plane: Plane,
@@ -120,13 +120,13 @@ impl Depthwise {
     }
 }
 
-/// Everything else.
+/// Every other convolution, by cuDNN or cuBLASLt.
 #[cfg(feature = "cudnn")]
 struct Dense(Convolution);
 
 #[cfg(feature = "cudnn")]
 impl Dense {
-    /// `C` is what products are added up in.
+    /// `C` is the accumulator type.
     fn run<T, C>(&self, operands: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage>
     where
         T: CudaDType + DeviceRepr + candle::WithDType + cudarc::cudnn::CudnnDataType,
@@ -161,7 +161,7 @@ macro_rules! on_gpu {
                 _: &CpuStorage,
                 _: &Layout,
             ) -> Result<(CpuStorage, Shape)> {
-                candle::bail!("this operator is for tensors on a GPU")
+                candle::bail!("this operator needs a tensor on a GPU")
             }
 
             fn cuda_fwd(

@@ -1,4 +1,4 @@
-//! Convolutions with bias and activation in one call, by the library and the algorithm that are the fastest.
+//! Convolution with bias and activation in one library call, with the fastest library and algorithm.
 
 use candle::{bail, CudaDevice, Result};
 use cudarc::cudnn::CudnnDataType;
@@ -8,20 +8,20 @@ use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::{cublaslt, cudnn, kernels};
 use crate::cuda::operator::choice::Choices;
 
-/// How a convolution is computed.
+/// An implementation of a convolution.
 #[derive(Clone, Copy)]
-enum Way {
+enum Implementation {
     Cudnn(cudnn::Algorithm),
     CublasLt(cublaslt::Algorithm),
 }
 
-/// The way for each convolution, and whether cuBLASLt may take its operands.
-static WAYS: Choices<(Convolution, bool), Way> = Choices::new();
+/// The chosen implementation of each convolution. The flag: are the operands aligned for cuBLASLt?
+static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new();
 
-/// The convolution `of` the operands plus the bias, and the activation, into `y`. `C` is what it adds up in.
+/// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
 ///
 /// # Errors
-/// Slices that are too short or of another dtype, or what no library supports.
+/// Slices that are too short or of another dtype, or a convolution that no library supports.
 pub(super) fn convolve<T, C>(
     device: &CudaDevice,
     of: &Convolution,
@@ -34,21 +34,22 @@ where
 {
     let Operands { x, weight, bias } = operands;
     let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
-    let product = of.product().filter(|_| aligned());
-    let run = |way| match (way, &product) {
-        (Way::CublasLt(algorithm), Some(product)) => {
-            cublaslt::run(device, product, &algorithm, x, weight, Some(bias), y)
+    let matmul = of.as_matmul().filter(|_| aligned());
+    let run = |implementation| match (implementation, &matmul) {
+        (Implementation::CublasLt(algorithm), Some(matmul)) => {
+            cublaslt::run(device, matmul, &algorithm, x, weight, Some(bias), y)
         }
-        (Way::CublasLt(_), None) => bail!("{of:?} is no product"),
-        (Way::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
+        (Implementation::CublasLt(_), None) => bail!("{of:?} is not a 1 x 1 convolution: cuBLASLt cannot run it"),
+        (Implementation::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
     };
-    let ways = || {
-        let mut ways: Vec<Way> = cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Way::Cudnn).collect();
-        if let Some(product) = &product {
-            ways.extend(cublaslt::algorithms(device, product)?.into_iter().map(Way::CublasLt));
+    let implementations = || {
+        let mut implementations: Vec<Implementation> =
+            cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Implementation::Cudnn).collect();
+        if let Some(matmul) = &matmul {
+            implementations.extend(cublaslt::algorithms(device, matmul)?.into_iter().map(Implementation::CublasLt));
         }
-        Ok(ways.into_iter().map(|way| (way, 1.)).collect())
+        Ok(implementations.into_iter().map(|implementation| (implementation, 1.)).collect())
     };
-    let guess = || Ok(Way::Cudnn(cudnn::guess::<T, C>(device, of)?));
-    WAYS.run(device, (*of, product.is_some()), ways, guess, run)
+    let guess = || Ok(Implementation::Cudnn(cudnn::guess::<T, C>(device, of)?));
+    IMPLEMENTATIONS.run(device, (*of, matmul.is_some()), implementations, guess, run)
 }

@@ -1,10 +1,10 @@
-// Convolutions of each channel by itself. A thread makes one element of the result, or N of neighbouring channels where the
-// channels of a pixel lie together (nhwc), also of P neighbouring pixels.
+// Depthwise convolution. A thread computes one element of the result; in the NHWC layout it computes N neighbouring
+// channels, in some variants of P neighbouring pixels.
 #include "window.cuh"
 
-// Windows of K by K over P neighbours, STRIDE apart, from (r0, c0) on: what a row of the image holds is loaded once for all
-// of them, and these loads need not wait for each other. What is less than `least` counts as that; beyond the edges are
-// zeros. More than one neighbour takes a dilation of 1.
+// Accumulates P windows of K x K, STRIDE pixels apart, the first one at (r0, c0). Each input row is loaded once for all
+// P windows, and the loads are independent of each other. Inputs below `least` become `least` (a fused ReLU); outside
+// the image they are zero. P > 1 requires a dilation of 1.
 template <int K, int STRIDE, int P, typename T, int N, typename S>
 __device__ inline void square(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
                               T least, S (&result)[P][N]) {
@@ -22,7 +22,7 @@ __device__ inline void square(const T *x, const T *weight, size_t pitch, int h, 
 #pragma unroll
         for (int b = 0; b < K; b++) f[b] = load<T, N>(weight + (a * K + b) * pitch);
 #pragma unroll
-        for (int j = 0; j < LOADS; j++) v[j] = at_least(v[j], least);
+        for (int j = 0; j < LOADS; j++) v[j] = max_nan(v[j], least);
 #pragma unroll
         for (int b = 0; b < K; b++)
 #pragma unroll
@@ -32,7 +32,7 @@ __device__ inline void square(const T *x, const T *weight, size_t pitch, int h, 
     }
 }
 
-// Windows of kh by kw.
+// Accumulates one window of kh x kw.
 template <typename T, int N, typename S>
 __device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int h, int w, int r0, int c0, int dilation,
                                  int kh, int kw, T least, S (&result)[1][N]) {
@@ -41,14 +41,15 @@ __device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int 
             const int r = r0 + a * dilation, c = c0 + b * dilation;
             if ((unsigned)r >= (unsigned)h || (unsigned)c >= (unsigned)w) continue;
             Vec<T, N> v = load<T, N>(x + ((size_t)r * w + c) * pitch), f = load<T, N>(weight + (a * kw + b) * pitch);
-            v = at_least(v, least);
+            v = max_nan(v, least);
 #pragma unroll
             for (int n = 0; n < N; n++) result[0][n] += (S)widen(v.at[n]) * (S)widen(f.at[n]);
         }
 }
 
-// A thread makes N channels of P neighbours in a row, for windows of K by K that are STRIDE apart, or of any size if K is
-// 0. Weights lie as kh, kw, channels if NHWC, else as channels, kh, kw. Operands and results may pass a ReLU.
+// A thread computes N channels of P neighbouring pixels of a row. With K > 0 the windows are K x K with the given
+// STRIDE, with K == 0 of any size. The weights are (kh, kw, channels) if NHWC, otherwise (channels, kh, kw). ReLUs
+// before and after are optional.
 template <typename T, int N, int P, int K, int STRIDE, bool NHWC>
 __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
                           int dilation, int top, int left, int relu_before, int relu, const T *x, const T *weight,
@@ -57,7 +58,7 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
     const int strips = (ow + P - 1) / P;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel / ow * strips / N) return;
-    Place<N, NHWC> at(i, channels, oh, strips);
+    PixelIndex<N, NHWC> at(i, channels, oh, strips);
     const int column = at.column * P, r0 = (int)at.row * stride - top, c0 = column * stride - left;
     const size_t pitch = NHWC ? channels : 1;
     const T least = narrow<T>(relu_before ? (S)0 : -(S)INFINITY);
@@ -116,7 +117,7 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
     STRIPS(T, 2, 3, 1, NAME)                                                                                           \
     STRIPS(T, 2, 3, 2, NAME)
 
-#define OF_16_BITS(T, NAME)                                                                                            \
+#define HALF_KERNELS(T, NAME)                                                                                          \
     MORE(T, NAME)                                                                                                      \
     ANY(T, nhwc8, 8, true, NAME)                                                                                       \
     STRIPS(T, 4, 3, 1, NAME)                                                                                           \
@@ -128,5 +129,5 @@ ALL(double, f64)
 MORE(float, f32)
 STRIPS(float, 2, 7, 1, f32)
 STRIPS(float, 2, 7, 2, f32)
-OF_16_BITS(__half, f16)
-OF_16_BITS(__nv_bfloat16, bf16)
+HALF_KERNELS(__half, f16)
+HALF_KERNELS(__nv_bfloat16, bf16)

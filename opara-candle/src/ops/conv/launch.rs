@@ -10,11 +10,11 @@ use crate::cuda::driver::kernels::{address, blocks, expect, function, ptx};
 use crate::cuda::operator::plane::Plane;
 use crate::ops::{Activation, ConvConfig};
 
-/// A convolution of each channel of `x` by itself into `y`, both laid out as `plane` says; so are the `kernel.0 *
-/// kernel.1` weights of each channel.
+/// Depthwise convolution of `x` into `y`, in the layout of `plane`. The weight has `kernel.0 * kernel.1` elements per
+/// channel, in the same layout.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 #[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
 pub(super) fn depthwise<T: DeviceRepr>(
     device: &CudaDevice,
@@ -51,18 +51,18 @@ pub(super) fn depthwise<T: DeviceRepr>(
         launch.arg(n);
     }
     launch.arg(x).arg(weight).arg(bias).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads within `elements()` of `x`, one weight for each
-    // channel and place, one bias for each channel, and writes each of `results()` of `y`: all were held against the
-    // slices above. `Plane::new` saw that 31 bits count the elements, and `variant` takes no more neighbours at once than sizes
-    // and addresses allow.
+    // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x`, one weight per
+    // channel and tap, one bias element per channel, and writes `results()` elements of `y`. The slice lengths were
+    // checked above. `Plane::new` checked that indices fit into 31 bits, and `variant` takes vectors only where sizes
+    // and addresses allow them.
     unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }
 
-/// The kernel's variant, and how many threads it takes. Each takes as many neighbouring channels as channels and addresses allow,
-/// more than 4 bytes only as long as that leaves enough threads.
-/// Without dilation they take neighbouring pixels of a row, too: as many as were fastest on an H200 where they are enough,
-/// and where they are not.
+/// The kernel variant and its number of threads. A thread takes as many neighbouring channels as the channel count and
+/// the addresses allow, but more than 4 bytes of them only if enough threads remain to fill the GPU. Without dilation
+/// it also takes several neighbouring pixels of a row: the numbers that were fastest on an H200, with and without
+/// enough threads.
 fn variant(
     plane: &Plane,
     kernel: (usize, usize),
@@ -75,7 +75,7 @@ fn variant(
     let is_square = matches!(kernel, (3, 3) | (5, 5) | (7, 7));
     if !is_square || config.dilation > 1 || stride > 2 || !aligned(2) {
         let fits = |n: &usize| plane.is_aligned(*n, bytes, addresses) && (n * bytes <= 4 || plane.fills(*n));
-        return plane.taking([8, 4, 2].into_iter().find(fits));
+        return plane.variant([8, 4, 2].into_iter().find(fits));
     }
     let (channels, pixels) = match (bytes, stride, plane.fills(4)) {
         (4, _, true) => (2, 7),

@@ -6,18 +6,21 @@ mod cuda;
 #[cfg(feature = "cudnn")]
 mod dense;
 #[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
+#[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Module, Result, Tensor};
 
-use super::product::product_flops;
+use super::matmul::matmul_flops;
 use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 
-/// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, plus `bias` of
-/// shape `(out)`, and the activations of `config`: one call of a library where there is one for the device and dtype.
+/// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, and an
+/// optional `bias`, `(out)`. The activations of `config` are applied in the same library call where the library
+/// supports that.
 ///
-/// With cuDNN the first call of each size measures which algorithm is the fastest, and takes longer; all later ones in the
-/// process go by that one.
+/// With cuDNN the first call of each size benchmarks the algorithms, so it takes longer; later calls in the process use
+/// the fastest.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -32,13 +35,13 @@ use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 /// ```
 ///
 /// # Errors
-/// Shapes that do not agree, a window that does not fit, or more results than can be counted.
+/// Shapes that do not agree, a window that does not fit, or a result too large for memory.
 pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
     let (batch, channels, h, w) = x.dims4()?;
     let (out, k, kh, kw) = weight.dims4()?;
     let groups = config.groups;
     if groups == 0 || channels != k * groups || out % groups != 0 {
-        bail!("a convolution of {channels} channels with a weight of {:?} in {groups} groups", weight.dims())
+        bail!("{channels} channels do not match a weight of {:?} in {groups} groups", weight.dims())
     }
     if k * h * w == 0 {
         bail!(
@@ -48,21 +51,22 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
         )
     }
     if let Some(bias) = bias.filter(|bias| bias.dims() != [out]) {
-        bail!("a bias of {:?} for {out} channels", bias.dims())
+        bail!("a bias of {:?} for {out} output channels", bias.dims())
     }
     let (oh, ow) = config.output((h, w), (kh, kw))?;
-    // As many of eight bytes as memory can be asked for at once.
+    // The result must be allocatable, at up to 16 bytes per element.
     let elements = [batch, out, oh, ow].into_iter().try_fold(1usize, usize::checked_mul);
     let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
-        bail!("a convolution with {:?} around has more results than memory has room for: {oh} by {ow}", config.padding)
+        bail!("a convolution with padding {:?} gives {oh} x {ow} pixels, more than memory holds", config.padding)
     };
-    let flops = product_flops(elements, k * kh * kw);
-    // The libraries have no other activation.
+    let flops = matmul_flops(elements, k * kh * kw);
+    // The libraries fuse no other activation.
     let (within, after) = match config.activation {
         simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),
         other => (Activation::None, other),
     };
-    // What counts nothing must not be beyond what libraries count.
+    // A stride beyond the padded input, and a dilation of a 1 x 1 window, have no effect but may exceed the libraries'
+    // limits.
     let stride = config.padding.limit(config.stride, (h, w));
     let dilation = if (kh, kw) == (1, 1) { 1 } else { config.dilation };
     let config = ConvConfig { stride, dilation, activation: within, ..*config };
@@ -78,8 +82,8 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     }
 }
 
-/// A weight of [`conv2d`] laid out in memory as its device and dtype want it: done once, when a layer is loaded, it need
-/// not be done in every call. Shape and values stay the same.
+/// The weight of [`conv2d`] in the memory layout that its device and dtype want. A layer that converts its weight once,
+/// when it is loaded, saves the conversion in every call. Shape and values stay the same.
 ///
 /// # Errors
 /// A weight of another rank.
@@ -88,11 +92,11 @@ pub fn conv2d_weight(weight: &Tensor, groups: usize) -> Result<Tensor> {
     own_or(weight, || gpu!(cuda::weight_for(weight, groups)), || weight.contiguous())
 }
 
-/// The same out of candle's operators, for any device and dtype.
+/// The same with candle's operators, for any device and dtype.
 fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
     let p = config.padding;
     let x = config.input_activation.forward(x)?;
-    // candle pads all four edges alike.
+    // candle pads all four edges equally.
     let (x, padding) = match p.is_symmetric() && p.top == p.left {
         true => (x, p.top),
         false => (pad(&x, p)?, 0),

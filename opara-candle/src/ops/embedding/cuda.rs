@@ -1,4 +1,4 @@
-//! Rows of a table.
+//! Embedding lookup in one launch.
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Result, Tensor};
@@ -8,7 +8,8 @@ use super::launch;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
-/// The rows of `table`, `(n, hidden)`, that `ids` names; `None` where candle's operators have to do it, or have to refuse.
+/// The rows of `table`, `(n, hidden)`, at `ids`. `None` if the kernel does not support the operands: the caller then
+/// runs candle's operators, which also report errors.
 pub(super) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> {
     let (of_table, hidden) = table.dims2()?;
     let shape = [ids.dims(), &[hidden]].concat();
@@ -22,9 +23,9 @@ pub(super) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> 
 }
 
 struct Embedding {
-    /// Of the result.
+    /// Rows of the result.
     rows: Rows,
-    /// Rows of the table, which may be a part of what lies in memory.
+    /// Rows of the table. The table may be a view of a larger tensor.
     of_table: usize,
     ids: Tensor,
 }
@@ -36,7 +37,7 @@ impl Kernel for Embedding {
         macro_rules! launch {
             ($id:ty) => {
                 with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
-                    let Some(ids) = ids else { bail!("there are ids") };
+                    let Some(ids) = ids else { bail!("an embedding without ids") };
                     launch::embedding(device, dtype, self.rows, &ids, self.of_table, &x, y)
                 })
             };
@@ -45,7 +46,7 @@ impl Kernel for Embedding {
             DType::U8 => launch!(u8),
             DType::U32 => launch!(u32),
             DType::I64 => launch!(i64),
-            other => bail!("ids of {other:?}"),
+            other => bail!("ids must be u8, u32 or i64, not {other:?}"),
         }
     }
 }

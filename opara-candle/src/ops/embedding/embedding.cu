@@ -1,26 +1,26 @@
-// Rows of a table that ids name.
+// Embedding lookup: gathers rows of a table by id.
 #include "numbers.cuh"
 #include <cassert>
 #include <cstdint>
 #include <limits>
 
-// As in candle, the largest id of a type stands for a row of zeros.
-template <typename I> constexpr I NOTHING = std::numeric_limits<I>::max();
+// As in candle, the largest value of the id type gives a row of zeros.
+template <typename I> constexpr I ZERO_ROW = std::numeric_limits<I>::max();
 
 template <typename T, typename I>
 __device__ inline void embedding(unsigned numel, unsigned columns, size_t rows, const I *ids, const T *table, T *y) {
     constexpr int N = WIDE<T>;
-    const bool together = columns % N == 0 && are_aligned(table, (const T *)y);
-    const Share mine = Share::of<N>(numel, together);
+    const bool vectors = columns % N == 0 && are_aligned(table, (const T *)y);
+    const ThreadElements mine = ThreadElements::of<N>(numel, vectors);
     if (mine.count == 0) return;
-    // Where an element of y is in the table, or null.
+    // The address in the table of element i of y, or null for a row of zeros.
     auto source = [&](unsigned i) -> const T * {
         const I id = ids[i / columns];
-        if (id == NOTHING<I>) return nullptr;
+        if (id == ZERO_ROW<I>) return nullptr;
         assert((size_t)id < rows);
         return table + (size_t)id * columns + i % columns;
     };
-    if (together) {
+    if (vectors) {
         const T *from = source(mine.first);
         store<T, N>(y + mine.first, from ? load<T, N>(from) : Vec<T, N>{});
         return;

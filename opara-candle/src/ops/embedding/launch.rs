@@ -9,11 +9,12 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 use crate::cuda::driver::kernels::{expect, function, ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 
-/// The row of `table`, which has `rows`, that each of `ids` names into the rows of `y`; of the largest number of `I`, zeros.
+/// Copies the row of `table` at each id to a row of `y`. `table` has `rows` rows. The largest value of `I` gives a row
+/// of zeros.
 ///
 /// # Errors
-/// Slices that are too short, more elements than 32 bits count, or a launch that fails. An id beyond the table fails
-/// when the launch runs, as candle's does: the GPU then refuses all further work of the process.
+/// Slices that are too short, 2^31 elements or more, or a failed launch. An id beyond the table fails on the GPU, as
+/// with candle: after that the process cannot use the GPU any more.
 pub(super) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     device: &CudaDevice,
     dtype: DType,
@@ -24,7 +25,7 @@ pub(super) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     if !of.are_countable() {
-        bail!("{of:?} have more elements than the kernel counts")
+        bail!("{of:?}: the kernel indexes with 31 bits")
     }
     expect("the result", y.len(), of.elements())?;
     if of.elements() == 0 {
@@ -38,9 +39,9 @@ pub(super) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&columns).arg(&rows).arg(ids).arg(table).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads an id for each `columns` of `numel` elements, of
-    // the table only what lies within its `rows`, which it asserts, and writes each of `numel` of `y`: all were held against
-    // the slices above, and 31 bits count them.
+    // SAFETY: the arguments match the kernel's declaration. It reads one id per `columns` elements of `numel`, reads
+    // only rows of the table below `rows` (it asserts that), and writes `numel` elements of `y`. The slice lengths were
+    // checked above, and `numel` fits into 31 bits.
     unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! Rows of a table.
+//! Embedding lookup.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,9 +12,9 @@ use candle::{Result, Tensor};
 use super::own_or;
 use crate::cpu::record::apply;
 
-/// Rows of `table`, shape `(n, hidden)`, that `ids` names: shape of `ids` with `hidden` appended. As in candle, the largest
-/// number of the ids' type stands for a row of zeros, and an id out of range ends what is done on a GPU: all work of the
-/// process there fails from then on.
+/// The rows of `table`, `(n, hidden)`, at `ids`; the result has the shape of `ids` with `hidden` appended. As in
+/// candle, the largest value of the id type gives a row of zeros. An id out of range is an assertion failure on a GPU:
+/// after it the process cannot use the GPU any more.
 ///
 /// # Errors
 /// Ids that are not integers, or on the CPU out of range.

@@ -1,4 +1,4 @@
-//! The split into heads in one launch.
+//! Splitting into heads in one launch.
 
 use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
@@ -7,8 +7,8 @@ use cudarc::driver::DeviceRepr;
 use super::launch::{self, Heads};
 use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
 
-/// `(x + bias) * scale` of shape `(batch, seq, heads * dim)` as `(batch, heads, seq, dim)`; `None` where candle's
-/// operators have to do it, or have to refuse.
+/// `(x + bias) * scale`, `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`. `None` if the kernel does not
+/// support the operands: the caller then runs candle's operators, which also report errors.
 pub(super) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) -> Result<Option<Tensor>> {
     let (batch, seq, hidden) = x.dims3()?;
     if rows_of(x, &[bias]).is_none() {
@@ -24,7 +24,8 @@ pub(super) fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale
     launched(SplitHeads { of, bias, scale }, &x, of.after()).map(Some)
 }
 
-/// Elements from one row of `(batch, seq, hidden)` to the next, if all are as far apart.
+/// The stride, in elements, from one token of `(batch, seq, hidden)` to the next. `None` if it is not the same
+/// everywhere.
 fn pitch(x: &Tensor) -> Option<usize> {
     let (&[batch, seq, hidden], &[over_batch, over_seq, along]) = (x.dims(), x.stride()) else { return None };
     let rows = match (batch, seq) {

@@ -1,23 +1,23 @@
-// What follows a matrix product that makes attention's operands: a bias, where it is not null, a scale and another order.
+// Splits a projection into attention heads: adds a bias, unless it is null, scales, and transposes.
 #include "numbers.cuh"
 
-// From (batch, seq, heads, dim), whose places are `pitch` elements apart, to (batch, heads, seq, dim).
+// From (batch, seq, heads, dim), with `pitch` elements from one token to the next, to (batch, heads, seq, dim).
 template <typename T>
 __device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads, unsigned dim, unsigned pitch,
                                    double scale, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
-    const bool together = dim % N == 0 && pitch % N == 0 && are_aligned(x, bias, y);
-    const Share mine = Share::of<N>(numel, together);
+    const bool vectors = dim % N == 0 && pitch % N == 0 && are_aligned(x, bias, y);
+    const ThreadElements mine = ThreadElements::of<N>(numel, vectors);
     if (mine.count == 0) return;
-    // Of an element of y: where it is in the bias, and where in x.
+    // For element i of y: its index in x, and through `column` its index in the bias.
     auto place = [&](unsigned i, unsigned &column) {
         unsigned d = i % dim, row = i / dim, s = row % seq, h = row / seq % heads, b = row / seq / heads;
         column = h * dim + d;
         return (b * seq + s) * pitch + column;
     };
     unsigned column;
-    if (together) {
+    if (vectors) {
         Vec<T, N> v = load<T, N>(x + place(mine.first, column)), b{}, out;
         if (bias) b = load<T, N>(bias + column);
 #pragma unroll

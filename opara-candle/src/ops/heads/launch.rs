@@ -9,19 +9,20 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 
-/// Attention's operands: each of `seq` places has `heads` heads of `dim` elements.
+/// The shape of an attention operand: `heads` heads of `dim` elements for each of `seq` tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
     batch: usize,
     seq: usize,
     heads: usize,
     dim: usize,
-    /// Elements from one place to the next, before they are split.
+    /// Elements from one token to the next before the split.
     pitch: usize,
 }
 
 impl Heads {
-    /// Those that `hidden` elements fall into; `None` if 32 bits do not count all elements.
+    /// Splits `hidden` elements into `heads` heads. `None` if that does not divide evenly, or if an index exceeds 31
+    /// bits.
     pub fn new(batch: usize, seq: usize, heads: usize, hidden: usize, pitch: usize) -> Option<Self> {
         let countable = Rows::of(&[batch, seq, hidden.max(pitch)]).is_some_and(|rows| rows.are_countable());
         (countable && heads > 0 && hidden.is_multiple_of(heads)).then(|| Self {
@@ -37,21 +38,21 @@ impl Heads {
         self.batch * self.seq * self.heads * self.dim
     }
 
-    /// Shape as a product gives them.
+    /// The shape before the split, as a matmul gives it.
     pub fn before(&self) -> (usize, usize, usize, usize) {
         (self.batch, self.seq, self.heads, self.dim)
     }
 
-    /// Shape as attention takes them.
+    /// The shape after the split, as attention takes it.
     pub fn after(&self) -> (usize, usize, usize, usize) {
         (self.batch, self.heads, self.seq, self.dim)
     }
 }
 
-/// `(x + bias) * scale` into `y`, heads before places, the bias being that of each head's elements.
+/// Writes `(x + bias) * scale` to `y`, heads before tokens. The bias has one element per element of a token.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn split_heads<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -78,9 +79,9 @@ pub(super) fn split_heads<T: DeviceRepr>(
     launch.arg(&scale).arg(x);
     arg_or_null(&mut launch, bias);
     launch.arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `x` up to the last place, and `heads * dim` of the
-    // bias, nothing through null, and writes each of `elements()` of `y`: all were held against the slices above, and
-    // `Heads::new` saw that 31 bits count them.
+    // SAFETY: the arguments match the kernel's declaration. It reads `x` up to its last token, reads `heads * dim`
+    // elements of the bias unless that is null, and writes `elements()` elements of `y`. The slice lengths were checked
+    // above, and `Heads::new` checked that indices fit into 31 bits.
     unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! What stands around the products of attention: hidden elements split into heads, and merged again.
+//! Splitting the hidden dimension into attention heads, and merging it again.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,18 +12,8 @@ use candle::{bail, Result, Tensor};
 use super::own_or;
 use crate::cpu::record::apply;
 
-/// `(x + bias) * scale`, of shape `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`, contiguous as [`matmul`](super::matmul)
-/// wants it: what follows the product that makes the queries, keys or values of attention.
-///
-/// ```
-/// # use candle::{DType, Device::Cpu, Tensor};
-/// # use opara_candle::ops;
-/// let x = Tensor::zeros((2, 10, 64), DType::F32, &Cpu)?; // (batch, seq, heads * dim)
-/// let heads = ops::split_heads(&x, None, 4, 1.)?;
-/// assert_eq!(heads.dims(), [2, 4, 10, 16]); // (batch, heads, seq, dim)
-/// assert_eq!(ops::merge_heads(&heads)?.dims(), [2, 10, 64]);
-/// # Ok::<(), candle::Error>(())
-/// ```
+/// `(x + bias) * scale`, `(batch, seq, heads * dim)`, as a contiguous `(batch, heads, seq, dim)`: the step between the
+/// projection that computes queries, keys or values and [`matmul`](super::matmul).
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -46,7 +38,7 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
             let (batch, seq, hidden) = x.dims3()?;
             let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
             let x = x.reshape((batch, seq, heads, hidden / heads))?.transpose(1, 2)?;
-            // Scaling makes a contiguous tensor, too.
+            // Scaling also makes the tensor contiguous.
             if scale == 1. {
                 x.contiguous()
             } else {
@@ -61,7 +53,7 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
     }
 }
 
-/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: undoes [`split_heads`].
+/// `(batch, heads, seq, dim)` as `(batch, seq, heads * dim)`: the inverse of [`split_heads`].
 ///
 /// # Errors
 /// A tensor of another rank.
@@ -70,7 +62,7 @@ pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
     apply("merge_heads", &[x], 0, |t| {
         let (batch, heads, seq, dim) = t[0].dims4()?;
         let merged = t[0].transpose(1, 2)?;
-        // Places are to heads what heads are to places.
+        // Merging is splitting with heads and tokens exchanged, so the same kernel does it.
         let own = || match merged.is_contiguous() {
             true => Ok(None),
             false => gpu!(cuda::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None::<&Tensor>, seq, 1.)),

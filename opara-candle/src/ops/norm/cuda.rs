@@ -1,4 +1,4 @@
-//! Normalisations of rows.
+//! Layer norm and RMS norm in one launch.
 
 use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
@@ -8,7 +8,8 @@ use super::launch;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
 
-/// Layer normalisation of `x + bias + residual`; `None` where candle's operators have to do it, or have to refuse.
+/// Layer norm of `x + bias + residual`. `None` if the kernel does not support the operands: the caller then runs
+/// candle's operators, which also report errors.
 pub(super) fn layer_norm(
     x: &Tensor,
     bias: Option<&Tensor>,
@@ -30,7 +31,8 @@ pub(super) fn layer_norm(
     launched(kernel, &x.contiguous()?, x.shape()).map(Some)
 }
 
-/// Root-mean-square normalisation; `None` where candle's operator has to do it, or has to refuse.
+/// RMS norm. `None` if the kernel does not support the operands: the caller then runs candle's operator, which also
+/// reports errors.
 pub(super) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
     if x.elem_count() == 0 {
@@ -39,8 +41,8 @@ pub(super) fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Te
     launched(RmsNorm { rows, eps, scale: scale.contiguous()? }, &x.contiguous()?, x.shape()).map(Some)
 }
 
-/// `x + residual`, and its root-mean-square normalisation; `None` where candle's operators have to do it, or have to
-/// refuse.
+/// `x + residual`, and its RMS norm. `None` if the kernel does not support the operands: the caller then runs candle's
+/// operators, which also report errors.
 pub(super) fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<Option<Tensor>> {
     let Some(rows) = rows_of(x, &[Some(scale)]) else { return Ok(None) };
     if residual.dims() != x.dims() || !takes(x, &[Some(residual)]) || x.elem_count() == 0 {
@@ -66,7 +68,9 @@ impl Kernel for LayerNorm {
         let Self { rows, eps, bias, residual, scale, shift } = self;
         let operands = [bias.as_ref(), residual.as_ref(), Some(scale), Some(shift)];
         with_elements(operands, |[bias, residual, scale, shift]| {
-            let (Some(scale), Some(shift)) = (scale, shift) else { candle::bail!("there are a scale and a shift") };
+            let (Some(scale), Some(shift)) = (scale, shift) else {
+                candle::bail!("a layer norm without scale or shift")
+            };
             launch::layer_norm(device, dtype, *rows, *eps, &x, bias.as_ref(), residual.as_ref(), &scale, &shift, y)
         })
     }
@@ -83,7 +87,7 @@ impl Kernel for RmsNorm {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([Some(&self.scale)], |[scale]| {
-            let Some(scale) = scale else { candle::bail!("there is a scale") };
+            let Some(scale) = scale else { candle::bail!("an RMS norm without scale") };
             launch::rms_norm(device, dtype, self.rows, self.eps, &x, &scale, y)
         })
     }
@@ -101,7 +105,9 @@ impl Kernel for AddRmsNorm {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([Some(&self.residual), Some(&self.scale)], |[residual, scale]| {
-            let (Some(residual), Some(scale)) = (residual, scale) else { candle::bail!("there are both") };
+            let (Some(residual), Some(scale)) = (residual, scale) else {
+                candle::bail!("an RMS norm without residual or scale")
+            };
             launch::add_rms_norm(device, dtype, self.rows, self.eps, &x, &residual, &scale, y)
         })
     }

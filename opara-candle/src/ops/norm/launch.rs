@@ -1,4 +1,4 @@
-//! Launches of `norm.cu`: normalisations of rows.
+//! Launches of `norm.cu`: layer norm and RMS norm of rows.
 
 #![allow(unsafe_code)]
 
@@ -7,9 +7,10 @@ use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx, wide};
-use crate::cuda::operator::rows::{Rows, MOST};
+use crate::cuda::operator::rows::{Rows, MAX_THREADS};
 
-/// The kernel `name` of `norm.cu`: a leaner one where threads take all of a row, and 16 bytes of the operands, at once.
+/// The kernel `name` of `norm.cu`. The `short` variant applies if each thread takes at most one 16-byte vector of a row
+/// and all operands are aligned.
 fn kernel<T: DeviceRepr>(
     of: Rows,
     device: &CudaDevice,
@@ -18,16 +19,16 @@ fn kernel<T: DeviceRepr>(
     operands: &[Option<&CudaView<T>>],
 ) -> Result<CudaFunction> {
     let wide = wide(dtype);
-    let is_short = of.columns().is_multiple_of(wide) && of.columns() <= MOST * wide;
+    let is_short = of.columns().is_multiple_of(wide) && of.columns() <= MAX_THREADS * wide;
     let are_aligned = operands.iter().flatten().all(|operand| address(operand, device).is_multiple_of(16));
     let short = if is_short && are_aligned { "short_" } else { "" };
     function(device, &format!("opara_{name}_{short}{}", dtype.as_str()), "norm", ptx::NORM)
 }
 
-/// Layer normalisation of the rows of `x + bias + residual` into `y`.
+/// Layer norm of the rows of `x + bias + residual` into `y`.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 #[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
 pub(super) fn layer_norm<T: DeviceRepr>(
     device: &CudaDevice,
@@ -58,18 +59,18 @@ pub(super) fn layer_norm<T: DeviceRepr>(
     arg_or_null(&mut launch, bias);
     arg_or_null(&mut launch, residual);
     launch.arg(scale).arg(shift).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
-    // residual, `columns` of the others, nothing through null, and writes each of `rows * columns` of `y`: all were held
-    // against the slices above, and `kernel` saw whether 16 bytes may be taken at once,
-    // `Rows::of` that 31 bits count rows and columns.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * columns` elements of `x` and of the
+    // residual and `columns` elements of the other operands, nothing through null pointers, and writes `rows * columns`
+    // elements of `y`. The slice lengths were checked above, `kernel` checked lengths and alignment for 16-byte loads,
+    // and `Rows::of` that rows and columns fit into 31 bits.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
 
-/// Root-mean-square normalisation of the rows of `x` into `y`.
+/// RMS norm of the rows of `x` into `y`.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn rms_norm<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -90,17 +91,17 @@ pub(super) fn rms_norm<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(&eps).arg(x).arg(scale).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
-    // of the scale, and writes each of `rows * columns` of `y`: all were held against the slices above, and `kernel` saw
-    // whether 16 bytes may be taken at once, `Rows::of` that 31 bits count rows and columns.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * columns` elements of `x` and `columns`
+    // elements of the scale, and writes `rows * columns` elements of `y`. The slice lengths were checked above,
+    // `kernel` checked lengths and alignment for 16-byte loads, and `Rows::of` that rows and columns fit into 31 bits.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }
 
-/// The rows of `x + residual` into the first half of `y`, and their root-mean-square normalisation into the second.
+/// Writes the rows of `x + residual` to the first half of `y`, and their RMS norm to the second half.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 #[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
 pub(super) fn add_rms_norm<T: DeviceRepr>(
     device: &CudaDevice,
@@ -124,10 +125,10 @@ pub(super) fn add_rms_norm<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(&eps).arg(x).arg(residual).arg(scale).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and of the
-    // residual and `columns` of the scale, and writes each of twice `rows * columns` of `y`: all were held against the
-    // slices above, and `kernel` saw whether 16 bytes may be taken at once,
-    // `Rows::of` that 31 bits count rows and columns.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * columns` elements of `x` and of the
+    // residual and `columns` elements of the scale, and writes `2 * rows * columns` elements of `y`. The slice lengths
+    // were checked above, `kernel` checked lengths and alignment for 16-byte loads, and `Rows::of` that rows and
+    // columns fit into 31 bits.
     unsafe { launch.launch(of.by_blocks(dtype)) }.w()?;
     Ok(())
 }

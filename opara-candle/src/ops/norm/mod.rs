@@ -1,7 +1,9 @@
-//! Normalisations over the last dimension.
+//! Layer norm and RMS norm over the last dimension.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,7 +12,7 @@ use candle::{Result, Tensor};
 use super::{add, own_on, own_or};
 use crate::cpu::record::apply;
 
-/// Layer normalisation over the last dimension, with a scale and a shift of that length.
+/// Layer norm over the last dimension, with a scale and a shift of that length.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -30,8 +32,8 @@ pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Resul
     })
 }
 
-/// Layer normalisation of `x + bias + residual` over the last dimension, which is the length of `bias`, `scale` and
-/// `shift`: what follows the product at the end of each half of a Transformer's layer. On a GPU the sum is not rounded.
+/// Layer norm of `x + bias + residual` over the last dimension, which is the length of `bias`, `scale` and `shift`: the
+/// end of each half of a Transformer layer. On a GPU the sum is not rounded before it is normalised.
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -58,7 +60,7 @@ pub fn add_layer_norm(
     }
 }
 
-/// Root-mean-square normalisation over the last dimension, with a scale of that length.
+/// RMS norm over the last dimension, with a scale of that length.
 ///
 /// # Errors
 /// Shapes that do not agree.
@@ -69,8 +71,8 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     })
 }
 
-/// `x + residual` and its root-mean-square normalisation over the last dimension, which is the length of `scale`: what
-/// stands between two parts of a Transformer that normalises before each. One launch on a GPU.
+/// `x + residual`, and the RMS norm of that sum over the last dimension, which is the length of `scale`: the step
+/// between two blocks of a pre-norm Transformer. One launch on a GPU.
 ///
 /// # Errors
 /// Shapes that do not agree.

@@ -1,9 +1,10 @@
-// Normalisation of rows, of the sum of x, a bias and a residual where they are not null. What is rounded once is written
-// as `fma`.
+// Layer norm and RMS norm of rows of x + bias + residual; bias and residual may be null. `fma` is written out wherever
+// a result is rounded once, so that its bits do not depend on the compiler.
 #include "rows.cuh"
 
-// What is normalised; where `rounded` is not null, rounded and stored there, too.
-template <typename T, bool TOGETHER> struct Row {
+// The row to normalise, x + bias + residual. Unless `rounded` is null, the sum is rounded to T, stored there, and
+// normalised in that precision.
+template <typename T, bool VECTORS> struct Row {
     using S = typename Sum<T>::type;
     static constexpr int N = WIDE<T>;
     unsigned columns;
@@ -15,10 +16,10 @@ template <typename T, bool TOGETHER> struct Row {
           rounded(rounded ? rounded + row * columns : nullptr) {}
 
     __device__ Vec<T, N> some(const T *from, unsigned at) const {
-        return load_some<T, N, TOGETHER>(from + at, columns - at);
+        return load_some<T, N, VECTORS>(from + at, columns - at);
     }
 
-    // Zeros beyond the end. No load waits for another.
+    // Reads N elements of the sum; past the end they are zero. The three loads are independent of each other.
     __device__ void read(unsigned at, S (&v)[N]) const {
         Vec<T, N> own = some(x, at), second{}, third{};
         if (bias) second = some(bias, at);
@@ -28,10 +29,10 @@ template <typename T, bool TOGETHER> struct Row {
         if (!rounded) return;
 #pragma unroll
         for (int n = 0; n < N; n++) v[n] = widen(own.at[n] = narrow<T>(v[n]));
-        store_some<T, N, TOGETHER>(rounded + at, own, columns - at);
+        store_some<T, N, VECTORS>(rounded + at, own, columns - at);
     }
 
-    __device__ bool has(unsigned at, int n) const { return TOGETHER || at + n < columns; }
+    __device__ bool has(unsigned at, int n) const { return VECTORS || at + n < columns; }
 
     __device__ S sum(const S (&v)[N]) const {
         S sum = 0;
@@ -55,24 +56,24 @@ template <typename T, bool TOGETHER> struct Row {
 #pragma unroll
         for (int n = 0; n < N; n++)
             out.at[n] = narrow<T>(fma((v[n] - mean) * factor, (S)widen(scale.at[n]), (S)widen(shift.at[n])));
-        store_some<T, N, TOGETHER>(y + at, out, columns - at);
+        store_some<T, N, VECTORS>(y + at, out, columns - at);
     }
 };
 
-// By mean and variance if CENTRED, else by the mean of the squares alone and without a shift. What a thread takes first it
-// keeps in registers, which is all of the row if it is SHORT. What else a longer one has is read anew.
-template <typename T, bool CENTRED, bool TOGETHER, bool SHORT>
+// Layer norm if CENTRED, otherwise RMS norm (no mean, no shift). A thread keeps its first vector in registers. If the
+// row is SHORT that is its whole share; otherwise the further vectors are read again in each pass.
+template <typename T, bool CENTRED, bool VECTORS, bool SHORT>
 __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
                             const T *scale, const T *shift, T *rounded, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
-    __shared__ S room[2][MOST / 32];
+    __shared__ S room[2][MAX_THREADS / 32];
     const size_t index = this_row();
-    const unsigned first = threadIdx.x * N, step = blockDim.x * N, end = end_of(index, rows, columns);
-    const Row<T, TOGETHER> row(index, columns, x, bias, residual, rounded);
+    const unsigned first = threadIdx.x * N, step = blockDim.x * N, end = row_end(index, rows, columns);
+    const Row<T, VECTORS> row(index, columns, x, bias, residual, rounded);
     y += index * columns;
 
-    // Scale and shift come along with the rest: to wait for them later would take as long again.
+    // Load scale and shift together with the row: loading them later would add a second memory latency.
     S held[N] = {};
     Vec<T, N> held_scale{}, held_shift{};
     if (first < end) {
@@ -80,7 +81,7 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
         if (CENTRED) held_shift = row.some(shift, first);
         row.read(first, held);
     }
-    // Of the rest of the row.
+    // Calls f with each further vector of this thread.
     auto each = [&](auto f) {
         if (SHORT) return;
         for (unsigned at = first + step; at < end; at += step) {
@@ -95,11 +96,11 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
     if (CENTRED) {
         mean = row.sum(held);
         each([&](unsigned, const S(&v)[N]) { mean += row.sum(v); });
-        mean = of_row<Add>(mean, room[0]) * part;
+        mean = row_reduce<Add>(mean, room[0]) * part;
     }
     S squares = first < end ? row.squares(first, held, mean) : 0;
     each([&](unsigned at, const S(&v)[N]) { squares += row.squares(at, v, mean); });
-    const S factor = rsqrt(of_row<Add>(squares, room[1]) * part + (S)eps);
+    const S factor = rsqrt(row_reduce<Add>(squares, room[1]) * part + (S)eps);
 
     if (first < end) row.write(first, held, mean, factor, held_scale, held_shift, y);
     each([&](unsigned at, const S(&v)[N]) {
@@ -110,25 +111,25 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
 template <typename T, bool CENTRED, bool SHORT>
 __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x, const T *bias, const T *residual,
                             const T *scale, const T *shift, T *rounded, T *y) {
-    // Which is the same for all rows: no thread waits for one that goes the other way.
+    // The choice is the same for all rows, so that all threads of a block reach the same barriers.
     if (SHORT || (columns % WIDE<T> == 0 && are_aligned(x, bias, residual, scale, shift, (const T *)rounded, (const T *)y)))
         norm<T, CENTRED, true, SHORT>(rows, columns, eps, x, bias, residual, scale, shift, rounded, y);
     else
         norm<T, CENTRED, false, SHORT>(rows, columns, eps, x, bias, residual, scale, shift, rounded, y);
 }
 
-// Of any rows, and of such as a block takes 16 bytes a thread. The last one writes the sums, and behind them what they are
-// normalised.
+// Kernels for rows of any length, and SHORT ones for rows of at most one 16-byte vector per thread. `add_rms_norm`
+// writes the sum, and behind it the normalised sum.
 #define NORMS(T, SHORT, NAME)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(MOST) opara_layer_norm_##NAME(size_t rows, unsigned columns,          \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_layer_norm_##NAME(size_t rows, unsigned columns,   \
         float eps, const T *x, const T *bias, const T *residual, const T *scale, const T *shift, T *y) {               \
         norm<T, true, SHORT>(rows, columns, eps, x, bias, residual, scale, shift, nullptr, y);                         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(MOST) opara_rms_norm_##NAME(size_t rows, unsigned columns, float eps, \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_rms_norm_##NAME(size_t rows, unsigned columns, float eps, \
         const T *x, const T *scale, T *y) {                                                                            \
         norm<T, false, SHORT>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, nullptr, y);                    \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(MOST) opara_add_rms_norm_##NAME(size_t rows, unsigned columns,        \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_add_rms_norm_##NAME(size_t rows, unsigned columns, \
         float eps, const T *x, const T *residual, const T *scale, T *y) {                                              \
         norm<T, false, SHORT>(rows, columns, eps, x, nullptr, residual, scale, nullptr, y, y + rows * columns);        \
     }

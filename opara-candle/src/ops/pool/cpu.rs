@@ -1,4 +1,4 @@
-//! Maxima and means over windows on the CPU.
+//! Max and mean pooling on the CPU.
 
 use candle::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
@@ -7,15 +7,15 @@ use super::PoolKind;
 use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, Taps, Windows, WIDEST, WORTH_A_THREAD};
 use crate::ops::PoolConfig;
 
-/// Operations of one task.
+/// Operations per parallel task.
 const TASK: usize = 100_000;
 
-/// The pool of `x`.
+/// Pools `x`.
 pub(super) fn pool(x: &Tensor, kind: PoolKind, config: PoolConfig) -> Result<Tensor> {
     x.contiguous()?.apply_op1_no_bwd(&Pool { kind, config })
 }
 
-/// A pool of a contiguous operand.
+/// The custom operator; its operand is contiguous.
 struct Pool {
     kind: PoolKind,
     config: PoolConfig,
@@ -43,7 +43,7 @@ impl CustomOp1 for Pool {
     }
 }
 
-/// The result for planes of `size`, one behind the other.
+/// Pools contiguous planes of the given size.
 ///
 /// # Errors
 /// A window that does not fit.
@@ -77,7 +77,7 @@ struct Planes<'a, T: Element> {
     kind: PoolKind,
     taps: &'a Taps,
     output: (usize, usize),
-    /// What a mean divides by: the product of both.
+    /// The divisor of a mean is the product of its row count and its column count.
     counts: &'a (Vec<T::Sum>, Vec<T::Sum>),
     x: &'a [T],
     plane: usize,
@@ -97,7 +97,7 @@ impl<T: Element> WithSimd for Planes<'_, T> {
 }
 
 impl<T: Element> Planes<'_, T> {
-    /// Joins the elements of each window to `start`.
+    /// Reduces each window with `join`, from `start`.
     #[inline(always)]
     fn run(self, start: T::Sum, join: impl Fn(T::Sum, T::Sum) -> T::Sum) {
         let Self { kind, taps, output: (oh, ow), counts, x, plane, y } = self;

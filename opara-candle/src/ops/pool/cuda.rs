@@ -1,4 +1,4 @@
-//! Pools, of tensors as they lie: the view of a larger one need not be copied.
+//! Pooling in one launch. Strided views are pooled without a copy.
 
 use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
@@ -11,16 +11,16 @@ use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::{is_known, launched, Call, Kernel};
 use crate::ops::PoolConfig;
 
-/// The pool of `x`, in the order in which `x` lies; `None` for dtypes without a kernel.
+/// Pools `x` and keeps its memory layout. `None` for dtypes without a kernel.
 pub(super) fn pool(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Option<Tensor>> {
     run(x, config.output((x.dim(2)?, x.dim(3)?))?, Windows::new(kind, config))
 }
 
-/// Every `stride`-th row and column of `x` from `start` on, as many as `to` says, zeros beyond the last; `None` for dtypes
-/// without a kernel.
+/// Every `stride`-th row and column of `x` from `start` on, `to` rows and columns, with zeros outside `x`. `None` for
+/// dtypes without a kernel.
 pub(super) fn subsample(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result<Option<Tensor>> {
     let (before, after) = (-(start as i32), (start + stride) as i32);
-    // The mean of one element, or of padding.
+    // A mean over windows of one element, which lies in `x` or in the padding.
     let edges = [before, before, after, after];
     run(x, to, Windows { kind: PoolKind::Mean, kernel: 1, stride, edges, count_padding: true })
 }
@@ -29,14 +29,14 @@ fn run(x: &Tensor, to: (usize, usize), windows: Windows) -> Result<Option<Tensor
     if !is_known(x.dtype()) {
         return Ok(None);
     }
-    let (x, format, pitch) = lying(x)?;
+    let (x, format, pitch) = operand_layout(x)?;
     let plane = Plane::new(x.dims4()?, to, format == Format::Nhwc)?;
     Ok(Some(format.view(&launched(Pool { plane, windows, pitch }, &x, plane.shape())?)?))
 }
 
-/// The tensor, contiguous unless its pixels lie in rows, in which order its elements lie, and how far it is from an image,
-/// a plane and a row to the next.
-fn lying(x: &Tensor) -> Result<(Tensor, Format, [usize; 3])> {
+/// The operand, its memory layout, and its strides of image, plane and row in elements. It is copied only if neither
+/// its pixels nor its channels are contiguous.
+fn operand_layout(x: &Tensor) -> Result<(Tensor, Format, [usize; 3])> {
     let channels = x.dim(1)?;
     let pitch = |stride: &[usize]| [stride[0], stride[1], stride[2]];
     let whole = |pitch: usize| pitch.is_multiple_of(channels);
@@ -56,7 +56,7 @@ fn lying(x: &Tensor) -> Result<(Tensor, Format, [usize; 3])> {
 struct Pool {
     plane: Plane,
     windows: Windows,
-    /// Elements from an image, a plane and a row of the operand to the next.
+    /// Strides of image, plane and row of the operand, in elements.
     pitch: [usize; 3],
 }
 

@@ -11,22 +11,22 @@ use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, pt
 use crate::cuda::operator::plane::{Plane, H200_THREADS};
 use crate::ops::PoolConfig;
 
-/// What a pool makes of which windows.
+/// The kind of a pool, and its windows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Windows {
     pub kind: PoolKind,
-    /// Elements of a window, both ways.
+    /// Rows and columns of a window.
     pub kernel: usize,
-    /// Elements from one window to the next, both ways.
+    /// Rows and columns from one window to the next.
     pub stride: usize,
-    /// Padding above, to the left, below and to the right; less than none where the first window begins inside.
+    /// Padding above, to the left, below and to the right. Negative if the first window begins inside the image.
     pub edges: [i32; 4],
-    /// Whether a mean counts the padding.
+    /// Does a mean divide by the padding too?
     pub count_padding: bool,
 }
 
 impl Windows {
-    /// Those of a pool.
+    /// The windows of a pool operator.
     pub fn new(kind: PoolKind, config: &PoolConfig) -> Self {
         let PoolConfig { kernel, stride, padding: p, count_padding, .. } = *config;
         let edges = [p.top, p.left, p.bottom, p.right].map(|n| n as i32);
@@ -34,11 +34,11 @@ impl Windows {
     }
 }
 
-/// A pool of `x`, of which an image, a plane and a row begin `pitch` elements after the one before, into `y`, laid out as
-/// `plane` says. The channels of a pixel and the pixels of a row of `x` lie as there.
+/// Pools `x`, with strides `pitch` of image, plane and row in elements, into `y`, in the layout of `plane`. The
+/// channels of a pixel, or the pixels of a row, of `x` are contiguous as in that layout.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn pool<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -58,10 +58,10 @@ pub(super) fn pool<T: DeviceRepr>(
     let sizes = [(plane.batch(), pitch[0]), (plane.channels(), channel), (h, pitch[2]), (w, column)];
     expect("the operand", x.len(), extent(sizes))?;
     if pitch.iter().any(|&pitch| u32::try_from(pitch).is_err()) {
-        bail!("rows {pitch:?} elements apart are further than the kernels count")
+        bail!("strides of {pitch:?} elements do not fit into 32 bits")
     }
     if plane.is_channels_last() && (pitch[0] % plane.channels(), pitch[2] % plane.channels()) != (0, 0) {
-        bail!("rows {pitch:?} elements apart, which is no whole number of {} channels", plane.channels())
+        bail!("strides of {pitch:?} elements are no multiples of {} channels", plane.channels())
     }
     let (variant, threads) = variant(plane, windows, dtype.size_in_bytes(), &[address(x, device)]);
     let name = format!("opara_pool_{variant}_{}", dtype.as_str());
@@ -84,20 +84,21 @@ pub(super) fn pool<T: DeviceRepr>(
         launch.arg(n);
     }
     launch.arg(x).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
-    // pitches place them and writes each of `results()` of `y`: both were held against the slices above. `Plane::new` saw that
-    // 31 bits count the elements, and `variant` takes no more neighbours at once than sizes and addresses allow.
+    // SAFETY: the arguments match the kernel's declaration. It reads `x` within the extent of its strides, and writes
+    // `results()` elements of `y`. Both lengths were checked above. `Plane::new` checked that indices fit into 31 bits,
+    // and `variant` takes vectors only where sizes and addresses allow them.
     unsafe { launch.launch(blocks(threads)) }.w()?;
     Ok(())
 }
 
-/// The kernel's variant for a pool, and how many threads it takes. Each takes as many neighbouring channels, of so many
-/// bytes each, as 16 bytes hold and channels and addresses allow: that was the fastest on an H200 for every size. Of windows
-/// of 3 by 3 next to each other they take three where that leaves an eighth of the threads that it runs at once.
+/// The kernel variant and its number of threads. A thread takes as many neighbouring channels, of `bytes` bytes each,
+/// as 16 bytes hold and as channel count and addresses allow: that was the fastest for every size on an H200. For 3 x 3
+/// windows with stride 1 it also takes three neighbouring pixels, if at least an eighth of the threads that an H200
+/// runs at once remain.
 fn variant(plane: &Plane, windows: &Windows, bytes: usize, addresses: &[u64]) -> (String, usize) {
     const PIXELS: usize = 3;
     let channels = [8, 4, 2].into_iter().find(|&n| plane.is_aligned(n, bytes, addresses));
-    let (variant, threads) = plane.taking(channels);
+    let (variant, threads) = plane.variant(channels);
     let has_strips = matches!((channels, bytes), (Some(8), 2) | (Some(4), 4));
     let strips = threads / plane.to().1 * plane.to().1.div_ceil(PIXELS);
     match has_strips && (windows.kernel, windows.stride) == (3, 1) && strips >= H200_THREADS / 8 {

@@ -1,8 +1,10 @@
-//! Maxima and means over windows, with padding and partial windows at the end, and what takes some pixels only.
+//! Max and mean pooling, with padding and partial windows at the end, and subsampling.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -10,14 +12,14 @@ use candle::{bail, Result, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 
-/// What a pool makes of a window.
+/// The reduction over a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum PoolKind {
     Max,
     Mean,
 }
 
-/// Maximum over windows of `(batch, channels, h, w)`. Padding never is the maximum; NaN always is.
+/// Max pooling of `(batch, channels, h, w)`. Padding is never the maximum; NaN always is.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -35,7 +37,7 @@ pub fn max_pool2d(x: &Tensor, config: &PoolConfig) -> Result<Tensor> {
     pool("max_pool2d", PoolKind::Max, x, config)
 }
 
-/// Mean over windows of `(batch, channels, h, w)`.
+/// Mean pooling of `(batch, channels, h, w)`.
 ///
 /// # Errors
 /// A tensor of another rank, or a window that does not fit.
@@ -55,7 +57,7 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     })
 }
 
-/// Mean of each channel of `(batch, channels, h, w)`: `(batch, channels)`.
+/// The mean of each channel: `(batch, channels, h, w)` to `(batch, channels)`.
 ///
 /// # Errors
 /// A tensor of another rank.
@@ -64,7 +66,7 @@ pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     apply("global_avg_pool2d", &[x], x.elem_count() as u64, global_mean)
 }
 
-/// Mean of each channel; of a square on a GPU by one launch.
+/// The mean of each channel. One launch on a GPU if the planes are square.
 fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     let (batch, channels, h, w) = t[0].dims4()?;
     let config = PoolConfig::new(h.max(1), 1);
@@ -77,8 +79,8 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     own_or(t[0], own, || t[0].mean((2, 3)))
 }
 
-/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on, as many as there are from the first one
-/// on: `(batch, channels, ceil(h / stride), ceil(w / stride))`, with zeros where there is none.
+/// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on. The result is `(batch, channels,
+/// ceil(h / stride), ceil(w / stride))`, with zeros past the end of `x`.
 ///
 /// # Errors
 /// A tensor of another rank, or a stride of 0.
@@ -88,7 +90,7 @@ pub fn subsample(x: &Tensor, start: usize, stride: usize) -> Result<Tensor> {
         bail!("every 0th row and column: the stride must be at least 1")
     }
     let to = (h.div_ceil(stride), w.div_ceil(stride));
-    // More than the whole is as much as the whole.
+    // Values beyond the image size have the same effect as the image size.
     let [start, stride] = [start, stride].map(|n| n.min(h.max(w).max(1)));
     apply("subsample", &[x], 0, move |t| {
         let own = own_on(t[0], || Ok(None), || gpu!(cuda::subsample(t[0], start, stride, to)))?;
@@ -96,11 +98,11 @@ pub fn subsample(x: &Tensor, start: usize, stride: usize) -> Result<Tensor> {
     })
 }
 
-/// The same out of candle's operators, for any device and dtype.
+/// The same with candle's operators, for any device and dtype.
 fn picked(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result<Tensor> {
     let mut x = x.clone();
     for (dim, to) in [(2, to.0), (3, to.1)] {
-        // Whole strides, of which the first element counts.
+        // Groups of `stride` elements; the first of each is kept.
         let size = x.dim(dim)?;
         let from = x.narrow(dim, start.min(size), size - start.min(size))?;
         let (before, after) = x.dims().split_at(dim);
@@ -114,12 +116,12 @@ fn picked(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result
     x.contiguous()
 }
 
-/// The same out of candle's operators, for any device and dtype.
+/// The same with candle's operators, for any device and dtype.
 fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
     let (h, w) = (x.dim(2)?, x.dim(3)?);
     let (oh, ow) = config.output((h, w))?;
     let PoolConfig { kernel, stride, padding: p, .. } = *config;
-    // What the windows cover, partial ones filled up.
+    // The extent that the windows cover, with partial windows filled up.
     let (bottom, right) = ((oh - 1) * stride + kernel, (ow - 1) * stride + kernel);
     let fill = |x: &Tensor, by: f64| -> Result<Tensor> {
         let edge = |x: &Tensor, dim: usize, by: f64, n: usize| {

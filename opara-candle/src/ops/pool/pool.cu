@@ -1,15 +1,15 @@
-// Maxima and means over windows. A thread makes one element of the result, or N of neighbouring channels where the
-// channels of a pixel lie together (nhwc), also of P neighbouring pixels.
+// Max and mean pooling. A thread computes one element of the result; in the NHWC layout it computes N neighbouring
+// channels, in some variants of P neighbouring pixels.
 #include "window.cuh"
 
 enum PoolKind { MAX = 0, MEAN = 1 };
 
-// Elements from an image, a plane and a row to the next. Of channels that lie together the planes count nothing.
+// Elements from one image, plane and row to the next. The plane is unused in the NHWC layout.
 struct Pitch {
     unsigned image, plane, row;
 };
 
-// An element more in a pool.
+// Adds one element to the running maximum or sum.
 template <typename T, int N, typename S>
 __device__ inline void include(int kind, const Vec<T, N> &v, S (&result)[N]) {
 #pragma unroll
@@ -17,19 +17,19 @@ __device__ inline void include(int kind, const Vec<T, N> &v, S (&result)[N]) {
         S value = widen(v.at[n]);
         if (kind == MEAN)
             result[n] += value;
-        else if (!(value <= result[n])) // NaN wins, and stays.
+        else if (!(value <= result[n])) // A NaN replaces the maximum, and stays.
             result[n] = result[n] != result[n] ? result[n] : value;
     }
 }
 
-// Rows and columns from the first to before the last.
+// Rows r0 to r1 and columns c0 to c1, the ends excluded.
 struct Window {
     int r0, c0, r1, c1;
 
     __device__ bool holds(int r, int c) const { return r >= r0 && r < r1 && c >= c0 && c < c1; }
 };
 
-// What a window of K by K from (r, c) on has within: its loads need not wait for each other.
+// Accumulates the elements inside the image of a K x K window at (r, c). All loads are issued before the first is used.
 template <int K, typename T, int N, typename S>
 __device__ inline void pool_square(int kind, size_t row, size_t column, int r, int c, Window within, const T *x,
                                    S (&result)[N]) {
@@ -48,7 +48,7 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     using S = typename Sum<T>::type;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel / N) return;
-    Place<N, NHWC> at(i, channels, oh, ow);
+    PixelIndex<N, NHWC> at(i, channels, oh, ow);
     const int r = (int)at.row * stride - top, c = (int)at.column * stride - left;
     const int r1 = min(r + kernel, h + bottom), c1 = min(c + kernel, w + right);
     const Window within = {max(r, 0), max(c, 0), min(r1, h), min(c1, w)};
@@ -70,9 +70,9 @@ __device__ void pool(size_t numel, int kind, int channels, int h, int w, int oh,
     store<T, N>(y + (size_t)i * N, out);
 }
 
-// `each` of the elements of windows of K by K over P neighbours from (r0, c0) on, with the number of its window, row by row.
-// What a row of the image holds is loaded once for all of them, and these loads need not wait for each other. Columns
-// beyond the edges count as `outside`, rows do not count.
+// Calls each(p, v) for every element v of P neighbouring K x K windows, the first one at (r0, c0), row by row. Each
+// input row is loaded once for all windows, and its loads are independent of each other. Columns outside the image
+// count as `outside`; rows outside are skipped.
 template <int K, int P, int N, typename T, typename F>
 __device__ inline void for_each(const T *x, size_t row, size_t column, int h, int w, int r0, int c0, T outside, F each) {
 #pragma unroll
@@ -93,8 +93,8 @@ __device__ inline void for_each(const T *x, size_t row, size_t column, int h, in
     }
 }
 
-// A thread makes N channels, which lie together, of P neighbours in a row, for windows of K by K next to each other. The
-// results are those of `pool`, but that of zeros alone a maximum may have the other sign.
+// A thread computes N channels of P neighbouring pixels of a row, for K x K windows with stride 1. The results equal
+// those of `pool`, except that the maximum of a window with zeros of both signs may have the other sign.
 template <typename T, int N, int P, int K>
 __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, int oh, int ow, int top, int left,
                            int bottom, int right, int count_padding, Pitch pitch, const T *x, T *y) {
@@ -102,7 +102,7 @@ __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, i
     const int strips = (ow + P - 1) / P;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= numel / ow * strips / N) return;
-    Place<N, true> at(i, channels, oh, strips);
+    PixelIndex<N, true> at(i, channels, oh, strips);
     const int first = at.column * P, r0 = (int)at.row - top, c0 = first - left;
     x += (size_t)at.image * pitch.image + at.channel;
     Vec<T, N> out[P];
@@ -114,7 +114,7 @@ __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, i
             for (int n = 0; n < N; n++) out[p].at[n] = least;
         for_each<K, P, N>(x, pitch.row, channels, h, w, r0, c0, least, [&](int p, const Vec<T, N> &v) {
 #pragma unroll
-            for (int n = 0; n < N; n++) out[p].at[n] = at_least(out[p].at[n], v.at[n]);
+            for (int n = 0; n < N; n++) out[p].at[n] = max_nan(out[p].at[n], v.at[n]);
         });
     } else {
         S sum[P][N] = {};
@@ -158,7 +158,7 @@ __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, i
     POOL(T, nhwc, 1, true, NAME)                                                                                       \
     POOL(T, nhwc2, 2, true, NAME)
 
-#define OF_16_BITS(T, NAME)                                                                                            \
+#define HALF_KERNELS(T, NAME)                                                                                          \
     ALL(T, NAME)                                                                                                       \
     POOL(T, nhwc4, 4, true, NAME)                                                                                      \
     POOL(T, nhwc8, 8, true, NAME)                                                                                      \
@@ -168,5 +168,5 @@ ALL(double, f64)
 ALL(float, f32)
 POOL(float, nhwc4, 4, true, f32)
 POOL_STRIP(float, 4, 3, 3, f32)
-OF_16_BITS(__half, f16)
-OF_16_BITS(__nv_bfloat16, bf16)
+HALF_KERNELS(__half, f16)
+HALF_KERNELS(__nv_bfloat16, bf16)

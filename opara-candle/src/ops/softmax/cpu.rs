@@ -6,14 +6,14 @@ use pulp::{Arch, Simd, WithSimd};
 use super::RowStarts;
 use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, WORTH_A_THREAD};
 
-/// Elements of one task.
+/// Elements per parallel task.
 const TASK: usize = 20_000;
 
-/// What an element costs, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, most of it a call of `exp`, which is not
-/// vectorised.
+/// The cost of one element, in operations of [`WORTH_A_THREAD`]: 3.6 ns of one core, mostly the scalar call of `exp`.
 const ELEMENT: usize = 300;
 
-/// Softmax of `x + bias`; `None` where candle's operators have to do it, or have to refuse.
+/// Softmax of `x + bias`. `None` if the kernel does not support the operands: the caller then runs candle's operators,
+/// which also report errors.
 pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
     if x.elem_count() == 0 || bias.is_some_and(|(bias, _)| bias.dtype() != x.dtype()) {
         return Ok(None);
@@ -25,16 +25,16 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
     }
 }
 
-/// Softmax of contiguous rows on the CPU.
+/// The custom operator on contiguous rows.
 struct Softmax {
-    /// Of the bias, if there is one.
+    /// Where the rows of the bias start, if there is a bias.
     starts: Option<RowStarts>,
 }
 
 impl Softmax {
     fn run(&self, x: (&CpuStorage, &Layout), bias: Option<(&CpuStorage, &Layout)>) -> Result<(CpuStorage, Shape)> {
         let shape = x.1.shape();
-        let Some(&columns) = shape.dims().last() else { bail!("a softmax of a single number") };
+        let Some(&columns) = shape.dims().last() else { bail!("softmax needs at least one dimension") };
         macro_rules! run {
             ($t:ty) => {{
                 let bias = match bias.zip(self.starts) {
@@ -73,7 +73,7 @@ impl CustomOp2 for Softmax {
     }
 }
 
-/// Softmax of each row of so many columns, to which a row of the bias is added before.
+/// Softmax of each row of `columns` elements, with a row of the bias added first.
 fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) -> Vec<T> {
     let mut y = vec![T::zero(); x.len()];
     let per_task = TASK.div_ceil(columns);
@@ -87,7 +87,7 @@ fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) ->
                     T::widen(&bias[starts.of_row(task * per_task + i)..][..columns], second);
                     values.iter_mut().zip(&*second).for_each(|(x, &bias)| *x += bias);
                 }
-                Arch::new().dispatch(Normalise(values));
+                normalise(values);
                 T::narrow(values, y);
             }
         });
@@ -99,17 +99,38 @@ fn is_worth_threads(elements: usize) -> bool {
     elements * ELEMENT > WORTH_A_THREAD
 }
 
-/// The softmax of a row, in its place. All but `exp` becomes vectors as wide as the machine's.
-struct Normalise<'a, A>(&'a mut [A]);
+/// Replaces a row by its softmax.
+///
+/// `exp` runs outside of the vector code. It is a call of the C library for each element; from code compiled for wide registers,
+/// each such call also has to clear them.
+fn normalise<A: Sum>(row: &mut [A]) {
+    let arch = Arch::new();
+    let largest = arch.dispatch(Largest(row));
+    row.iter_mut().for_each(|x| *x = (*x - largest).exp());
+    arch.dispatch(DivideBySum(row));
+}
 
-impl<A: Sum> WithSimd for Normalise<'_, A> {
+/// The largest element of a row.
+struct Largest<'a, A>(&'a [A]);
+
+impl<A: Sum> WithSimd for Largest<'_, A> {
+    type Output = A;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> A {
+        joined(self.0, A::NEG_INFINITY, larger)
+    }
+}
+
+/// Divides a row by the sum of its elements.
+struct DivideBySum<'a, A>(&'a mut [A]);
+
+impl<A: Sum> WithSimd for DivideBySum<'_, A> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self(row) = self;
-        let largest = joined(row, A::NEG_INFINITY, larger);
-        row.iter_mut().for_each(|x| *x = (*x - largest).exp());
         let sum = joined(row, A::default(), |a, b| a + b);
         row.iter_mut().for_each(|x| *x /= sum);
     }
@@ -120,8 +141,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scores_of_short_texts_are_worth_threads() {
-        // BERT-base, and the tiniest of its kind.
+    fn attention_scores_of_short_texts_use_threads() {
+        // BERT-base with 12 heads, and the smallest BERT with 2 heads.
         assert!(is_worth_threads(12 * 128 * 128) && is_worth_threads(12 * 64 * 64));
         assert!(!is_worth_threads(2 * 64 * 64));
     }

@@ -1,4 +1,4 @@
-//! Softmax of rows on a GPU.
+//! Softmax of rows in one launch.
 
 use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
@@ -8,8 +8,8 @@ use super::{launch, RowStarts};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
 
-/// Softmax of `x + bias`, the bias being of the same shape, with the starts of its rows; `None` where candle's operators have
-/// to do it, or have to refuse.
+/// Softmax of `x + bias`; the bias has the same shape, and comes with the starts of its rows. `None` if the kernel does
+/// not support the operands: the caller then runs candle's operators, which also report errors.
 pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<Option<Tensor>> {
     let takes = || takes(x, &[bias.map(|(bias, _)| bias)]);
     let Some(rows) = rows_of(x, &[]).filter(|_| takes()) else { return Ok(None) };

@@ -10,10 +10,10 @@ use super::RowStarts;
 use crate::cuda::driver::kernels::{arg_or_null, expect, function, ptx, wide};
 use crate::cuda::operator::rows::Rows;
 
-/// Softmax of the rows of `x`, with a bias that is added before, into `y`.
+/// Softmax of the rows of `x`, plus a bias if there is one, into `y`.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn softmax<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -48,9 +48,9 @@ pub(super) fn softmax<T: DeviceRepr>(
     launch.arg(x);
     arg_or_null(&mut launch, bias.map(|(bias, _)| bias));
     launch.arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and `columns`
-    // from each row's start of the bias, nothing through null, and writes each of `rows * columns` of `y`: all were held
-    // against the slices above. 31 bits count rows and columns, as `Rows::of` saw.
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * columns` elements of `x`, `columns`
+    // elements from each row start of the bias unless that is null, and writes `rows * columns` elements of `y`. The
+    // slice lengths were checked above; `Rows::of` checked that rows and columns fit into 31 bits.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
 }

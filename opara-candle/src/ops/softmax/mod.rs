@@ -1,8 +1,10 @@
-//! Softmax, and what is added before.
+//! Softmax, with an optional bias added before.
 
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
@@ -19,8 +21,8 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
     add_softmax(x, None)
 }
 
-/// Softmax of `x + bias` over the last dimension, in one kernel; the bias, say a mask of attention, broadcasts to `x`. The
-/// sum is not rounded.
+/// Softmax of `x + bias` over the last dimension, in one kernel. The bias, for example an attention mask, broadcasts to
+/// `x`. The sum is not rounded before the softmax.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -44,7 +46,7 @@ pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 
 fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     if x.rank() == 0 {
-        bail!("a softmax of a single number, which has no dimension");
+        bail!("softmax needs at least one dimension; this tensor is a scalar");
     }
     let composed = || {
         let x = bias.map_or_else(|| x.contiguous(), |bias| x.broadcast_add(bias))?;
@@ -58,8 +60,8 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     own_on(x, || cpu::softmax(x, bias.as_ref()), || gpu!(cuda::softmax(x, bias.as_ref())))?.map_or_else(composed, Ok)
 }
 
-/// A bias in the shape of what it is added to, and where its rows begin. A bias without such rows is copied; `None`
-/// if it has another shape, or more elements than 32 bits count.
+/// Broadcasts the bias to `shape`, and finds the starts of its rows. A bias whose rows are not contiguous is copied.
+/// `None` if it does not broadcast, or has more than 2^32 elements.
 fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
     let Ok(bias) = bias.broadcast_as(shape) else { return Ok(None) };
     if let Some(starts) = RowStarts::of(bias.layout()) {
@@ -70,18 +72,18 @@ fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStart
     Ok(starts.map(|starts| (bias, starts)))
 }
 
-/// Where the bias of each row begins, rows being counted by three dimensions.
+/// The start of each row of the bias. Rows are indexed by three dimensions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowStarts {
-    /// How many rows there are in each dimension.
+    /// The number of rows along each dimension.
     pub dims: [usize; 3],
-    /// Elements from one to the next.
+    /// Strides of these dimensions, in elements.
     pub strides: [usize; 3],
 }
 
 impl RowStarts {
-    /// Of rows as they lie in a tensor; `None` if the elements of one are not in a row, if more dimensions count rows that
-    /// do not follow one another, or if it takes more than 32 bits.
+    /// `None` if rows are not contiguous, if more than three dimensions index rows that are not contiguous with each
+    /// other, or if an offset exceeds 32 bits.
     pub fn of(layout: &Layout) -> Option<Self> {
         let ((&columns, outer), strides) = (layout.dims().split_last()?, layout.stride());
         let (inner, strides) = strides.split_last()?;
@@ -97,13 +99,13 @@ impl RowStarts {
         (is_countable && (*inner == 1 || columns == 1)).then_some(starts)
     }
 
-    /// Elements from the first to the last of these rows; `None` if they are not to be counted.
+    /// Elements from the first to the last element of these rows; `None` if that overflows.
     pub fn needed(&self, columns: usize) -> Option<usize> {
         let ends = self.dims.iter().zip(self.strides).map(|(dim, stride)| dim.saturating_sub(1).checked_mul(stride));
         ends.into_iter().try_fold(columns, |needed, end| needed.checked_add(end?))
     }
 
-    /// Elements from the first row to this one.
+    /// The offset of this row, in elements.
     pub fn of_row(&self, row: usize) -> usize {
         let [_, middle, inner] = self.dims;
         let index = [row / inner / middle, row / inner % middle, row % inner];

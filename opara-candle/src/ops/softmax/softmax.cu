@@ -1,13 +1,13 @@
-// Softmax of rows, of the sum of x and a bias that broadcasts to it where that is not null.
+// Softmax of rows of x + bias. The bias broadcasts to x, and may be null.
 #include "rows.cuh"
 
-// Of a difference to the largest number of a row. The faster one is off by less than 16 bits tell apart.
+// exp(x) for x <= 0. For 16-bit types __expf is exact enough: its error is below half a unit of the last place of T.
 template <typename T, typename S> __device__ inline S exponential(S x) {
     if constexpr (sizeof(T) == 2) return __expf(x);
     return exp(x);
 }
 
-// Where the bias of a row begins: rows are counted by three dimensions, the last of which runs fastest.
+// The start of each row of the bias. A row index has three dimensions, the last of which runs fastest.
 struct Bias {
     unsigned dims[2], strides[3];
 
@@ -18,23 +18,23 @@ struct Bias {
     }
 };
 
-// HELD is how often a thread takes neighbours that it then keeps in registers. What lies beyond in a longer row is read anew.
-template <int HELD, bool TOGETHER, typename T>
+// A thread keeps its first HELD vectors in registers; further vectors of a longer row are read again in each pass.
+template <int HELD, bool VECTORS, typename T>
 __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     constexpr int N = WIDE<T>;
-    __shared__ S room[2][MOST / 32];
+    __shared__ S room[2][MAX_THREADS / 32];
     const unsigned first = threadIdx.x * N, step = blockDim.x * N;
 
-    // What has no weight beyond the end.
+    // Reads N elements of the sum; past the end they are -inf, which has weight 0.
     auto read = [&](unsigned at, S(&v)[N]) {
-        Vec<T, N> own = load_some<T, N, TOGETHER>(x + at, columns - at), second{};
-        if (bias) second = load_some<T, N, TOGETHER>(bias + at, columns - at);
+        Vec<T, N> own = load_some<T, N, VECTORS>(x + at, columns - at), second{};
+        if (bias) second = load_some<T, N, VECTORS>(bias + at, columns - at);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             v[n] = widen(own.at[n]);
             if (bias) v[n] += (S)widen(second.at[n]);
-            if (!TOGETHER && at + n >= columns) v[n] = -INFINITY;
+            if (!VECTORS && at + n >= columns) v[n] = -INFINITY;
         }
     };
 
@@ -45,13 +45,13 @@ __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y
 #pragma unroll
     for (int k = 0; k < HELD; k++)
         for (int n = 0; n < N; n++)
-            if (first + k * step < columns) largest = Larger::of(largest, held[k][n]);
+            if (first + k * step < columns) largest = Max::of(largest, held[k][n]);
     for (unsigned at = first + HELD * step; at < columns; at += step) {
         S v[N];
         read(at, v);
-        for (int n = 0; n < N; n++) largest = Larger::of(largest, v[n]);
+        for (int n = 0; n < N; n++) largest = Max::of(largest, v[n]);
     }
-    largest = of_row<Larger>(largest, room[0]);
+    largest = row_reduce<Max>(largest, room[0]);
 
     S sum = 0;
 #pragma unroll
@@ -63,13 +63,13 @@ __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y
         read(at, v);
         for (int n = 0; n < N; n++) sum += exponential<T>(v[n] - largest);
     }
-    const S factor = (S)1 / of_row<Add>(sum, room[1]);
+    const S factor = (S)1 / row_reduce<Add>(sum, room[1]);
 
     auto write = [&](unsigned at, const S(&v)[N]) {
         Vec<T, N> out;
 #pragma unroll
         for (int n = 0; n < N; n++) out.at[n] = narrow<T>(v[n] * factor);
-        store_some<T, N, TOGETHER>(y + at, out, columns - at);
+        store_some<T, N, VECTORS>(y + at, out, columns - at);
     };
 #pragma unroll
     for (int k = 0; k < HELD; k++)
@@ -85,20 +85,20 @@ __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y
 template <int HELD, typename T>
 __device__ inline void softmax(size_t rows, unsigned columns, Bias of, const T *x, const T *bias, T *y) {
     const size_t row = this_row();
-    const unsigned end = end_of(row, rows, columns);
+    const unsigned end = row_end(row, rows, columns);
     x += row * columns;
     y += row * columns;
     if (bias && end) bias += of.at(row);
-    // The same for all rows of a warp: no thread waits for one that goes the other way.
+    // The choice is the same for all lanes of a warp, so that all of them reach the same shuffles and barriers.
     if (!__all_sync(~0u, columns % WIDE<T> == 0 && are_aligned(x, bias, (const T *)y)))
         softmax<HELD, false>(end, x, bias, y);
     else
         softmax<HELD, true>(end, x, bias, y);
 }
 
-// `short`, of rows that their threads take once, leaves more registers: more of it runs at a time.
+// `short`: the threads of a row take one vector each. It needs fewer registers, so more blocks run at a time.
 #define SOFTMAX(NAME, HELD, T)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(MOST) opara_softmax_##NAME(size_t rows, unsigned columns,             \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_softmax_##NAME(size_t rows, unsigned columns,      \
         unsigned middle, unsigned inner, unsigned outer_stride, unsigned middle_stride, unsigned inner_stride,         \
         const T *x, const T *bias, T *y) {                                                                             \
         softmax<HELD>(rows, columns, {{middle, inner}, {outer_stride, middle_stride, inner_stride}}, x, bias, y);      \

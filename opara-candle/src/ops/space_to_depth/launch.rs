@@ -8,36 +8,36 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{expect, extent, function, ptx, wide_blocks};
 
-/// Squares of pixels that become pixels.
+/// The squares of pixels that become pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Squares {
-    /// Rows and columns of a square.
+    /// Rows and columns of a square, in pixels.
     pub side: usize,
-    /// Rows and columns by which the first one begins before the picture.
+    /// Rows above, and columns left of the image, at which the first square begins.
     pub before: (usize, usize),
-    /// Rows and columns of squares.
+    /// Rows and columns of squares in the result.
     pub to: (usize, usize),
 }
 
 impl Squares {
-    /// Channels of a pixel that was a square of pixels of so many, filled up to a multiple of 16: cuDNN's fastest kernels on
-    /// an H200 take no other.
+    /// Channels of the result: those of a square, padded to a multiple of 16, since cuDNN's fastest kernels on an H200
+    /// need that.
     pub fn depth(&self, channels: usize) -> usize {
         (channels * self.side * self.side).next_multiple_of(16)
     }
 
-    /// Elements of the squares of such pictures; `None` where they are more than the kernel counts.
-    pub fn elements(&self, pictures: usize, channels: usize) -> Option<usize> {
-        let elements = pictures * self.to.0 * self.to.1 * self.depth(channels);
+    /// Elements of the result for `images` images; `None` if an index exceeds 31 bits.
+    pub fn elements(&self, images: usize, channels: usize) -> Option<usize> {
+        let elements = images * self.to.0 * self.to.1 * self.depth(channels);
         (elements <= i32::MAX as usize).then_some(elements)
     }
 }
 
-/// The squares of the picture `x`, `(batch, channels, h, w)` as `layout` places it, into `y` as `(batch, rows, columns,
-/// depth)`: the row, the column and the channel within a square, then zeros. Beyond the picture are zeros.
+/// Gathers squares of the image `x`, `(batch, channels, h, w)` with the strides of `layout`, into `y`, `(batch, rows,
+/// columns, depth)`. The depth is (row, column, channel) within the square, then zeros. Outside the image are zeros.
 ///
 /// # Errors
-/// Slices that are too short, or a launch that fails.
+/// Slices that are too short, or a failed launch.
 pub(super) fn space_to_depth<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
@@ -50,7 +50,7 @@ pub(super) fn space_to_depth<T: DeviceRepr>(
     let (rows, columns) = squares.to;
     let depth = squares.depth(channels);
     let Some(numel) = squares.elements(batch, channels) else {
-        bail!("{squares:?} of {:?} are more elements than the kernel counts", layout.dims())
+        bail!("{squares:?} of {:?}: the kernel indexes with 31 bits", layout.dims())
     };
     expect("the operand", x.len(), extent(layout.dims().iter().copied().zip(stride.iter().copied())))?;
     expect("the result", y.len(), numel)?;
@@ -71,9 +71,9 @@ pub(super) fn space_to_depth<T: DeviceRepr>(
         launch.arg(n);
     }
     launch.arg(x).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `x` from its first to its last element as the
-    // strides place them and writes each of `numel` of `y`: both were held against the slices above, and
-    // `Squares::elements` saw that 31 bits count them.
+    // SAFETY: the arguments match the kernel's declaration. It reads `x` within the extent of its strides, and writes
+    // `numel` elements of `y`. Both lengths were checked above, and `Squares::elements` checked that indices fit into
+    // 31 bits.
     unsafe { launch.launch(wide_blocks(numel, dtype)) }.w()?;
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! Convolutions of few channels as those of many, on a GPU.
+//! Convolutions of few channels as convolutions of many channels, on a GPU.
 
+pub(in crate::ops) mod effects;
 mod launch;
 
 use candle::cuda_backend::CudaDType;
@@ -11,12 +12,13 @@ use super::{ConvConfig, Padding};
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::{launched, Call, Kernel};
 
-/// Operand, weight and configuration of a convolution with the same result; `None` where it is as good as it is.
+/// The operand, weight and configuration of a convolution with the same result and more channels. `None` if that would
+/// not be faster.
 ///
-/// Tensor cores take many channels at once. A picture has three: filled up, most of what is multiplied would be zeros.
-/// Squares as large as the stride, taken as pixels, fill them better ("space to depth"), and the window then moves by one
-/// pixel, which libraries do best.
-pub(super) fn deepened(
+/// Tensor cores need many channels, and a image has three: padding them would multiply mostly zeros. Taking squares
+/// of stride x stride pixels as pixels ("space to depth") fills the tensor cores better, and the convolution then has
+/// stride 1, for which libraries are fastest.
+pub(super) fn space_to_depth(
     x: &Tensor,
     weight: &Tensor,
     config: &ConvConfig,
@@ -25,7 +27,7 @@ pub(super) fn deepened(
     let (_, _, kh, kw) = weight.dims4()?;
     let (side, padding) = (config.stride, config.padding);
     let is_deep = channels * x.dtype().size_in_bytes() >= 16;
-    // Squares that no window fills, and very few channels, are almost all zeros.
+    // Squares larger than the window, and very few channels, would be almost all zeros.
     let is_sparse = side > kh.max(kw) || channels * side * side < 3;
     if Format::of(x.dtype()) != Format::Nhwc || is_deep || is_sparse || config.groups > 1 || config.dilation > 1 {
         return Ok(None);
@@ -33,15 +35,15 @@ pub(super) fn deepened(
     let (oh, ow) = config.output((h, w), (kh, kw))?;
     let (kh, kw) = (kh.div_ceil(side), kw.div_ceil(side));
     let window = Squares { side, before: (0, 0), to: (kh, kw) };
-    let picture = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
-    if picture.elements(batch, channels).is_none() {
+    let image = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
+    if image.elements(batch, channels).is_none() {
         return Ok(None);
     }
     let config = ConvConfig { stride: 1, padding: Padding::default(), ..*config };
-    Ok(Some((squares(x, picture)?, squares(weight, window)?, config)))
+    Ok(Some((squares(x, image)?, squares(weight, window)?, config)))
 }
 
-/// The squares of a picture as the pixels of one, in [`Format::Nhwc`].
+/// Gathers the squares of an image into pixels, in [`Format::Nhwc`].
 fn squares(x: &Tensor, squares: Squares) -> Result<Tensor> {
     let (batch, channels, _, _) = x.dims4()?;
     let shape = (batch, squares.to.0, squares.to.1, squares.depth(channels));
@@ -50,7 +52,7 @@ fn squares(x: &Tensor, squares: Squares) -> Result<Tensor> {
 
 struct SpaceToDepth {
     squares: Squares,
-    /// Of the operand.
+    /// Layout of the operand.
     layout: Layout,
 }
 

@@ -1,14 +1,14 @@
-// Pictures of few channels as smaller ones of many: the pixels of a square become the channels of one, which lie together.
+// Space to depth: the pixels of each square of an image become the channels of one pixel, in the NHWC layout.
 #include "numbers.cuh"
 
-// Sizes in elements, and from an image, a plane, a row and a column to the next.
+// Sizes in elements, and strides from one image, plane, row and column to the next.
 struct Picture {
     int channels, h, w;
     size_t image, plane, row, column;
 };
 
-// Squares of `side` by `side` begin `top` rows and `left` columns before the picture. Beyond its edges are zeros, and zeros
-// fill up the channels to `depth`, a multiple of N. A thread makes N of them.
+// The first square of `side` x `side` pixels begins `top` rows above and `left` columns left of the image. Outside the
+// image are zeros, and zeros pad the channels to `depth`, a multiple of N. A thread computes N channels.
 template <typename T, int N>
 __device__ void space_to_depth(size_t numel, int side, int top, int left, int rows, int columns, int depth, Picture of,
                                const T *x, T *y) {

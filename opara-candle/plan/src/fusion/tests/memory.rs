@@ -1,4 +1,4 @@
-//! Groups leave in memory what their ops leave there one by one.
+//! Tests that a fusion group leaves the same memory as its ops one by one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -14,7 +14,8 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Result `i` of an op, as a hash of what it reads. `get` gives one element of an operand, `all` a hash of all of it.
+/// Result `i` of an op: a hash of the elements that it reads. `get` gives one element of an operand, `all` a hash of
+/// the whole operand.
 fn result_of(
     op: OpId,
     launch: &Launch,
@@ -38,7 +39,8 @@ fn run_alone(op: OpId, launch: &Launch, memory: &mut Memory) {
     memory[launch.result] = (0..launch.kind.results()).map(result).collect();
 }
 
-/// Runs row by row, or element by element if there are no rows: each sees only its own results of the members before.
+/// Runs a group row by row, or element by element without rows. Each row sees only its own results of the members
+/// before.
 fn run_group(group: &FusionGroup, launches: &[Launch], memory: &mut Memory) {
     let before = memory.clone();
     let rows = if group.columns.is_some() { ROWS } else { group.elements as usize };
@@ -87,7 +89,7 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
     prop::collection::vec(launch, 1..24).prop_map(|launches| {
         let mut results = vec![ROWS * COLUMNS; 2];
         let launches = launches.into_iter().enumerate().map(|(at, (kind, reads, again))| {
-            // Recent buffers are likelier.
+            // Recent buffers are more likely.
             let reads = reads.into_iter().map(|(any, near, way)| {
                 let buffer = at + 1 - any.index(at + 2).min(near.index(6));
                 match (kind, results[buffer] == ROWS, way) {
@@ -115,14 +117,14 @@ fn launches() -> impl Strategy<Value = Vec<Launch>> {
 
 proptest! {
     #[test]
-    fn fused_ops_leave_the_same_memory(launches in launches(), refused in 2..2 * MOST) {
+    fn fused_ops_leave_the_same_memory(launches in launches(), refused in 2..2 * MAX_MEMBERS) {
         let (trace, fusible) = trace(launches.len() + 2, &launches);
-        // Generating the kernel may fail for groups of some length.
+        // Generation may fail for groups of some length.
         let write = |group: &FusionGroup| (group.members.len() != refused).then_some(());
-        let fused: Vec<FusionGroup> = groups(&trace, of(&fusible), MOST, write).into_iter().map(|(group, ())| group).collect();
+        let fused: Vec<FusionGroup> = groups(&trace, of(&fusible), MAX_MEMBERS, write).into_iter().map(|(group, ())| group).collect();
         let mut members = vec![false; launches.len()];
         for group in &fused {
-            prop_assert!((1..=MOST).contains(&group.members.len()) && group.members.len() != refused);
+            prop_assert!((1..=MAX_MEMBERS).contains(&group.members.len()) && group.members.len() != refused);
             prop_assert!(group.members.contains(&group.at));
             let copied = group.permutation.map_or(0, |permutation| permutation.before);
             for (at, &op) in group.members.iter().enumerate() {

@@ -1,21 +1,21 @@
-//! Which ops are grouped.
+//! Tests of the grouping of ops.
 
 mod memory;
 
 use super::*;
 use crate::trace::{Access, AccessMode, Buffer, Op, Region, Role, Work};
 
-const MOST: usize = 4;
+const MAX_MEMBERS: usize = 4;
 const ROWS: usize = 2;
 const COLUMNS: usize = 3;
 
-/// What an op runs over.
+/// The elements or rows that an op computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// It cannot be in a group.
     Other,
     Elements,
-    /// Elements; each result depends on all of its row.
+    /// Elements; each result depends on its whole row.
     Norm,
     /// Rows; one scalar per row.
     Reduction,
@@ -24,7 +24,7 @@ enum Kind {
 use Kind::{Elements, Norm, Other, Reduction, RowScalars};
 
 impl Kind {
-    /// How many results there are.
+    /// The number of results.
     fn results(self) -> usize {
         if matches!(self, Reduction | RowScalars) {
             ROWS
@@ -87,7 +87,7 @@ fn of(fusible: &[Option<Fusible>]) -> Vec<Option<&Fusible>> {
 
 fn found(buffers: usize, launches: &[Launch]) -> Vec<FusionGroup> {
     let (trace, fusible) = trace(buffers, launches);
-    groups(&trace, of(&fusible), MOST, |_| Some(())).into_iter().map(|(group, ())| group).collect()
+    groups(&trace, of(&fusible), MAX_MEMBERS, |_| Some(())).into_iter().map(|(group, ())| group).collect()
 }
 
 fn members(buffers: usize, launches: &[Launch]) -> Vec<(Vec<OpId>, OpId, Vec<bool>)> {
@@ -126,7 +126,7 @@ fn transposed(buffer: BufferId) -> Operand {
 
 #[test]
 fn a_result_that_is_read_outside_is_stored() {
-    // A cast and its square, which something else reads; a quotient of the cast and what that makes, cast back.
+    // A cast and its square, which another op reads; the cast divided by that op's result, and a cast of the quotient.
     let launches = [
         launch(Elements, [same(0)], 2),
         launch(Elements, [same(2)], 3),
@@ -159,7 +159,7 @@ fn a_norm_of_several_ops_is_one_group() {
 }
 
 #[test]
-fn a_copy_of_a_transposed_result_permutes_the_group() {
+fn a_contiguous_copy_of_a_transposed_result_permutes_the_group() {
     // The bias of a matmul, its transpose, and a norm of that.
     let sum = || launch(Elements, [same(0), of_column(1)], 2);
     let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Norm, [same(3)], 4)];
@@ -178,7 +178,7 @@ fn a_copy_of_a_transposed_result_permutes_the_group() {
     assert_eq!(members(5, &[sum(), read, launch(Elements, [transposed(2)], 3)]), []);
     let launches = [launch(Elements, [same(0), of_column(1)], 3), launch(Elements, [transposed(3)], 2)];
     assert_eq!(members(4, &launches), []);
-    // Nothing can be transposed twice, or where there are rows.
+    // A group is transposed at most once, and never if it has rows.
     let launches = [sum(), launch(Elements, [transposed(2)], 3), launch(Elements, [transposed(3)], 4)];
     assert_eq!(members(5, &launches), [(vec![0, 1], 0, vec![false, true])]);
     let launches = [launch(Norm, [same(0)], 2), launch(Elements, [transposed(2)], 3)];

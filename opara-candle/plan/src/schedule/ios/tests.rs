@@ -24,7 +24,7 @@ fn singles(graph: &OpGraph) -> Vec<Vec<OpId>> {
     (0..graph.len()).map(|op| vec![op]).collect()
 }
 
-/// Connected parts by merging neighbours until nothing changes.
+/// Connected components, by merging neighbours until nothing changes.
 fn connected(graph: &OpGraph, ops: &[OpId]) -> Stage {
     let mut part: Vec<usize> = (0..graph.len()).collect();
     for _ in 0..graph.len() {
@@ -39,7 +39,7 @@ fn connected(graph: &OpGraph, ops: &[OpId]) -> Stage {
     names.iter().map(|&name| ops.iter().copied().filter(|&op| part[op] == name).collect()).collect()
 }
 
-/// The least cost of all sequences of stages over the ops that are not done yet.
+/// The smallest cost of all sequences of stages over the ops that are not done yet.
 fn by_brute_force(graph: &OpGraph, done: u32, pruning: Pruning, cost: &impl Fn(&Stage) -> f64) -> f64 {
     let is = |set: u32, op: usize| set >> op & 1 == 1;
     if done.count_ones() as usize == graph.len() {
@@ -57,7 +57,7 @@ fn by_brute_force(graph: &OpGraph, done: u32, pruning: Pruning, cost: &impl Fn(&
     costs.fold(f64::INFINITY, f64::min)
 }
 
-/// A cost without any structure, the same for one stage.
+/// An arbitrary cost; a stage always has the same.
 fn arbitrary(seed: u64) -> impl Fn(&Stage) -> f64 {
     move |stage| {
         let mut stage = stage.clone();
@@ -74,7 +74,7 @@ fn stages_of_a_block_by_hand() {
     let profile = [op(4., 0.25); 9];
     let found = stages(&block(), Pruning::default(), modelled(&profile));
     assert_eq!(found, [vec![vec![0]], vec![vec![1], vec![2, 5], vec![3, 6], vec![4, 7]], vec![vec![8]]]);
-    let schedule = Schedule::of_stages(&block(), &found).unwrap();
+    let schedule = Schedule::from_stages(&block(), &found).unwrap();
     assert_eq!(schedule.barriers, [8], "the branches wait for op 0 by themselves");
 }
 
@@ -88,7 +88,7 @@ fn pruning_bounds_groups_and_stages() {
 }
 
 #[test]
-fn a_stage_costs_its_longest_group_or_what_fills_the_device() {
+fn a_stage_costs_its_longest_group_or_the_time_that_it_fills_the_device() {
     let profile = [op(3., 0.5), op(4., 0.5), op(5., 1.)];
     let cost = modelled(&profile);
     assert_eq!(cost(&vec![vec![0, 1]]), 7. + BARRIER_US);
@@ -104,13 +104,13 @@ fn a_network_is_cut_where_it_narrows() {
     assert_eq!(blocks(&skip).len(), 1, "two branches start at the input");
     assert_eq!(by_level(&skip, 0..5), [0, 2, 1, 3, 4]);
     assert_eq!(
-        chains(&block(), &(0..9).collect::<Vec<_>>()),
+        sequences(&block(), &(0..9).collect::<Vec<_>>()),
         [vec![0], vec![1], vec![2, 5], vec![3, 6], vec![4, 7], vec![8]]
     );
 }
 
 #[test]
-fn a_constant_stands_by_the_op_that_needs_it() {
+fn a_constant_is_put_before_its_reader() {
     // 4 depends on nothing and is needed at the end of the chain 0-1-2-3-5.
     let graph = OpGraph::from_predecessors(vec![vec![], vec![0], vec![1], vec![2], vec![], vec![3, 4]]);
     assert_eq!(blocks(&graph), [0..1, 1..2, 2..3, 3..4, 4..6]);
@@ -118,7 +118,7 @@ fn a_constant_stands_by_the_op_that_needs_it() {
 }
 
 #[test]
-fn wide_and_long_blocks_end_soon() {
+fn wide_and_long_blocks_are_cut_in_parts() {
     let wide: Vec<Vec<OpId>> = (0..300).map(|op| if op == 0 { vec![] } else { vec![0] }).collect();
     let tangled: Vec<Vec<OpId>> =
         (0..300usize).map(|op| (op.saturating_sub(9)..op.saturating_sub(5)).collect()).collect();
@@ -127,7 +127,7 @@ fn wide_and_long_blocks_end_soon() {
         let profile = vec![op(4., 0.1); graph.len()];
         let found = stages(&graph, Pruning::default(), modelled(&profile));
         assert!(found.iter().any(|stage| stage.len() > 1));
-        Schedule::of_stages(&graph, &found).unwrap();
+        Schedule::from_stages(&graph, &found).unwrap();
     }
 }
 
@@ -148,7 +148,7 @@ proptest! {
         let graph = OpGraph::from_predecessors(dag);
         let profile: Vec<OpProfile> = times.iter().map(|&us| op(us, us / 10.)).collect();
         let found = stages(&graph, Pruning::default(), modelled(&profile));
-        prop_assert!(Schedule::of_stages(&graph, &found).is_ok(), "{:?}", found);
+        prop_assert!(Schedule::from_stages(&graph, &found).is_ok(), "{:?}", found);
         prop_assert!(found.iter().all(|stage| connected(&graph, &stage.concat()).len() == stage.len()));
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes to trace.
+//! Decoding: from bytes to a trace.
 
 use std::io::{BufReader, Read};
 
@@ -62,7 +62,7 @@ impl Contents {
     }
 }
 
-/// Every known section up to the end of the file.
+/// All known sections up to the end of the file.
 fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
     let known = [
         Tag::DEVICE,
@@ -172,7 +172,7 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
     let count = content.count(0, "ops", limits::OPS)?;
     let mut ops = Vec::with_capacity(count);
     let (mut text, mut accesses_before) = (0, 0);
-    // Many ops have one name.
+    // Many ops share a name.
     let mut names: HashMap<u32, KernelName> = HashMap::new();
     let mut buffer = 0i64;
     for id in 0..count {
@@ -206,7 +206,7 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
     Ok(ops)
 }
 
-/// Walks the content of one section, so that an error knows where it is.
+/// Reads the content of one section, and knows the position for errors.
 struct Cursor<'a> {
     tag: Tag,
     length: usize,
@@ -226,8 +226,8 @@ impl<'a> Cursor<'a> {
         Ok(record)
     }
 
-    /// The number of records that follow. Each takes a byte or more, so there can be no more of them than bytes: what
-    /// is reserved for them stays in proportion to the file.
+    /// Checks a number of records that follow. Each has at least one byte, so there are at most as many records as bytes. The memory
+    /// reserved for them is thus proportional to the file.
     fn fitting(&self, entry: usize, count: u64) -> Result<usize, FileError> {
         match usize::try_from(count) {
             Ok(count) if count <= self.rest.len() => Ok(count),
@@ -235,14 +235,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads how many records follow.
+    /// Reads the number of records that follow.
     fn count(&mut self, entry: usize, what: &str, limit: u64) -> Result<usize, FileError> {
         let count: u64 = self.read(entry)?;
         at_most(format_args!("{what} of section `{}`", self.tag), count as u128, limit)?;
         self.fitting(entry, count)
     }
 
-    /// Fails if anything is left.
+    /// Fails if bytes are left.
     fn finish(self, entries: usize) -> Result<(), FileError> {
         if self.rest.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Trace to bytes.
+//! Encoding: from a trace to bytes.
 
 use hashbrown::HashMap;
 use serde::Serialize;
@@ -100,13 +100,13 @@ impl<'a> Table<'a> {
     fn index(&mut self, string: &'a str) -> u32 {
         *self.known.entry(string).or_insert_with(|| {
             self.strings.push(string);
-            // Two strings an op, and the number of ops is limited.
+            // There are two strings per op, and the number of ops is limited.
             (self.strings.len() - 1) as u32
         })
     }
 }
 
-/// The content of a section, as it grows.
+/// The content of a section that is being written.
 struct Content {
     tag: Tag,
     bytes: Vec<u8>,

@@ -1,20 +1,20 @@
-//! Why a trace file could not be read or written, and where in it.
+//! Errors of trace files, with the position in the file.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::super::InvalidTrace;
 
-/// What is wrong with a trace file.
+/// An error of a trace file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// It could not be opened or read.
     #[error("reading failed at byte {offset}: {source}")]
     Read {
-        /// Bytes read before.
+        /// Number of bytes read before.
         offset: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 
@@ -22,11 +22,11 @@ pub enum FileError {
     #[error("writing failed: {0}")]
     Write(#[source] io::Error),
 
-    /// Another kind of file.
+    /// It is not a trace file.
     #[error("its first bytes are not those of a trace file")]
     Foreign,
 
-    /// Written in a format that came after this build.
+    /// Its format is newer than this build.
     #[error("its format version is {found} and this build reads versions up to {supported}: update opara-candle")]
     NewerVersion {
         /// The file's version.
@@ -35,7 +35,7 @@ pub enum FileError {
         supported: u16,
     },
 
-    /// It has a section without which the trace means something else, and which this build does not know.
+    /// It has a mandatory section that this build does not know.
     #[error(
         "section `{section}` at byte {offset} is needed to understand the trace and this build does not know it: \
          update opara-candle"
@@ -50,20 +50,20 @@ pub enum FileError {
     /// It ends too early.
     #[error("it ends at byte {offset}, before the trace does: it was cut short")]
     Truncated {
-        /// Bytes that are there.
+        /// Its length in bytes.
         offset: u64,
     },
 
-    /// The frame around the sections is broken.
+    /// The framing of the sections is damaged.
     #[error("damaged at byte {offset}: {reason}")]
     Damaged {
-        /// Where the broken part begins.
+        /// Where the damage begins.
         offset: u64,
         /// What is wrong with it.
         reason: String,
     },
 
-    /// A section is intact and says something impossible.
+    /// A section is intact, but its content is invalid.
     #[error("section `{section}`, entry {entry} (before byte {offset} of its content): {reason}")]
     Content {
         /// Its tag.
@@ -76,21 +76,21 @@ pub enum FileError {
         reason: String,
     },
 
-    /// It has no section of a kind that every trace needs.
+    /// A mandatory section is missing.
     #[error("it has no section `{section}`")]
     MissingSection {
         /// The tag.
         section: String,
     },
 
-    /// A number beyond every real trace, from which later stages could run out of memory or overflow.
+    /// A number beyond the limits, which protect later stages from overflows and from running out of memory.
     #[error("{what}: {found} is above the limit of {limit}")]
     Limit {
         /// What is counted, and where.
         what: String,
-        /// How much of it there is.
+        /// The value.
         found: u128,
-        /// How much there may be.
+        /// The limit.
         limit: u64,
     },
 

@@ -1,7 +1,7 @@
-//! How much a trace file may hold. Saving and loading check the same, so that what is saved can be loaded.
+//! Limits of trace files. Saving and loading check the same limits, so that a saved file can be loaded.
 //!
-//! The counts are some hundred times those of NASNet-A, the largest of the models; the sizes are beyond any device and
-//! leave room in 64 bits for the sums and products that later stages form without looking.
+//! Counts are limited to hundreds of times those of NASNet-A, the largest of the models. Sizes are limited to more than any device
+//! has, and such that unchecked sums and products of later stages fit 64 bits.
 
 use std::fmt::Display;
 
@@ -18,7 +18,7 @@ pub(super) const ACCESSES: u64 = 1 << 22;
 pub(super) const MEASURED: u64 = 10_000;
 /// Nanoseconds of one: some days.
 const NANOS: u64 = 1 << 50;
-/// Bytes of all names and labels together. The file holds each string once, so a few bytes could ask for any amount.
+/// Total bytes of all names and labels. The file holds each string once, so a small file could expand to any amount.
 pub(super) const TEXT: u64 = 1 << 27;
 /// Bytes of one section, compressed or not. Deflate can make a thousand bytes of one, and each known section is expanded
 /// in memory; NASNet-A's longest is some hundred times shorter.
@@ -35,7 +35,7 @@ const RESOURCE: u64 = 1 << 28;
 /// Multiprocessors, blocks resident on one, threads of a block, registers of a thread: products of two fit 32 bits.
 const FACTOR: u64 = (1 << 16) - 1;
 
-/// Fails if there is more of something than there may be.
+/// Fails if `found` exceeds the limit.
 pub(super) fn at_most(what: impl Display, found: u128, limit: u64) -> Result<(), FileError> {
     if found > limit as u128 {
         return Err(FileError::Limit { what: what.to_string(), found, limit });
@@ -96,7 +96,7 @@ fn device(device: &DeviceSpec) -> Result<(), FileError> {
 }
 
 fn launch(op: usize, launch: &Launch) -> Result<(), FileError> {
-    // Not `Launch::blocks` and the like: their products are what is in question.
+    // Not by `Launch::blocks` and the like, whose products could overflow.
     let product = |sides: [u32; 3]| sides.map(u128::from).iter().product::<u128>();
     let numbers = [
         ("thread blocks", product(launch.grid), BLOCKS),

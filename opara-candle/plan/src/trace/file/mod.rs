@@ -1,7 +1,7 @@
-//! The trace file: one versioned, compressed, checked file a trace (its layout: `docs/trace-format.md`).
+//! The trace file: a versioned and compressed file with checksums. `docs/trace-format.md` describes its layout.
 //!
-//! A file comes from outside, so nothing in it is believed: lengths are held against what is left, decompression stops
-//! at the declared length, everything that grows has a limit, and [`Trace::validate`] has the last word.
+//! Files are untrusted input. Lengths are compared with the remaining bytes, decompression stops at the declared length, every count
+//! has a limit, and [`Trace::validate`] checks the result.
 
 mod decode;
 mod encode;
@@ -43,7 +43,7 @@ impl Trace {
     /// Reads a trace from a file that [`save`](Trace::save) wrote.
     ///
     /// # Errors
-    /// [`TraceFileError`] with the path and the place in the file, if it cannot be read, is none of ours, is damaged,
+    /// [`TraceFileError`] with the path and the position in the file, if it cannot be read, is not a trace file, is damaged,
     /// was written by a newer version of this crate, or holds a trace that is not valid.
     pub fn load(path: impl AsRef<Path>) -> Result<Trace, TraceFileError> {
         let path = path.as_ref();
@@ -67,7 +67,7 @@ impl Trace {
     /// It holds less than a gibibyte at any time, whatever the reader gives.
     ///
     /// # Errors
-    /// [`FileError`] with the place, as for [`load`](Trace::load).
+    /// [`FileError`] with the position, as for [`load`](Trace::load).
     pub fn read_from(reader: impl Read) -> Result<Trace, FileError> {
         decode::decode(reader)
     }

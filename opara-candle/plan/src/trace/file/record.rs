@@ -1,8 +1,7 @@
-//! What the sections are made of, in postcard's encoding: variable-length integers, and no names or tags of fields.
+//! The records of the sections, in postcard's encoding: variable-length integers, without names or tags of fields.
 //!
-//! The order of fields and variants here IS the format of version 1: the types of the trace are named again, so that
-//! theirs can change freely and a field that is added there does not compile until somebody decides how it is stored
-//! (in a section of its own: see `docs/trace-format.md`).
+//! The order of fields and variants here is the format of version 1. The types repeat those of the trace, which can thus change: a
+//! new field there does not compile until its storage is decided (in a new section: see `docs/trace-format.md`).
 
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +49,7 @@ enum RoleVariants {
     External,
     Intermediate,
     Constant,
-    /// Never written here: a reader of the first release takes it for an intermediate buffer, and `work` tells others.
+    /// Never written here: readers of the first release see an intermediate buffer, and the section `work` tells newer ones.
     Workspace,
 }
 
@@ -63,7 +62,7 @@ pub(super) struct Op {
     pub(super) label: u32,
     #[serde(with = "WorkVariants")]
     pub(super) work: Work,
-    /// How many accesses follow.
+    /// Number of accesses that follow.
     pub(super) accesses: u32,
 }
 
@@ -90,7 +89,7 @@ struct LaunchFields {
 /// An access.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Access<R> {
-    /// Distance from the buffer of the access before: repeated layers then repeat in the file.
+    /// Distance from the buffer of the previous access, so that repeated layers give repeated bytes, which compress well.
     pub(super) step: i64,
     #[serde(with = "ModeVariants")]
     pub(super) mode: AccessMode,
@@ -110,14 +109,14 @@ enum ModeVariants {
 pub(super) enum Part<R> {
     /// All of it.
     Whole,
-    /// One run.
+    /// One contiguous run.
     Bytes { start: u64, len: u64 },
     /// Runs at a fixed distance: written as the [`Region`], read as [`Rows`].
     Rows(R),
 }
 
 impl Part<Region> {
-    /// The shortest form of a region in a buffer of so many bytes.
+    /// The shortest form of a region in a buffer of `bytes` bytes.
     pub(super) fn new(region: Region, bytes: u64) -> Self {
         let (start, len) = (region.start(), region.end() - region.start());
         if region == Region::contiguous(0, bytes) {
@@ -130,7 +129,7 @@ impl Part<Region> {
     }
 }
 
-/// The fields of a [`Region`] as they are written, before it is known whether a region may have them.
+/// The fields of a [`Region`] as written, not validated.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Rows {
     start: u64,
@@ -140,12 +139,12 @@ pub(super) struct Rows {
 }
 
 impl Part<Rows> {
-    /// The region, if it is one that [`Region`]'s own constructors make and it lies in a buffer of so many bytes.
+    /// The region, if [`Region`]'s constructors could make it and it lies inside a buffer of `bytes` bytes.
     pub(super) fn region(&self, bytes: u64) -> Option<Region> {
         let (region, end) = match *self {
             Part::Whole => (Region::contiguous(0, bytes), Some(bytes)),
             Part::Bytes { start, len } => (Region::contiguous(start, len), start.checked_add(len)),
-            // Fewer rows or rows that touch are contiguous: a stride of zero would be divided by.
+            // Fewer rows, or adjacent rows, are contiguous. A stride of zero would be a divisor.
             Part::Rows(Rows { len, stride, rows, .. }) if rows < 2 || stride <= len => return None,
             Part::Rows(Rows { start, len: 0, stride, rows }) => (Region::rows(start, 0, stride, rows), Some(start)),
             Part::Rows(Rows { start, len, stride, rows }) => {

@@ -1,7 +1,7 @@
-//! The frame of a section: tag, lengths, compressed content, checksum.
+//! The framing of a section: tag, lengths, compressed content, checksum.
 //!
-//! As in PNG the first letter of a tag says what a reader that does not know it should do: lower case, skip the
-//! section; upper case, refuse the file.
+//! As in PNG, the first letter of a tag tells readers that do not know it what to do: skip the section if it is lower case, refuse
+//! the file if it is upper case.
 
 use std::fmt::{self, Display};
 use std::io::{Read, Write};
@@ -11,10 +11,10 @@ use flate2::{bufread::DeflateDecoder, write::DeflateEncoder, Compression, Crc};
 use super::limits::{self, at_most};
 use super::FileError;
 
-/// Bytes that deflate makes of one byte at most (258 for each pair of bits, with its block's header left out).
+/// Maximum expansion of a byte by deflate (258 bytes for two bits, without the block's header).
 const DEFLATE_RATIO: usize = 1032;
 
-/// What a section holds: four ASCII letters.
+/// The type of a section: four ASCII letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag(pub(super) [u8; 4]);
 
@@ -23,13 +23,13 @@ impl Tag {
     pub(super) const STRINGS: Tag = Tag(*b"TEXT");
     pub(super) const BUFFERS: Tag = Tag(*b"BUFS");
     pub(super) const OPS: Tag = Tag(*b"OPER");
-    /// Which buffers are workspaces of a library; absent where none is.
+    /// The buffers that are workspaces of a library; absent if there are none.
     pub(super) const WORKSPACES: Tag = Tag(*b"work");
-    /// Most bytes held at a time; absent where that is not known.
+    /// Peak memory in bytes; absent if unknown.
     pub(super) const PEAK: Tag = Tag(*b"peak");
-    /// Nanoseconds of each op; absent where none was measured.
+    /// Nanoseconds of each op; absent if none was measured.
     pub(super) const NANOS: Tag = Tag(*b"nano");
-    /// Schedules that were measured; absent where none was.
+    /// Measured schedules; absent if there are none.
     pub(super) const MEASURED: Tag = Tag(*b"runs");
     /// Ends the file; empty.
     pub(super) const END: Tag = Tag(*b"DONE");
@@ -45,7 +45,7 @@ impl Display for Tag {
     }
 }
 
-/// A section as it lies in the file, its checksum found right.
+/// A section as stored in the file, with a correct checksum.
 pub(super) struct Section {
     pub(super) tag: Tag,
     /// Where in the file it begins.
@@ -82,7 +82,7 @@ fn checksum<const N: usize>(parts: [&[u8]; N]) -> u32 {
     crc.sum()
 }
 
-/// A reader that knows how far it is.
+/// A reader that counts its bytes.
 pub(super) struct Source<R> {
     reader: R,
     offset: u64,
@@ -98,7 +98,7 @@ impl<R: Read> Source<R> {
         self.offset
     }
 
-    /// Up to `length` bytes, fewer only at the end. Memory grows with what comes, not with what was announced.
+    /// Up to `length` bytes; fewer only at the end. Memory grows with the bytes read, not with the declared length.
     pub(super) fn up_to(&mut self, length: usize) -> Result<Vec<u8>, FileError> {
         let mut bytes = Vec::new();
         let result = self.reader.by_ref().take(length as u64).read_to_end(&mut bytes);
@@ -123,7 +123,7 @@ impl<R: Read> Source<R> {
         bytes.try_into().map_err(|_| FileError::Truncated { offset: self.offset })
     }
 
-    /// The next section. Its checksum is compared before anything else is made of it.
+    /// The next section. Its checksum is checked first.
     pub(super) fn section(&mut self) -> Result<Section, FileError> {
         let offset = self.offset;
         let damaged = |reason: String| FileError::Damaged { offset, reason };
@@ -146,10 +146,10 @@ impl<R: Read> Source<R> {
 }
 
 impl Section {
-    /// The content, decompressed: never more than one byte beyond the declared length, which has its own limit.
+    /// The decompressed content: at most one byte more than the declared length, which is limited.
     pub(super) fn content(&self) -> Result<Vec<u8>, FileError> {
         let damaged = |reason: String| FileError::Damaged { offset: self.offset, reason };
-        // No more than deflate can make of what is there, were the declared length a lie.
+        // At most as much as deflate can expand the stored bytes to, if the declared length is wrong.
         let mut content = Vec::with_capacity(self.length.min(self.stored.len() * DEFLATE_RATIO) + 1);
         let mut decoder = DeflateDecoder::new(&self.stored[..]);
         decoder

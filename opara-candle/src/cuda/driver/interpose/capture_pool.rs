@@ -1,4 +1,4 @@
-//! The memory pools that allocate what a module allocates while it is captured.
+//! Memory pools for allocations during captures.
 
 use cudarc::driver::sys::{self, CUmemoryPool};
 use parking_lot::Mutex;
@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use crate::cuda::driver::{check, get, Stream};
 use crate::Result;
 
-/// A pool for one capture at a time. It keeps its addresses until it is dropped, so captures with two pools have nothing
-/// at the same address: what is a pointer differs between them. It goes back to the others when dropped, and is never
-/// destroyed, since a module may keep a tensor that it made in a capture.
+/// A pool for one capture at a time. It holds its addresses until it is dropped, so two captures with two pools share no address, and
+/// every pointer differs between them. A dropped pool is reused and never destroyed, since a module may keep a tensor from a
+/// capture.
 pub(in crate::cuda) struct CapturePool {
     pool: Pool,
     stream: Stream,
@@ -23,11 +23,11 @@ struct Pool {
 // SAFETY: the driver lets every thread use a pool.
 unsafe impl Send for Pool {}
 
-/// Those that no capture uses: as many as there ever were at the same time.
+/// Unused pools.
 static FREE: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
 impl CapturePool {
-    /// One of the device of this stream.
+    /// Takes a pool on the device of this stream.
     ///
     /// # Errors
     /// No memory left.
@@ -51,18 +51,18 @@ impl CapturePool {
 
 impl Drop for CapturePool {
     fn drop(&mut self) {
-        // Memory that is freed in the order of the stream can be given back once the stream has come that far.
+        // Frees are ordered on the stream. The memory can be returned once the stream has executed them.
         let idle = self.stream.bind().and_then(|()| self.stream.synchronize());
         if let Err(error) = idle {
             tracing::warn!(%error, "the memory of a capture is not given back yet");
         }
-        // SAFETY: the pool exists; what is in use stays.
+        // SAFETY: the pool exists; memory in use stays.
         unsafe { sys::cuMemPoolTrimTo(self.pool.raw, 0) };
         FREE.lock().push(self.pool);
     }
 }
 
-/// A pool that keeps what it has.
+/// A pool that does not return freed memory to the driver by itself.
 fn create(device: sys::CUdevice) -> Result<CUmemoryPool> {
     // SAFETY: the structure is numbers, enumerations that have a variant 0, and pointers that may be null.
     let mut properties: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
-//! cuBLAS. A handle of cuBLAS is shared by all threads of a candle device, and the stream is the handle's, so
-//! a thread that captures uses the handle of its private stream instead, in the same modes.
+//! cuBLAS. All threads of a candle device share one cuBLAS handle, and the stream belongs to the handle. So a capturing thread uses
+//! the handle of its private stream instead, set to the same modes.
 
 use std::ffi::{c_int, c_longlong, c_void};
 
@@ -16,7 +16,7 @@ use super::thread_capture;
 
 const MISSING: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
 
-/// The handle for a call: the capture's, in the modes of the caller's, or the caller's own.
+/// The handle for a call: the capture's with the modes of the caller's, or the caller's handle outside of captures.
 ///
 /// # Safety
 /// The handle must exist.
@@ -39,10 +39,10 @@ unsafe fn handle_for(caller: cublasHandle_t) -> cublasHandle_t {
     own
 }
 
-/// Whether `C` is read: beta is not 0, or lies on the device, where this does not look.
+/// Is `C` read? It is if beta is not 0, or lies on the device, where it cannot be read here.
 ///
 /// # Safety
-/// The handle must exist, and beta be what its mode says, of the scale type of `compute` and C's type.
+/// The handle must exist, and beta must be as its pointer mode says, of the scale type of `compute` and C's type.
 unsafe fn accumulates(handle: cublasHandle_t, beta: *const c_void, scale_bytes: usize) -> bool {
     let mut mode = blas::cublasPointerMode_t::CUBLAS_POINTER_MODE_DEVICE;
     // SAFETY: the caller vouches for both; on the host, beta has at least as many bytes as its scale type.
@@ -55,7 +55,7 @@ unsafe fn accumulates(handle: cublasHandle_t, beta: *const c_void, scale_bytes: 
     }
 }
 
-/// A call whose operands lie where the host does not know.
+/// A call whose operands are unknown to the host.
 fn unknown(name: &'static str) -> Call {
     Call { name, operands: None, meaning: Meaning::Other }
 }
@@ -79,7 +79,7 @@ fn matrix<T>(pointer: *const T, dtype: u32, leading: c_int, stride: c_longlong) 
 /// Describes a matmul by cuBLAS's arguments. `compute` is a `cublasComputeType_t`.
 ///
 /// # Safety
-/// The handle must exist, and beta be what its mode says, of the scale type of `compute`.
+/// The handle must exist, and beta must be as its pointer mode says, of the scale type of `compute`.
 unsafe fn matmul(
     name: &'static str,
     (handle, beta): (cublasHandle_t, *const c_void),
@@ -109,7 +109,7 @@ unsafe fn matmul(
 }
 
 super::interpose! {
-    /// A matmul of any types.
+    /// A matmul with any types.
     fn cublasGemmEx(
         handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: c_int, n: c_int, k: c_int,
         alpha: *const c_void, a: *const c_void, atype: cudaDataType, lda: c_int, b: *const c_void,
@@ -134,7 +134,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// A batch of matmuls of any types.
+    /// A batch of matmuls with any types.
     fn cublasGemmStridedBatchedEx(
         handle: cublasHandle_t, transa: cublasOperation_t, transb: cublasOperation_t, m: c_int, n: c_int, k: c_int,
         alpha: *const c_void, a: *const c_void, atype: cudaDataType, lda: c_int, stridea: c_longlong,
@@ -219,11 +219,11 @@ matmuls! {
     cublasHgemm, cublasHgemmStridedBatched, half::f16, 2, 64;
 }
 
-/// Defines functions of which no operands are noted.
+/// Defines functions whose operands are not recorded.
 macro_rules! others {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         super::interpose! {
-            /// A call of which no operands are noted.
+            /// A call whose operands are not recorded.
             fn $name(handle: cublasHandle_t, $($argument: $type),*) -> cublasStatus_t, missing MISSING;
             |next| {
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
@@ -260,7 +260,7 @@ others! {
 }
 
 super::interpose! {
-    /// Makes a handle, which waits for the whole device.
+    /// Creates a handle; this waits for the whole device.
     fn cublasCreate_v2(handle: *mut cublasHandle_t) -> cublasStatus_t, missing MISSING;
     |next| {
         // SAFETY: the arguments are the caller's.
@@ -269,7 +269,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Destroys a handle, which waits for the whole device.
+    /// Destroys a handle; this waits for the whole device.
     fn cublasDestroy_v2(handle: cublasHandle_t) -> cublasStatus_t, missing MISSING;
     |next| {
         // SAFETY: the arguments are the caller's.

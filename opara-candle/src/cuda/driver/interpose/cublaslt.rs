@@ -1,4 +1,4 @@
-//! cuBLASLt, which is given the stream with each call.
+//! cuBLASLt. The stream is an argument of each call.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,7 @@ use super::thread_capture::private_stream_for;
 const MISSING: lt::cublasStatus_t = lt::cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
 
 super::interpose! {
-    /// A matmul with an epilogue; the stream is an argument.
+    /// A matmul with an epilogue.
     fn cublasLtMatmul(
         handle: lt::cublasLtHandle_t, operation: lt::cublasLtMatmulDesc_t, alpha: *const c_void, a: *const c_void,
         alayout: lt::cublasLtMatrixLayout_t, b: *const c_void, blayout: lt::cublasLtMatrixLayout_t,
@@ -32,7 +32,7 @@ super::interpose! {
             let bias = attribute::<u64>(operation, lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER);
             operands.extend((bias != 0).then(|| Operand::read(bias, of.m * 8)));
             operands.push(Operand::read_and_written(workspace as u64, workspace_bytes as u64));
-            // Epilogues that read or write another matrix besides are not followed.
+            // Operands of epilogues that read or write another matrix are unknown.
             let auxiliary = of.epilogue & 0xffff & !0x7f != 0 && of.epilogue & 128 != 0;
             Call {
                 name: "cublasLtMatmul",
@@ -51,10 +51,10 @@ super::interpose! {
     }
 }
 
-/// What a matmul of cuBLASLt computes.
+/// Describes a matmul by cuBLASLt's descriptors.
 ///
 /// # Safety
-/// The descriptors must exist, and beta be what the operation says.
+/// The descriptors must exist, and beta must be as the operation says.
 unsafe fn described(
     operation: lt::cublasLtMatmulDesc_t,
     layouts: [lt::cublasLtMatrixLayout_t; 3],
@@ -92,7 +92,7 @@ unsafe fn described(
 /// An attribute of an operation; zero if it has none.
 ///
 /// # Safety
-/// The operation must exist, and `T` be an integer as large as the attribute.
+/// The operation must exist, and `T` must be an integer of the attribute's size.
 unsafe fn attribute<T: Default>(
     operation: lt::cublasLtMatmulDesc_t,
     attribute: lt::cublasLtMatmulDescAttributes_t,

@@ -1,4 +1,4 @@
-//! cuDNN. Its handles belong to one thread each, so while a thread captures, its handles are on the private stream.
+//! cuDNN. Each handle belongs to one thread. While a thread captures, its handles are on the private stream.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -17,18 +17,18 @@ use super::thread_capture::private_stream_for;
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
 
 thread_local! {
-    /// Handles that this thread has set a stream of, with the stream that it asked for.
+    /// The handles whose stream this thread has set, with the stream that it set.
     static HANDLES: RefCell<Vec<(cudnnHandle_t, CUstream)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Edits the list, which is gone when the thread ends.
+/// Edits the list; does nothing while the thread ends.
 fn edit(f: impl FnOnce(&mut Vec<(cudnnHandle_t, CUstream)>)) {
-    // Nothing is on a private stream then.
+    // A thread that ends does not capture, so no handle is on a private stream.
     let _ = HANDLES.try_with(|handles| f(&mut handles.borrow_mut()));
 }
 
 super::interpose! {
-    /// Sets the stream of a handle: in a capture the private one.
+    /// Sets the stream of a handle; during a capture the private one.
     fn cudnnSetStream(handle: cudnnHandle_t, stream: cudaStream_t) -> cudnnStatus_t, missing MISSING;
     |next| {
         edit(|handles| {
@@ -51,7 +51,7 @@ super::interpose! {
     }
 }
 
-/// This thread's handles for the stream `device` on another one; they go to the stream `after` when dropped.
+/// Moves this thread's handles for the stream `device` to another stream, and to `after` when dropped.
 pub(super) struct HandlesOn {
     device: CUstream,
     after: CUstream,
@@ -69,7 +69,7 @@ impl Drop for HandlesOn {
     }
 }
 
-/// Sets the streams of the handles for which `asked` was asked for.
+/// Sets the stream of the handles that the program has set to `asked`.
 fn set_streams(asked: CUstream, stream: CUstream) {
     let mut of_stream = Vec::new();
     edit(|handles| of_stream.extend(handles.iter().filter(|(_, of)| *of == asked).map(|(handle, _)| *handle)));
@@ -106,7 +106,7 @@ unsafe fn filter(descriptor: cudnnFilterDescriptor_t) -> u64 {
     bytes as u64
 }
 
-/// Whether a factor on the host is 0: an f64 for tensors of f64, else an f32.
+/// Is this factor on the host 0? It is an f64 for tensors of f64, otherwise an f32.
 ///
 /// # Safety
 /// `factor` must point to an f32, or an f64 if the tensor is of f64.
@@ -191,11 +191,11 @@ super::interpose! {
     }
 }
 
-/// Defines functions of which no operands are noted.
+/// Defines functions whose operands are not recorded.
 macro_rules! others {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         super::interpose! {
-            /// A call of which no operands are noted.
+            /// A call whose operands are not recorded.
             fn $name(handle: cudnnHandle_t, $($argument: $type),*) -> cudnnStatus_t, missing MISSING;
             |next| {
                 let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other };

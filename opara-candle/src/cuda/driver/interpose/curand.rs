@@ -1,4 +1,4 @@
-//! cuRAND: a draw inside a capture is refused, since a replay would draw the same numbers again, or out of turn.
+//! cuRAND. Drawing inside a capture is refused, since a replay would draw the same numbers again, or in another order.
 
 use std::ffi::{c_uint, c_ulonglong};
 
@@ -12,10 +12,10 @@ use super::thread_capture::refuses_to_draw;
 const MISSING: curandStatus_t = curandStatus_t::CURAND_STATUS_INITIALIZATION_FAILED;
 const REFUSED: curandStatus_t = curandStatus_t::CURAND_STATUS_LAUNCH_FAILURE;
 
-/// Generators that have drawn: the first draw of each waits for the whole device.
+/// Generators that have drawn numbers. The first draw of a generator waits for the whole device.
 static DRAWN: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
 
-/// Runs a draw, which is the generator's first one or not.
+/// Draws numbers; the first draw of a generator happens between captures.
 fn draw(generator: curandGenerator_t, run: impl FnOnce() -> curandStatus_t) -> curandStatus_t {
     if DRAWN.lock().get_or_insert_default().contains(&(generator as usize)) {
         return run();
@@ -55,7 +55,7 @@ draws! {
 }
 
 super::interpose! {
-    /// Makes a generator, which waits for the whole device.
+    /// Creates a generator; this waits for the whole device.
     fn curandCreateGenerator(generator: *mut curandGenerator_t, kind: curandRngType_t) -> curandStatus_t,
     missing MISSING;
     |next| {
@@ -65,7 +65,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Destroys a generator, which waits for the whole device.
+    /// Destroys a generator; this waits for the whole device.
     fn curandDestroyGenerator(generator: curandGenerator_t) -> curandStatus_t, missing MISSING;
     |next| {
         DRAWN.lock().get_or_insert_default().remove(&(generator as usize));

@@ -1,4 +1,4 @@
-//! The driver's functions that enqueue work, allocate, or wait.
+//! The driver's functions that enqueue work, allocate memory, or wait.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, LazyLock};
@@ -13,7 +13,7 @@ use super::status::Status;
 use super::thread_capture::{
     self, device_stream_for, enqueue, ignores_events, is_captured, private_stream_for, refuses,
 };
-use super::written_memory;
+use super::{thread_end, written_memory};
 use crate::cuda::driver::watched_memory;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -21,7 +21,7 @@ const REFUSED: CUresult = CUresult::REFUSED;
 const NO_MEMORY: CUresult = CUresult::NO_MEMORY;
 const SUCCESS: CUresult = CUresult::SUCCESS;
 
-/// A launch as the driver describes it in a graph.
+/// The parameters of a launch, as a node of a graph has them.
 fn launched(
     func: CUfunction,
     grid: [c_uint; 3],
@@ -111,7 +111,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Uploads. A capture keeps the bytes: the graph knows the host's address, which dangles by the time of a replay.
+    /// Uploads. A capture copies the bytes, since the host's address may dangle at the time of a replay.
     fn cuMemcpyHtoDAsync_v2(target: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream) -> CUresult,
     missing MISSING;
     |next| {
@@ -134,7 +134,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Reads back; refused inside a capture, since what it read would not be there yet.
+    /// Reads to the host; refused inside a capture, since the value would not be there yet.
     fn cuMemcpyDtoHAsync_v2(target: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult,
     missing MISSING;
     |next| {
@@ -174,19 +174,19 @@ write_to! {
 }
 
 super::redirect! {
-    /// Copies from one device to another; a second device is refused inside a capture when its graph is read.
+    /// Copies between devices. In a capture, a second device is refused when the graph is read.
     fn cuMemcpyPeerAsync(
         target: CUdeviceptr, target_context: sys::CUcontext, source: CUdeviceptr, source_context: sys::CUcontext,
         bytes: usize, stream: CUstream,
     ) -> CUresult, missing MISSING, stream stream
 }
 
-/// Notes an allocation that succeeded.
+/// Records an allocation that succeeded.
 ///
 /// # Safety
 /// `target` must hold the address that the driver wrote.
 unsafe fn note_allocation(target: *const CUdeviceptr, bytes: usize) {
-    // Nothing is allocated for an empty tensor.
+    // An empty tensor needs no allocation.
     if bytes > 0 {
         // SAFETY: the caller vouches for it.
         written_memory::allocated(unsafe { *target }, bytes);
@@ -194,7 +194,7 @@ unsafe fn note_allocation(target: *const CUdeviceptr, bytes: usize) {
 }
 
 super::interpose! {
-    /// Allocates, in a capture from its pool.
+    /// Allocates; during a capture from its pool.
     fn cuMemAllocAsync(target: *mut CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
         if let Some(status) = thread_capture::allocate(target, bytes, stream.cast(), false) {
@@ -212,7 +212,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Allocates, in a capture from its pool.
+    /// Allocates; during a capture from its pool.
     fn cuMemAllocFromPoolAsync(
         target: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
     ) -> CUresult, missing MISSING;
@@ -232,7 +232,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Frees, and tells those who watch the allocation.
+    /// Frees, and notifies watchers of the allocation.
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
         written_memory::freed(address);
@@ -240,12 +240,14 @@ super::interpose! {
         let stream = device_stream_for(stream.cast()).cast();
         watched_memory::before_free(address, stream);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-        unsafe { next(address, stream) }
+        let status = unsafe { next(address, stream) };
+        thread_end::used(stream.cast());
+        status
     }
 }
 
 super::interpose! {
-    /// Records an event, unless events are left alone on this thread.
+    /// Records an event, unless events are skipped on this thread.
     fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
         if ignores_events() {
@@ -257,7 +259,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Waits for an event, unless events are left alone on this thread. A capture needs none: its stream has an order.
+    /// Waits for an event, unless events are skipped on this thread. A capture needs no events: its one stream is ordered.
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) -> CUresult, missing MISSING;
     |next| {
         if ignores_events() {
@@ -281,7 +283,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Waits for the whole device: not while another thread captures, and not inside a capture.
+    /// Waits for the whole device: delayed while another thread captures, refused inside a capture.
     fn cuCtxSynchronize() -> CUresult, missing MISSING;
     |next| {
         if refuses(|| "it waits for the device inside `forward`, which a graph cannot repeat".into()) {
@@ -293,7 +295,7 @@ super::interpose! {
 }
 
 super::interpose! {
-    /// Whether a stream is being captured: to a thread that captures, the device's stream is.
+    /// Is a stream being captured? On a capturing thread the device's stream is.
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult, missing MISSING;
     |next| {
         let private = if is_captured(stream) { private_stream_for(stream.cast()) } else { None };
@@ -322,7 +324,9 @@ super::interpose! {
             return REFUSED;
         }
         // SAFETY: the arguments are the caller's.
-        unsafe { next(graph, stream) }
+        let status = unsafe { next(graph, stream) };
+        thread_end::used(stream.cast());
+        status
     }
 }
 
@@ -338,10 +342,10 @@ super::interpose! {
     }
 }
 
-/// Whether calls of Rust code come here. They would not if cudarc looked the driver up at run time.
+/// Do calls from Rust code reach these functions? They would not if cudarc loaded the driver at run time.
 pub(in crate::cuda) fn is_interposed() -> bool {
     static IS_INTERPOSED: LazyLock<bool> = LazyLock::new(|| {
-        // SAFETY: without a capture the driver's function has nothing to look at; here the call is only counted.
+        // SAFETY: the driver's function only reads its arguments; here the call is only counted.
         thread_capture::sees(|| unsafe { sys::cuEventRecord(std::ptr::null_mut(), std::ptr::null_mut()) })
     });
     *IS_INTERPOSED

@@ -1,4 +1,4 @@
-//! For tests: functions of the driver that are interposed only to [let them fail](super::super::faults).
+//! For tests: further driver functions, interposed only to [inject failures](super::super::faults).
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::*;
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
 
-/// Defines functions that only pass their calls on.
+/// Defines functions that only forward their calls.
 macro_rules! faulty {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         super::interpose! {

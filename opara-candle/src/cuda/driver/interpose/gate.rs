@@ -1,14 +1,13 @@
-//! The gate between captures and waits for the whole device.
+//! Mutual exclusion of captures and calls that wait for the whole device.
 //!
-//! The driver breaks a capture off, whichever stream it is on, when any thread waits for the whole device; that thread's
-//! call fails, too (measured with driver 580: `cuCtxSynchronize` and cuRAND's first draw fail, and making or destroying
-//! a handle of cuBLAS goes well but breaks the capture). So such a call waits here until no capture is under way, and a
-//! capture begins once no such call is.
+//! The driver aborts every capture, on any stream, when a thread waits for the whole device, and that thread's call fails, too.
+//! (Measured with driver 580: `cuCtxSynchronize` and cuRAND's first draw fail; creating or destroying a cuBLAS handle succeeds, but
+//! aborts the capture.) So such a call waits here until no capture runs, and a capture begins when no such call runs.
 //!
-//! A capture runs a module, which may wait for the thread that waits here, say for a lock that it holds. So a capture that
-//! is in no call of the driver after [`PATIENCE`] is ended by the thread that waits. The module's next call is then refused,
-//! and the capture is made again. In a call it is not ended, since what it enqueues would run: the call comes to its end,
-//! though it may wait for others in which the driver compiles modules, for seconds.
+//! A deadlock is possible: a captured module may wait for the thread that waits here, for example for a lock. So after
+//! [`PATIENCE`] the waiting thread ends the capture, if it is outside of driver calls. The module's next call is then refused, and
+//! the capture is repeated. During a driver call the capture is not ended, since the rest of the call would run outside of it.
+//! Such calls end by themselves, though they may take seconds while the driver compiles modules for another thread.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,13 +17,13 @@ use cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
 use parking_lot::lock_api::ArcReentrantMutexGuard;
 use parking_lot::{Condvar, Mutex, RawMutex, RawThreadId, ReentrantMutex};
 
-/// Longer than captures take (5,000 launches: 30 ms).
+/// Longer than a capture takes (5,000 launches: 30 ms).
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A capture that is under way.
+/// A running capture.
 pub(super) struct Ongoing {
     stream: CUstream,
-    /// Locked in each call of the driver; whether another thread has ended the capture.
+    /// Locked during each driver call. The value: has another thread ended the capture?
     is_ended: Arc<ReentrantMutex<Cell<bool>>>,
 }
 
@@ -33,27 +32,36 @@ unsafe impl Send for Ongoing {}
 // SAFETY: as above.
 unsafe impl Sync for Ongoing {}
 
-/// Holds a capture in a call of the driver: it is not ended meanwhile.
+/// While this is held, the capture is inside a driver call and is not ended.
 pub(super) type InCall = ArcReentrantMutexGuard<RawMutex, RawThreadId, Cell<bool>>;
 
 impl Ongoing {
-    /// Begins a call of the driver; `None` if another thread has ended the capture.
+    /// Begins a driver call; `None` if another thread has ended the capture.
     pub fn call(&self) -> Option<InCall> {
         let call = self.is_ended.lock_arc();
         (!call.get()).then_some(call)
     }
 
-    /// Whether another thread has ended it.
+    /// Has another thread ended it?
     fn is_over(&self) -> bool {
         self.is_ended.try_lock().is_some_and(|is_ended| is_ended.get())
     }
 
-    /// Ends it from another thread, unless it is in a call.
+    /// Ends it from another thread, unless it is inside a driver call.
     fn end(&self) {
-        let Some(is_ended) = self.is_ended.try_lock().filter(|is_ended| !is_ended.get()) else { return };
+        if let Some(is_ended) = self.is_ended.try_lock() {
+            self.end_with(&is_ended);
+        }
+    }
+
+    /// Ends it, if it has not ended. The caller holds the lock.
+    fn end_with(&self, is_ended: &Cell<bool>) {
+        if is_ended.get() {
+            return;
+        }
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the capture's mode lets any thread end it. Its own thread is in no call, and makes none any more. The graph
-        // is this function's.
+        // SAFETY: the capture's mode lets any thread end it. Its own thread is outside of calls, and further ones are refused. The
+        // graph belongs to this function.
         unsafe {
             sys::cuStreamEndCapture(self.stream, &mut graph);
             if !graph.is_null() {
@@ -66,18 +74,18 @@ impl Ongoing {
 
 struct State {
     captures: Vec<Arc<Ongoing>>,
-    /// Calls that wait for the whole device, or for captures to end first.
+    /// Number of calls that wait for the whole device, or for captures to end first.
     waits: usize,
 }
 
 static STATE: Mutex<State> = Mutex::new(State { captures: Vec::new(), waits: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// A capture of this thread's, which is over at the latest when this is dropped.
+/// A capture of this thread. Dropping it ends the capture.
 pub(in crate::cuda::driver) struct Capturing(Arc<Ongoing>);
 
 impl Capturing {
-    /// Waits for calls that wait for the whole device, keeps further ones off, and begins to capture a stream.
+    /// Begins to capture a stream, once no call waits for the whole device. Delays further such calls.
     ///
     /// # Safety
     /// Nobody else may use the stream until this is dropped.
@@ -88,7 +96,7 @@ impl Capturing {
         let ongoing = Arc::new(Ongoing { stream, is_ended: Arc::new(ReentrantMutex::new(Cell::new(false))) });
         let _call = ongoing.is_ended.lock();
         let capturing = Self::enter(ongoing.clone());
-        // Any thread may end it: see the module.
+        // Relaxed mode: any thread may end the capture, see the module's documentation.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the caller has the stream to itself.
         match unsafe { sys::cuStreamBeginCapture_v2(stream, mode) } {
@@ -97,7 +105,7 @@ impl Capturing {
         }
     }
 
-    /// Waits for calls that wait for the whole device, and keeps further ones off.
+    /// Waits until no call waits for the whole device, and delays further such calls.
     fn enter(ongoing: Arc<Ongoing>) -> Self {
         let mut state = STATE.lock();
         CHANGED.wait_while(&mut state, |state| state.waits > 0);
@@ -105,12 +113,12 @@ impl Capturing {
         Self(ongoing)
     }
 
-    /// What the calls of the capturing thread hold.
+    /// The state that driver calls of the capturing thread lock.
     pub(super) fn ongoing(&self) -> Arc<Ongoing> {
         self.0.clone()
     }
 
-    /// Ends the capture: the graph, which may be null, with the driver's status; `None` if another thread has ended it.
+    /// Ends the capture. Returns the graph, which may be null, and the driver's status; `None` if another thread has ended it.
     pub fn end(self) -> Option<(CUgraph, CUresult)> {
         let call = self.0.call()?;
         let mut graph = std::ptr::null_mut();
@@ -123,15 +131,14 @@ impl Capturing {
 
 impl Drop for Capturing {
     fn drop(&mut self) {
-        if !self.0.is_over() {
-            self.0.end();
-        }
+        // Another thread holds the lock for a moment only, to look or to end the capture.
+        self.0.end_with(&self.0.is_ended.lock());
         STATE.lock().captures.retain(|ongoing| !Arc::ptr_eq(ongoing, &self.0));
         CHANGED.notify_all();
     }
 }
 
-/// Runs `f`, which waits for the whole device, while no capture is under way.
+/// Runs `f`, which waits for the whole device, while no capture runs.
 pub(super) fn between_captures<T>(f: impl FnOnce() -> T) -> T {
     struct Done;
     impl Drop for Done {
@@ -168,7 +175,7 @@ mod tests {
         };
         let (order, events) = channel();
         let capture = Capturing::enter(ongoing());
-        // In a call, so that the other thread does not end it.
+        // Inside a call, so that the other thread does not end it.
         let call = capture.0.call().expect("it has not ended");
         let waiting = {
             let order = order.clone();

@@ -1,27 +1,27 @@
-//! A capture, or a watch over writes, that goes on in another thread.
+//! Passes a thread's capture and write watch to another thread.
 
 use super::thread_capture::{self, ThreadCapture};
 use super::written_memory::{self, WrittenMemory};
 
-/// What this module keeps for a thread, on its way to another thread, which goes on with it while the first one waits.
+/// The capture and the write watch of a thread, while it waits for another thread that continues them.
 pub(crate) struct Handover(*mut ThreadCapture, *mut WrittenMemory);
 
-// SAFETY: whoever hands over waits until the other thread is done, so that one thread at a time uses the values, which
-// live on the first one's stack.
+// SAFETY: the first thread waits until the other one is done. So only one thread at a time uses the values, which are on the first
+// thread's stack.
 unsafe impl Send for Handover {}
 
 impl Handover {
-    /// Takes what this thread has.
+    /// Takes them from this thread.
     pub fn take() -> Self {
         Self(thread_capture::take(), written_memory::take())
     }
 
-    /// Goes on with it on this thread while `f` runs.
+    /// Runs `f` with them on this thread.
     pub fn during<T>(&self, f: impl FnOnce() -> T) -> T {
         thread_capture::during(self.0, || written_memory::during(self.1, f))
     }
 
-    /// Gives it back to the thread that it was taken from.
+    /// Gives them back to the thread that they were taken from.
     pub fn give_back(self) {
         thread_capture::give_back(self.0);
         written_memory::give_back(self.1);

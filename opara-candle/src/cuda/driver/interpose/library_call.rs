@@ -1,38 +1,38 @@
-//! Calls of libraries: which nodes of a captured graph are whose, and with which operands.
+//! Library calls in a capture: their nodes of the captured graph, and their operands.
 
 use std::fmt;
 
 use crate::trace::AccessMode;
 
-/// A call of a library during a capture.
+/// A library call during a capture.
 pub(in crate::cuda::driver) struct LibraryCall {
     pub call: Call,
-    /// The captured nodes that were added last before the call and in it: 0 for none.
+    /// The last captured node before the call and the last one of it; 0 for none.
     pub nodes: [usize; 2],
 }
 
-/// What a library was called for.
+/// The description of a library call.
 pub(in crate::cuda) struct Call {
     /// The library's function.
     pub name: &'static str,
-    /// Device memory that it reads and writes; `None` if that is not known.
+    /// Device memory that it reads and writes; `None` if unknown.
     pub operands: Option<Vec<Operand>>,
-    /// What it computes, where that is known.
+    /// The operation, if it is known.
     pub meaning: Meaning,
 }
 
-/// What a library computes.
+/// The operation of a library call.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cuda) enum Meaning {
     /// A matmul or a batch of them.
     Matmul(Matmul),
-    /// A convolution, with what follows in the same call.
+    /// A convolution, with its epilogue.
     #[cfg(feature = "cudnn")]
     Convolution {
-        /// Whether a bias is added and an activation follows.
+        /// Are a bias and an activation applied?
         fused: bool,
     },
-    /// Not said.
+    /// Unknown.
     Other,
 }
 
@@ -42,7 +42,7 @@ pub(in crate::cuda) struct Matmul {
     pub m: u64,
     pub n: u64,
     pub k: u64,
-    /// Whether A and B are transposed.
+    /// Are A and B transposed?
     pub transposed: [bool; 2],
     /// `cudaDataType`.
     pub types: [u32; 3],
@@ -51,7 +51,7 @@ pub(in crate::cuda) struct Matmul {
     /// Elements from one matrix of the batch to the next.
     pub strides: [i64; 3],
     pub batch: u64,
-    /// Whether C is read: beta is not 0, or not known.
+    /// Is C read? It is if beta is not 0, or unknown.
     pub accumulates: bool,
     /// `cublasComputeType_t`.
     pub compute: u32,
@@ -59,12 +59,12 @@ pub(in crate::cuda) struct Matmul {
     pub epilogue: u32,
 }
 
-/// Device memory that a call of a library uses.
+/// Device memory that a library call uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) struct Operand {
     /// First byte.
     pub address: u64,
-    /// Bytes from the first to the last that is used.
+    /// Bytes from the first to the last one used.
     pub bytes: u64,
     pub mode: AccessMode,
 }
@@ -106,7 +106,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// Bytes of an element of a `cudaDataType`; of those of less than a byte, one.
+/// Bytes of an element of a `cudaDataType`; 1 for types smaller than a byte.
 fn element_bytes(of: u32) -> u64 {
     match of {
         // Complex numbers of 64 bits each.

@@ -1,20 +1,18 @@
-//! Interposed library functions: the functions of CUDA's driver, its runtime, cuBLAS, cuDNN and cuRAND that enqueue work,
-//! defined here under their own names.
+//! Interposed library functions. The functions of the CUDA driver, the CUDA runtime, cuBLAS, cuBLASLt, cuDNN and cuRAND that enqueue
+//! work are defined here under their own names.
 //!
-//! Linked into a program, a definition here takes the place of the library's own for calls from Rust and from static C++
-//! libraries; it passes the call on. On a thread that does not capture that is all that it does, at the price of one
-//! read of a thread-local. On a thread that captures, each call is made twice: for a private stream, the one that is
-//! being captured, and for the device's, where the work runs as ever ([`thread_capture`]). So a module that is captured does what it does in an
-//! eager pass, and what other threads see of it, say a table that it keeps, is there. No other thread can reach the private
-//! stream, so a capture holds the launches of its own thread and nothing else, and no other thread has to wait for it.
-//! The exception is in [`gate`]: the driver breaks every capture off when a thread waits for the whole device.
+//! The linker resolves calls from Rust and from static C++ libraries to these definitions, which pass them on to the library. On a
+//! thread that does not capture, a call costs one additional read of a thread-local. On a capturing thread each call is made twice
+//! ([`thread_capture`]): on a private stream, which is captured, and on the device's stream, where the work runs. So a captured
+//! module also does everything that an eager pass does; a table that it shares with other threads, for example, has its values.
+//! No other thread can reach the private stream. A capture therefore contains the launches of its own thread only, and other threads
+//! do not wait for it. The exception is in [`gate`]: the driver aborts every capture when a thread waits for the whole device.
 //!
-//! What is needed besides is noted at the same places: the bytes of uploads, which calls of libraries launch which nodes
-//! of the graph and with which operands, what allocates and frees, and what a forward pass writes to memory that is older
-//! than the pass ([`written_memory`]).
+//! The same functions record: the bytes of uploads; for each library call its nodes in the graph and its operands; allocations and
+//! frees; and writes of a forward pass to memory that is older than the pass ([`written_memory`]).
 //!
-//! Not seen: calls that a shared library makes itself (cuBLAS inside, or C++ operators that are linked against the static
-//! CUDA runtime). Libraries are given the stream by their handle.
+//! Not seen are calls from inside a shared library: those of cuBLAS itself, or of C++ operators that are linked against the static
+//! CUDA runtime. Library calls go to the private stream through the library's handle.
 
 mod capture_pool;
 mod cublas;
@@ -36,6 +34,7 @@ mod runtime;
 mod scale;
 mod status;
 mod thread_capture;
+mod thread_end;
 mod written_memory;
 
 use std::ffi::c_void;
@@ -58,11 +57,10 @@ pub(in crate::cuda) use self::thread_capture::{outside as outside_capture, posit
 pub(crate) use self::written_memory::unwatched;
 pub(in crate::cuda) use self::written_memory::WrittenMemory;
 
-/// A capture that is under way, which keeps waits for the whole device off until it is dropped.
+/// A running capture. Until it is dropped, calls that wait for the whole device are delayed.
 pub(super) use self::gate::Capturing;
 
-/// Lets the handles of libraries that belong to this thread, and are meant for the stream `device`, work on `now` until the
-/// result is dropped, and on `after` from then on.
+/// Moves this thread's library handles for the stream `device` to the stream `now`, and, when the result is dropped, to `after`.
 fn library_handles_on(device: CUstream, now: CUstream, after: CUstream) -> impl Sized {
     #[cfg(feature = "cudnn")]
     return cudnn::handles_on(device, now, after);
@@ -70,7 +68,7 @@ fn library_handles_on(device: CUstream, now: CUstream, after: CUstream) -> impl 
     return (device, now, after);
 }
 
-/// The library's own function behind one that is defined here, looked up once.
+/// The library's function of the same name, looked up once.
 struct Next<F> {
     found: AtomicPtr<c_void>,
     function: PhantomData<F>,
@@ -81,10 +79,10 @@ impl<F: Copy> Next<F> {
         Self { found: AtomicPtr::new(std::ptr::null_mut()), function: PhantomData }
     }
 
-    /// The function; `None` if no library of the program has it.
+    /// The function; `None` if no loaded library has it.
     ///
     /// # Safety
-    /// `F` must be the type of the C function `name`, which ends in a zero byte.
+    /// `F` must be the type of the C function `name`. `name` must end in a zero byte.
     unsafe fn get(&self, name: &'static str) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         let mut found = self.found.load(Ordering::Relaxed);
@@ -98,7 +96,7 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Defines a library's function: `next` is the library's own, `missing` is returned where there is none.
+/// Defines an interposed function. `next` is the library's function; `missing` is returned if there is none.
 macro_rules! interpose {
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr;
      |$next:ident| $body:expr) => {
@@ -119,7 +117,7 @@ macro_rules! interpose {
     };
 }
 
-/// Defines a library's function that enqueues work on `stream`, see [`thread_capture::enqueue`].
+/// Defines an interposed function that enqueues work on `stream`, see [`thread_capture::enqueue`].
 macro_rules! redirect {
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr,
      stream $stream:ident) => {

@@ -1,4 +1,4 @@
-//! Which code a kernel comes from: modules that Rust loads from PTX text are known by a hash of that text.
+//! Identifies the code of a kernel: modules that Rust loads from PTX text are known by a hash of that text.
 
 use std::ffi::{c_char, c_void, CStr};
 
@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Of each module that was loaded from PTX, the hash of its text.
+/// The hash of the text of each module that was loaded from PTX.
 static LOADED: RwLock<Option<HashMap<usize, u64>>> = RwLock::new(None);
 
 const MISSING: CUresult = CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;

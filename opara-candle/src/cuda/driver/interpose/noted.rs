@@ -1,11 +1,12 @@
-//! Calls of libraries, noted while they are made.
+//! Records library calls.
 
 use super::library_call::{Call, LibraryCall};
 use super::status::Status;
 use super::{thread_capture, written_memory};
 
-/// Makes a call of a library: on a thread that captures twice, once recorded and noted, once to run. What it writes is
-/// saved where that is asked for; without memory for that it is not made. `describe` is called only then.
+/// Makes a library call. On a capturing thread it is made twice, once captured and recorded, once to run. On a thread whose writes
+/// are watched, the memory that it writes is saved before; if there is no memory for that, the call is refused. `describe` is
+/// called only on such threads.
 pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
     let (captures, saves) = (thread_capture::is_capturing(), written_memory::is_watched());
     if !captures && !saves {

@@ -1,4 +1,4 @@
-//! The streams that captures run on, which no other thread can reach, each with a handle of cuBLAS.
+//! Private streams: the streams that are captured, each with a cuBLAS handle. No other thread can reach them.
 
 use cudarc::cublas::sys as cublas;
 use cudarc::driver::sys::{self, CUcontext, CUstream, CUstream_flags};
@@ -8,7 +8,7 @@ use crate::cuda::driver::check;
 use crate::fault::Fault;
 use crate::{Error, Result};
 
-/// A stream for one capture at a time; it goes back to the others when dropped, and is never destroyed.
+/// A stream for one capture at a time. A dropped stream is reused, and never destroyed.
 pub(in crate::cuda::driver) struct PrivateStream(Handles);
 
 #[derive(Clone, Copy)]
@@ -18,17 +18,17 @@ struct Handles {
     blas: cublas::cublasHandle_t,
 }
 
-// SAFETY: handles may be used from any thread whose context is current; whoever takes one has it alone.
+// SAFETY: handles may be used from any thread whose context is current; a stream that was taken has one owner.
 unsafe impl Send for Handles {}
 
-/// Those that no capture uses: as many as there ever were captures at the same time.
+/// Unused streams.
 static FREE: Mutex<Vec<Handles>> = Mutex::new(Vec::new());
 
 impl PrivateStream {
-    /// One of the context that is current on this thread.
+    /// Takes a stream of this thread's current context.
     ///
     /// # Errors
-    /// No memory left, or cuBLAS cannot be used.
+    /// No memory left, or cuBLAS is not usable.
     pub fn take() -> Result<Self> {
         let mut context = std::ptr::null_mut();
         // SAFETY: `context` receives the current context.
@@ -69,7 +69,7 @@ impl Drop for PrivateStream {
     }
 }
 
-/// A new handle of cuBLAS on a stream of the current context.
+/// A new cuBLAS handle on a stream of the current context.
 fn blas_on(stream: CUstream) -> Result<cublas::cublasHandle_t> {
     let mut blas = std::ptr::null_mut();
     // SAFETY: `blas` receives the handle.

@@ -1,9 +1,9 @@
-//! Thread-locals that are set for a while.
+//! Temporary values of thread-locals.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-/// Puts a thread-local value back when dropped.
+/// Restores a thread-local when dropped.
 pub(super) struct Restore<T: Copy + 'static>(pub &'static LocalKey<Cell<T>>, pub T);
 
 impl<T: Copy + 'static> Drop for Restore<T> {

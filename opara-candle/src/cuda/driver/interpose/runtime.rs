@@ -1,6 +1,6 @@
-//! The functions of CUDA's runtime that enqueue work: C++ operators that are linked into the program call them, such as
-//! candle's mixtures of experts and quantised products. Functions with the suffix `_ptsz` are those of code that is compiled
-//! with a default stream for each thread.
+//! The functions of the CUDA runtime that enqueue work. C++ operators that are linked into the program call them, such as candle's
+//! mixture-of-experts and quantized matmul kernels. Functions with the suffix `_ptsz` are called by code that is compiled with
+//! per-thread default streams.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -26,7 +26,7 @@ pub struct Dim3 {
     z: c_uint,
 }
 
-/// The default stream of the calling code: with one for each thread it has a number of its own.
+/// Resolves the default stream of the calling code, which has another number with per-thread default streams.
 fn stream_of(stream: *mut c_void, per_thread: bool) -> *mut c_void {
     const PER_THREAD: usize = 2;
     if stream.is_null() && per_thread {
@@ -36,10 +36,10 @@ fn stream_of(stream: *mut c_void, per_thread: bool) -> *mut c_void {
     }
 }
 
-/// Saves what a kernel may write, if that is asked for. Returns whether it may be launched.
+/// If this thread's writes are watched, saves the memory that a kernel may write. Returns whether the kernel may be launched.
 ///
 /// # Safety
-/// The function must be one of the driver's or null, and the arguments those of a launch of it.
+/// The function must be one of the driver's or null, and the arguments must be those of its launch.
 #[must_use]
 unsafe fn before_launch(
     kernel: sys::CUkernel,
@@ -68,8 +68,8 @@ unsafe fn before_launch(
         })
 }
 
-/// Defines both forms of a launch. A kernel is the driver's handle of it or the address of a host function, for which the
-/// runtime has the handle.
+/// Defines both forms of a launch. A kernel is given by the driver's handle, or by the address of a host function for which the
+/// runtime knows the handle.
 macro_rules! launches {
     ($($name:ident, $per_thread:literal, $is_handle:literal;)*) => {$(
         super::interpose! {
@@ -105,7 +105,7 @@ fn kernel_of(function: *const c_void) -> sys::CUkernel {
     type GetKernel = unsafe extern "C" fn(*mut sys::CUkernel, *const c_void) -> c_int;
     static GET: super::Next<GetKernel> = super::Next::new();
     let mut kernel = std::ptr::null_mut();
-    // SAFETY: the type is that which the runtime declares; it looks the function up and writes the kernel, if there is one.
+    // SAFETY: the type is the one that the runtime declares; it looks the function up and writes the kernel, if there is one.
     let found = unsafe { GET.get("cudaGetKernel\0").map(|get| get(&mut kernel, function)) };
     if found == Some(0) {
         kernel
@@ -136,11 +136,11 @@ write_to! {
     cudaMemsetAsync_ptsz, true, (value: c_int, bytes: usize);
 }
 
-/// Defines both forms of a copy; of those between host and device only device to device is captured.
+/// Defines both forms of a copy. Only copies from device to device are captured.
 macro_rules! copies {
     ($($name:ident, $per_thread:literal;)*) => {$(
         super::interpose! {
-            /// Copies on the private stream where this thread captures; what the host has or reads is refused there.
+            /// Copies; a capturing thread copies on the private stream, and is refused copies from and to the host.
             fn $name(target: *mut c_void, source: *const c_void, bytes: usize, kind: c_int, stream: *mut c_void) -> c_int,
             missing MISSING;
             |next| {
@@ -165,16 +165,16 @@ copies! {
     cudaMemcpyAsync_ptsz, true;
 }
 
-/// Defines both forms of an allocation and of its end.
+/// Defines both forms of an allocation and a free.
 macro_rules! allocations {
     ($($allocate:ident, $free:ident, $per_thread:literal;)*) => {$(
         super::interpose! {
-            /// Allocates, in a capture from its pool.
+            /// Allocates; during a capture from its pool.
             fn $allocate(target: *mut *mut c_void, bytes: usize, stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
                 let status = thread_capture::allocate(target.cast(), bytes, stream_of(stream, $per_thread), true);
                 if let Some(status) = status {
-                    // The codes that the driver has here are the runtime's, too.
+                    // These error codes are the same in driver and runtime.
                     return status as c_int;
                 }
                 // SAFETY: the arguments are the caller's; a call that succeeds writes the address.
@@ -206,11 +206,11 @@ allocations! {
     cudaMallocAsync_ptsz, cudaFreeAsync_ptsz, true;
 }
 
-/// Defines both forms of a wait for a stream: in a capture for what runs there, too.
+/// Defines both forms of a wait for a stream. In a capture it waits for the stream on which the work runs.
 macro_rules! waits {
     ($($name:ident;)*) => {$(
         super::interpose! {
-            /// Waits for a stream; in a capture for that on which the work runs.
+            /// Waits for a stream; in a capture for the one on which the work runs.
             fn $name(stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
@@ -226,7 +226,7 @@ waits! {
 }
 
 super::interpose! {
-    /// Waits for the whole device: not while another thread captures, and not inside a capture.
+    /// Waits for the whole device: delayed while another thread captures, refused inside a capture.
     fn cudaDeviceSynchronize() -> c_int, missing MISSING;
     |next| {
         if refuses(|| "a C++ operator waits for the device inside `forward`".into()) {

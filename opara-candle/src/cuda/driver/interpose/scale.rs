@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-/// Whether a float or an integer on the host is 0 or -0.
+/// Is this float or integer on the host 0 or -0?
 ///
 /// # Safety
-/// `value` must point to so many bytes.
+/// `value` must point to `bytes` readable bytes.
 pub(super) unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
     // SAFETY: the caller vouches for it.
     let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };

@@ -1,16 +1,16 @@
-//! What the libraries' functions return.
+//! Status codes of the libraries.
 
 use std::ffi::c_int;
 
 use cudarc::driver::sys::CUresult;
 use cudarc::{cublas, cublaslt};
 
-/// A status of one of the libraries.
+/// A status code of one of the libraries.
 pub(super) trait Status: Copy + PartialEq {
     const SUCCESS: Self;
-    /// Of a call that a capture does not allow, or that comes after another thread has ended the capture.
+    /// The status of a call that is refused in a capture, or after another thread has ended the capture.
     const REFUSED: Self;
-    /// Of a call for which, or for what is saved before it, the device has no memory.
+    /// The status of a call without device memory for it, or for saving what it would overwrite.
     const NO_MEMORY: Self;
 }
 

@@ -1,9 +1,9 @@
-//! What a forward pass writes to memory that is older than the pass: a module's state on the device.
+//! Saves and restores a module's state on the device: memory that is older than a forward pass, and that the pass writes.
 //!
-//! Building an executor runs the module's kernels many times. Before an eager pass writes to an allocation from before
-//! the pass for the first time, the allocation is copied; the copy is put back after each pass, and at the end of
-//! building. So building leaves a counter or a cache on the device as it found it. A write before which no copy could be
-//! made is refused: the pass fails, and building with it.
+//! Building an executor runs the module's kernels many times. Before an eager pass writes to an older allocation for the first
+//! time, the allocation is copied. The copy is restored after each pass, and at the end of building. So building does not change
+//! a counter or a cache on the device. If there is no memory for the copy, the write is refused: the pass fails, and so does
+//! building.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,33 +23,33 @@ use crate::{Error, Result};
 /// The addresses through which a launch may write.
 pub(in crate::cuda) type WrittenBy = fn(&KernelNode) -> Vec<u64>;
 
-/// Copies of what passes have written so far. Dropped before [`end`](Self::end), as where building fails, it puts them back.
+/// Copies of the memory that passes have written so far. Dropping this before [`end`](Self::end), because building failed, restores
+/// them.
 pub(in crate::cuda) struct WrittenMemory {
     stream: Stream,
     written_by: WrittenBy,
     functions: Functions,
-    /// First byte and size of what the current pass has allocated and not freed.
+    /// Address and size of the current pass's allocations that are not freed.
     live: BTreeMap<CUdeviceptr, usize>,
-    /// By first byte of the allocation.
+    /// By address of the allocation.
     copies: BTreeMap<CUdeviceptr, Copied>,
-    /// A copy that could not be made.
+    /// The error of a copy that failed.
     failed: Result<()>,
 }
 
-// SAFETY: handles of the driver, which may be used from any thread whose context is current; one thread at a time has the
-// value.
+// SAFETY: the driver's handles may be used from any thread whose context is current; the value has one owner at a time.
 unsafe impl Send for WrittenMemory {}
 
-/// What an allocation held before the first pass.
+/// The content of an allocation before the first pass.
 struct Copied {
     bytes: usize,
     copy: CUdeviceptr,
-    /// Tells whether the allocation is gone.
+    /// Tells whether the allocation has been freed.
     watch: WatchedMemory,
 }
 
 thread_local! {
-    /// Whose writes are watched on this thread, or null.
+    /// The write watch of this thread, or null.
     static CURRENT: Cell<*mut WrittenMemory> = const { Cell::new(null_mut()) };
 }
 
@@ -66,35 +66,35 @@ pub(super) fn during<T>(watched: *mut WrittenMemory, f: impl FnOnce() -> T) -> T
     f()
 }
 
-/// Runs `f` unwatched: what an executor does that is built inside a pass is no write of the pass.
+/// Runs `f` unwatched: writes of an executor that is built inside a pass are not writes of the pass.
 pub(crate) fn unwatched<T>(f: impl FnOnce() -> T) -> T {
     during(null_mut(), f)
 }
 
-/// Whether writes of this thread are watched.
+/// Are writes of this thread watched?
 pub(super) fn is_watched() -> bool {
     !CURRENT.get().is_null()
 }
 
-/// Uses what watches this thread's writes. Calls that `f` makes are neither watched nor captured.
+/// Calls `f` with the write watch of this thread. Driver calls in `f` are neither watched nor captured.
 ///
 /// # Returns
-/// Whether all that the pass has written so far can be put back.
+/// Whether all writes of the pass so far can be undone.
 fn with(f: impl FnOnce(&mut WrittenMemory)) -> bool {
     let current = CURRENT.replace(null_mut());
     if current.is_null() {
         return true;
     }
     let _restore = Restore(&CURRENT, current);
-    // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is taken out of the
-    // thread-local meanwhile, so this is the only reference.
+    // SAFETY: the pointer is that of the value that `watch` borrows until this thread is done. It is out of the thread-local while
+    // `f` runs, so this is the only reference.
     let watched = unsafe { &mut *current };
     thread_capture::outside(|| f(watched));
     watched.failed.is_ok()
 }
 
 impl WrittenMemory {
-    /// Nothing is copied yet. `written_by` says through which addresses a kernel may write.
+    /// An empty watch. `written_by` returns the addresses through which a kernel may write.
     pub fn new(stream: &Stream, written_by: WrittenBy) -> Self {
         Self {
             stream: stream.clone(),
@@ -109,7 +109,7 @@ impl WrittenMemory {
     /// Runs a pass with its writes watched.
     ///
     /// # Errors
-    /// No memory for a copy. What was to be written then was not.
+    /// No memory for a copy. The write was not made.
     pub fn watch<T>(&mut self, pass: impl FnOnce() -> T) -> Result<T> {
         self.live.clear();
         let result = during(self, pass);
@@ -117,7 +117,7 @@ impl WrittenMemory {
         Ok(result)
     }
 
-    /// Puts back what was there before the first pass.
+    /// Restores the contents from before the first pass.
     ///
     /// # Errors
     /// A call of the driver that failed.
@@ -127,39 +127,39 @@ impl WrittenMemory {
         }
         self.stream.bind()?;
         for (&address, copied) in self.copies.iter().filter(|(_, copied)| !copied.watch.is_freed()) {
-            // SAFETY: the copy has as many bytes as the allocation, which is still there.
+            // SAFETY: the copy has as many bytes as the allocation, which still exists.
             let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(address, copied.copy, copied.bytes, self.stream.raw()) };
             match copied.watch.launch(&self.stream, || check("cuMemcpyDtoDAsync", copy())) {
-                Err(Error::Freed) => {}
+                Err(Error::MemoryFreed) => {}
                 result => result?,
             }
         }
         Ok(())
     }
 
-    /// Puts back what was there before the first pass, for the last time.
+    /// Restores the contents from before the first pass, and ends the watch.
     ///
     /// # Errors
     /// A call of the driver that failed.
     pub fn end(mut self) -> Result<()> {
-        // If it fails, dropping this does the same once more.
+        // If it fails, dropping `self` tries again.
         self.restore()?;
         self.free();
         Ok(())
     }
 
-    /// Gives the copies back: nothing is left to restore.
+    /// Frees the copies.
     fn free(&mut self) {
         let copies = std::mem::take(&mut self.copies);
         if self.stream.make_current() {
             for copied in copies.into_values() {
-                // SAFETY: this value owned the copy, and what reads it is before this in the stream.
+                // SAFETY: this value owned the copy, and its readers are before this in the stream.
                 unsafe { sys::cuMemFreeAsync(copied.copy, self.stream.raw()) };
             }
         }
     }
 
-    /// Copies the allocation around an address, unless this pass made it or there is a copy.
+    /// Copies the allocation around an address, unless this pass allocated it or it is copied already.
     fn save(&mut self, address: u64) {
         let in_pass = self.live.range(..=address).next_back();
         if in_pass.is_some_and(|(start, bytes)| address < start + *bytes as u64) {
@@ -171,7 +171,7 @@ impl WrittenMemory {
             return;
         }
         let (stream, bytes, mut copy) = (self.stream.raw(), allocation.bytes as usize, 0);
-        // SAFETY: `copy` receives an allocation of as many bytes as are copied to it in the order of the stream.
+        // SAFETY: `copy` receives an allocation of the copied size; the copy is ordered on the stream.
         let copied = unsafe {
             check("cuMemAllocAsync", sys::cuMemAllocAsync(&mut copy, bytes, stream)).and_then(|()| {
                 let copied = sys::cuMemcpyDtoDAsync_v2(copy, allocation.start, bytes, stream);
@@ -183,7 +183,7 @@ impl WrittenMemory {
                 let watch = WatchedMemory::new();
                 watch.limit_to(&[allocation.start]);
                 if let Some(old) = self.copies.insert(allocation.start, Copied { bytes, copy, watch }) {
-                    // SAFETY: nobody uses the copy of an allocation that is gone.
+                    // SAFETY: the copy of a freed allocation is not used any more.
                     unsafe { sys::cuMemFreeAsync(old.copy, stream) };
                 }
             }

@@ -1,4 +1,4 @@
-//! What the kernels of this crate may use: what the code was compiled for and what the device has, both.
+//! The hardware features that this crate's kernels may use: those of both the compilation target and the device.
 
 use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, Result};
@@ -7,14 +7,14 @@ use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMO
 /// The architecture that PTX was compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Compute capability: 90 stands for 9.0.
+    /// Compute capability: 90 means 9.0.
     number: u32,
-    /// `a` for instructions of this architecture alone, `f` for those of its family.
+    /// `a` for architecture-specific instructions, `f` for family-specific ones.
     suffix: Option<char>,
 }
 
 impl Target {
-    /// As the code says it.
+    /// The target that the PTX text declares.
     pub fn of(code: &str) -> Option<Self> {
         let line = code.lines().find_map(|line| line.strip_prefix(".target "))?;
         let name = line.split(',').next()?.trim().strip_prefix("sm_")?;
@@ -23,12 +23,12 @@ impl Target {
         Some(Self { number, suffix })
     }
 
-    /// Its compute capability: 90 stands for 9.0.
+    /// Its compute capability: 90 means 9.0.
     pub fn number(self) -> u32 {
         self.number
     }
 
-    /// Whether the driver takes code for this target on a device.
+    /// Does the driver accept code for this target on a device?
     pub fn runs_on(self, device: u32) -> bool {
         match self.suffix {
             None => device >= self.number,
@@ -44,13 +44,13 @@ impl std::fmt::Display for Target {
     }
 }
 
-/// What a module of kernels may use on a device.
+/// The capabilities of a module of kernels on a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capabilities {
     target: Option<Target>,
-    /// Compute capability of the device: 90 stands for 9.0.
+    /// Compute capability of the device: 90 means 9.0.
     device: u32,
-    /// Bytes of shared memory that a block may have.
+    /// Maximum shared memory of a block, in bytes.
     shared_per_block: usize,
 }
 
@@ -58,7 +58,7 @@ impl Capabilities {
     /// Of this code on this device.
     ///
     /// # Errors
-    /// A call of the driver that failed.
+    /// A failed driver call.
     pub fn of(device: &CudaDevice, code: &str) -> Result<Self> {
         let stream = device.cuda_stream();
         let context = stream.context();
@@ -76,27 +76,28 @@ impl Capabilities {
         self.target.filter(|target| target.runs_on(self.device))
     }
 
-    /// `mma.sync` of f16, bf16 and TF32, `ldmatrix` and `cp.async`.
+    /// Has it `mma.sync` for f16, bf16 and TF32, `ldmatrix` and `cp.async`?
     pub fn has_tensor_cores(&self) -> bool {
         self.runs().is_some_and(|target| target.number >= 80)
     }
 
-    /// `wgmma` and clusters of blocks: Hopper's, which no later architecture has, and only in code for `sm_90a`.
+    /// Has it `wgmma` and thread block clusters? Only Hopper has `wgmma`, no later architecture, and only in code for
+    /// `sm_90a`.
     pub fn has_warpgroups(&self) -> bool {
         self.runs() == Some(Target { number: 90, suffix: Some('a') })
     }
 
-    /// Whether a block may have so many bytes of shared memory.
+    /// May a block use this many bytes of shared memory?
     pub fn has_shared(&self, bytes: usize) -> bool {
         bytes <= self.shared_per_block
     }
 
-    /// Whether the device is one of Hopper's, whose code may be built for its warpgroups.
+    /// Is the device a Hopper GPU, so that code with warpgroup instructions could be built for it?
     pub fn is_hopper(&self) -> bool {
         self.device == 90
     }
 
-    /// Why the code does not run on the device, and what to do about it.
+    /// The reason why the code does not run on the device, and the remedy.
     pub fn refusal(&self) -> Option<String> {
         let Self { target, device, .. } = self;
         let target = target.filter(|target| !target.runs_on(*device))?;
@@ -107,7 +108,7 @@ impl Capabilities {
         ))
     }
 
-    /// Code and device in words.
+    /// Describes code and device.
     pub fn described(&self) -> String {
         let target = self.target.map_or("an unknown target".into(), |target| target.to_string());
         format!("compiled for {target}, on a GPU of compute capability {}.{}", self.device / 10, self.device % 10)
@@ -118,7 +119,7 @@ impl Capabilities {
 pub(crate) mod tests {
     use super::*;
 
-    /// Shared memory of a block by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
+    /// Shared memory per block by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
     const DEVICES: [(u32, usize); 6] =
         [(75, 64 << 10), (80, 163 << 10), (86, 99 << 10), (89, 99 << 10), (90, 227 << 10), (100, 227 << 10)];
 
@@ -126,13 +127,13 @@ pub(crate) mod tests {
         format!("// Generated by NVIDIA NVVM Compiler\n.version 9.0\n.target {target}\n.address_size 64\n")
     }
 
-    /// On a device with so much shared memory.
+    /// The capabilities on a device with this much shared memory per block.
     pub(crate) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
         Capabilities { target: Target::of(&code(target)), device, shared_per_block }
     }
 
     #[test]
-    fn code_tells_what_it_was_compiled_for() {
+    fn the_target_is_read_from_the_ptx_text() {
         assert_eq!(Target::of(&code("sm_90a, debug")), Some(Target { number: 90, suffix: Some('a') }));
         assert_eq!(Target::of(&code("sm_80")), Some(Target { number: 80, suffix: None }));
         assert_eq!(Target::of(&code("sm_120f")).map(|target| target.to_string()), Some("sm_120f".into()));
@@ -140,7 +141,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_feature_takes_both_code_and_device() {
+    fn a_feature_needs_both_code_and_device() {
         let of = |target| {
             DEVICES.map(|(device, shared)| {
                 let of = capabilities(target, device, shared);
@@ -149,7 +150,7 @@ pub(crate) mod tests {
         };
         let (none, some, all) = ((false, false), (true, false), (true, true));
         assert_eq!(of("sm_75"), [none; 6]);
-        // The driver compiles code for 8.0 on Hopper: it has what 8.0 has.
+        // The driver compiles code for 8.0 on Hopper: it then has the features of 8.0.
         assert_eq!(of("sm_80"), [none, some, some, some, some, some]);
         assert_eq!(of("sm_86"), [none, none, some, some, some, some]);
         assert_eq!(of("sm_89"), [none, none, none, some, some, some]);
@@ -159,7 +160,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn code_that_does_not_run_says_what_to_do() {
+    fn the_refusal_says_how_to_build_for_the_device() {
         assert_eq!(capabilities("sm_80", 90, 0).refusal(), None);
         let refusal = capabilities("sm_90a", 86, 0).refusal().unwrap();
         assert!(refusal.contains("sm_90a") && refusal.contains("8.6") && refusal.contains("CUDA_COMPUTE_CAP=86"));

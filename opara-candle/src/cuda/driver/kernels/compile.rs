@@ -1,4 +1,4 @@
-//! Kernels compiled at run time, by NVRTC.
+//! Compiles kernels at run time, with NVRTC.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -17,19 +17,21 @@ use super::ptx;
 use crate::cuda::driver::{nvrtc, wrap};
 use crate::{disk_cache, Result};
 
-/// `chain.cuh` with all that it includes, CUDA's headers of 16-bit types, too: where a program runs there may be none.
+/// `chain.cuh` with all its includes, also CUDA's headers of 16-bit types: the machine that runs the program may not
+/// have them.
 const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
 
-/// Architecture, and the kernel's name and code.
+/// Architecture, name and code of a kernel.
 type Key = (String, &'static str, String);
 
-/// A kernel, or why there is none: what the compiler says against it, or that there is no compiler.
+/// A compiled kernel, or the reason why there is none: a message of the compiler, or the lack of a compiler.
 pub(in crate::cuda) type Attempt = std::result::Result<Compiled, String>;
 
 /// Compiled kernels in memory.
 static COMPILED: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
 
-/// Finds the kernels that executors hold, and the latest ones: a plan that was evicted may soon be built again.
+/// Compiled kernels in memory: those that executors hold, and the latest ones, since an evicted plan may soon be built
+/// again.
 #[derive(Default)]
 struct Memory {
     known: HashMap<Key, (String, Weak<Module>)>,
@@ -37,7 +39,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Bytes of the latest modules at most, unless one alone has more.
+    /// Maximum bytes of the latest modules; a single module may be larger.
     const LIMIT: usize = 1 << 20;
 
     fn get(&self, key: &Key) -> Option<Compiled> {
@@ -52,7 +54,7 @@ impl Memory {
         }
     }
 
-    /// Forgets what nobody holds, and the oldest of what only this holds.
+    /// Drops the oldest modules beyond the limit, and forgets modules that nothing holds.
     fn trim(&mut self) {
         let mut bytes: usize = self.latest.iter().map(|module| module.code.len()).sum();
         while bytes > Self::LIMIT && self.latest.len() > 1 {
@@ -62,11 +64,12 @@ impl Memory {
     }
 }
 
-/// Compiles kernels on top of `chain.cuh` for the device, by all threads of the pool; what is compiled is kept in the folder, if
-/// there is one, for the next start. A kernel is its name, behind which a hash comes, and its code, which calls it `KERNEL`.
+/// Compiles kernels on top of `chain.cuh` for the device, on all threads of the pool. If there is a folder, compiled
+/// code is stored there for the next start. A kernel is a name, to which a hash is appended, and code, in which it is
+/// called `KERNEL`.
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 pub(super) fn compile<'a>(
     device: &CudaDevice,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
@@ -82,11 +85,11 @@ pub(super) fn compile<'a>(
     })
 }
 
-/// What to compile for: a device, or, for one that is newer than the compiler, the newest architecture that this knows, in
-/// PTX, which the driver assembles. Where candle's kernels are built for an architecture without arithmetic in bf16, PTX for
-/// that one: instructions of bf16 do not give the bits of what stands for them in code for older ones.
+/// The NVRTC architecture to compile for: the device's, or, for a device newer than the compiler, the compiler's newest one as
+/// PTX, which the driver assembles. If candle's kernels were built for an architecture without bf16 arithmetic, PTX for that
+/// one: native bf16 instructions round differently from the emulation that candle then uses.
 fn architecture(device: i32, built_for: i32, known: &[i32]) -> String {
-    /// Has instructions that add and multiply bf16.
+    /// The first architecture with instructions that add and multiply bf16.
     const BF16: i32 = 90;
     if built_for < BF16 && BF16 <= device && known.contains(&built_for) {
         return format!("compute_{built_for}");
@@ -97,7 +100,7 @@ fn architecture(device: i32, built_for: i32, known: &[i32]) -> String {
     }
 }
 
-/// The same for an architecture, as NVRTC calls it.
+/// The same for an architecture in NVRTC's notation.
 pub(in crate::cuda) fn compile_for<'a>(
     architecture: &str,
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
@@ -111,9 +114,10 @@ pub(in crate::cuda) fn compile_for<'a>(
     let mut missing: Vec<&Key> = keys.iter().filter(|key| !attempts.contains_key(*key)).collect();
     missing.sort_unstable();
     missing.dedup();
-    // Most of the time of few goes into what they have in common.
-    let of_a_module = missing.len().div_ceil(rayon::current_num_threads()).max(1);
-    let new = missing.par_chunks(of_a_module).flat_map_iter(|kernels| together_or_alone(architecture, kernels, folder));
+    // Compiling the common header takes most of the time of a small module, so make one module per thread.
+    let kernels_per_module = missing.len().div_ceil(rayon::current_num_threads()).max(1);
+    let new =
+        missing.par_chunks(kernels_per_module).flat_map_iter(|kernels| compile_modules(architecture, kernels, folder));
     let new: Vec<(&Key, Attempt)> = new.collect();
     let mut compiled = COMPILED.lock();
     for (key, attempt) in new {
@@ -126,12 +130,13 @@ pub(in crate::cuda) fn compile_for<'a>(
     keys.iter().map(|key| attempts[key].clone()).collect()
 }
 
-/// Kernels as one module; where the compiler refuses that, each alone, so that one leaves the others.
-fn together_or_alone<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&Path>) -> Vec<(&'a Key, Attempt)> {
+/// Compiles kernels as one module. If the compiler refuses that, compiles each by itself, so that one bad kernel does
+/// not affect the others.
+fn compile_modules<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&Path>) -> Vec<(&'a Key, Attempt)> {
     match (module(architecture, kernels, folder), kernels) {
         (Ok(compiled), _) => kernels.iter().copied().zip(compiled.into_iter().map(Ok)).collect(),
         (Err(refused), [key]) => vec![(key, Err(refused))],
-        (Err(_), _) => kernels.iter().flat_map(|&key| together_or_alone(architecture, &[key], folder)).collect(),
+        (Err(_), _) => kernels.iter().flat_map(|&key| compile_modules(architecture, &[key], folder)).collect(),
     }
 }
 
@@ -148,7 +153,7 @@ fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> std::r
     Ok(names.into_iter().map(|name| Compiled { name, module: module.clone() }).collect())
 }
 
-/// The code of a source: out of the folder, if it is kept there.
+/// The code of a source, from the folder if it is stored there.
 fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::result::Result<Vec<u8>, String> {
     let nvrtc = nvrtc::nvrtc()?;
     let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
@@ -156,23 +161,24 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::re
         let key = format!("NVRTC {}\n{}\n{source}", nvrtc.version(), options.join(" "));
         folder.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes())))
     });
-    if let Some(code) = file.as_ref().and_then(|file| whole(file)) {
+    if let Some(code) = file.as_ref().and_then(|file| read_checked(file)) {
         return Ok(code);
     }
-    let refused = |message| format!("a kernel is not compiled for {architecture}: {message}");
+    let refused = |message| format!("a kernel could not be compiled for {architecture}: {message}");
     let code = nvrtc.code(source, &options).map_err(refused)?;
     if let Some(file) = file {
-        disk_cache::keep(&file, &[&sum(&code), &code[..]].concat());
+        disk_cache::store(&file, &[&sum(&code), &code[..]].concat());
     }
     Ok(code)
 }
 
-/// What a file keeps behind its sum. The driver trusts code: what is damaged is warned of.
-fn whole(file: &Path) -> Option<Vec<u8>> {
+/// The code in a file, if its checksum is right. The driver trusts code, so a damaged file is reported and compiled
+/// again.
+fn read_checked(file: &Path) -> Option<Vec<u8>> {
     let bytes = disk_cache::read(file)?;
     let code = bytes.split_first_chunk().filter(|(of, code)| **of == sum(code)).map(|(_, code)| code.to_vec());
     if code.is_none() {
-        tracing::warn!(file = %file.display(), "kernels on disk are damaged: they are compiled anew");
+        tracing::warn!(file = %file.display(), "a file of compiled kernels is damaged: compiling again");
     }
     code
 }
@@ -189,12 +195,12 @@ mod tests {
 
     const SOURCE: &str = r#"extern "C" __global__ void nothing() {}"#;
 
-    /// Needs the compiler, and no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
-    fn a_device_that_is_newer_than_the_compiler_takes_ptx() -> anyhow::Result<()> {
+    fn a_device_newer_than_the_compiler_gets_ptx() -> anyhow::Result<()> {
         assert_eq!(architecture(90, 90, &[75, 80, 90, 100]), "sm_90");
         assert_eq!(architecture(103, 90, &[75, 80, 90, 100]), "compute_100");
-        assert_eq!(architecture(70, 70, &[75, 80, 90, 100]), "sm_70", "which the compiler will refuse");
+        assert_eq!(architecture(70, 70, &[75, 80, 90, 100]), "sm_70", "the compiler will refuse it");
         assert_eq!(architecture(90, 80, &[75, 80, 90, 100]), "compute_80", "as candle's kernels");
         assert_eq!(architecture(86, 80, &[75, 80, 86, 90]), "sm_86");
         let known = nvrtc::nvrtc().map_err(Error::msg)?.architectures();
@@ -208,9 +214,9 @@ mod tests {
         Ok(())
     }
 
-    /// Needs the compiler, and no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
-    fn what_is_kept_is_not_compiled_again_unless_it_is_damaged() -> anyhow::Result<()> {
+    fn stored_code_is_reused_unless_it_is_damaged() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
         let assembled = |architecture: &str, source: &str, folder: Option<&Path>| {
             assembled(architecture, source, folder).map_err(Error::msg)
@@ -220,23 +226,23 @@ mod tests {
         assert_eq!(compiled, assembled("sm_80", SOURCE, None)?);
         let files = || std::fs::read_dir(&inside)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
         let [file] = &files()?[..] else { anyhow::bail!("{:?}", files()) };
-        // Something else in its place tells who reads it.
+        // Other code in the file shows that the file is read.
         std::fs::write(file, [&sum(b"else")[..], b"else"].concat())?;
         assert_eq!(assembled("sm_80", SOURCE, Some(&inside))?, b"else");
         for damaged in [&b"else"[..], b"", &[0; 100]] {
             std::fs::write(file, damaged)?;
             assert_eq!(assembled("sm_80", SOURCE, Some(&inside))?, compiled);
-            assert_eq!(whole(file).as_ref(), Some(&compiled));
+            assert_eq!(read_checked(file).as_ref(), Some(&compiled));
         }
-        // Another architecture, another source: other files.
+        // Another architecture or another source gets another file.
         assembled("sm_90", SOURCE, Some(&inside))?;
         assembled("sm_80", &SOURCE.replace("nothing", "nothing_else"), Some(&inside))?;
         assert_eq!(files()?.len(), 3);
-        // Where nothing can be kept, all is compiled.
+        // If nothing can be stored, everything is compiled.
         assert_eq!(assembled("sm_80", SOURCE, Some(&file.join("no folder")))?, compiled);
         Ok(())
     }
-    /// Needs the compiler, and no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
     fn one_kernel_that_is_refused_leaves_the_others() {
         let right = |i: u32| format!("extern \"C\" __global__ void KERNEL(int *x) {{ *x = {i}; }}");
@@ -246,7 +252,7 @@ mod tests {
             attempts.iter().map(|attempt| attempt.as_ref().ok().map(|kernel| kernel.name.as_str())).collect();
         assert!(names[0].is_some() && names[1].is_none() && names[2].is_some() && names[0] == names[3], "{names:?}");
         let message = attempts[1].as_ref().err().unwrap();
-        assert!(message.contains("not compiled for sm_86") && message.contains("nonsense"), "{message}");
+        assert!(message.contains("could not be compiled for sm_86") && message.contains("nonsense"), "{message}");
     }
 
     fn of_bytes(name: &str, bytes: usize) -> (Key, Compiled) {
@@ -255,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_nobody_holds_are_forgotten() {
+    fn kernels_that_no_executor_holds_are_evicted() {
         let mut memory = Memory::default();
         let (held_key, held) = of_bytes("held", 1 << 20);
         memory.insert(held_key.clone(), &held);
@@ -266,14 +272,14 @@ mod tests {
             memory.trim();
             assert!(memory.latest.len() <= 16 && memory.known.len() <= 17, "after {i}");
         }
-        // What an executor holds is found, whenever it was compiled; so is what was compiled last.
+        // Kernels that an executor holds are found however old they are; so is the latest kernel.
         assert!(memory.get(&held_key).is_some_and(|found| Arc::ptr_eq(&found.module, &held.module)));
         assert!(memory.get(&("sm_90".into(), "test", "999".into())).is_some());
         assert!(memory.get(&("sm_90".into(), "test", "3".into())).is_none());
         drop(held);
         memory.trim();
         assert!(memory.get(&held_key).is_none());
-        // One that is larger than the limit serves whoever comes next.
+        // A module larger than the limit stays until the next one comes.
         let (key, large) = of_bytes("large", Memory::LIMIT + 1);
         memory.insert(key.clone(), &large);
         drop(large);

@@ -12,41 +12,41 @@ use super::module::Kernels;
 use crate::cuda::driver::{CapturedGraph, KernelNode, LaunchNode, Node, Stream};
 use crate::{Error, Result};
 
-/// The most ops in a fused kernel.
-pub(in crate::cuda) const MOST_OPS: usize = 12;
-/// The most operands in memory.
-const MOST_OPERANDS: usize = 16;
+/// Maximum ops of a fused kernel.
+pub(in crate::cuda) const MAX_OPS: usize = 12;
+/// Maximum operands in memory.
+const MAX_OPERANDS: usize = 16;
 
 /// The argument of a fused kernel: pointers to its results and operands in memory.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(in crate::cuda) struct FusedArgument {
-    to: [u64; MOST_OPS],
-    from: [u64; MOST_OPERANDS],
+    to: [u64; MAX_OPS],
+    from: [u64; MAX_OPERANDS],
 }
 
 // SAFETY: plain numbers, laid out as `chain.cuh` declares them.
 unsafe impl DeviceRepr for FusedArgument {}
 
 impl FusedArgument {
-    /// Sets the pointer to an operand; `None` if the argument has no room for it.
+    /// Sets the pointer to an operand. `None` if the argument has no room for it.
     pub fn read(&mut self, operand: usize, from: u64) -> Option<()> {
         *self.from.get_mut(operand)? = from;
         Some(())
     }
 
-    /// Sets the pointer to which an op's result is stored; `None` if the argument has no room for it.
+    /// Sets the pointer to a stored result. `None` if the argument has no room for it.
     pub fn store(&mut self, op: usize, to: u64) -> Option<()> {
         *self.to.get_mut(op)? = to;
         Some(())
     }
 
-    /// Offset of the pointer to an operand.
+    /// Offset of the pointer to an operand, in bytes.
     pub fn operand_word(operand: usize) -> usize {
         offset_of!(FusedArgument, from) + operand * size_of::<u64>()
     }
 
-    /// Offset of the pointer to which an op's result is stored.
+    /// Offset of the pointer to a stored result, in bytes.
     pub fn result_word(op: usize) -> usize {
         offset_of!(FusedArgument, to) + op * size_of::<u64>()
     }
@@ -55,7 +55,7 @@ impl FusedArgument {
 /// The code of a fused kernel and its launch.
 pub(in crate::cuda) struct KernelSource {
     pub name: &'static str,
-    /// In CUDA C++, on top of `chain.cuh`: a function called `KERNEL`, which takes a [`FusedArgument`].
+    /// CUDA C++ on top of `chain.cuh`: a function called `KERNEL` that takes a [`FusedArgument`].
     pub code: String,
     pub config: LaunchConfig,
     pub argument: FusedArgument,
@@ -63,25 +63,25 @@ pub(in crate::cuda) struct KernelSource {
 
 /// Launches of fused kernels.
 pub(in crate::cuda) struct Launches {
-    /// For each kernel its launch, or why there is none.
+    /// For each kernel its launch, or the reason why there is none.
     pub of: Vec<std::result::Result<KernelNode, String>>,
     /// The captured graph whose nodes are the templates of these launches, and the loaded kernels, if there are any.
     pub owners: Option<(CapturedGraph, Kernels)>,
 }
 
-/// Compiles kernels, and reads their launches back from a capture; none of them runs. Compiled kernels are stored in the
-/// folder, if there is one, for the next start. A kernel that the compiler or the driver refuses has a reason instead of a
-/// launch; without a compiler that is every kernel. Other threads may launch while kernels are compiled.
+/// Compiles kernels, captures their launches without running them, and reads the launches back. If there is a folder,
+/// compiled code is stored there for the next start. A kernel that the compiler or the driver refuses gets a reason
+/// instead of a launch; without a compiler, all kernels do. Other threads may launch work while kernels are compiled.
 ///
 /// # Errors
-/// A call of the driver that failed.
+/// A failed driver call.
 pub(in crate::cuda) fn launches(
     stream: &Stream,
     device: &CudaDevice,
     sources: &[KernelSource],
     folder: Option<&Path>,
 ) -> Result<Launches> {
-    // Before the capture: loading a module would invalidate it.
+    // Load modules before the capture: loading one would invalidate it.
     let compiled = compile(device, sources.iter().map(|source| (source.name, source.code.as_str())), folder)?;
     let mut kernels = Kernels::default();
     let functions = compiled.into_iter().map(|attempt| attempt.and_then(|kernel| kernels.load(device, &kernel)));
@@ -97,8 +97,8 @@ pub(in crate::cuda) fn launches(
             let Ok(function) = function else { continue };
             let mut launch = on.launch_builder(function);
             launch.arg(&source.argument);
-            // SAFETY: the argument is the one that the kernel declares. The launch is only captured and never runs: the
-            // graph is kept for its nodes' attributes, and a replay relocates the pointers before it launches one.
+            // SAFETY: the argument has the type that the kernel declares. The launch is only captured and never runs:
+            // the graph is kept for its nodes' attributes, and a replay relocates the pointers first.
             unsafe { launch.launch(source.config) }.w().map_err(Error::from)?;
         }
         Ok(())
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn more_ops_or_operands_than_fit_are_refused() {
         let mut argument = FusedArgument::default();
-        assert_eq!((0..=MOST_OPS).filter(|&op| argument.store(op, 1).is_some()).count(), MOST_OPS);
-        assert_eq!((0..=MOST_OPERANDS).filter(|&operand| argument.read(operand, 1).is_some()).count(), MOST_OPERANDS);
+        assert_eq!((0..=MAX_OPS).filter(|&op| argument.store(op, 1).is_some()).count(), MAX_OPS);
+        assert_eq!((0..=MAX_OPERANDS).filter(|&operand| argument.read(operand, 1).is_some()).count(), MAX_OPERANDS);
     }
 }

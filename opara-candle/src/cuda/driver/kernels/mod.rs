@@ -1,4 +1,4 @@
-//! What launches of kernels share: their code on a device, and their arguments.
+//! Shared parts of kernel launches: loading code, allocating results, and passing arguments.
 
 pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
@@ -16,20 +16,20 @@ use cudarc::driver::{
 pub(crate) use self::capabilities::Capabilities;
 pub(crate) use self::wait::wait;
 
-/// Memory for elements that the next launch writes.
+/// Uninitialised memory for the result of the next launch.
 ///
 /// # Errors
 /// No memory left.
 pub(crate) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {
-    // SAFETY: the callers pass it to the launch of an operator, or to a library, which writes every element before anybody
-    // reads one; if that fails the slice is dropped.
+    // SAFETY: every caller passes it to an operator's launch or to a library, which writes all elements before anything
+    // reads them. If that fails, the slice is dropped.
     unsafe { device.alloc::<T>(elements) }
 }
 
-/// The kernel `name` of the code of `module`, loaded on the device.
+/// Loads the kernel `name` of `module` on the device.
 ///
 /// # Errors
-/// Code that does not run on the device, or that has no such kernel.
+/// Code that does not run on the device, or has no such kernel.
 pub(crate) fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result<CudaFunction> {
     match device.get_or_load_custom_func(name, &format!("opara_{module}"), code) {
         Ok(function) => Ok(function.into_cuda_function()),
@@ -40,7 +40,7 @@ pub(crate) fn function(device: &CudaDevice, name: &str, module: &str, code: &str
     }
 }
 
-/// Lets blocks of the kernel have so many bytes of shared memory that the launch asks for.
+/// Raises the kernel's limit of dynamic shared memory per block to `bytes`.
 ///
 /// # Errors
 /// More than the device has.
@@ -48,19 +48,19 @@ pub(crate) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> 
     function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32).w()
 }
 
-/// Where the elements lie on the device.
+/// The device address of the slice.
 pub(crate) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> u64 {
     slice.device_ptr(&device.cuda_stream()).0
 }
 
-/// The kernels of this crate, as the build compiled them: each file `name.cu` is the constant `NAME`.
+/// The PTX of this crate's kernels, as the build compiled it: file `name.cu` is the constant `NAME`.
 pub(crate) mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
 
 const NULL: u64 = 0;
 
-/// Adds an operand, or null where there is none.
+/// Adds an operand, or null if there is none.
 pub(crate) fn arg_or_null<'a, T>(launch: &mut LaunchArgs<'a>, operand: Option<&'a CudaView<'a, T>>) {
     match operand {
         Some(operand) => launch.arg(operand),
@@ -68,23 +68,23 @@ pub(crate) fn arg_or_null<'a, T>(launch: &mut LaunchArgs<'a>, operand: Option<&'
     };
 }
 
-/// The launch of so many threads.
+/// The launch shape for this many threads.
 pub(crate) fn blocks(threads: usize) -> LaunchConfig {
     const BLOCK: u32 = 128;
     LaunchConfig { grid_dim: ((threads as u32).div_ceil(BLOCK), 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// As many neighbours as 16 bytes hold (`WIDE` of `numbers.cuh`).
+/// Elements of a 16-byte vector (`WIDE` of `numbers.cuh`).
 pub(crate) fn wide(dtype: DType) -> usize {
     16 / dtype.size_in_bytes()
 }
 
-/// The launch of a kernel each of whose threads makes so many elements (`Share` of `numbers.cuh`).
+/// The launch shape of a kernel whose threads compute one 16-byte vector each (`ThreadElements` of `numbers.cuh`).
 pub(crate) fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
     blocks(elements.div_ceil(wide(dtype)))
 }
 
-/// Elements from the first to the last of a tensor of these sizes and strides.
+/// Elements from the first to the last element of a tensor with these sizes and strides.
 pub(crate) fn extent(along: impl IntoIterator<Item = (usize, usize)>) -> usize {
     let last = along.into_iter().try_fold(0, |last, (size, stride)| Some(last + size.checked_sub(1)? * stride));
     last.map_or(0, |last| last + 1)
@@ -94,7 +94,7 @@ pub(crate) fn extent(along: impl IntoIterator<Item = (usize, usize)>) -> usize {
 /// A slice that holds fewer elements than are needed.
 pub(crate) fn expect(what: &str, held: usize, needed: usize) -> Result<()> {
     if held < needed {
-        bail!("{what} holds {held} elements where {needed} are needed")
+        bail!("{what} holds {held} elements, but needs {needed}")
     }
     Ok(())
 }

@@ -11,44 +11,44 @@ use parking_lot::Mutex;
 /// A kernel of a module.
 #[derive(Debug, Clone)]
 pub(in crate::cuda) struct Compiled {
-    /// Another for each kernel.
+    /// Unique in the module.
     pub name: String,
     pub module: Arc<Module>,
 }
 
-/// Kernels that were compiled together.
+/// A module: kernels that were compiled together.
 #[derive(Debug)]
 pub(in crate::cuda) struct Module {
-    /// A cubin, if the compiler knows the device. PTX the driver has to assemble, one module after the other.
+    /// A cubin if the compiler supports the device, otherwise PTX. The driver assembles PTX, one module at a time.
     pub code: Vec<u8>,
-    /// By device, as long as somebody has kernels of it.
+    /// The loaded module of each device, while something uses its kernels.
     loaded: Mutex<HashMap<usize, Weak<CudaModule>>>,
 }
 
 impl Module {
-    /// Of code that is on no device yet.
+    /// A module that is not loaded on any device yet.
     pub fn new(code: Vec<u8>) -> Self {
         Self { code, loaded: Mutex::default() }
     }
 }
 
-/// Kernels on the device: they stay there as long as this lives, and so must what launches them.
+/// Loaded kernels. They stay loaded while this value lives, so it must outlive their launches.
 #[derive(Default)]
 pub(in crate::cuda) struct Kernels {
     functions: Vec<CudaFunction>,
-    /// What they are of: found by whoever needs one of them, too, as long as this lives.
+    /// Their modules: kept so that other users of the same kernels find them.
     modules: Vec<Arc<Module>>,
 }
 
 impl Kernels {
-    /// Puts the module of a kernel on the device, unless it is there, and keeps both.
+    /// Loads a kernel's module on the device, unless it is loaded, and keeps both.
     ///
     /// # Errors
-    /// Why the driver refuses what the compiler made, as one does that is older.
+    /// The driver refuses the compiled code, for example because the driver is older than the compiler.
     pub(super) fn load(&mut self, device: &CudaDevice, kernel: &Compiled) -> Result<CudaFunction, String> {
         let stream = device.cuda_stream();
         let context = stream.context();
-        let refused = |error: DriverError| format!("the driver refuses a compiled kernel: {error}");
+        let refused = |error: DriverError| format!("the driver cannot load a compiled kernel: {error}");
         let Compiled { name, module } = kernel;
         let mut loaded = module.loaded.lock();
         let on_device = match loaded.get(&context.ordinal()).and_then(Weak::upgrade) {

@@ -1,4 +1,4 @@
-// Keeps one thread of the GPU busy, so that the host can queue up what comes after.
+// Keeps the stream busy with one thread, so that the host can queue the launches that follow.
 
 extern "C" __global__ void opara_wait(unsigned long long nanoseconds) {
     unsigned long long start, now;

@@ -1,17 +1,17 @@
-//! Convolution of single planes.
+//! Depthwise convolution on the CPU.
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::shapes::{finish, Conv};
 use crate::cpu::kernels::{each, Element, Sum, Taps, WIDEST, WORTH_A_THREAD};
 
-/// Rows of windows that are summed side by side.
+/// Output rows that are accumulated side by side.
 const ROWS: usize = 4;
 
-/// Operations of one task.
+/// Operations per parallel task.
 const TASK: usize = 200_000;
 
-/// The result where each output channel sees one input channel.
+/// Convolution where each output channel depends on one input channel.
 pub(super) fn depthwise<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>, y: &mut [T]) {
     let taps = Taps::new(conv.windows());
     let (plane, out) = (conv.input.0 * conv.input.1, conv.output.0 * conv.output.1);
@@ -29,7 +29,7 @@ pub(super) fn depthwise<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Op
 struct Planes<'a, T> {
     conv: &'a Conv,
     taps: &'a Taps,
-    /// Of the planes of all items.
+    /// Index of the first plane, counted over all batch items.
     first: usize,
     x: &'a [T],
     weight: &'a [T],
@@ -62,7 +62,7 @@ impl<T: Element> WithSimd for Planes<'_, T> {
     }
 }
 
-/// Some rows of windows of one channel.
+/// Computes up to [`ROWS`] output rows of one channel.
 #[inline(always)]
 fn rows_of<T: Element, S: Simd>(
     simd: S,
@@ -74,7 +74,7 @@ fn rows_of<T: Element, S: Simd>(
     y: &mut [T],
 ) {
     let (ow, lanes) = (conv.output.1, T::Sum::lanes::<S>());
-    // Rows beyond the last one are summed as that one is, and dropped.
+    // Rows past the last one repeat it, and are dropped.
     let last = y.len() / ow - 1;
     let rows: [usize; ROWS] = std::array::from_fn(|row| row.min(last) * taps.row());
     for start in (0..ow).step_by(lanes) {

@@ -1,4 +1,4 @@
-//! Convolution on the CPU: which kernel computes it, and on how many threads.
+//! Convolution on the CPU: chooses the kernel and the way it is parallelised.
 
 mod depthwise;
 mod product;
@@ -21,7 +21,7 @@ pub(super) fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config:
     }
 }
 
-/// Convolution, bias and activation: of two operands without a bias, of three with one.
+/// The custom operator: two operands without a bias, three with one.
 struct Conv2d(ConvConfig);
 
 /// A contiguous operand.
@@ -78,10 +78,10 @@ impl CustomOp3 for Conv2d {
     }
 }
 
-/// Output channels of one input channel from which a matrix product is the better way.
-const MANY: usize = 4;
+/// With at least this many output channels per input channel, im2col and a matmul are faster than the depthwise kernel.
+const MATMUL_CHANNELS: usize = 4;
 
-/// The result for contiguous operands.
+/// Computes the result of contiguous operands.
 fn convolved<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>) -> Vec<T> {
     let groups = conv.config.groups;
     let (channels, outs) = (conv.channels.0 / groups, conv.channels.1 / groups);
@@ -90,7 +90,7 @@ fn convolved<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>)
     if y.is_empty() {
         return y;
     }
-    if channels == 1 && outs < MANY {
+    if channels == 1 && outs < MATMUL_CHANNELS {
         depthwise(conv, x, weight, bias, &mut y);
         return y;
     }
@@ -98,7 +98,7 @@ fn convolved<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>)
     let work = 2 * outs * k * n;
     let xs = x.chunks_exact(channels * conv.input.0 * conv.input.1);
     let tasks: Vec<_> = xs.zip(y.chunks_exact_mut(outs * n)).enumerate().collect();
-    // Either the products have threads, or what one is made of.
+    // Parallelise either over the groups and batch items, or inside each matmul.
     let many = tasks.len() >= 4 * rayon::current_num_threads() || work < WORTH_A_THREAD;
     let worth = tasks.len() * work > WORTH_A_THREAD;
     let run = || {
@@ -109,7 +109,7 @@ fn convolved<T: Element>(conv: &Conv, x: &[T], weight: &[T], bias: Option<&[T]>)
         })
     };
     match worth {
-        // Once to the pool, not at each of the steps.
+        // Enter the thread pool once, not once per step.
         true => rayon::scope(|_| run()),
         false => run(),
     }

@@ -1,38 +1,38 @@
-//! Convolution of one group as the product of the weight, `(out, k)`, with what the windows see, `(k, windows)`.
+//! Convolution of one group as a matmul: the weight `(out, k)` times the im2col matrix `(k, windows)`.
 //!
-//! The second matrix is never whole in memory: some columns of it at a time are laid out in panels of two vectors.
+//! The im2col matrix is never stored whole: some columns at a time are packed into panels two SIMD vectors wide.
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::shapes::{finish, Conv};
 use crate::cpu::kernels::{each, lanes, Element, Sum, Taps, WIDEST};
 
-/// Elements of the panels that are laid out at a time: what a core's second cache holds, in single precision.
-const LAID_OUT: usize = 1 << 18;
+/// Elements of the panels packed at a time: in f32 they fill a core's L2 cache.
+const PACKED_ELEMENTS: usize = 1 << 18;
 
-/// Rows of the result that are summed side by side, at most.
+/// Maximum output rows that are accumulated side by side.
 const ROWS: usize = 8;
 
-/// Panels of one task.
+/// Panels per parallel task.
 const PANELS: usize = 8;
 
-/// Rows of a panel that are multiplied between two checks of bounds.
+/// Panel rows per bounds check.
 const STEPS: usize = 4;
 
-/// Vectors of a panel's row.
+/// SIMD vectors per panel row.
 const VECTORS: usize = 2;
 
-/// What is done to each group of each item.
+/// The matmul of one group; the same for every group and batch item.
 pub(super) struct Product<'a> {
     conv: &'a Conv,
     taps: Taps,
     channels: usize,
     k: usize,
-    /// Columns: windows.
+    /// Columns of the im2col matrix: one per window.
     n: usize,
 }
 
-/// One group of one item.
+/// Operands of one group of one batch item.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a, T> {
     pub x: &'a [T],
@@ -40,7 +40,7 @@ pub(super) struct Group<'a, T> {
     pub bias: Option<&'a [T]>,
 }
 
-/// One block of rows and some columns, and where it goes.
+/// A block of the output: up to [`ROWS`] rows and up to [`PANELS`] panels of columns.
 struct Block<'a, T> {
     row: usize,
     panel: usize,
@@ -54,53 +54,47 @@ impl<'a> Product<'a> {
         Self { conv, taps: Taps::new(conv.windows()), channels, k, n: conv.output.0 * conv.output.1 }
     }
 
-    /// Computes `y`, the group's planes.
+    /// Computes `y`, the group's output planes.
     pub fn run<T: Element>(&self, group: Group<T>, on_threads: bool, y: &mut [T]) {
         let width = VECTORS * lanes::<T::Sum>();
-        // Copies of whole vectors reach behind a panel's last row.
+        // One row of slack: copies of whole vectors may write past a panel's last row.
         let panel = (self.k + 1) * width;
-        let panels = (LAID_OUT / panel).clamp(1, self.n.div_ceil(width));
-        T::Sum::scratch(panels * panel, |laid_out| self.run_in(laid_out, width, group, on_threads, y));
+        let panels = (PACKED_ELEMENTS / panel).clamp(1, self.n.div_ceil(width));
+        T::Sum::scratch(panels * panel, |packed| self.run_in(packed, width, group, on_threads, y));
     }
 
-    /// The same with memory for some panels of `width` columns.
-    fn run_in<T: Element>(
-        &self,
-        laid_out: &mut [T::Sum],
-        width: usize,
-        group: Group<T>,
-        on_threads: bool,
-        y: &mut [T],
-    ) {
+    /// The same, with scratch memory for some panels of `width` columns.
+    fn run_in<T: Element>(&self, packed: &mut [T::Sum], width: usize, group: Group<T>, on_threads: bool, y: &mut [T]) {
         let panel = (self.k + 1) * width;
-        let panels = laid_out.len() / panel;
+        let panels = packed.len() / panel;
         for start in (0..self.n).step_by(panels * width) {
             let end = (start + panels * width).min(self.n);
             let panels = (end - start).div_ceil(width);
-            let each_lays = self.panels_to_lay_out(panels, width);
-            let tasks = laid_out[..panels * panel].chunks_mut(each_lays * panel).enumerate().collect();
+            let per_task = self.panels_per_task(panels, width);
+            let tasks = packed[..panels * panel].chunks_mut(per_task * panel).enumerate().collect();
             each(on_threads, tasks, |(i, to)| {
-                let start = start + i * each_lays * width;
-                let end = (start + each_lays * width).min(end);
-                Arch::new().dispatch(LayOut { product: self, x: group.x, windows: (start, end), panel, to });
+                let start = start + i * per_task * width;
+                let end = (start + per_task * width).min(end);
+                Arch::new().dispatch(Pack { product: self, x: group.x, windows: (start, end), panel, to });
             });
-            let laid_out = &laid_out[..];
+            let packed = &packed[..];
             each(on_threads, self.blocks(y, (start, end), width), |block| {
-                let panels = &laid_out[block.panel * panel..];
+                let panels = &packed[block.panel * panel..];
                 Arch::new().dispatch(Multiply { product: self, group, panels, panel, block });
             });
         }
     }
 
-    /// Panels of one task: rows of windows that lie in the same rows of the input are better laid out together.
-    fn panels_to_lay_out(&self, panels: usize, width: usize) -> usize {
+    /// Panels per packing task. Windows of the same image rows are packed by one task, so that it reads those rows
+    /// once.
+    fn panels_per_task(&self, panels: usize, width: usize) -> usize {
         match self.conv.is_pointwise() {
             true => panels.div_ceil(4),
             false => (2 * self.conv.output.1).div_ceil(width).clamp(1, panels),
         }
     }
 
-    /// The columns from `start` to `end` of `y` in blocks.
+    /// Splits columns `start` to `end` of `y` into blocks.
     fn blocks<'y, T>(&self, y: &'y mut [T], (start, end): (usize, usize), width: usize) -> Vec<Block<'y, T>> {
         let mut blocks: Vec<Block<T>> = Vec::new();
         for (i, rows) in y.chunks_mut(ROWS * self.n).enumerate() {
@@ -118,8 +112,8 @@ impl<'a> Product<'a> {
     }
 }
 
-/// Lays out what some windows see, in panels.
-struct LayOut<'a, T: Element> {
+/// Packs the im2col columns of some windows into panels.
+struct Pack<'a, T: Element> {
     product: &'a Product<'a>,
     x: &'a [T],
     windows: (usize, usize),
@@ -127,7 +121,7 @@ struct LayOut<'a, T: Element> {
     to: &'a mut [T::Sum],
 }
 
-impl<T: Element> WithSimd for LayOut<'_, T> {
+impl<T: Element> WithSimd for Pack<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -152,7 +146,8 @@ impl<T: Element> WithSimd for LayOut<'_, T> {
         let (top, bottom) = (start / ow, (end - 1) / ow + 1);
         let copies = taps.copies(top, bottom - top);
         let mut seen = vec![T::Sum::default(); taps.len(bottom - top, lanes)];
-        // For each row of windows in each panel: where it goes, where its first tap is, how many windows.
+        // For each run of windows in one image row and one panel: destination, source of the first tap, number of
+        // windows.
         let mut runs = Vec::new();
         let mut at = start;
         while at < end {
@@ -166,7 +161,7 @@ impl<T: Element> WithSimd for LayOut<'_, T> {
             for (tap, offset) in taps.offsets.iter().enumerate() {
                 let to = &mut to[(channel * taps.offsets.len() + tap) * width..];
                 for &(at, from, n) in &runs {
-                    // Whole vectors: what is too much the next run overwrites.
+                    // Copies whole vectors; the next run overwrites the excess.
                     for i in (0..n).step_by(lanes) {
                         to[at + i..][..lanes].copy_from_slice(&seen[offset + from + i..][..lanes]);
                     }
@@ -176,7 +171,7 @@ impl<T: Element> WithSimd for LayOut<'_, T> {
     }
 }
 
-/// Multiplies a block of rows of the weight with some panels.
+/// Multiplies a block of weight rows with some panels.
 struct Multiply<'a, 'y, T: Element> {
     product: &'a Product<'a>,
     group: Group<'a, T>,
@@ -195,7 +190,7 @@ impl<T: Element> WithSimd for Multiply<'_, '_, T> {
         let weight = T::widened(&self.group.weight[self.block.row * k..][..rows * k], &mut scratch);
         let mut row = 0;
         while row < rows {
-            // As many sums as there are registers for.
+            // As many accumulators as the registers hold.
             row += match rows - row {
                 8.. if S::REGISTER_COUNT >= 32 => self.rows::<S, 8>(simd, weight, row),
                 4.. => self.rows::<S, 4>(simd, weight, row),
@@ -207,7 +202,7 @@ impl<T: Element> WithSimd for Multiply<'_, '_, T> {
 }
 
 impl<T: Element> Multiply<'_, '_, T> {
-    /// So many rows from `row` on, in all panels.
+    /// Computes `R` rows from `row` on, for all panels.
     #[inline(always)]
     fn rows<S: Simd, const R: usize>(&mut self, simd: S, weight: &[T::Sum], row: usize) -> usize {
         let (k, lanes) = (self.product.k, T::Sum::lanes::<S>());
@@ -231,7 +226,7 @@ impl<T: Element> Multiply<'_, '_, T> {
     }
 }
 
-/// The products of so many rows with the first so many vectors of each row of a panel.
+/// Multiplies `R` rows with the first `V` vectors of each panel row.
 #[inline(always)]
 fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
     simd: S,
@@ -251,7 +246,7 @@ fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
     };
     let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
     let weight: [&[A]; R] = std::array::from_fn(|r| &weight[r * k..][..k]);
-    // Some steps at a time, so that bounds are checked once for all of them.
+    // Several steps at a time, so that bounds are checked once for all of them.
     let (steps, rest) = panel[..k].as_chunks::<STEPS>();
     let weights = weight.map(|row| row.as_chunks::<STEPS>().0);
     for (i, step) in steps.iter().enumerate() {

@@ -1,14 +1,14 @@
-//! A convolution's shapes, and what follows its sums.
+//! The shapes of a convolution, and its epilogue.
 
 use crate::cpu::kernels::{Element, Windows};
 use crate::ops::{Activation, ConvConfig};
 
-/// A convolution with its shapes, which agree.
+/// A convolution with checked shapes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Conv {
     pub config: ConvConfig,
     pub batch: usize,
-    /// Channels of input and output.
+    /// Input and output channels.
     pub channels: (usize, usize),
     /// Height and width of input, window and output.
     pub input: (usize, usize),
@@ -23,13 +23,13 @@ impl Conv {
         Windows { input, window, output, stride, dilation, before: (padding.top, padding.left) }
     }
 
-    /// Whether a window is one element and they are all of the plane.
+    /// Is it a 1 x 1 convolution over every pixel? Then the input is the im2col matrix.
     pub(super) fn is_pointwise(&self) -> bool {
         self.window == (1, 1) && self.config.stride == 1 && self.input == self.output
     }
 }
 
-/// Adds the bias of `channel`, applies the activation and writes the result.
+/// The epilogue: adds the bias of `channel`, applies the activation, and stores the result.
 #[inline(always)]
 pub(super) fn finish<T: Element>(conv: &Conv, bias: Option<&[T]>, channel: usize, sums: &mut [T::Sum], y: &mut [T]) {
     if let Some(bias) = bias {

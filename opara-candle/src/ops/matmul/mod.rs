@@ -1,7 +1,9 @@
-//! Matrix products.
+//! Matmuls.
 
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
@@ -11,12 +13,12 @@ use super::activation::bias_act;
 use super::{own_or, runs_own, Activation};
 use crate::cpu::record::apply;
 
-/// Floating-point operations of a matrix product with inner dimension `k` and `out` elements.
-pub(super) fn product_flops(out: usize, k: usize) -> u64 {
+/// Floating-point operations of a matmul with inner dimension `k` and `out` output elements.
+pub(super) fn matmul_flops(out: usize, k: usize) -> u64 {
     2u64.saturating_mul(out as u64).saturating_mul(k as u64)
 }
 
-/// Matrix product of `(.., m, k)` and `(.., k, n)`.
+/// Matmul of `(.., m, k)` and `(.., k, n)`.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -31,18 +33,19 @@ pub(super) fn product_flops(out: usize, k: usize) -> u64 {
 /// Shapes that do not agree.
 pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     let m = lhs.elem_count() / lhs.dim(D::Minus1)?.max(1);
-    let flops = product_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
+    let flops = matmul_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
     apply("matmul", &[lhs, rhs], flops, |t| t[0].matmul(t[1]))
 }
 
-/// `x` of shape `(.., in)` times the transpose of `weight` of shape `(out, in)`, plus `bias` of shape `(out)`.
+/// `x`, `(.., in)`, times the transpose of `weight`, `(out, in)`, plus `bias`, `(out)`.
 ///
-/// On a GPU the first call of each size measures which of candle's product, those that cuBLASLt proposes and, in f32 on Hopper,
-/// ours is the fastest, and takes longer; all later ones in the process go by that one. None of f32 gives away bits as TF32 does,
-/// unless candle is told to: ours are three products of TF32, which keep 22 bits of the 24 and are added up in f32 (Ootomo and
-/// Yokota, "Recovering single precision accuracy from tensor cores", 2022). On random operands they are as near as cuBLAS's;
-/// where large terms cancel each other, up to three times as far off; and operands below 2^-112 have fewer digits. Sums
-/// with operands beyond 4e34, and those beyond 1e38, are added up once more without tensor cores.
+/// On a GPU the first call of each size benchmarks candle's matmul, the algorithms of cuBLASLt and, in f32 on Hopper,
+/// this library's kernels, so it takes longer; later calls in the process use the fastest. No f32 matmul rounds its
+/// operands to TF32 unless candle is told to: this library's kernels compute each product as three TF32 products, which
+/// keep 22 of the 24 bits, and accumulate in f32 (Ootomo and Yokota, "Recovering single precision accuracy from tensor
+/// cores", 2022). On random operands their error is that of cuBLAS; where large terms cancel it is up to three times
+/// larger; operands below 2^-112 have fewer digits. Results with operands beyond 4e34, or beyond 1e38 themselves, are
+/// recomputed without tensor cores.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -60,28 +63,28 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     linear_act(x, weight, bias, Activation::None)
 }
 
-/// `activation` of what [`linear`] gives: on a GPU part of the product's launch, or one launch after it.
+/// `activation` of [`linear`]'s result. On a GPU it is part of the matmul's launch, or one launch after it.
 ///
 /// # Errors
 /// Shapes that do not agree.
 pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let (out, k) = weight.dims2()?;
-    let flops = product_flops(x.elem_count() / k.max(1) * out, k);
+    let flops = matmul_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        // Of a contiguous operand candle makes one product. Of others it makes one for each item of the batch, or refuses
-        // them; transposed matrices it takes as they are.
+        // candle runs one matmul if the operand is contiguous, or a transposed matrix. Otherwise it runs one per batch
+        // item, or returns an error.
         let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
         let x = if as_it_is { x.clone() } else { x.contiguous()? };
-        let product = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
+        let matmul = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
         let finish = |y: Tensor| {
             if bias.is_none() && activation == Activation::None {
                 return Ok(y);
             }
             bias_act(&y, bias, activation)
         };
-        let own = || gpu!(cuda::linear(&x, weight, bias, activation, product, finish));
-        own_or(&x, own, || finish(product()?))
+        let own = || gpu!(cuda::linear(&x, weight, bias, activation, matmul, finish));
+        own_or(&x, own, || finish(matmul()?))
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),

@@ -1,13 +1,14 @@
-// What blocks of a cluster do together (sm_90; PTX ISA, "Cluster"). There are no kernels that use it in code for older ones. Blocks of none
-// are their own.
+// Thread block clusters: barrier and distributed shared memory (sm_90; PTX ISA, "Cluster"). For older architectures,
+// kernels that use this header are not compiled. With one block per cluster, these functions reduce to those of a
+// block.
 #pragma once
 #include "numbers.cuh"
 
-// Before a kernel whose clusters are so many blocks along z.
+// Kernel attribute: clusters of BLOCKS blocks along z.
 #define CLUSTER(BLOCKS) __cluster_dims__(1, 1, BLOCKS)
 
-// Until all have come, and see what all have written.
-template <unsigned BLOCKS> __device__ inline void meet() {
+// Barrier of all threads of the cluster; shared memory written before is visible after it.
+template <unsigned BLOCKS> __device__ inline void sync_cluster() {
     if constexpr (BLOCKS == 1) {
         __syncthreads();
     } else {
@@ -15,8 +16,8 @@ template <unsigned BLOCKS> __device__ inline void meet() {
     }
 }
 
-// What another one has where this one has `at`, in shared memory.
-template <unsigned BLOCKS> __device__ inline Vec<float, 4> load_of(unsigned block, const float *at) {
+// Loads four floats from another block's shared memory, at the address that `at` has in this block.
+template <unsigned BLOCKS> __device__ inline Vec<float, 4> load_from_block(unsigned block, const float *at) {
     if constexpr (BLOCKS == 1) {
         return load<float, 4>(at);
     } else {

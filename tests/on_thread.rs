@@ -1,4 +1,4 @@
-//! Modules that are neither `Send` nor `Sync`: made, run and dropped on the one thread where they live, replayed from any.
+//! Modules that are neither `Send` nor `Sync`: created, run and dropped on a capture thread, replayed from any thread.
 
 use std::rc::Rc;
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -18,12 +18,12 @@ fn weights() -> VarBuilder<'static> {
     opara_weights::seeded(5, DType::F32, CPU)
 }
 
-/// Layers of this crate in a container that cannot leave its thread.
+/// Layers of this crate in a container that is not `Send`.
 fn mlp(vb: VarBuilder) -> Result<Sequential> {
     Ok(seq().add(nn::linear(WIDTH, 96, vb.pp("up"))?).add(ops::gelu).add(nn::linear(96, WIDTH, vb.pp("down"))?))
 }
 
-/// The same over candle's own layers.
+/// The same with candle's own layers.
 fn plain_mlp(vb: VarBuilder) -> Result<Sequential> {
     let (up, down) = (candle_nn::linear(WIDTH, 96, vb.pp("up"))?, candle_nn::linear(96, WIDTH, vb.pp("down"))?);
     Ok(seq().add(up).add(Activation::GeluPytorchTanh).add(down))
@@ -46,9 +46,9 @@ fn assert_same_bits(a: &Tensor, b: &Tensor) {
 fn a_sequential_is_replayed_bit_equal() -> anyhow::Result<()> {
     let eager = mlp(weights())?;
     for policy in Policy::FIXED {
-        let fast = OparaExecutor::builder().policy(policy).load(|| mlp(weights()), &rows(2)?)?;
+        let fast = OparaExecutor::builder().policy(policy).build_on_thread(|| mlp(weights()), &rows(2)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.ops, report.verified), (Mode::Lanes, 3, true), "{report}");
+        assert_eq!((report.mode, report.ops, report.verified), (Mode::Threads, 3, true), "{report}");
         for n in [2, 7, 2] {
             assert_same_bits(&fast.forward(&rows(n)?)?, &eager.forward(&rows(n)?)?);
         }
@@ -58,15 +58,16 @@ fn a_sequential_is_replayed_bit_equal() -> anyhow::Result<()> {
 
 #[test]
 fn a_sequential_of_plain_layers_runs_eagerly() -> anyhow::Result<()> {
-    let fast = OparaExecutor::load(|| plain_mlp(weights()), &rows(2)?)?;
+    let fast = OparaExecutor::build_on_thread(|| plain_mlp(weights()), &rows(2)?)?;
     let report = fast.report();
     assert_eq!(report.mode, Mode::Eager);
     assert!(report.reason.is_some_and(|reason| reason.contains("output 0")));
     let expected = plain_mlp(weights())?.forward(&rows(2)?)?;
     assert_same_bits(&fast.forward(&rows(2)?)?, &expected);
-    assert_same_bits(&fast.lend(&[rows(2)?], |outputs| outputs[0].clone())?, &expected);
-    let refused =
-        OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).load(|| plain_mlp(weights()), &rows(2)?);
+    assert_same_bits(&fast.call_zero_copy(&[rows(2)?], |outputs| outputs[0].clone())?, &expected);
+    let refused = OparaExecutor::builder()
+        .on_uncapturable(OnUncapturable::Error)
+        .build_on_thread(|| plain_mlp(weights()), &rows(2)?);
     assert!(matches!(refused, Err(Error::UntracedOutput { output: 0 })));
     Ok(())
 }
@@ -79,20 +80,20 @@ fn functions_of_several_tensors() -> anyhow::Result<()> {
     };
     let inputs = [rows(2)?, rows(3)?.narrow(0, 0, 2)?];
     let expected = make()?(&inputs)?;
-    let fast = OparaExecutor::builder().load_fn(make, &inputs)?;
-    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Lanes, 7));
+    let fast = OparaExecutor::builder().build_fn_on_thread(make, &inputs)?;
+    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Threads, 7));
     fast.call(&inputs)?.iter().zip(&expected).for_each(|(got, expected)| assert_same_bits(got, expected));
     Ok(())
 }
 
 #[test]
-fn a_module_that_cannot_be_made_is_an_error() -> anyhow::Result<()> {
-    let error = OparaExecutor::load(|| mlp(weights().set_dtype(DType::U8)), &rows(2)?).unwrap_err();
+fn a_module_that_cannot_be_created_is_an_error() -> anyhow::Result<()> {
+    let error = OparaExecutor::build_on_thread(|| mlp(weights().set_dtype(DType::U8)), &rows(2)?).unwrap_err();
     assert!(matches!(error, Error::Candle(_)), "{error}");
     let make = || if rows(2)?.dim(0)? == 2 { panic!("no such model") } else { mlp(weights()) };
-    let error = OparaExecutor::load(make, &rows(2)?).unwrap_err();
+    let error = OparaExecutor::build_on_thread(make, &rows(2)?).unwrap_err();
     assert!(matches!(&error, Error::Panicked { message } if message == "no such model"), "{error}");
-    OparaExecutor::load(|| mlp(weights()), &rows(2)?)?;
+    OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
     Ok(())
 }
 
@@ -102,7 +103,7 @@ fn a_panic_on_a_new_shape_is_an_error() -> anyhow::Result<()> {
         let model = Rc::new(mlp(weights())?);
         Ok(move |x: &Tensor| if x.dim(0)? == 5 { panic!("five rows") } else { model.forward(x) })
     };
-    let fast = OparaExecutor::load(make, &rows(2)?)?;
+    let fast = OparaExecutor::build_on_thread(make, &rows(2)?)?;
     let error = fast.forward(&rows(5)?).unwrap_err();
     assert!(error.to_string().contains("five rows"), "{error}");
     for n in [2, 3] {
@@ -113,9 +114,9 @@ fn a_panic_on_a_new_shape_is_an_error() -> anyhow::Result<()> {
 
 #[test]
 fn calls_from_several_threads() -> anyhow::Result<()> {
-    let replayed = OparaExecutor::load(|| mlp(weights()), &rows(2)?)?;
-    let eager = OparaExecutor::load(|| plain_mlp(weights()), &rows(2)?)?;
-    assert_eq!((replayed.report().mode, eager.report().mode), (Mode::Lanes, Mode::Eager));
+    let replayed = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
+    let eager = OparaExecutor::build_on_thread(|| plain_mlp(weights()), &rows(2)?)?;
+    assert_eq!((replayed.report().mode, eager.report().mode), (Mode::Threads, Mode::Eager));
     thread::scope(|scope| {
         let call = |n| {
             let (replayed, eager) = (&replayed, &eager);
@@ -135,13 +136,13 @@ fn calls_from_several_threads() -> anyhow::Result<()> {
 }
 
 #[test]
-fn all_of_rayons_threads_may_wait_for_one_module() -> anyhow::Result<()> {
-    // Large enough for candle to spread its product over rayon's threads.
+fn all_rayon_threads_may_wait_for_one_module() -> anyhow::Result<()> {
+    // Large enough for candle to spread its matmul over rayon's threads.
     let make = || {
         let vb = weights();
         Ok(seq().add(candle_nn::linear(WIDTH, 512, vb.pp("a"))?).add(candle_nn::linear(512, 512, vb.pp("b"))?))
     };
-    let fast = OparaExecutor::load(make, &rows(512)?)?;
+    let fast = OparaExecutor::build_on_thread(make, &rows(512)?)?;
     let expected = make()?.forward(&rows(512)?)?;
     let calls = 2 * rayon::current_num_threads();
     let outputs = (0..calls).into_par_iter().map(|_| fast.forward(&rows(512)?)).collect::<Result<Vec<_>>>()?;
@@ -149,29 +150,29 @@ fn all_of_rayons_threads_may_wait_for_one_module() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells on which thread it is dropped.
-struct Tells(Sender<Option<String>>);
+/// Reports the thread that drops it.
+struct ReportsDrop(Sender<Option<String>>);
 
-impl Drop for Tells {
+impl Drop for ReportsDrop {
     fn drop(&mut self) {
         let _ = self.0.send(thread::current().name().map(Into::into));
     }
 }
 
 #[test]
-fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<()> {
+fn a_module_is_dropped_on_its_thread_while_others_run() -> anyhow::Result<()> {
     let (tell, told) = channel();
     let make = move || {
-        let (tells, model) = (Tells(tell), mlp(weights())?);
+        let (tells, model) = (ReportsDrop(tell), mlp(weights())?);
         Ok(move |x: &Tensor| {
             let _ = &tells;
             model.forward(x)
         })
     };
-    let dropped = OparaExecutor::load(make, &rows(2)?)?;
+    let dropped = OparaExecutor::build_on_thread(make, &rows(2)?)?;
 
     let ((enter, entered), (leave, left)) = (channel(), channel::<()>());
-    let slow = OparaExecutor::load(
+    let slow = OparaExecutor::build_on_thread(
         move || {
             Ok(move |x: &Tensor| {
                 if x.dim(0)? == 3 {
@@ -187,7 +188,7 @@ fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<
         let caller = scope.spawn(|| slow.forward(&rows(3)?));
         entered.recv()?;
         drop(dropped);
-        // Its thread is its own: nobody waits for the module that is still running.
+        // The module has a thread of its own, so its drop does not wait for the module that is still running.
         assert_eq!(told.recv()?.as_deref(), Some("opara-capture"));
         assert_same_bits(&slow.forward(&rows(2)?)?, &rows(2)?.tanh()?);
         drop(leave);
@@ -197,34 +198,34 @@ fn a_module_is_dropped_where_it_lives_even_while_others_run() -> anyhow::Result<
     Ok(())
 }
 
-/// Panics when it is dropped.
-struct Grudge(Receiver<()>);
+/// Panics in its destructor.
+struct PanicsOnDrop(Receiver<()>);
 
-impl Drop for Grudge {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         assert!(self.0.try_recv().is_ok(), "nobody said goodbye");
     }
 }
 
 #[test]
-fn a_panic_when_a_module_is_dropped_harms_nobody() -> anyhow::Result<()> {
+fn a_panic_in_a_modules_destructor_is_contained() -> anyhow::Result<()> {
     let (_silent, goodbye) = channel();
     let make = move || {
-        let grudge = Grudge(goodbye);
+        let grudge = PanicsOnDrop(goodbye);
         Ok(move |x: &Tensor| {
             let _ = &grudge;
             ops::tanh(x)
         })
     };
-    drop(OparaExecutor::load(make, &rows(2)?)?);
-    OparaExecutor::load(|| mlp(weights()), &rows(2)?)?.forward(&rows(2)?)?;
+    drop(OparaExecutor::build_on_thread(make, &rows(2)?)?);
+    OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?.forward(&rows(2)?)?;
     Ok(())
 }
 
-/// Calls an executor when it is dropped.
-struct LastWords(OparaExecutor, Sender<Result<Tensor>>);
+/// Calls an executor in its destructor.
+struct CallsOnDrop(OparaExecutor, Sender<Result<Tensor>>);
 
-impl Drop for LastWords {
+impl Drop for CallsOnDrop {
     fn drop(&mut self) {
         let _ = self.1.send(rows(2).and_then(|x| self.0.forward(&x)));
     }
@@ -234,29 +235,29 @@ impl Drop for LastWords {
 fn a_module_may_call_another_while_it_is_dropped() -> anyhow::Result<()> {
     let (say, said) = channel();
     let make = move || {
-        let last_words = LastWords(OparaExecutor::load(|| mlp(weights()), &rows(2)?)?, say);
+        let last_words = CallsOnDrop(OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?, say);
         Ok(move |x: &Tensor| last_words.0.forward(x))
     };
-    drop(OparaExecutor::load(make, &rows(2)?)?);
+    drop(OparaExecutor::build_on_thread(make, &rows(2)?)?);
     assert_same_bits(&said.recv()??, &mlp(weights())?.forward(&rows(2)?)?);
     Ok(())
 }
 
 #[test]
-fn executors_inside_a_module_that_lives_there() -> anyhow::Result<()> {
+fn executors_inside_a_module_on_a_capture_thread() -> anyhow::Result<()> {
     let x = rows(2)?;
-    let shared = OparaExecutor::load(|| mlp(weights().pp("shared")), &x)?;
+    let shared = OparaExecutor::build_on_thread(|| mlp(weights().pp("shared")), &x)?;
     let make = move || {
         let sent = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &rows(2)?)?;
-        let loaded = OparaExecutor::load(|| mlp(weights()), &rows(2)?)?;
-        assert_eq!((sent.report().mode, loaded.report().mode), (Mode::Lanes, Mode::Lanes));
+        let loaded = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
+        assert_eq!((sent.report().mode, loaded.report().mode), (Mode::Threads, Mode::Threads));
         Ok(move |x: &Tensor| ops::add(&loaded.forward(&sent.forward(x)?)?, &shared.forward(x)?))
     };
     let sent = |x: &Tensor| x.tanh()?.sqr();
     let expected =
         |x: &Tensor| mlp(weights())?.forward(&sent(x)?)?.broadcast_add(&mlp(weights().pp("shared"))?.forward(x)?);
-    let outer = OparaExecutor::load(make, &x)?;
-    assert_eq!((outer.report().mode, outer.report().ops), (Mode::Lanes, 2 + 3 + 3 + 1));
+    let outer = OparaExecutor::build_on_thread(make, &x)?;
+    assert_eq!((outer.report().mode, outer.report().ops), (Mode::Threads, 2 + 3 + 3 + 1));
     for n in [2, 3] {
         assert_same_bits(&outer.forward(&rows(n)?)?, &expected(&rows(n)?)?);
     }
@@ -265,14 +266,15 @@ fn executors_inside_a_module_that_lives_there() -> anyhow::Result<()> {
 
 #[test]
 fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()> {
-    let shared = std::sync::Arc::new(OparaExecutor::load(|| mlp(weights()), &rows(1)?)?);
+    let shared = std::sync::Arc::new(OparaExecutor::build_on_thread(|| mlp(weights()), &rows(1)?)?);
     let inner = shared.clone();
-    let outer = OparaExecutor::load(move || Ok(move |x: &Tensor| inner.forward(&x.tanh()?)?.sqr()), &rows(1)?)?;
+    let outer =
+        OparaExecutor::build_on_thread(move || Ok(move |x: &Tensor| inner.forward(&x.tanh()?)?.sqr()), &rows(1)?)?;
     assert_eq!(outer.report().mode, Mode::Eager);
     let eager = mlp(weights())?;
     let expected = (2..50).map(|n| eager.forward(&rows(n)?.tanh()?)?.sqr()).collect::<Result<Vec<_>>>()?;
     let outputs = thread::scope(|scope| {
-        // Every call has a new shape, for which the shared executor locks and waits for the one thread.
+        // Every call has a new shape, for which the shared executor locks and waits for the thread.
         let other = scope.spawn(|| (2..50).rev().try_for_each(|n| shared.forward(&rows(n)?).map(drop)));
         let outputs = (2..50).map(|n| outer.forward(&rows(n)?)).collect::<Result<Vec<_>>>();
         other.join().expect("the other caller panicked").and(outputs)
@@ -282,8 +284,8 @@ fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()>
 }
 
 #[test]
-fn a_recording_follows_a_call_to_where_the_module_lives() -> anyhow::Result<()> {
-    let inner = OparaExecutor::load(|| mlp(weights()), &rows(2)?)?;
+fn a_recording_continues_on_the_modules_thread() -> anyhow::Result<()> {
+    let inner = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
     let outer = move |x: &Tensor| {
         let _scope = scope("outer");
         ops::add(&inner.forward(x)?, x)
@@ -298,20 +300,20 @@ fn a_recording_follows_a_call_to_where_the_module_lives() -> anyhow::Result<()> 
 
 #[test]
 fn an_executor_built_inside_a_forward_pass() -> anyhow::Result<()> {
-    let builds = |x: &Tensor| OparaExecutor::load(|| mlp(weights()), x)?.forward(x);
-    let fast = OparaExecutor::load(move || Ok(builds), &rows(2)?)?;
+    let builds = |x: &Tensor| OparaExecutor::build_on_thread(|| mlp(weights()), x)?.forward(x);
+    let fast = OparaExecutor::build_on_thread(move || Ok(builds), &rows(2)?)?;
     assert_same_bits(&fast.forward(&rows(2)?)?, &mlp(weights())?.forward(&rows(2)?)?);
     Ok(())
 }
 
 #[test]
-fn many_come_and_go_on_several_threads() -> anyhow::Result<()> {
+fn many_executors_are_built_and_dropped_on_several_threads() -> anyhow::Result<()> {
     let errors = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for n in 1..5 {
             let errors = &errors;
             scope.spawn(move || {
-                let build = || OparaExecutor::load(|| mlp(weights()), &rows(n)?)?.forward(&rows(n)?);
+                let build = || OparaExecutor::build_on_thread(|| mlp(weights()), &rows(n)?)?.forward(&rows(n)?);
                 errors.lock().unwrap().extend((0..5).filter_map(|_| build().err()));
             });
         }

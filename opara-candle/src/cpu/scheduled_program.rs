@@ -1,8 +1,8 @@
-//! Replay on worker threads: one lane a stream, over as many workers as there are cores.
+//! Replay on worker threads: one per core, over all streams of the schedule.
 //!
-//! Operators that are worth it run beside each other, each on one worker, and inside it rayon has that one thread. What
-//! is left runs on the caller's thread, where rayon has all cores: just what eager execution does. So a chain costs
-//! nothing more than eager, and branches do not fight for cores.
+//! Operators that gain from it run in parallel, each on one worker; rayon inside them has that one thread. All others
+//! run on the caller's thread, where rayon has all cores, as in eager execution. So a chain costs no more than eager
+//! execution, and parallel branches do not compete for cores.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,31 +12,31 @@ use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
 use super::record::{CpuProgram, Source};
-use crate::error::caught;
 use crate::optimize::Optimized;
+use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
 
 /// A program with a schedule, ready to run.
-pub(crate) struct Lanes {
+pub(crate) struct ScheduledProgram {
     program: Arc<CpuProgram>,
-    /// For each step of the schedule the operator of the program; none for a barrier.
+    /// For each step of the schedule its operator; `None` for a barrier.
     order: Vec<Option<OpId>>,
     steps: Arc<Steps>,
-    /// Results of folded operators.
+    /// Results of constant-folded operators.
     constants: HashMap<OpId, Tensor>,
-    /// Readers of each operator's result; outputs count one more, so that they stay.
+    /// The number of readers of each operator's result. Outputs count one more, so that they are not freed.
     uses: Vec<usize>,
-    /// For each output whether it is a view of what a folded operator made.
+    /// For each output: is it a view of a constant-folded operator's result?
     shared: Vec<bool>,
     parallel: bool,
 }
 
-impl Lanes {
+impl ScheduledProgram {
     /// # Errors
-    /// Those of folded operators, which run here.
+    /// An error of a constant-folded operator: they run here.
     pub fn new(program: Arc<CpuProgram>, ops: &Optimized, schedule: &Schedule) -> Result<Self> {
         let scheduled = schedule.steps();
         let work = |step: &Step| match step.op.map(|op| &ops.trace.ops[op].work) {
@@ -79,16 +79,16 @@ impl Lanes {
         })
     }
 
-    /// Whether workers may be of use.
+    /// May workers be faster?
     pub fn is_parallel(&self) -> bool {
         self.parallel && pool().len() > 1
     }
 
-    /// Runs the program; `parallel` says whether workers take part.
+    /// Runs the program, on workers too if `parallel`.
     pub fn run(self: &Arc<Self>, inputs: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
         let cores = if parallel && self.is_parallel() { pool().len() } else { 1 };
         let run = Arc::new(Run {
-            lanes: self.clone(),
+            scheduled: self.clone(),
             inputs: inputs.to_vec(),
             values: self.uses.iter().map(|&uses| Mutex::new((None, uses))).collect(),
             state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
@@ -100,7 +100,7 @@ impl Lanes {
         }
         let own = |(source, shared): (&Source, &bool)| {
             let output = run.take(source)?;
-            // The caller may write to it, and the next call must not see that.
+            // The caller may write to the output, which must not change the constant.
             Ok(if *shared { output.copy()? } else { output })
         };
         self.program.outputs.iter().zip(&self.shared).map(own).collect()
@@ -132,16 +132,16 @@ struct State {
 
 /// One call.
 struct Run {
-    lanes: Arc<Lanes>,
+    scheduled: Arc<ScheduledProgram>,
     inputs: Vec<Tensor>,
-    /// Each operator's result, and how many readers have yet to take it.
+    /// Each operator's result, and the number of readers that have not taken it yet.
     values: Vec<Mutex<(Option<Tensor>, usize)>>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Run {
-    /// The caller's part.
+    /// The loop of the caller's thread.
     fn lead(self: &Arc<Self>) {
         let mut called = false;
         let mut state = self.state.lock();
@@ -165,7 +165,7 @@ impl Run {
         self.changed.notify_all();
     }
 
-    /// A worker's part.
+    /// The loop of a worker thread.
     fn follow(&self) {
         let mut state = self.state.lock();
         while !state.dispatch.is_finished() {
@@ -190,8 +190,8 @@ impl Run {
     }
 
     fn execute(&self, at: usize) -> Result<()> {
-        let Some(id) = self.lanes.order[at] else { return Ok(()) };
-        let op = &self.lanes.program.ops[id];
+        let Some(id) = self.scheduled.order[at] else { return Ok(()) };
+        let op = &self.scheduled.program.ops[id];
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
         let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
@@ -199,12 +199,12 @@ impl Run {
         Ok(())
     }
 
-    /// A value for one of its readers; the last reader takes it away, so that its memory is free again.
+    /// A value for one of its readers. The last reader takes it out, so that its memory is freed.
     fn take(&self, source: &Source) -> candle::Result<Tensor> {
         match source {
             Source::Input(i) => Ok(self.inputs[*i].clone()),
             Source::Constant(t) => Ok(t.clone()),
-            Source::Op(i) if self.lanes.constants.contains_key(i) => Ok(self.lanes.constants[i].clone()),
+            Source::Op(i) if self.scheduled.constants.contains_key(i) => Ok(self.scheduled.constants[i].clone()),
             Source::Op(i) => {
                 let mut value = self.values[*i].lock();
                 value.1 -= 1;
@@ -215,14 +215,14 @@ impl Run {
     }
 }
 
-/// One thread a core; rayon inside an operator that runs on it has that thread alone. Shared by all executors.
+/// One thread per core, shared by all executors. Rayon inside an operator on a worker has only that thread.
 fn pool() -> &'static [rayon::ThreadPool] {
     static POOL: OnceLock<Vec<rayon::ThreadPool>> = OnceLock::new();
     POOL.get_or_init(|| {
         let worker = |i: usize| {
             rayon::ThreadPoolBuilder::new().num_threads(1).thread_name(move |_| format!("opara-worker-{i}")).build()
         };
-        // Fewer threads than asked for are still a pool; none at all leaves everything to the caller.
+        // If fewer threads can be started, the pool is smaller; with none, everything runs on the caller's thread.
         (0..super::cores()).map_while(|i| worker(i).ok()).collect()
     })
 }

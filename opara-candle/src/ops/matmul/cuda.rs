@@ -1,43 +1,45 @@
-//! Products with a weight: candle's, or one of cuBLASLt's or ours, which may do in the same launch what follows.
+//! Matmul with a weight, on a GPU: by cuBLAS, cuBLASLt or this library's kernels, which may apply the epilogue in the
+//! same launch.
 
 use candle::cuda_backend::{self, CudaDType};
 use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Block};
+use super::launch::{self, Tile};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
-use crate::cuda::driver::product::Product;
+use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
 
-/// How a product is computed, with what follows it.
+/// An implementation of a matmul and its epilogue.
 #[derive(Clone, Copy)]
-enum Way {
-    /// By cuBLAS's own choice.
+enum Implementation {
+    /// candle's matmul: cuBLAS chooses the kernel.
     Candle,
-    CublasLt(Product, Algorithm),
-    /// Ours, with all that follows.
-    Ours(Block),
+    CublasLt(Matmul, Algorithm),
+    /// This library's kernel, with the whole epilogue.
+    Ours(Tile),
 }
 
-/// By how much of its own time a kernel must be faster than what cuBLAS chooses by itself. Those that win alone by less most
-/// likely do so by taking the whole GPU, which branches beside them pay for: BERT in f32, of three products beside each other,
-/// took 1466 us with all that win, and 1248 without.
+/// The relative speed-up over cuBLAS's own choice that another kernel needs. A kernel that wins by less when it runs
+/// alone most likely does so by filling the whole GPU, at the expense of parallel branches: BERT in f32, with three
+/// matmuls side by side, took 1466 us with every winner and 1248 us with this margin.
 const MARGIN: f64 = 0.25;
 
-/// The way for each product.
-static WAYS: Choices<Product, Way> = Choices::new();
+/// The chosen implementation of each matmul.
+static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new();
 
-/// `activation(x * weight^T + bias)` in the way that is the fastest; `None` where candle's operators have to do it, or have to
-/// refuse. `product` is candle's `x * weight^T`, and `finish` does what follows.
+/// `activation(x * weight^T + bias)` with the fastest implementation. `None` if none supports the operands: the caller
+/// then runs candle's operators, which also report errors. `matmul` is candle's `x * weight^T`; `finish` is the
+/// epilogue as launches of its own.
 pub(super) fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     activation: Activation,
-    product: impl Fn() -> Result<Tensor>,
+    matmul: impl Fn() -> Result<Tensor>,
     finish: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -45,7 +47,7 @@ pub(super) fn linear(
         return Ok(None);
     }
     let (columns, inner) = weight.dims2()?;
-    let plain = Product {
+    let plain = Matmul {
         dtype: x.dtype(),
         tf32: false,
         rows: x.elem_count() / inner,
@@ -54,39 +56,42 @@ pub(super) fn linear(
         bias: false,
         activation: Activation::None,
     };
-    let whole = Product { bias: bias.is_some(), activation, ..plain };
+    let whole = Matmul { bias: bias.is_some(), activation, ..plain };
     let device = x.device().as_cuda_device()?;
     let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
-    let run = |way| {
-        let of = match way {
-            Way::Candle => return finish(product()?),
-            Way::CublasLt(of, _) => of,
-            Way::Ours(_) => whole,
+    let run = |implementation| {
+        let of = match implementation {
+            Implementation::Candle => return finish(matmul()?),
+            Implementation::CublasLt(of, _) => of,
+            Implementation::Ours(_) => whole,
         };
         let bias = bias.clone().filter(|_| of.bias);
-        let y = launched(Linear { of, way, weight: weight.clone(), bias }, x, shape.as_slice())?;
+        let y = launched(Linear { of, implementation, weight: weight.clone(), bias }, x, shape.as_slice())?;
         match of == plain {
             true => finish(y),
             false => Ok(y),
         }
     };
-    let ways = || {
-        let mut ways = vec![(Way::Candle, 1.)];
-        // What does not follow in cuBLASLt's call follows by `finish`.
+    let implementations = || {
+        let mut implementations = vec![(Implementation::Candle, 1.)];
+        // `finish` applies the part of the epilogue that cuBLASLt does not.
         let is_one_call = whole != plain && cublaslt::knows(activation);
         for of in [Some(plain), is_one_call.then_some(whole)].into_iter().flatten() {
             let proposed = cublaslt::algorithms(device, &of)?.into_iter().enumerate();
-            // The first one is cuBLAS's own choice, and counts where it saves the launch that would follow.
+            // The first algorithm is cuBLAS's own choice: it needs no margin if it saves the launch of the epilogue.
             let factor = |rank| if rank == 0 && of != plain { 1. } else { 1. + MARGIN };
-            ways.extend(proposed.map(|(rank, algorithm)| (Way::CublasLt(of, algorithm), factor(rank))));
+            implementations
+                .extend(proposed.map(|(rank, algorithm)| (Implementation::CublasLt(of, algorithm), factor(rank))));
         }
-        ways.extend(launch::blocks_of(device, &whole)?.into_iter().map(|block| (Way::Ours(block), 1. + MARGIN)));
-        Ok(ways)
+        implementations.extend(
+            launch::tiles_for(device, &whole)?.into_iter().map(|tile| (Implementation::Ours(tile), 1. + MARGIN)),
+        );
+        Ok(implementations)
     };
-    WAYS.run(device, whole, ways, || Ok(Way::Candle), run).map(Some)
+    IMPLEMENTATIONS.run(device, whole, implementations, || Ok(Implementation::Candle), run).map(Some)
 }
 
-/// Whether cuBLASLt computes what candle does of these operands.
+/// Do cuBLASLt and this library's kernels compute the same as candle for these operands?
 fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
     let (columns, inner) = weight.dims2()?;
     let is_reduced = match x.dtype() {
@@ -108,8 +113,8 @@ fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
 }
 
 struct Linear {
-    of: Product,
-    way: Way,
+    of: Matmul,
+    implementation: Implementation,
     weight: Tensor,
     bias: Option<Tensor>,
 }
@@ -119,13 +124,13 @@ impl Kernel for Linear {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
         with_elements([Some(&self.weight), self.bias.as_ref()], |[weight, bias]| {
-            let Some(weight) = weight else { candle::bail!("there is a weight") };
-            match &self.way {
-                Way::Candle => candle::bail!("candle's is launched by candle"),
-                Way::CublasLt(_, algorithm) => {
+            let Some(weight) = weight else { candle::bail!("a matmul without a weight") };
+            match &self.implementation {
+                Implementation::Candle => candle::bail!("candle launches its own matmul"),
+                Implementation::CublasLt(_, algorithm) => {
                     cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
                 }
-                Way::Ours(block) => launch::product(device, &self.of, *block, &x, &weight, bias.as_ref(), y),
+                Implementation::Ours(tile) => launch::matmul(device, &self.of, *tile, &x, &weight, bias.as_ref(), y),
             }
         })
     }
@@ -138,9 +143,9 @@ mod tests {
     use super::*;
     use crate::test_device::gpu;
 
-    /// On a GPU; skips without.
+    /// Needs a GPU; skips without one.
     #[test]
-    fn blocks_of_tensor_cores_give_what_is_asked_for() -> Result<()> {
+    fn f32_matmul_kernels_agree_with_f64() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let numbers = |seed: usize, shape: (usize, usize)| {
             let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
@@ -149,53 +154,59 @@ mod tests {
         for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
             let (x, weight, bias) =
                 (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);
-            let product = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
+            let matmul = x.to_dtype(DType::F64)?.matmul(&weight.to_dtype(DType::F64)?.t()?)?;
             let with = [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
             for (bias, activation) in
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
             {
                 let of =
-                    Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                    Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
                 let sum = match bias {
-                    Some(bias) => product.broadcast_add(&bias.to_dtype(DType::F64)?)?,
-                    None => product.clone(),
+                    Some(bias) => matmul.broadcast_add(&bias.to_dtype(DType::F64)?)?,
+                    None => matmul.clone(),
                 };
                 let expected = activation.forward(&sum)?;
-                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
+                for tile in launch::tiles_for(device.as_cuda_device()?, &of)? {
                     let bias = bias.map(|bias| bias.flatten_all()?.to_device(&device)).transpose()?;
-                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.to_device(&device)?, bias };
+                    let kernel = Linear {
+                        of,
+                        implementation: Implementation::Ours(tile),
+                        weight: weight.to_device(&device)?,
+                        bias,
+                    };
                     let y = launched(kernel, &x.to_device(&device)?, (rows, columns))?.to_device(&Device::Cpu)?;
                     let error = (y.to_dtype(DType::F64)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
                     let most = expected.abs()?.max_all()?.to_scalar::<f64>()?.max(1.);
-                    assert!(error <= 2e-6 * most, "{of:?} by {block:?}: off by {error:.1e} of {most}");
+                    assert!(error <= 2e-6 * most, "{of:?} by {tile:?}: off by {error:.1e} of {most}");
                 }
             }
         }
         Ok(())
     }
 
-    /// On a GPU; skips without.
+    /// Needs a GPU; skips without one.
     #[test]
-    fn nan_stays() -> Result<()> {
+    fn nan_in_an_operand_reaches_its_row_or_column_only() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
         let of =
-            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
             let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
         };
-        // What operators make, and what only its last bit tells from an infinity.
+        // The usual NaN, and one that only its last bit tells from an infinity.
         for nan in [0x7fff_ffff, 0x7f80_0001] {
             for (of_x, of_weight) in [(Some((5 * inner + 3, nan)), None), (None, Some((7 * inner + 9, nan)))] {
                 let (x, weight) = (ones((rows, inner), of_x)?, ones((columns, inner), of_weight)?);
-                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
-                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                for tile in launch::tiles_for(device.as_cuda_device()?, &of)? {
+                    let kernel =
+                        Linear { of, implementation: Implementation::Ours(tile), weight: weight.clone(), bias: None };
                     let y = launched(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
                     for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
                         let is_nan = if of_x.is_some() { row == 5 } else { column == 7 };
                         let (got, what) = (y[row][column], if of_x.is_some() { "x" } else { "the weight" });
-                        assert_eq!(got.is_nan(), is_nan, "{got} at {row}, {column}: {nan:x} in {what}, {block:?}");
+                        assert_eq!(got.is_nan(), is_nan, "{got} at {row}, {column}: {nan:x} in {what}, {tile:?}");
                     }
                 }
             }
@@ -203,13 +214,13 @@ mod tests {
         Ok(())
     }
 
-    /// By every kernel, whichever is the fastest. On a GPU; skips without.
+    /// Every kernel, not only the fastest one. Needs a GPU; skips without one.
     #[test]
-    fn extremes_give_what_f32_gives() -> Result<()> {
+    fn extreme_operands_give_the_results_of_plain_f32() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
         let of =
-            Product { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
         let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
             let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
@@ -219,12 +230,13 @@ mod tests {
                 let x = quarters((rows, inner), 66 * inner + 135, of_x)?;
                 let weight = quarters((columns, inner), 50 * inner + 135, of_weight)?;
                 let expected = x.matmul(&weight.t()?)?.to_vec2::<f32>()?;
-                for block in launch::blocks_of(device.as_cuda_device()?, &of)? {
-                    let kernel = Linear { of, way: Way::Ours(block), weight: weight.clone(), bias: None };
+                for tile in launch::tiles_for(device.as_cuda_device()?, &of)? {
+                    let kernel =
+                        Linear { of, implementation: Implementation::Ours(tile), weight: weight.clone(), bias: None };
                     let y = launched(kernel, &x, (rows, columns))?.to_vec2::<f32>()?;
                     for (at, (got, expected)) in y.iter().flatten().zip(expected.iter().flatten()).enumerate() {
                         let is_alike = got == expected || (got / expected - 1.).abs() < 1e-5;
-                        assert!(is_alike, "{got:e} at {at}, not {expected:e}: {of_x:e}, {of_weight:e}, {block:?}");
+                        assert!(is_alike, "{got:e} at {at}, not {expected:e}: {of_x:e}, {of_weight:e}, {tile:?}");
                     }
                 }
             }

@@ -1,15 +1,15 @@
-//! Products with a weight, whoever computes them.
+//! The description of a matmul with a weight, for every implementation.
 
 use candle::DType;
 
 use crate::ops::Activation;
 
-/// `y = x * weight^T`, of matrices whose rows follow each other, and what is done to `y` in the same call.
+/// `activation(x * weight^T + bias)` of contiguous row-major matrices, in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Product {
-    /// Of all operands: f32, f16 or bf16.
+pub(crate) struct Matmul {
+    /// Dtype of all operands: f32, f16 or bf16.
     pub dtype: DType,
-    /// Whether f32 may pass as TF32.
+    /// May f32 be computed as TF32?
     pub tf32: bool,
     /// Rows of `x` and `y`.
     pub rows: usize,
@@ -17,8 +17,8 @@ pub(crate) struct Product {
     pub inner: usize,
     /// Rows of the weight, columns of `y`.
     pub columns: usize,
-    /// Whether one is added to each row.
+    /// Is a bias added to each row?
     pub bias: bool,
-    /// What follows.
+    /// Applied to the result.
     pub activation: Activation,
 }

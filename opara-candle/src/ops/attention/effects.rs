@@ -1,0 +1,9 @@
+//! Memory effects of the attention kernels.
+
+use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+
+pub(in crate::ops) const EFFECTS: &[Effects] = &[
+    // attention.cu: numel, queries, keys, heads, scale, strides of q, k, v and bias, q, k, v, bias, out; the bias may be
+    // null
+    writes("opara_attention_", 21, Elements(&[Argument(0)])),
+];

@@ -1,0 +1,8 @@
+//! Memory effects of the matmul kernels.
+
+use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+
+pub(in crate::ops) const EFFECTS: &[Effects] = &[
+    // matmul.cu: rows, columns, inner, activation, x, weight, bias, out; the bias may be null
+    writes("opara_product_", 7, Elements(&[Argument(0), Argument(1)])),
+];

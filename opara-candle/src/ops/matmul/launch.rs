@@ -1,0 +1,188 @@
+//! Launches of `matmul.cu`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
+use crate::cuda::driver::matmul::Matmul;
+
+/// The tile of the output that a block computes, and the K-split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tile {
+    /// Warpgroups of a block. Each computes 64 rows and [`COLUMNS`] columns of the tile.
+    warpgroups: usize,
+    /// K-split: the blocks of a cluster compute the same tile, each from a part of the inner dimension.
+    splits: usize,
+}
+
+/// `TILE_COLUMNS` of `matmul.cu`.
+const COLUMNS: usize = 64;
+
+impl Tile {
+    /// All tiles with a compiled kernel.
+    const ALL: [Self; 6] = [
+        Self { warpgroups: 1, splits: 1 },
+        Self { warpgroups: 1, splits: 2 },
+        Self { warpgroups: 1, splits: 4 },
+        Self { warpgroups: 1, splits: 8 },
+        Self { warpgroups: 2, splits: 1 },
+        Self { warpgroups: 2, splits: 2 },
+    ];
+
+    fn rows(self) -> usize {
+        64 * self.warpgroups
+    }
+
+    /// Bytes of shared memory: three stages, each with tiles of the operands and the low parts of the weight tile, in
+    /// rows of 128 bytes.
+    fn shared(self) -> usize {
+        3 * (2 * COLUMNS + self.rows()) * 128
+    }
+}
+
+/// The tiles whose kernels support this matmul on the device: f32 that may not be computed as TF32, with rows that are
+/// multiples of 16 bytes.
+///
+/// # Errors
+/// A failed driver call.
+pub(super) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
+    Ok(supported_tiles(of, &Capabilities::of(device, ptx::MATMUL)?))
+}
+
+fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
+    /// The maximal number of blocks along the rows.
+    const MAX_BLOCKS: usize = 65_535;
+    let is_known = of.dtype == DType::F32 && !of.tf32;
+    let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
+    let are_countable = of.rows <= MAX_BLOCKS * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
+    if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
+        return Vec::new();
+    }
+    Tile::ALL.into_iter().filter(|tile| capabilities.has_shared(tile.shared())).collect()
+}
+
+/// The reason why f32 matmuls use libraries only, if the compiled code or the device lacks warpgroup instructions.
+///
+/// # Errors
+/// A failed driver call.
+pub(in crate::ops) fn lacks(device: &CudaDevice) -> Result<Option<String>> {
+    Ok(lacking(&Capabilities::of(device, ptx::MATMUL)?))
+}
+
+fn lacking(of: &Capabilities) -> Option<String> {
+    let advice = if of.is_hopper() { ": CUDA_COMPUTE_CAP=90 builds them" } else { "" };
+    let said = format!(
+        "f32 matmuls use cuBLAS only: the library's kernels need warpgroup instructions ({}){advice}",
+        of.described()
+    );
+    (!of.has_warpgroups()).then_some(said)
+}
+
+/// The matmul `of` the operands with its epilogue, into `y`.
+///
+/// # Errors
+/// A matmul that the tile does not support, slices that are too short or not aligned to 16 bytes, or a failed launch.
+pub(super) fn matmul<T: DeviceRepr>(
+    device: &CudaDevice,
+    of: &Matmul,
+    tile: Tile,
+    x: &CudaView<T>,
+    weight: &CudaView<T>,
+    bias: Option<&CudaView<T>>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Matmul { rows, inner, columns, .. } = *of;
+    let are_aligned =
+        [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
+    if !tiles_for(device, of)?.contains(&tile) || of.bias != bias.is_some() || !are_aligned {
+        bail!("no kernel with {tile:?} supports {of:?} with these operands")
+    }
+    expect("the operand", x.len(), rows * inner)?;
+    expect("the weight", weight.len(), columns * inner)?;
+    expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
+    expect("the result", y.len(), rows * columns)?;
+    let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", tile.rows(), tile.splits);
+    let function = function(device, &name, "matmul", ptx::MATMUL)?;
+    let shared = tile.shared();
+    allow_shared(&function, shared)?;
+    let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(&activation).arg(x).arg(weight);
+    arg_or_null(&mut launch, bias);
+    launch.arg(y);
+    let config = LaunchConfig {
+        grid_dim: (columns.div_ceil(COLUMNS) as u32, rows.div_ceil(tile.rows()) as u32, tile.splits as u32),
+        block_dim: (128 * tile.warpgroups as u32, 1, 1),
+        shared_mem_bytes: shared as u32,
+    };
+    // SAFETY: the arguments match the kernel's declaration. It reads `rows * inner` elements of `x`, `columns * inner`
+    // of the weight, `columns` of the bias unless that is null, and writes `rows * columns` elements of `y`. The slice
+    // lengths and alignments were checked above. The dynamic shared memory has the size that the kernel divides into
+    // stages.
+    unsafe { launch.launch(config) }.w()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+    use crate::ops::Activation;
+
+    #[test]
+    fn tiles_need_warpgroup_code_a_hopper_device_and_enough_shared_memory() {
+        let of = Matmul {
+            dtype: DType::F32,
+            tf32: false,
+            rows: 128,
+            inner: 768,
+            columns: 768,
+            bias: true,
+            activation: Activation::None,
+        };
+        let tiles = |target, device, shared| supported_tiles(&of, &capabilities(target, device, shared)).len();
+        assert_eq!(tiles("sm_90a", 90, 227 << 10), Tile::ALL.len());
+        assert_eq!(tiles("sm_90a", 90, 80 << 10), 4, "tiles of one warpgroup");
+        for (target, device, shared) in
+            [("sm_80", 90, 227 << 10), ("sm_80", 80, 163 << 10), ("sm_86", 86, 99 << 10), ("sm_89", 89, 99 << 10)]
+        {
+            assert_eq!(tiles(target, device, shared), 0, "{target} on {device}");
+        }
+        let half = Matmul { dtype: DType::F16, ..of };
+        assert!(supported_tiles(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
+    }
+
+    #[test]
+    fn report_says_why_f32_matmuls_use_cublas() {
+        let said = |target, device| lacking(&capabilities(target, device, 99 << 10));
+        assert_eq!(said("sm_90a", 90), None);
+        let on_hopper = said("sm_80", 90).expect("no code for warpgroups");
+        assert!(on_hopper.contains("compiled for sm_80") && on_hopper.contains("CUDA_COMPUTE_CAP=90"), "{on_hopper}");
+        let on_ampere = said("sm_86", 86).expect("no warpgroups");
+        assert!(!on_ampere.contains("CUDA_COMPUTE_CAP"), "{on_ampere}");
+    }
+
+    #[test]
+    fn matmul_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
+        let has_kernels = ptx::MATMUL.contains(".entry");
+        assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
+        for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
+            let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
+            assert!(ptx::MATMUL.contains(&name), "{name}");
+        }
+    }
+
+    /// The capabilities of the device that the code was compiled for.
+    fn capabilities_of_build(code: &str) -> Capabilities {
+        let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
+        let number: String = target.chars().filter(char::is_ascii_digit).collect();
+        capabilities(target, number.parse().unwrap_or(0), 99 << 10)
+    }
+}

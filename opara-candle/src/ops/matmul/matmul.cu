@@ -1,0 +1,211 @@
+// f32 GEMM on tensor cores: y = activation(x * weight^T + bias). Every product is three TF32 products, and partial sums
+// over 32 columns are accumulated in f32 outside the tensor cores, which round towards zero (Ootomo and Yokota,
+// "Recovering single precision accuracy from tensor cores", 2022). The result is about as accurate as an f32 GEMM on
+// CUDA cores. Operands that cannot be split give NaN; those results are recomputed without tensor cores.
+
+// For other architectures no kernels are compiled, rather than empty ones.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+#include "activation.cuh"
+#include "cluster.cuh"
+#include "warpgroup.cuh"
+
+// Columns of the output tile of a block. It has 64 rows per warpgroup.
+constexpr unsigned TILE_COLUMNS = 64;
+
+// Copies tiles of COUNT rows and ROW columns of x or of the weight to shared memory. Each of THREADS threads copies its
+// own 16-byte chunks.
+template <unsigned COUNT, unsigned THREADS> struct TileLoader {
+    static constexpr unsigned STEP = THREADS / CHUNKS;
+    static_assert(STEP % 8 == 0 && COUNT % STEP == 0, "a thread's chunks have the same swizzle in all of its rows");
+    const float *at;
+    unsigned rows, columns, column, end;
+
+    // The tile begins at row `first` of `all` rows and at column `begin`; columns from `end` on count as zeros.
+    __device__ TileLoader(const float *matrix, unsigned first, unsigned all, unsigned columns, unsigned begin, unsigned end)
+        : columns(columns), column(begin + threadIdx.x % CHUNKS * WIDE<float>), end(end) {
+        const unsigned row = first + threadIdx.x / CHUNKS;
+        rows = row < all ? all - row : 0;
+        at = matrix + (size_t)row * columns + column;
+    }
+
+    // Calls f with the offset of each of the thread's rows from its first.
+    template <typename F> __device__ static void each(F f) {
+#pragma unroll
+        for (unsigned row = 0; row < COUNT; row += STEP) f(row);
+    }
+
+    // Starts the asynchronous copy of the next ROW columns, with zeros outside the matrix.
+    __device__ void fill(float *room) {
+        each([&](unsigned row) {
+            copy_async(room + row * ROW, at + (size_t)row * columns, row < rows && column < end);
+        });
+        at += ROW, column += ROW;
+    }
+};
+
+// N contiguous elements of y without tensor cores, from one row of x and N rows of the weight. Each sum is accumulated
+// in f32, term by term.
+template <int N>
+__device__ inline Vec<float, N> without_tensor_cores(unsigned inner, const float *x, const float *weight) {
+    Vec<float, N> sum{};
+#pragma unroll 1
+    for (unsigned column = 0; column < inner; column += N) {
+        const Vec<float, N> of_x = load<float, N>(x + column);
+        bool is_a_number = false;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const Vec<float, N> of_weight = load<float, N>(weight + (size_t)n * inner + column);
+#pragma unroll
+            for (int e = 0; e < N; e++) sum.at[n] = fmaf(of_x.at[e], of_weight.at[e], sum.at[n]);
+            is_a_number |= sum.at[n] == sum.at[n];
+        }
+        // Once all N sums are NaN, nothing can change them.
+        if (!is_a_number) break;
+    }
+    return sum;
+}
+
+// The SPLITS blocks of a cluster compute the same tile of y (K-split): each accumulates over a part of the columns of x
+// and of the weight.
+template <unsigned GROUPS, unsigned SPLITS>
+__device__ inline void product(unsigned rows, unsigned columns, unsigned inner, int activation, const float *x,
+                               const float *weight, const float *bias, float *y) {
+    constexpr unsigned THREADS = 128 * GROUPS, TILE_ROWS = 64 * GROUPS;
+    // A stage holds a tile of the weight, the low parts of that tile, and a tile of x.
+    constexpr unsigned LOW = TILE_COLUMNS * ROW, X = 2 * LOW, STAGE = X + TILE_ROWS * ROW;
+    using XTile = TileLoader<TILE_ROWS, THREADS>;
+    using WeightTile = TileLoader<TILE_COLUMNS, THREADS>;
+    extern __shared__ __align__(BASE) float room[];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const unsigned row = blockIdx.y * TILE_ROWS, column = blockIdx.x * TILE_COLUMNS;
+    const unsigned my_chunk = swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    const unsigned steps = (inner + ROW - 1) / ROW, first = steps * blockIdx.z / SPLITS;
+    const unsigned past = steps * (blockIdx.z + 1) / SPLITS, bound = min(inner, past * ROW);
+    XTile of_x(x, row, rows, inner, first * ROW, bound);
+    WeightTile of_weight(weight, column, columns, inner, first * ROW, bound);
+
+    auto fill = [&](unsigned stage) {
+        of_weight.fill(room + stage + my_chunk);
+        of_x.fill(room + stage + X + my_chunk);
+        commit();
+    };
+    // Computes the low parts of the weight tile. A thread reads only chunks that it copied itself; the barrier then
+    // publishes all of them.
+    auto split = [&](unsigned stage) {
+        WeightTile::each([&](unsigned r) {
+            float *const at = room + stage + my_chunk + r * ROW;
+            Vec<float, 4> four = load<float, 4>(at);
+#pragma unroll
+            for (float &v : four.at) v = __uint_as_float(Tf32Split::dropped_part(__float_as_uint(v)));
+            store<float, 4>(at + LOW, four);
+        });
+        fence_shared_writes();
+        __syncthreads();
+    };
+    unsigned high[4][4], low[4][4];
+    auto load_x = [&](unsigned stage) {
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            unsigned own[4];
+            ldmatrix<false>(own, room + stage + X + swizzled(warp * 16 + lane % 16, d * 2 + lane / 16));
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const Tf32Split parts(own[e]);
+                high[d][e] = parts.high, low[d][e] = parts.low;
+            }
+        }
+    };
+
+    // Three stages in flight: one is multiplied, one is split, one is being copied. Past the last column the tiles are
+    // zero.
+    unsigned current = 0, next = STAGE, loading = 2 * STAGE;
+    fill(current), fill(next);
+    wait_pending<1>();
+    split(current);
+    float sum[8][4] = {}, part[8][4];
+    for (unsigned step = first; step < past; step++) {
+        load_x(current);
+        wgmma_fence();
+        const unsigned long long high_of_weight = matrix_descriptor(room + current);
+        const unsigned long long low_of_weight = matrix_descriptor(room + current + LOW);
+#pragma unroll
+        for (int d = 0; d < 4; d++) {
+            wgmma(part, low[d], high_of_weight + d * EIGHT_COLUMNS, d > 0);
+            wgmma(part, high[d], low_of_weight + d * EIGHT_COLUMNS, true);
+        }
+#pragma unroll
+        for (int d = 0; d < 4; d++) wgmma(part, high[d], high_of_weight + d * EIGHT_COLUMNS, true);
+        wgmma_commit();
+        wait_pending<0>();
+        split(next);
+        // The barrier in `split` has passed: no warp still reads the stage multiplied before this one, so it can be
+        // refilled.
+        fill(loading);
+        wgmma_wait(part);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[n][e] += part[n][e];
+        const unsigned free = current;
+        current = next, next = loading, loading = free;
+    }
+
+    // The epilogue goes through shared memory, which no warp uses for operands any more. The padding of 8 floats per
+    // row puts the eight-float groups of four rows into different banks.
+    constexpr unsigned PITCH = TILE_COLUMNS + 8, N = WIDE<float>;
+    wait_pending<0>();
+    __syncthreads();
+    float *const own = room + (warp * 16 + lane / 4) * PITCH + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) store<float, 2>(own + 8 * r * PITCH + n * 8, {sum[n][2 * r], sum[n][2 * r + 1]});
+    sync_cluster<SPLITS>();
+    with_activation(activation, [&](auto of) {
+#pragma unroll 1
+        for (unsigned i = blockIdx.z * THREADS + threadIdx.x; i < TILE_ROWS * TILE_COLUMNS / N; i += SPLITS * THREADS) {
+            const unsigned r = i / (TILE_COLUMNS / N), c = i % (TILE_COLUMNS / N) * N;
+            if (row + r >= rows || column + c >= columns) continue;
+            Vec<float, N> all = load_from_block<SPLITS>(0, room + r * PITCH + c), added{};
+#pragma unroll
+            for (unsigned split = 1; split < SPLITS; split++) {
+                const Vec<float, N> some = load_from_block<SPLITS>(split, room + r * PITCH + c);
+#pragma unroll
+                for (int e = 0; e < N; e++) all.at[e] += some.at[e];
+            }
+            bool is_split = true;
+#pragma unroll
+            for (int e = 0; e < N; e++) is_split &= fabsf(all.at[e]) < SPLIT_SUM;
+            if (!is_split) {
+                const Vec<float, N> again = without_tensor_cores<N>(inner, x + (size_t)(row + r) * inner,
+                                                                    weight + (size_t)(column + c) * inner);
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    if (!(fabsf(all.at[e]) < SPLIT_SUM)) all.at[e] = again.at[e];
+            }
+            if (bias) added = load<float, N>(bias + column + c);
+#pragma unroll
+            for (int e = 0; e < N; e++) all.at[e] = activate<of.value>(all.at[e] + added.at[e]);
+            store<float, N>(y + (size_t)(row + r) * columns + column + c, all);
+        }
+    });
+    // Keep this block's shared memory alive until all blocks of the cluster have read it.
+    if (SPLITS > 1) sync_cluster<SPLITS>();
+}
+
+#define PRODUCT(GROUPS, BLOCKS, SPLITS, NAME)                                                                          \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * GROUPS, BLOCKS)                                 \
+        opara_product_##NAME##_f32(unsigned rows, unsigned columns, unsigned inner, int activation, const float *x,    \
+                                   const float *weight, const float *bias, float *y) {                                 \
+        product<GROUPS, SPLITS>(rows, columns, inner, activation, x, weight, bias, y);                                 \
+    }
+
+PRODUCT(1, 3, 1, 64x64_by1)
+PRODUCT(1, 3, 2, 64x64_by2)
+PRODUCT(1, 3, 4, 64x64_by4)
+PRODUCT(1, 3, 8, 64x64_by8)
+PRODUCT(2, 2, 1, 128x64_by1)
+PRODUCT(2, 2, 2, 128x64_by2)
+
+#endif
