@@ -17,8 +17,11 @@ fn main() -> ExitCode {
 fn served() -> anyhow::Result<()> {
     let settings = Settings::read()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let _telemetry = start_logs(settings.log.unwrap_or_default(), settings.otlp_endpoint.as_deref())?;
         run(settings).await
-    })
+    });
+    // A model that is still being loaded is not waited for.
+    runtime.shutdown_background();
+    result
 }
