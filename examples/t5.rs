@@ -145,8 +145,8 @@ fn run() -> Result<()> {
         let (eager, replay) = (eager.median_us / passes, replay.median_us / passes);
         writeln!(out, "a token: {eager:.0} us eager, {replay:.0} us replayed, encoder included")?;
     }
-    if let Some((_, step)) = generator.executors() {
-        writeln!(out, "\nThe step that adds a token:\n{}", step.report())?;
+    if let Some(built) = generator.executors() {
+        writeln!(out, "\nThe step that adds a token:\n{}", built.step.report())?;
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ pages! {
     NotSend "docs/howto/not-send.md"
     Shapes "docs/howto/shapes.md"
     Weights "docs/howto/weights.md"
+    Generation "docs/howto/generation.md"
+    State "docs/howto/state.md"
     Threads "docs/howto/threads.md"
     Gpus "docs/howto/gpus.md"
     Deployment "docs/howto/deployment.md"

@@ -124,3 +124,42 @@ fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
     assert_eq!((row["model"].as_str(), row["finite"].as_bool()), (Some("mobileone-s0"), Some(true)), "{text}");
     Ok(())
 }
+
+#[test]
+fn text_is_generated_by_random_weights_and_by_a_folder() -> Result<()> {
+    let short = ["--cpu", "--tokens", "5", "--iters", "1", "--batch", "2", "--temperature", "0.7", "--json"];
+    let json = |args: &[&str]| -> Result<serde_json::Value> {
+        let answer = example("generate", &[&short[..], args].concat())?.success();
+        Ok(serde_json::from_slice(&answer.get_output().stdout)?)
+    };
+    let random = json(&["--random", "tiny"])?;
+    assert_eq!(random["equal_to_eager"], true, "{random}");
+    assert_eq!(random["tokens"].as_array().map(|texts| texts.len()), Some(2), "{random}");
+    assert!(["prefill_tokens_per_s", "decode_tokens_per_s", "us_per_token"].iter().all(|key| random[key].is_f64()));
+
+    let folder = tempfile::tempdir()?;
+    let model = folder.path().to_str().context("a path of UTF-8")?;
+    let config = opara_models::decoder::Config::tiny();
+    save(&folder.path().join("model.safetensors"), |vb| {
+        opara_models::decoder::Decoder::load(vb, &config, 64).map_err(candle::Error::wrap)
+    })?;
+    let described = serde_json::json!({
+        "model_type": "llama", "vocab_size": config.vocab, "hidden_size": config.hidden, "num_hidden_layers": 3,
+        "intermediate_size": config.intermediate, "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads, "max_position_embeddings": 64,
+    });
+    std::fs::write(folder.path().join("config.json"), described.to_string())?;
+    let told = stderr(&example("generate", &["--cpu", "--model", model])?.code(1));
+    assert!(told.contains("tokenizer.json is missing"), "{told}");
+    let tokenizer = r#"{"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"once": 0, "upon": 1, "[?]": 2}, "unk_token": "[?]"}}"#;
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer)?;
+    let written = json(&["--model", model, "--prompt", "once upon"])?;
+    assert_eq!(written["equal_to_eager"], true, "{written}");
+    let long = ["--cpu", "--tokens", "5", "--model", model, "--prompt-tokens", "60"];
+    let told = stderr(&example("generate", &long)?.code(1));
+    assert!(told.contains("a context of 65 tokens") && told.contains("the model's 64"), "{told}");
+    let chat = stderr(&example("generate", &["--cpu", "--model", model, "--chat"])?.code(1));
+    assert!(chat.contains("no chat template"), "{chat}");
+    Ok(())
+}

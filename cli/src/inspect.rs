@@ -142,6 +142,7 @@ impl Memory {
             let role = match buffer.role {
                 Role::Input(_) => "inputs",
                 Role::Output(_) => "outputs",
+                Role::State(_) => "state",
                 Role::External => "weights",
                 Role::Intermediate => "intermediate",
                 Role::Workspace => "workspaces",

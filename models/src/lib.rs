@@ -7,6 +7,7 @@
 pub mod bert;
 mod branches;
 mod classifier;
+pub mod decoder;
 pub mod deepfm;
 pub mod googlenet;
 pub mod inception;

@@ -19,11 +19,11 @@ mod layers;
 mod stream;
 
 pub use config::{Config, FeedForwardProj};
-pub use generate::Generator;
+pub use generate::{Executors, Generator, Writing};
 
 use crate::mask;
 use bias::{Positions, RelativeBias};
-use layers::{weight, Cache, CrossAttention, FeedForward, Products, SelfAttention};
+use layers::{weight, CrossAttention, FeedForward, Products, SelfAttention};
 use stream::{onto_stream, stream_norm, stream_scale, Stream};
 
 /// The common parts of both stacks: embeddings and positions.
@@ -166,15 +166,6 @@ pub struct Memory {
     pub mask: Option<Tensor>,
 }
 
-/// The results of one decoder step.
-#[derive(Debug, Clone)]
-pub struct Step {
-    /// Logits of the next token, `(batch, vocab_size)`.
-    pub logits: Tensor,
-    /// Keys and values including those of the new token, one tensor per layer.
-    pub caches: Vec<Tensor>,
-}
-
 /// Encoder, decoder and head.
 pub struct T5 {
     encoder: T5Encoder,
@@ -295,14 +286,15 @@ impl T5 {
         self.blocks.iter().map(|_| Tensor::zeros(shape, embeddings.dtype(), embeddings.device())).collect()
     }
 
-    /// Decodes one token: the ids at `position`, `(batch, 1)`, after the tokens that `caches` hold.
+    /// One token of output: the ids at `position`, `(batch, 1)`, after those that `caches` hold. Gives the logits of the next
+    /// one, `(batch, vocab_size)`, and writes keys and values of this one to the caches.
     ///
     /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and must
     /// be less than the caches' length; a GPU does not check this. Cache entries from this position on are ignored.
     ///
     /// # Errors
     /// Shapes that do not agree, ids outside the vocabulary.
-    pub fn step(&self, ids: &Tensor, position: &Tensor, memory: &Memory, caches: &[Tensor]) -> Result<Step> {
+    pub fn step(&self, ids: &Tensor, position: &Tensor, memory: &Memory, caches: &[Tensor]) -> Result<Tensor> {
         let _scope = scope("decoder");
         if ids.rank() != 2 || ids.dim(1)? != 1 {
             bail!("a step takes ids of the shape (batch, 1), not {:?}", ids.shape());
@@ -312,16 +304,13 @@ impl T5 {
         }
         let len = caches[0].dim(2)?;
         let bias = self.bias.row(position, len)?;
-        let new = self.encoder.shared.positions.one_hot(position, len)?;
         let mut x = Stream::new(self.encoder.shared.embed(ids)?);
-        let mut kept = Vec::with_capacity(caches.len());
-        for (layer, (block, keys_values)) in self.blocks.iter().zip(caches).enumerate() {
+        for (layer, (block, cache)) in self.blocks.iter().zip(caches).enumerate() {
             let _scope = scope(&block.name);
-            kept.push(block.attention.step(&mut x, &bias, &Cache { keys_values, new: &new })?);
+            block.attention.step(&mut x, &bias, cache, position)?;
             block.cross.forward(&mut x, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
             block.feed_forward.forward(&mut x)?;
         }
-        let logits = self.head.forward(&x.read(&self.norm)?)?;
-        Ok(Step { logits: ops::squeeze(&logits, 1)?, caches: kept })
+        ops::squeeze(&self.head.forward(&x.read(&self.norm)?)?, 1)
     }
 }

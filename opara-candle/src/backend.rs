@@ -11,12 +11,14 @@ use crate::schedule::Schedule;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
-/// A module, or any function of several tensors to several tensors.
+/// A module, or any function of several tensors to several tensors. The last of its arguments may be the state of a step.
 pub(crate) type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
 
 /// Inputs with the outputs that an eager forward gave, and the time that it took.
 pub(crate) struct Example {
+    /// All arguments, a state as it was before.
     pub inputs: Vec<Tensor>,
+    /// All that a call answers, a state as it was after.
     pub outputs: Vec<Tensor>,
     pub eager_us: f64,
 }
@@ -145,7 +147,8 @@ pub(crate) trait Replay: Send + Sync {
     /// How it replays.
     fn mode(&self) -> Mode;
 
-    /// Replays with these inputs, which have the shapes and dtypes of the recording. Returns copies of the outputs.
+    /// Replays with these arguments, which have the shapes and dtypes of the recording; a state among them is written in
+    /// place. Returns copies of the outputs.
     ///
     /// # Errors
     /// [`Error::MemoryFreed`] once it [is stale](Self::is_stale); [`Error::OutputsBorrowed`] if another thread's closure borrows the outputs

@@ -10,7 +10,6 @@ use crate::executor::OparaExecutor;
 use crate::options::{Numerics, OnStateful, OnUncapturable, Options};
 use crate::panics::caught;
 use crate::pipeline::stage::Stage;
-use crate::report::Report;
 use crate::scheduling::Scheduling;
 use crate::{thread_bound, Error, Result};
 
@@ -252,7 +251,7 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, guarded(function), inputs).map(warned)
+        OparaExecutor::wrap(self.0, guarded(function), inputs).map(OparaExecutor::warned)
     }
 
     /// Wraps a module that is not [`Send`]: `make` builds it on a thread of this library, which then owns it.
@@ -285,11 +284,11 @@ impl Builder {
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,
     {
         self.check_examples(inputs)?;
-        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(warned)
+        OparaExecutor::wrap(self.0, thread_bound::build(make, inputs)?, inputs).map(OparaExecutor::warned)
     }
 
     /// Checks that further examples have the shapes, dtypes and device of the first.
-    fn check_examples(&self, inputs: &[Tensor]) -> Result<()> {
+    pub(crate) fn check_examples(&self, inputs: &[Tensor]) -> Result<()> {
         for (example, further) in self.0.further.iter().enumerate() {
             if further.len() != inputs.len() {
                 return Err(Error::InputCount { expected: inputs.len(), got: further.len() });
@@ -308,20 +307,6 @@ impl Builder {
         }
         Ok(())
     }
-}
-
-/// The executor, with a warning about inputs whose values verification could not change.
-fn warned(executor: OparaExecutor) -> OparaExecutor {
-    let Report { unvaried_inputs, verified_inputs, .. } = executor.report();
-    if !unvaried_inputs.is_empty() {
-        tracing::warn!(
-            inputs = ?unvaried_inputs,
-            verified_inputs,
-            "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
-             does not depend on them in a way that a replay does not follow"
-        );
-    }
-    executor
 }
 
 /// The function with panics turned into errors.

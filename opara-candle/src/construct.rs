@@ -5,6 +5,7 @@ use candle::{Module, Tensor};
 use crate::builder::Builder;
 use crate::executor::OparaExecutor;
 use crate::options::Options;
+use crate::report::Report;
 use crate::Result;
 
 impl OparaExecutor {
@@ -92,8 +93,22 @@ impl OparaExecutor {
         Self::builder().build_on_thread(make, input)
     }
 
-    /// Settings other than the defaults, and functions of several tensors.
+    /// Settings other than the defaults, functions of several tensors, and steps that carry a state on.
     pub fn builder() -> Builder {
         Builder(Options::default())
+    }
+
+    /// The same, with a warning about inputs whose values verification could not change.
+    pub(crate) fn warned(self) -> Self {
+        let Report { unvaried_inputs, verified_inputs, .. } = self.report();
+        if !unvaried_inputs.is_empty() {
+            tracing::warn!(
+                inputs = ?unvaried_inputs,
+                verified_inputs,
+                "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
+                 does not depend on them in a way that a replay does not follow"
+            );
+        }
+        self
     }
 }

@@ -49,6 +49,27 @@ pub(crate) fn hand_over(_: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
+/// See the CUDA build's type.
+pub(crate) struct Download;
+
+impl Download {
+    pub fn new(_: &Device, _: usize) -> Result<Self> {
+        absent()
+    }
+
+    pub fn enqueue(&mut self, _: &Tensor) -> Result<()> {
+        absent()
+    }
+
+    pub fn wait(&self, _: usize) -> Result<Vec<u32>> {
+        absent()
+    }
+}
+
+pub(crate) fn is_aligned(_: &Tensor) -> Result<bool> {
+    absent()
+}
+
 pub(crate) fn sample(_: &Device, _: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
     absent()
 }

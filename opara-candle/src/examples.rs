@@ -2,6 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor};
 
+use crate::arguments::StateArguments;
 use crate::backend::Example;
 use crate::verify::same_values;
 
@@ -12,6 +13,8 @@ pub(crate) struct Examples {
     pub further: Vec<Vec<Tensor>>,
     /// Are copies of the example with other floats used, too?
     pub altered: bool,
+    /// Which of the arguments are state. That of the example goes with all inputs.
+    pub state: StateArguments,
 }
 
 /// Inputs of the example's shapes and dtypes, with other values.
@@ -22,7 +25,8 @@ pub(crate) struct Other {
 }
 
 impl Examples {
-    /// The inputs beside `first`: the further examples that have its shapes and dtypes, and `first` with other floats.
+    /// The arguments beside `first`: the further examples that have its shapes and dtypes, and `first` with other floats in
+    /// its inputs.
     ///
     /// Integers are never altered: an index out of range is an error on the CPU, and on a GPU an assertion that destroys the
     /// process's context; no example shows the range.
@@ -31,6 +35,7 @@ impl Examples {
     /// GPU a capture refuses host code that reads values, so the example's own floats in reversed order suffice. A module that
     /// converts floats to indices is more likely to accept them.
     pub fn others(&self, first: &[Tensor]) -> Result<Vec<Other>> {
+        let (first, state) = self.state.split(first);
         let mut others = Vec::new();
         for inputs in self.further.iter().filter(|further| have_same_shapes(further, first)) {
             if !same_inputs(inputs, first)? {
@@ -47,6 +52,7 @@ impl Examples {
                 others.push(Other { inputs, given: false });
             }
         }
+        others.iter_mut().for_each(|other| other.inputs.extend_from_slice(state));
         Ok(others)
     }
 }
@@ -125,10 +131,12 @@ fn same_inputs(a: &[Tensor], b: &[Tensor]) -> Result<bool> {
 }
 
 /// The integer inputs that have the same values in all examples. It is unknown whether results depend on them.
-pub(crate) fn unvaried_inputs(examples: &[Example]) -> Result<Vec<usize>> {
+pub(crate) fn unvaried_inputs(examples: &[Example], state: &StateArguments) -> Result<Vec<usize>> {
     let Some((first, others)) = examples.split_first() else { return Ok(Vec::new()) };
     let mut same = Vec::new();
-    for (index, input) in first.inputs.iter().enumerate().filter(|(_, t)| t.dtype().is_int() && t.elem_count() > 0) {
+    for (index, input) in
+        state.split(&first.inputs).0.iter().enumerate().filter(|(_, t)| t.dtype().is_int() && t.elem_count() > 0)
+    {
         let mut differs = false;
         for other in others {
             differs = differs || !same_values(input, &other.inputs[index])?;
@@ -147,7 +155,7 @@ mod tests {
     const CPU: &Device = &Device::Cpu;
 
     fn altered(inputs: &[Tensor]) -> Result<Vec<Vec<Tensor>>> {
-        let examples = Examples { further: Vec::new(), altered: true };
+        let examples = Examples { altered: true, ..Examples::default() };
         Ok(examples.others(inputs)?.into_iter().map(|other| other.inputs).collect())
     }
 
@@ -208,7 +216,7 @@ mod tests {
     fn further_examples_count_once_and_only_for_their_shapes() -> Result<()> {
         let ids = |values: &[u32]| Ok::<_, candle::Error>(vec![Tensor::new(values, CPU)?]);
         let further = vec![ids(&[1, 2])?, ids(&[5, 6])?, ids(&[1, 2, 3])?];
-        let examples = Examples { further, altered: true };
+        let examples = Examples { further, altered: true, ..Examples::default() };
         let others = examples.others(&ids(&[1, 2])?)?;
         assert_eq!(others.len(), 1);
         assert!(others[0].given && others[0].inputs[0].to_vec1::<u32>()? == [5, 6]);
@@ -217,13 +225,14 @@ mod tests {
 
     #[test]
     fn integers_that_no_example_changes_are_known() -> Result<()> {
+        let none = StateArguments::default();
         let example = |ids: &[u32], x: f32| {
             Ok::<_, candle::Error>(Example::new(vec![Tensor::new(ids, CPU)?, Tensor::new(x, CPU)?], &[], 0.))
         };
-        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?])?, [0]);
-        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?, example(&[1], 1.)?])?, [0]);
-        assert!(unvaried_inputs(&[example(&[1], 0.)?, example(&[2], 0.)?])?.is_empty());
-        assert!(unvaried_inputs(&[])?.is_empty());
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?], &none)?, [0]);
+        assert_eq!(unvaried_inputs(&[example(&[1], 0.)?, example(&[1], 1.)?], &none)?, [0]);
+        assert!(unvaried_inputs(&[example(&[1], 0.)?, example(&[2], 0.)?], &none)?.is_empty());
+        assert!(unvaried_inputs(&[], &none)?.is_empty());
         Ok(())
     }
 }

@@ -17,6 +17,9 @@ use crate::reentrancy::is_nested;
 use crate::shapes::{key, Key};
 use crate::{cuda, zero_copy, Error, Result};
 
+/// Makes the arguments that a plan is built on, if one is to be built.
+pub(crate) type BuiltOn<'a> = &'a dyn Fn() -> Result<Vec<Tensor>>;
+
 /// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
 const ATTEMPTS: usize = 4;
 
@@ -79,7 +82,7 @@ impl OparaExecutor {
             options,
         };
         executor.check(inputs)?;
-        executor.plan(&key(inputs), inputs)?;
+        executor.plan(&key(inputs), &|| Ok(inputs.to_vec()))?;
         Ok(executor)
     }
 
@@ -90,19 +93,24 @@ impl OparaExecutor {
     /// shape those of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that borrows the
     /// outputs of the same shapes.
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.check(inputs)?;
+        self.call_with(inputs, &|| Ok(inputs.to_vec()))
+    }
+
+    /// The same with arguments some of which may be state; a plan is built on the `example`.
+    pub(crate) fn call_with(&self, arguments: &[Tensor], example: BuiltOn) -> Result<Vec<Tensor>> {
+        self.check(arguments)?;
         if is_nested() {
-            return Ok((self.function)(inputs)?);
+            return self.eager(arguments);
         }
-        let key = self.unborrowed_key(inputs)?;
-        let replayed = self.replayed(&key, inputs, |entry, replay, expected| {
-            let outputs = replay.call(inputs)?;
-            Ok(match expected {
-                Some(expected) if !self.agree(&key, entry, &expected, &outputs) => expected,
-                _ => outputs,
-            })
+        let key = self.unborrowed_key(arguments)?;
+        let replayed = self.replayed(&key, arguments, example, |entry, replay, expected| {
+            let outputs = replay.call(arguments)?;
+            match expected {
+                Some(expected) => self.agreed(&key, entry, expected, outputs, arguments),
+                None => Ok(outputs),
+            }
         })?;
-        replayed.map_or_else(|| self.eager(inputs), Ok)
+        replayed.map_or_else(|| self.eager(arguments), Ok)
     }
 
     fn eager(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -121,25 +129,36 @@ impl OparaExecutor {
     /// Those of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
     /// dtypes, in eager mode too, so that it does not depend on what could be captured.
     pub fn call_zero_copy<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
-        self.check(inputs)?;
+        self.call_zero_copy_with(inputs, &|| Ok(inputs.to_vec()), f)
+    }
+
+    /// The same with arguments some of which may be state; a plan is built on the `example`.
+    pub(crate) fn call_zero_copy_with<R>(
+        &self,
+        arguments: &[Tensor],
+        example: BuiltOn,
+        f: impl FnOnce(&[Tensor]) -> R,
+    ) -> Result<R> {
+        self.check(arguments)?;
         if is_nested() {
-            return Ok(f(&(self.function)(inputs)?));
+            return Ok(f(&self.eager(arguments)?));
         }
-        let key = self.unborrowed_key(inputs)?;
+        let key = self.unborrowed_key(arguments)?;
         let mut f = Some(|outputs: &[Tensor]| zero_copy::with_borrowed(self.id, &key, || f(outputs)));
         let mut result = None;
-        self.replayed(&key, inputs, |entry, replay, expected| {
-            replay.call_zero_copy(inputs, &mut |outputs| {
-                let outputs = match &expected {
-                    Some(expected) if !self.agree(&key, entry, expected, outputs) => expected,
-                    _ => outputs,
-                };
-                result = f.take().map(|f| f(outputs));
+        self.replayed(&key, arguments, example, |entry, replay, mut expected| {
+            replay.call_zero_copy(arguments, &mut |outputs| {
+                let agreed = expected.take().map(|own| self.agreed(&key, entry, own, outputs.to_vec(), arguments));
+                let given = f.take().map(|f| match agreed {
+                    Some(agreed) => agreed.map(|outputs| f(&outputs)),
+                    None => Ok(f(outputs)),
+                });
+                result = given;
             })
         })?;
         match (result, f) {
-            (Some(result), _) => Ok(result),
-            (None, Some(f)) => Ok(f(&self.eager(inputs)?)),
+            (Some(result), _) => result,
+            (None, Some(f)) => Ok(f(&self.eager(arguments)?)),
             (None, None) => unreachable!("the closure's result is kept"),
         }
     }
@@ -179,8 +198,10 @@ impl OparaExecutor {
     }
 
     pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<()> {
+        let state = &self.options.state;
         if inputs.len() != self.example.len() {
-            return Err(Error::InputCount { expected: self.example.len(), got: inputs.len() });
+            let (expected, got) = (state.inputs(self.example.len()), state.inputs(inputs.len()));
+            return Err(Error::InputCount { expected, got });
         }
         let expected = self.example.first().map(|(location, _)| *location);
         for (index, input) in inputs.iter().enumerate() {
@@ -210,18 +231,19 @@ impl OparaExecutor {
         &self,
         key: &Key,
         inputs: &[Tensor],
+        example: BuiltOn,
         mut f: impl FnMut(&Arc<Entry>, &dyn Replay, Option<Vec<Tensor>>) -> Result<T>,
     ) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
-            let entry = self.plan(key, inputs)?;
+            let entry = self.plan(key, example)?;
             let replay = entry.plan.replay.as_ref().filter(|replay| replay.accepts(inputs));
             let Some(replay) = replay else { return Ok(None) };
             // Before the replay, which holds a lock while its outputs are borrowed. On contiguous inputs, like the replay, since
             // matmuls of strided inputs may round differently; and on copies, in case the module writes to its inputs.
             let expected = match entry.is_nth(self.rechecks.every) {
                 true => {
-                    let copies = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
-                    Some(self.eager(&copies)?)
+                    let copies = self.options.state.copies(inputs)?;
+                    Some(self.options.state.answers(self.eager(&copies)?, &copies))
                 }
                 false => None,
             };
@@ -236,16 +258,33 @@ impl OparaExecutor {
         Ok(None)
     }
 
-    /// Whether a replay's outputs are those of the module. If not, its shapes run eagerly from now on.
-    fn agree(&self, key: &Key, entry: &Arc<Entry>, expected: &[Tensor], outputs: &[Tensor]) -> bool {
-        let compared = self.rechecks.compare(expected, outputs);
+    /// A replay's outputs, if they and the state after it are those of the module. If not, its shapes run eagerly from now
+    /// on, the outputs are the module's own, and the state becomes that which the module leaves.
+    fn agreed(
+        &self,
+        key: &Key,
+        entry: &Arc<Entry>,
+        expected: Vec<Tensor>,
+        outputs: Vec<Tensor>,
+        arguments: &[Tensor],
+    ) -> Result<Vec<Tensor>> {
+        let state = &self.options.state;
+        let count = outputs.len();
+        let mut answers = state.answers(outputs, arguments);
+        let of_state = answers.len() - count;
+        let compared = self.rechecks.compare(&expected, &answers);
         if let Err(error @ Error::Mismatch { .. }) = &compared {
             self.plans.distrust(key, entry, format!("a re-check failed: {}", difference(error)));
         }
-        compared.is_ok()
+        if compared.is_err() {
+            state.store(&expected, arguments)?;
+            answers = expected;
+        }
+        answers.truncate(answers.len().saturating_sub(of_state));
+        Ok(answers)
     }
 
-    pub(crate) fn plan(&self, key: &Key, inputs: &[Tensor]) -> Result<Arc<Entry>> {
+    pub(crate) fn plan(&self, key: &Key, example: BuiltOn) -> Result<Arc<Entry>> {
         if let Some(entry) = self.plans.find(key) {
             return Ok(entry);
         }
@@ -254,7 +293,7 @@ impl OparaExecutor {
             return Ok(entry);
         }
         let generation = self.plans.generation();
-        let plan = self.build(inputs).map_err(|error| self.blame_dtype(error, key))?;
+        let plan = self.build(&example()?).map_err(|error| self.blame_dtype(error, key))?;
         Ok(self.plans.insert(key.clone(), plan, generation))
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::backend::Planned;
+use crate::executor::BuiltOn;
 use crate::pipeline::Plan;
 use crate::plans::Entry;
 use crate::report::Report;
@@ -34,7 +35,7 @@ impl OparaExecutor {
     /// # Errors
     /// Those of [`call`](Self::call).
     pub fn report_for(&self, inputs: &[Tensor]) -> Result<Report> {
-        Ok(self.with_counts(self.entry(inputs)?.plan.report.clone()))
+        Ok(self.with_counts(self.entry(inputs, &|| Ok(inputs.to_vec()))?.plan.report.clone()))
     }
 
     /// The trace that is replayed for inputs like these: the recorded launches, with each group of [fused](crate::Builder::fuse) ones as
@@ -43,7 +44,13 @@ impl OparaExecutor {
     /// # Errors
     /// [`Error::NotRecorded`] in eager mode, and those of [`call`](Self::call).
     pub fn trace(&self, inputs: &[Tensor]) -> Result<Trace> {
-        self.built(inputs, |plan| plan.trace.as_deref().cloned())
+        self.trace_with(inputs, &|| Ok(inputs.to_vec()))
+    }
+
+    /// The same for arguments like these, for which a plan is built on the `example`.
+    pub(crate) fn trace_with(&self, arguments: &[Tensor], example: BuiltOn) -> Result<Trace> {
+        let entry = self.entry(arguments, example)?;
+        part(&entry, |plan| plan.trace.as_deref().cloned())
     }
 
     /// The recorded trace for inputs like these, before fusion.
@@ -103,25 +110,24 @@ impl OparaExecutor {
         planned.timeline(inputs)
     }
 
-    /// The plan for inputs like these. This does not count as a call: it does not affect evictions or rebuilds.
-    fn entry(&self, inputs: &[Tensor]) -> Result<Arc<Entry>> {
+    /// What answers calls with inputs like these. A look at it is no call: it neither keeps a plan from having to go nor has a
+    /// lost one built again sooner.
+    fn entry(&self, inputs: &[Tensor], example: BuiltOn) -> Result<Arc<Entry>> {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {
             Some(entry) => Ok(entry),
-            None => self.plan(&self.unborrowed_key(inputs)?, inputs),
+            None => self.plan(&self.unborrowed_key(inputs)?, example),
         }
     }
 
     /// A part of the plan for inputs like these, if building got so far.
-    fn built<T>(&self, inputs: &[Tensor], part: impl FnOnce(&Plan) -> Option<T>) -> Result<T> {
-        let entry = self.entry(inputs)?;
-        let not_recorded = || Error::NotRecorded { reason: entry.plan.report.reason.clone().unwrap_or_default() };
-        part(&entry.plan).ok_or_else(not_recorded)
+    fn built<T>(&self, inputs: &[Tensor], of: impl FnOnce(&Plan) -> Option<T>) -> Result<T> {
+        part(&*self.entry(inputs, &|| Ok(inputs.to_vec()))?, of)
     }
 
     fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
         self.check(inputs)?;
-        let entry = self.plan(&self.unborrowed_key(inputs)?, inputs)?;
+        let entry = self.plan(&self.unborrowed_key(inputs)?, &|| Ok(inputs.to_vec()))?;
         let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
         Ok((entry, planned))
     }
@@ -130,4 +136,10 @@ impl OparaExecutor {
         let (rechecks, mismatches) = self.rechecks.counts();
         Report { rebuilds: self.plans.rebuilds(), rechecks, mismatches, ..report }
     }
+}
+
+/// A part of a plan, if building got so far.
+fn part<T>(entry: &Entry, of: impl FnOnce(&Plan) -> Option<T>) -> Result<T> {
+    let not_recorded = || Error::NotRecorded { reason: entry.plan.report.reason.clone().unwrap_or_default() };
+    of(&entry.plan).ok_or_else(not_recorded)
 }

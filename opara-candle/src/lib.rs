@@ -11,6 +11,7 @@ compile_error!(
 #[cfg(all(test, feature = "cuda"))]
 extern crate self as opara_candle;
 
+mod arguments;
 mod backend;
 mod builder;
 mod capture_thread;
@@ -46,6 +47,9 @@ mod report;
 mod rewrite;
 mod scheduling;
 mod shapes;
+mod state;
+mod step;
+mod step_stream;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;
@@ -69,6 +73,7 @@ pub use candle_nn;
 
 pub use builder::Builder;
 pub use cuda::cuda_device;
+pub use device_memory::free_memory;
 pub use error::{Error, Result};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
@@ -77,6 +82,9 @@ pub use options::{Numerics, OnStateful, OnUncapturable};
 pub use pipeline::Stage;
 pub use report::{Mode, Report, Rewrite};
 pub use scheduling::Scheduling;
+pub use state::{Carry, Snapshot};
+pub use step::StepExecutor;
+pub use step_stream::StepStream;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle::{Device, Tensor};
 
+use crate::arguments::{Rerun, StateArguments};
 use crate::backend::{OpTimes, Planned, Replay};
 use crate::graph::hazards;
 use crate::schedule::{Policy, Schedule, Scheduler};
@@ -27,7 +28,7 @@ impl Planned {
         let problem = self.prepared.problem();
         let mut trace = (*self.trace).clone();
         // Before the first use of CUPTI, which may slow later replays down.
-        let mut bench = Replays { base, plan: self, inputs: vec![inputs], device: &device, next: 0 };
+        let mut bench = Replays::new(base, self, vec![inputs], &StateArguments::default(), &device)?;
         let mut field = Vec::new();
         for policy in Policy::FIXED {
             field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut bench)?);
@@ -82,11 +83,11 @@ impl Planned {
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
-    /// Sets that runs use alternately.
-    pub inputs: Vec<&'a [Tensor]>,
-    pub device: &'a Device,
+    /// Sets of arguments that runs take in turns.
+    sets: Vec<Rerun<'a>>,
+    device: &'a Device,
     /// The set of the next run.
-    pub next: usize,
+    next: usize,
 }
 
 impl Bench for Replays<'_> {
@@ -98,15 +99,31 @@ impl Bench for Replays<'_> {
     }
 
     fn run(&mut self, replay: &Box<dyn Replay>) -> Result<f64> {
-        let inputs = self.inputs[self.next % self.inputs.len()];
         self.next += 1;
-        self.lap(&**replay, inputs)
+        self.lap(&**replay, self.next - 1)
     }
 }
 
-impl Replays<'_> {
-    /// Microseconds of one replay.
-    pub fn lap(&self, replay: &dyn Replay, inputs: &[Tensor]) -> Result<f64> {
-        Ok(timing::timed(self.device, || replay.call_zero_copy(inputs, &mut |_| ()))?.1)
+impl<'a> Replays<'a> {
+    /// For these sets of arguments, with a state of their own for each.
+    ///
+    /// # Errors
+    /// No memory for such a state.
+    pub fn new(
+        base: &'a dyn Replay,
+        plan: &'a Planned,
+        sets: Vec<&'a [Tensor]>,
+        state: &StateArguments,
+        device: &'a Device,
+    ) -> Result<Self> {
+        let sets = sets.into_iter().map(|set| Rerun::new(state, set)).collect::<candle::Result<_>>()?;
+        Ok(Self { base, plan, sets, device, next: 0 })
+    }
+
+    /// Microseconds of one replay, with the set of this number, counted round.
+    pub fn lap(&self, replay: &dyn Replay, set: usize) -> Result<f64> {
+        let set = &self.sets[set % self.sets.len()];
+        set.rewind_counters()?;
+        Ok(timing::timed(self.device, || replay.call_zero_copy(set.arguments(), &mut |_| ()))?.1)
     }
 }

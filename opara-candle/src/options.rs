@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
+use crate::arguments::StateArguments;
 use crate::backend::{Fusing, Rewriting};
 use crate::disk_cache;
 use crate::environment::Environment;
@@ -70,6 +71,8 @@ pub(crate) struct Options {
     pub verify: bool,
     /// Examples beside the one that an executor is built with.
     pub further: Vec<Vec<Tensor>>,
+    /// Which of the function's arguments are state.
+    pub state: StateArguments,
     pub stress: u64,
     pub on_uncapturable: OnUncapturable,
     pub on_stateful: OnStateful,
@@ -129,7 +132,7 @@ impl Options {
 
     /// What building may call the module with.
     pub fn examples(&self) -> Examples {
-        Examples { further: self.further.clone(), altered: self.verify }
+        Examples { further: self.further.clone(), altered: self.verify, state: self.state.clone() }
     }
 }
 
@@ -142,6 +145,7 @@ impl Default for Options {
             settings: Settings::default(),
             verify: true,
             further: Vec::new(),
+            state: StateArguments::default(),
             stress: 0,
             on_uncapturable: OnUncapturable::default(),
             on_stateful: OnStateful::default(),

@@ -46,6 +46,40 @@ pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor])
     Ok(())
 }
 
+/// Are all elements equal, as compared on the device, without copying them to the host? If not, or if the device cannot compare
+/// them, the caller compares them on the host.
+pub(crate) fn same_on_device(expected: &[Tensor], got: &[Tensor]) -> bool {
+    let on_device = |(a, b): (&Tensor, &Tensor)| {
+        !a.device().is_cpu()
+            && a.shape() == b.shape()
+            && a.dtype() == b.dtype()
+            && differing(a, b).is_ok_and(|differing| differing == 0)
+    };
+    expected.len() == got.len() && expected.iter().zip(got).all(on_device)
+}
+
+/// The number of elements that differ, computed with candle's operators. All NaN count as equal; zeros differ by sign.
+fn differing(a: &Tensor, b: &Tensor) -> Result<u32> {
+    if a.elem_count() == 0 {
+        return Ok(0);
+    }
+    /// Elements at a time: each takes a few more bytes meanwhile.
+    const AT_ONCE: usize = 1 << 24;
+    let (a, b) = (a.flatten_all()?, b.flatten_all()?);
+    if a.elem_count() > AT_ONCE {
+        let part = |t: &Tensor, start: usize| t.narrow(0, start, AT_ONCE.min(t.elem_count() - start));
+        let counts = (0..a.elem_count()).step_by(AT_ONCE).map(|at| differing(&part(&a, at)?, &part(&b, at)?));
+        return Ok(counts.map(|count| count.map(u64::from)).sum::<Result<u64>>()?.min(u32::MAX.into()) as u32);
+    }
+    let mut same = a.eq(&b)?;
+    if matches!(a.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+        // Of two zeros of different signs the reciprocals are different infinities.
+        same = (same * a.recip()?.eq(&b.recip()?)?)?;
+        same = (same + (a.ne(&a)? * b.ne(&b)?)?)?;
+    }
+    same.eq(0u8)?.to_dtype(DType::U32)?.sum_all()?.to_device(&Device::Cpu)?.to_scalar()
+}
+
 /// The bits of the elements, with one value for all NaN.
 fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
     const NAN: u64 = u64::MAX;
@@ -68,6 +102,23 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn candles_operators_see_the_differences_that_bits_show() -> Result<()> {
+        let values = [0., -0., f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1., -1., 1e-40, 2e-40, f32::MAX];
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::U8, DType::U32, DType::I64] {
+            let one = |value: f32| Tensor::new(&[value], &Device::Cpu)?.to_dtype(dtype);
+            for (a, b) in values.iter().flat_map(|a| values.iter().map(move |b| (*a, *b))) {
+                let (x, y) = (one(a)?, one(b)?);
+                let same = same_bits("test", std::slice::from_ref(&x), std::slice::from_ref(&y)).is_ok();
+                assert_eq!(differing(&x, &y)? == 0, same, "{a} and {b} as {dtype:?}");
+            }
+        }
+        let (x, y) =
+            (Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?, Tensor::new(&[[1f32, 0.], [0., 4.]], &Device::Cpu)?);
+        assert_eq!(differing(&x, &y)?, 2);
+        Ok(())
+    }
 
     #[test]
     fn nan_equals_nan_and_zeros_differ_by_sign() -> Result<()> {

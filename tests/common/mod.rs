@@ -5,6 +5,7 @@ mod beside;
 #[path = "../../opara-candle/src/test_device.rs"]
 mod device;
 mod modules;
+pub mod writing;
 
 use std::time::Duration;
 

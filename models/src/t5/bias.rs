@@ -10,8 +10,7 @@ use crate::mask;
 /// Positions on the device. Made once, so that no forward pass computes anything on the host.
 #[derive(Debug, Clone)]
 pub(super) struct Positions {
-    /// At `(query, key)` the column of [`RelativeBias`] for that pair: `n_positions - 1 + key - query`. So the last row
-    /// counts up from 0.
+    /// At `(query, key)` the column of [`RelativeBias`] for that pair: `n_positions - 1 + key - query`.
     columns: Tensor,
     max: usize,
 }
@@ -43,13 +42,6 @@ impl Positions {
         self.check(len)?;
         let row = ops::index_select(&self.columns, position, 0)?;
         ops::reshape(&ops::narrow(&row, 1, 0, len)?, len)
-    }
-
-    /// Of `len` positions, 1 at the given one, of shape `(1)`, else 0: `(len)` of u8.
-    pub fn one_hot(&self, position: &Tensor, len: usize) -> Result<Tensor> {
-        self.check(len)?;
-        let counting = ops::narrow(&ops::narrow(&self.columns, 0, self.max - 1, 1)?, 1, 0, len)?;
-        ops::eq(&ops::reshape(&counting, len)?, position)
     }
 }
 

@@ -1,25 +1,66 @@
 //! Greedy generation: the most likely token, again and again.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use candle::{bail, Result, Tensor};
-use opara_candle::{ops, Builder, OparaExecutor};
+use candle::{bail, DType, Result, Tensor};
+use opara_candle::{ops, Builder, Carry, OparaExecutor, StepExecutor};
 
 use super::{Memory, T5};
 
+/// Batches, with a mask or without, of which executors are kept.
+const KEPT: usize = 8;
+
+/// Steps that run ahead of the host.
+const AHEAD: usize = 4;
+
 /// Writes outputs token by token. What reads the input is one replayed graph, and what adds a token is another, the same
-/// for every token; both are made at the first call and anew for other shapes.
+/// for every token; both are made at the first call, and anew for other shapes.
 pub struct Generator {
     model: Arc<T5>,
     max_tokens: usize,
     builder: Builder,
-    plain: OnceLock<Executors>,
-    masked: OnceLock<Executors>,
+    /// The latest last.
+    built: Mutex<Vec<(Key, Arc<Executors>)>>,
 }
 
-struct Executors {
-    read: OparaExecutor,
-    step: OparaExecutor,
+/// How many texts there are, and whether they are masked.
+type Key = (usize, bool);
+
+/// What reads inputs and adds tokens.
+pub struct Executors {
+    /// From token ids, and a mask if there is one, to what the decoder sees of them.
+    pub read: OparaExecutor,
+    /// From that and the text so far to a token.
+    pub step: StepExecutor<Writing>,
+}
+
+/// A text that is being written, as far as the decoder has come.
+pub struct Writing {
+    /// The last token of each item, `(batch, 1)`.
+    token: Tensor,
+    /// Where that stands.
+    position: Tensor,
+    /// One a layer.
+    caches: Vec<Tensor>,
+}
+
+impl Writing {
+    fn start(model: &T5, max_tokens: usize, batch: usize) -> Result<Self> {
+        let device = model.encoder.shared.embeddings.device();
+        let token = Tensor::full(model.config.start_token(), (batch, 1), device)?;
+        let position = Tensor::zeros(1, DType::U32, device)?;
+        Ok(Self { token, position, caches: model.caches(batch, max_tokens)? })
+    }
+}
+
+impl Carry for Writing {
+    fn tensors(&self) -> Vec<Tensor> {
+        [&self.token, &self.position].into_iter().chain(&self.caches).cloned().collect()
+    }
+
+    fn with(&self, tensors: Vec<Tensor>) -> Self {
+        Self { token: tensors[0].clone(), position: tensors[1].clone(), caches: tensors[2..].to_vec() }
+    }
 }
 
 impl Generator {
@@ -29,7 +70,7 @@ impl Generator {
     /// More tokens than `n_positions`, or none.
     pub fn new(model: Arc<T5>, max_tokens: usize, builder: Builder) -> Result<Self> {
         check(&model, max_tokens)?;
-        Ok(Self { model, max_tokens, builder, plain: OnceLock::new(), masked: OnceLock::new() })
+        Ok(Self { model, max_tokens, builder, built: Mutex::default() })
     }
 
     /// The tokens of one output an item, without the end token; `ids` and `attention_mask` are those of
@@ -39,32 +80,44 @@ impl Generator {
     /// Those of the model and of its executors.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Vec<Vec<u32>>> {
         let inputs = inputs(ids, attention_mask);
-        let executors = if attention_mask.is_some() { &self.masked } else { &self.plain };
-        let executors = match executors.get() {
-            Some(executors) => executors,
-            None => {
-                let built = self.build(&inputs)?;
-                executors.get_or_init(|| built)
-            }
-        };
-        let read = |inputs: &[Tensor]| Ok(executors.read.call(inputs)?);
-        let step = |state: &[Tensor]| Ok(executors.step.call(state)?);
-        greedy(&self.model, self.max_tokens, &inputs, read, step)
+        let executors = self.executors_for(&inputs)?;
+        let memory = executors.read.call(&inputs)?;
+        let mut writing = Writing::start(&self.model, self.max_tokens, ids.dim(0)?)?;
+        let end = self.model.config.eos_token_id;
+        let tokens = executors.step.stream(&mut writing, AHEAD).on(&memory).until([end]).at_most(self.max_tokens);
+        collect(ids.dim(0)?, end, tokens.map(|tokens| Ok(tokens?)))
+    }
+
+    fn executors_for(&self, inputs: &[Tensor]) -> Result<Arc<Executors>> {
+        let key = (inputs[0].dim(0)?, inputs.len() > 1);
+        let built = || self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, executors)) = built().iter().find(|(of, _)| *of == key) {
+            return Ok(executors.clone());
+        }
+        // Nothing is locked while the model runs.
+        let executors = Arc::new(self.build(inputs)?);
+        let mut built = built();
+        built.push((key, executors.clone()));
+        let surplus = built.len().saturating_sub(KEPT);
+        let dropped: Vec<_> = built.drain(..surplus).collect();
+        std::mem::drop(built);
+        std::mem::drop(dropped);
+        Ok(executors)
     }
 
     fn build(&self, inputs: &[Tensor]) -> Result<Executors> {
         let model = self.model.clone();
         let read = self.builder.clone().build_fn(move |inputs| read(&model, inputs), inputs)?;
-        // Somewhere in the middle, so that the second position that a recording is checked with is another one.
-        let example = start(&self.model, self.max_tokens, self.max_tokens as u32 / 2, read.call(inputs)?)?;
+        let memory = read.call(inputs)?;
+        let writing = Writing::start(&self.model, self.max_tokens, inputs[0].dim(0)?)?;
         let model = self.model.clone();
-        let step = self.builder.clone().build_fn(move |state| step(&model, state), &example)?;
-        Ok(Executors { read, step })
+        let step = move |memory: &[Tensor], writing: &Writing| step(&model, memory, writing);
+        Ok(Executors { read, step: self.builder.clone().build_step(step, &memory, &writing)? })
     }
 
-    /// What reads the input, and what adds a token: those for masked inputs, once there were any.
-    pub fn executors(&self) -> Option<(&OparaExecutor, &OparaExecutor)> {
-        self.masked.get().or(self.plain.get()).map(|built| (&built.read, &built.step))
+    /// Those that were built last, once there were any.
+    pub fn executors(&self) -> Option<Arc<Executors>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner).last().map(|(_, executors)| executors.clone())
     }
 }
 
@@ -75,8 +128,10 @@ impl T5 {
     /// Those of the model; more tokens than `n_positions`, or none.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>, max_tokens: usize) -> Result<Vec<Vec<u32>>> {
         check(self, max_tokens)?;
-        let inputs = inputs(ids, attention_mask);
-        greedy(self, max_tokens, &inputs, |inputs| read(self, inputs), |state| step(self, state))
+        let memory = read(self, &inputs(ids, attention_mask))?;
+        let writing = Writing::start(self, max_tokens, ids.dim(0)?)?;
+        let tokens = (0..max_tokens).map(|_| step(self, &memory, &writing)?[0].flatten_all()?.to_vec1());
+        collect(ids.dim(0)?, self.config.eos_token_id, tokens)
     }
 }
 
@@ -97,40 +152,23 @@ fn read(model: &T5, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(std::iter::once(memory.keys_values).chain(memory.mask).collect())
 }
 
-/// What a step takes: the last token of each item, where it stands, one cache a layer, and the memory.
-fn start(model: &T5, max_tokens: usize, position: u32, memory: Vec<Tensor>) -> Result<Vec<Tensor>> {
-    let (batch, device) = (memory[0].dim(1)?, memory[0].device());
-    let token = Tensor::full(model.config.start_token(), (batch, 1), device)?;
-    let position = Tensor::new(&[position], device)?;
-    Ok([token, position].into_iter().chain(model.caches(batch, max_tokens)?).chain(memory).collect())
-}
-
-/// [`T5::step`] on tensors alone: from a state to the part of the next one that differs, with the most likely token.
-fn step(model: &T5, state: &[Tensor]) -> Result<Vec<Tensor>> {
-    let (token, position) = (&state[0], &state[1]);
-    let (caches, memory) = state[2..].split_at(model.blocks.len());
+/// Adds the most likely token.
+fn step(model: &T5, memory: &[Tensor], writing: &Writing) -> Result<Vec<Tensor>> {
+    let Writing { token, position, caches } = writing;
     let memory = Memory { keys_values: memory[0].clone(), mask: memory.get(1).cloned() };
-    let step = model.step(token, position, &memory, caches)?;
-    let token = ops::unsqueeze(&ops::argmax(&step.logits, 1)?, 1)?;
-    let position = ops::affine(position, 1., 1.)?;
-    Ok([token, position].into_iter().chain(step.caches).collect())
+    let logits = model.step(token, position, &memory, caches)?;
+    let next = ops::unsqueeze(&ops::argmax(&logits, 1)?, 1)?;
+    ops::assign(token, &next)?;
+    ops::advance(position, 1)?;
+    Ok(vec![next])
 }
 
-fn greedy(
-    model: &T5,
-    max_tokens: usize,
-    inputs: &[Tensor],
-    read: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
-    step: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
-) -> Result<Vec<Vec<u32>>> {
-    let mut state = start(model, max_tokens, 0, read(inputs)?)?;
-    let mut outputs = vec![(Vec::new(), true); inputs[0].dim(0)?];
-    for _ in 0..max_tokens {
-        let next = step(&state)?;
-        state.splice(..next.len(), next);
-        let tokens = state[0].flatten_all()?.to_vec1::<u32>()?;
-        for ((output, open), token) in outputs.iter_mut().zip(tokens) {
-            *open &= token != model.config.eos_token_id;
+/// The tokens of each item up to its end token.
+fn collect(batch: usize, end: u32, steps: impl Iterator<Item = Result<Vec<u32>>>) -> Result<Vec<Vec<u32>>> {
+    let mut outputs = vec![(Vec::new(), true); batch];
+    for tokens in steps {
+        for ((output, open), token) in outputs.iter_mut().zip(tokens?) {
+            *open &= token != end;
             if *open {
                 output.push(token);
             }

@@ -78,14 +78,6 @@ fn attend(query: &Tensor, keys_values: &Tensor, bias: Option<&Tensor>) -> Result
     ops::reshape(&context, (batch, seq, heads * width))
 }
 
-/// Keys and values of the tokens so far, as one decoder layer keeps them.
-pub(super) struct Cache<'a> {
-    /// `(2 * heads, batch, len, d_kv)`, keys first.
-    pub keys_values: &'a Tensor,
-    /// One at the position that is new, zero elsewhere: `(len)` of u8.
-    pub new: &'a Tensor,
-}
-
 /// Attention of a sequence to itself.
 pub(super) struct SelfAttention {
     norm: RmsNorm,
@@ -114,15 +106,13 @@ impl SelfAttention {
         x.add(self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)
     }
 
-    /// The same for one new token, `(batch, 1, d_model)`. Gives the cache with that token in it.
-    pub fn step(&self, x: &mut Stream, bias: &Tensor, cache: &Cache) -> Result<Tensor> {
+    /// The same for one new token, `(batch, 1, d_model)`, at `position`. Its keys and values go into the cache, which is
+    /// `(2 * heads, batch, len, d_kv)`, keys first.
+    pub fn step(&self, x: &mut Stream, bias: &Tensor, cache: &Tensor, position: &Tensor) -> Result<()> {
         let _scope = scope("SelfAttention");
         let (query, new) = self.project(x)?;
-        let shape = cache.keys_values.shape();
-        let here = ops::broadcast_as(&ops::reshape(cache.new, (1, 1, cache.new.dim(0)?, 1))?, shape)?;
-        let keys_values = ops::where_cond(&here, &ops::broadcast_as(&new, shape)?, cache.keys_values)?;
-        x.add(self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)?;
-        Ok(keys_values)
+        ops::write_rows(cache, &new, position)?;
+        x.add(self.output.forward(&attend(&query, cache, Some(bias))?)?)
     }
 
     /// Queries, and keys and values.

@@ -29,7 +29,7 @@ impl Optimized {
 
     /// Folds constants: position ids, masks of ones, casts and transpositions of weights.
     ///
-    /// An op can be folded if nothing that it reads depends on an input, and if it writes only intermediate buffers that no
+    /// An op can be folded if nothing that it reads depends on an input or is state, and if it writes only intermediate buffers that no
     /// unfolded op writes. Results that unfolded ops read are stored permanently, in at most `room` bytes. If that is not
     /// enough, every call recomputes the largest of them from smaller ones.
     ///
@@ -89,7 +89,9 @@ pub(crate) fn written(op: &Op) -> impl Iterator<Item = BufferId> + '_ {
 
 /// For each op: must every call run it?
 pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
-    let mut variable: Vec<bool> = trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_))).collect();
+    // A length that a pass only reads is other state at the next call all the same.
+    let mut variable: Vec<bool> =
+        trace.buffers.iter().map(|b| matches!(b.role, Role::Input(_) | Role::State(_))).collect();
     let foldable = |op: &Op, variable: &[bool]| {
         op.accesses.iter().all(|a| {
             let own = matches!(trace.buffers[a.buffer].role, Role::Intermediate | Role::Workspace);
@@ -216,10 +218,18 @@ mod tests {
     }
 
     fn folded(ops: &[(&[usize], &[usize])]) -> Vec<OpId> {
-        let optimized = Optimized::fold_constants(&trace(ops), u64::MAX);
+        folded_of(&trace(ops))
+    }
+
+    fn folded_of(trace: &Trace) -> Vec<OpId> {
+        let optimized = Optimized::fold_constants(trace, u64::MAX);
         let mut all: Vec<OpId> = optimized.per_call.iter().chain(&optimized.folded).copied().collect();
         all.sort();
-        assert_eq!(all, (0..ops.len()).collect::<Vec<_>>(), "every op that is needed runs at each call or is folded");
+        assert_eq!(
+            all,
+            (0..trace.ops.len()).collect::<Vec<_>>(),
+            "every op that is needed runs at each call or is folded"
+        );
         optimized.folded
     }
 
@@ -231,6 +241,14 @@ mod tests {
     #[test]
     fn ops_that_depend_on_an_input_are_not_folded() {
         assert_eq!(folded(&[(&[0], &[2]), (&[2], &[3]), (&[3], &[6])]), NONE);
+    }
+
+    #[test]
+    fn ops_that_only_read_state_are_not_folded() {
+        let mut reads_a_length = trace(&[(&[1], &[2]), (&[2], &[3]), (&[0, 3], &[6])]);
+        assert_eq!(folded_of(&reads_a_length), [0, 1], "of a weight");
+        reads_a_length.buffers[1].role = Role::State(0);
+        assert_eq!(folded_of(&reads_a_length), NONE);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) fn cores() -> usize {
 pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples) -> Result<Recording> {
     let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     let pass = |inputs: &[Tensor]| -> Result<Pass> {
-        let (recorded, us) = wall_us(|| record::record(|inputs| function(inputs), inputs));
+        let (recorded, us) = wall_us(|| record::record(|inputs| function(inputs), inputs, &examples.state));
         let (program, outputs) = recorded?;
         Ok(Pass { program, outputs, us })
     };
@@ -39,6 +39,15 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     // If the module will run eagerly anyway, only the check for state remains.
     let others = if traced.is_ok() { examples.others(inputs)? } else { Vec::new() };
     let (mut passes, mut recorded, mut refused) = (vec![first], Vec::new(), None);
+    if let (Ok(()), false) = (&traced, examples.state.is_empty()) {
+        // From the state that the first call left: so host code that reads a position is seen. If the state is at its end,
+        // there is no such call.
+        let next = examples.state.next(inputs, &passes[0].outputs);
+        if let Ok(pass) = pass(&next) {
+            passes.push(pass);
+            recorded.push(next);
+        }
+    }
     for Other { inputs, given } in others {
         match pass(&inputs) {
             Ok(pass) => {

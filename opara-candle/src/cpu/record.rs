@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle::{Storage, Tensor, TensorId};
 use hashbrown::HashMap;
 
+use crate::arguments::{copy, write, StateArguments};
 use crate::reentrancy::run_nested;
 use crate::trace::{scope, Access, AccessMode, Buffer, BufferId, DeviceSpec, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
@@ -16,8 +17,8 @@ pub(crate) type HostKernel = Arc<dyn Fn(&[&Tensor]) -> candle::Result<Tensor> + 
 /// The source of an operator's argument.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    /// The n-th input of the module.
-    Input(usize),
+    /// The n-th argument of the module: an input, or behind those a tensor of the state.
+    Argument(usize),
     /// The result of the n-th operator.
     Op(usize),
     /// A tensor that no recorded operator of this pass made: a weight, or the result of an unrecorded operator.
@@ -30,6 +31,8 @@ pub(crate) struct HostOp {
     pub label: String,
     pub kernel: HostKernel,
     pub inputs: Vec<Source>,
+    /// Does it write to the first of these in place? Its result is then a view of that.
+    pub in_place: bool,
     /// The tensor that it returned.
     pub result: TensorId,
     flops: u64,
@@ -42,8 +45,10 @@ pub(crate) struct HostOp {
 pub(crate) struct CpuProgram {
     pub ops: Vec<HostOp>,
     pub outputs: Vec<Source>,
-    /// The size of each input's storage in bytes.
-    inputs: Vec<u64>,
+    /// The size of each argument's storage in bytes.
+    arguments: Vec<u64>,
+    /// How many of these are inputs; the others are state.
+    inputs: usize,
 }
 
 #[derive(Default)]
@@ -52,20 +57,49 @@ struct Recorder {
     /// By tensor id, since ids are never reused. Addresses are reused, so they are compared only while both tensors are
     /// alive.
     sources: HashMap<TensorId, Source>,
+    /// How many arguments the module has, and how many of them are inputs.
+    arguments: usize,
     inputs: usize,
+    /// Storages of results that are views of tensors from outside.
+    foreign: Vec<usize>,
+    /// What was there before where an operator wrote to a tensor that is neither state nor made in the pass.
+    before: Vec<(Tensor, Tensor)>,
+    /// The first of those that may not be written to: an input or a tensor from outside.
+    refused: Option<Error>,
 }
 
 impl Recorder {
-    /// The storage of a result: an argument's, or a new one. Ids of inputs come first, then one per operator.
-    fn storage_of(&self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
+    /// The storage of a result: that of an argument, or a new one. The module's arguments come first, then one per operator.
+    fn storage_of(&mut self, result: &Tensor, arguments: &[&Tensor], sources: &[Source]) -> (usize, u64) {
         let (address, bytes) = storage(result);
         let bases = arguments.iter().zip(sources).filter(|(argument, _)| storage(argument).0 == address);
         let base = bases.map(|(_, source)| source).find_map(|source| match source {
-            Source::Input(i) => Some(*i),
+            Source::Argument(i) => Some(*i),
             Source::Op(i) => Some(self.ops[*i].storage.0),
-            Source::Constant(_) => None,
+            Source::Constant(_) => {
+                self.foreign.push(self.arguments + self.ops.len());
+                None
+            }
         });
-        (base.unwrap_or(self.inputs + self.ops.len()), bytes)
+        (base.unwrap_or(self.arguments + self.ops.len()), bytes)
+    }
+
+    /// An operator is about to write to this tensor. Of one from outside of the pass the contents are kept.
+    fn note_write(&mut self, name: &str, target: &Tensor) -> candle::Result<()> {
+        let place = match self.sources.get(&target.id()) {
+            Some(Source::Argument(i)) => Some(*i),
+            Some(Source::Op(i)) => Some(self.ops[*i].storage.0),
+            _ => None,
+        };
+        let refused = match place {
+            Some(at) if at < self.inputs => "a tensor that it is called with",
+            Some(at) if !self.foreign.contains(&at) => return Ok(()),
+            _ => "a tensor from outside that is not declared as state",
+        };
+        self.before.push((target.clone(), copy(target)?));
+        let reason = format!("`{name}` writes to {refused}: give it to `Builder::build_step` as state");
+        self.refused.get_or_insert(Error::NotCapturable { reason });
+        Ok(())
     }
 }
 
@@ -78,11 +112,32 @@ pub(crate) fn apply<F>(name: &'static str, inputs: &[&Tensor], flops: u64, f: F)
 where
     F: Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
 {
+    run(name, inputs, flops, false, f)
+}
+
+/// The same of an operator that writes to the first of `inputs` in place.
+pub(crate) fn apply_in_place<F>(name: &'static str, inputs: &[&Tensor], f: F) -> candle::Result<()>
+where
+    F: Fn(&[&Tensor]) -> candle::Result<()> + Send + Sync + 'static,
+{
+    let written = move |t: &[&Tensor]| {
+        f(t)?;
+        // Of an id of its own: who records knows the value before by that of the operand.
+        t[0].reshape(t[0].shape())
+    };
+    run(name, inputs, 0, true, written).map(drop)
+}
+
+fn run<F>(name: &'static str, inputs: &[&Tensor], flops: u64, in_place: bool, f: F) -> candle::Result<Tensor>
+where
+    F: Fn(&[&Tensor]) -> candle::Result<Tensor> + Send + Sync + 'static,
+{
     let _scope = scope::scope(name);
     // An operator built from other operators is recorded as one: the recorder is taken out while it runs.
     let Some(mut recorder) = RECORDER.take() else { return f(inputs) };
     let label = scope::path();
-    let result = f(inputs);
+    let noted = inputs.first().filter(|_| in_place).map_or(Ok(()), |target| recorder.note_write(name, target));
+    let result = noted.and_then(|()| f(inputs));
     if let Ok(result) = &result {
         let sources: Vec<Source> = inputs
             .iter()
@@ -96,6 +151,7 @@ where
             label,
             kernel: Arc::new(f),
             inputs: sources,
+            in_place,
             result: result.id(),
             flops: flops.max(result.elem_count() as u64),
             bytes,
@@ -152,10 +208,11 @@ fn storage(t: &Tensor) -> (usize, u64) {
     }
 }
 
-/// Runs `forward` on `inputs` and records it. Also returns the eager outputs.
+/// Runs `forward` on copies of `arguments`, some of which are `state`, and records it; also returns the eager answers.
 pub(crate) fn record(
     forward: impl FnOnce(&[Tensor]) -> candle::Result<Vec<Tensor>>,
-    inputs: &[Tensor],
+    arguments: &[Tensor],
+    state: &StateArguments,
 ) -> Result<(CpuProgram, Vec<Tensor>)> {
     /// Restores an outer recording: an executor may be built inside a module that is being recorded.
     struct Restore(Option<Recorder>);
@@ -166,16 +223,21 @@ pub(crate) fn record(
     }
     let _restore = Restore(RECORDER.take());
     // Copies, since the caller's tensor may also be one of the module's weights.
-    let inputs: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
-    let sources = inputs.iter().enumerate().map(|(i, t)| (t.id(), Source::Input(i))).collect();
-    RECORDER.set(Some(Recorder { sources, inputs: inputs.len(), ..Default::default() }));
-    let (outputs, _) = scope::record(None, || run_nested(|| forward(&inputs)));
-    let outputs = outputs?;
+    let arguments = state.copies(arguments)?;
+    let sources = arguments.iter().enumerate().map(|(i, t)| (t.id(), Source::Argument(i))).collect();
+    let inputs = state.inputs(arguments.len());
+    RECORDER.set(Some(Recorder { sources, arguments: arguments.len(), inputs, ..Default::default() }));
+    let (outputs, _) = scope::record(None, || run_nested(|| forward(&arguments)));
     let recorder = RECORDER.take().unwrap_or_default();
+    // The latest first: what was there before all of them comes last.
+    recorder.before.iter().rev().try_for_each(|(tensor, before)| write(tensor, before))?;
+    let outputs = outputs?;
+    recorder.refused.map_or(Ok(()), Err)?;
     let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
     let sources = outputs.iter().map(source).collect();
-    let inputs = inputs.iter().map(|input| storage(input).1).collect();
-    Ok((CpuProgram { ops: recorder.ops, outputs: sources, inputs }, outputs))
+    let bytes = arguments.iter().map(|argument| storage(argument).1).collect();
+    let program = CpuProgram { ops: recorder.ops, outputs: sources, arguments: bytes, inputs };
+    Ok((program, state.answers(outputs, &arguments)))
 }
 
 impl CpuProgram {
@@ -200,7 +262,7 @@ impl CpuProgram {
     /// operator.
     pub fn agrees_with(&self, other: &CpuProgram) -> Result<()> {
         let same = |pair: &(&Source, &Source)| match pair {
-            (Source::Input(a), Source::Input(b)) | (Source::Op(a), Source::Op(b)) => a == b,
+            (Source::Argument(a), Source::Argument(b)) | (Source::Op(a), Source::Op(b)) => a == b,
             (Source::Constant(a), Source::Constant(b)) => a.id() == b.id(),
             _ => false,
         };
@@ -239,7 +301,8 @@ impl CpuProgram {
 
     fn name(&self, source: &Source) -> &'static str {
         match source {
-            Source::Input(_) => "input",
+            Source::Argument(i) if *i >= self.inputs => "state",
+            Source::Argument(_) => "input",
             Source::Op(i) => self.ops[*i].name,
             Source::Constant(_) => "weight",
         }
@@ -255,22 +318,26 @@ impl CpuProgram {
             trace.buffers.len() - 1
         };
         // The buffers of a value: its handle, and its storage if that is another buffer.
-        let mut inputs: Vec<Vec<BufferId>> = Vec::new();
-        for (i, &bytes) in self.inputs.iter().enumerate() {
-            let buffer = new_buffer(&mut trace, bytes, Role::Input(i));
+        let mut arguments: Vec<Vec<BufferId>> = Vec::new();
+        for (i, &bytes) in self.arguments.iter().enumerate() {
+            let role = i.checked_sub(self.inputs).map_or(Role::Input(i), Role::State);
+            let buffer = new_buffer(&mut trace, bytes, role);
             by_storage.insert(i, buffer);
-            inputs.push(vec![buffer]);
+            arguments.push(vec![buffer]);
         }
         let mut values: Vec<Vec<BufferId>> = Vec::new();
         for (id, op) in self.ops.iter().enumerate() {
             let mut accesses = Vec::new();
-            for source in &op.inputs {
+            for (at, source) in op.inputs.iter().enumerate() {
                 let buffers: &[BufferId] = match source {
-                    Source::Input(i) => &inputs[*i],
+                    Source::Argument(i) => &arguments[*i],
                     Source::Op(i) => &values[*i],
                     Source::Constant(_) => &[],
                 };
                 accesses.extend(buffers.iter().map(|&buffer| access(&trace, buffer, AccessMode::Read)));
+                // Elements lie in the last one, behind the handle.
+                let written = buffers.last().filter(|_| op.in_place && at == 0);
+                accesses.extend(written.map(|&buffer| access(&trace, buffer, AccessMode::ReadWrite)));
             }
             let (storage, bytes) = op.storage;
             let role = match self.outputs.iter().position(|o| matches!(o, Source::Op(i) if *i == id)) {

@@ -84,12 +84,12 @@ impl ScheduledProgram {
         self.parallel && pool().len() > 1
     }
 
-    /// Runs the program, on workers too if `parallel`.
-    pub fn run(self: &Arc<Self>, inputs: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
+    /// Runs the program; `parallel` says whether workers take part.
+    pub fn run(self: &Arc<Self>, arguments: &[Tensor], parallel: bool) -> Result<Vec<Tensor>> {
         let cores = if parallel && self.is_parallel() { pool().len() } else { 1 };
         let run = Arc::new(Run {
             scheduled: self.clone(),
-            inputs: inputs.to_vec(),
+            arguments: arguments.to_vec(),
             values: self.uses.iter().map(|&uses| Mutex::new((None, uses))).collect(),
             state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
             changed: Condvar::new(),
@@ -115,7 +115,7 @@ fn fold(program: &CpuProgram, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> 
         let arguments = op.inputs.iter().filter_map(|source| match source {
             Source::Op(i) => results.get(i),
             Source::Constant(t) => Some(t),
-            Source::Input(_) => None,
+            Source::Argument(_) => None,
         });
         let arguments = arguments.collect::<Vec<_>>();
         let result = caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?))?;
@@ -133,8 +133,8 @@ struct State {
 /// One call.
 struct Run {
     scheduled: Arc<ScheduledProgram>,
-    inputs: Vec<Tensor>,
-    /// Each operator's result, and the number of readers that have not taken it yet.
+    arguments: Vec<Tensor>,
+    /// Each operator's result, and how many readers have yet to take it.
     values: Vec<Mutex<(Option<Tensor>, usize)>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -202,7 +202,7 @@ impl Run {
     /// A value for one of its readers. The last reader takes it out, so that its memory is freed.
     fn take(&self, source: &Source) -> candle::Result<Tensor> {
         match source {
-            Source::Input(i) => Ok(self.inputs[*i].clone()),
+            Source::Argument(i) => Ok(self.arguments[*i].clone()),
             Source::Constant(t) => Ok(t.clone()),
             Source::Op(i) if self.scheduled.constants.contains_key(i) => Ok(self.scheduled.constants[i].clone()),
             Source::Op(i) => {

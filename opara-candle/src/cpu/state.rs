@@ -82,7 +82,7 @@ fn depends_on_inputs(program: &CpuProgram) -> Vec<bool> {
     let mut depends: Vec<bool> = Vec::with_capacity(program.ops.len());
     for op in &program.ops {
         let depends_on = |source: &Source| match source {
-            Source::Input(_) => true,
+            Source::Argument(_) => true,
             Source::Op(i) => depends[*i],
             Source::Constant(_) => false,
         };
@@ -126,6 +126,12 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
 /// The reason why two calls of the same operators gave different outputs. Runs both operator by operator on the same
 /// tensors.
 fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -> Result<Error> {
+    // What writes in place cannot be run again on the same tensors.
+    if again.ops.iter().any(|op| op.in_place) {
+        return Ok(Error::stateful(
+            "two calls with the same inputs and state give other results, by the same operators",
+        ));
+    }
     let mut values: Vec<Tensor> = Vec::with_capacity(first.ops.len());
     for (op, then) in first.ops.iter().zip(&again.ops) {
         let arguments: Vec<&Tensor> = then.inputs.iter().map(|source| value(source, inputs, &values)).collect();
@@ -147,7 +153,7 @@ fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -
 
 fn value<'a>(source: &'a Source, inputs: &'a [Tensor], values: &'a [Tensor]) -> &'a Tensor {
     match source {
-        Source::Input(i) => &inputs[*i],
+        Source::Argument(i) => &inputs[*i],
         Source::Op(i) => &values[*i],
         Source::Constant(t) => t,
     }

@@ -1,12 +1,13 @@
 //! Captures one forward pass, and converts the captured graph to a trace.
 
-use candle::{Device, Tensor};
+use candle::Device;
 use parking_lot::Mutex;
 
 use super::driver::{CapturePool, Pointer, Stream};
 use super::graph_to_trace::read;
 use super::launches::Launches;
 use super::pass::{self, OutputSpec, Pass};
+use crate::arguments::Rerun;
 use crate::backend::Function;
 use crate::trace::{BufferId, Op, OpId, Trace};
 use crate::{Error, Result};
@@ -16,6 +17,8 @@ pub(super) struct Capture {
     /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
+    /// How many of the arguments are inputs; the others are state.
+    pub inputs: usize,
     /// Address and buffer of each allocation from before the pass that it uses.
     pub external: Vec<(u64, BufferId)>,
     /// Address and size of those to which it writes.
@@ -86,7 +89,8 @@ impl Capture {
     }
 }
 
-/// Captures `function` on the static `inputs`, which runs it, too, in memory of `pool`.
+/// Captures `function` on static arguments, which runs it, too, in memory of `pool`. The first of the arguments are
+/// `inputs`, the others state.
 ///
 /// # Errors
 /// [`Error::NotCapturable`] with the reason.
@@ -95,13 +99,14 @@ pub(super) fn capture(
     device: &Device,
     pool: &CapturePool,
     function: &Function,
-    inputs: &[Tensor],
+    arguments: &Rerun,
+    inputs: usize,
 ) -> Result<Capture> {
     // An output without an allocation of its own (an input, a weight, a view) is copied inside the pass.
     let mut copied = Vec::new();
     loop {
-        let pass = pass::run(stream, pool, function, inputs, &copied)?;
-        match read(stream, inputs, &pass)? {
+        let pass = pass::run(stream, pool, function, arguments, &copied)?;
+        match read(stream, arguments.arguments(), inputs, &pass)? {
             Ok((trace, of, external)) => {
                 let Pass { outputs, graph, .. } = pass;
                 let is_written =
@@ -109,7 +114,7 @@ pub(super) fn capture(
                 let written = external.iter().filter(|(_, id)| is_written(*id));
                 let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
                 let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
-                return Ok(Capture { trace, launches, external, written, outputs });
+                return Ok(Capture { trace, launches, inputs, external, written, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {
                 let reason = format!("outputs {again:?} have no memory of their own on {:?}", device.location());

@@ -6,6 +6,7 @@ use super::capture::{capture, Capture};
 use super::driver::{CapturePool, WatchedMemory};
 use super::eager::Eager;
 use super::target::Target;
+use crate::arguments::Rerun;
 use crate::backend::Function;
 use crate::{Error, Result};
 
@@ -29,17 +30,19 @@ pub(super) fn confirmed(
 ) -> Result<Confirmed> {
     const ATTEMPTS: usize = 4;
     let Target { device, stream } = target;
-    let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
+    let arguments = eager.arguments();
+    let first = Rerun::of_copies(arguments, inputs)?;
     stream.wait_for_all()?;
     // At other addresses each time: pointers then differ, and words that only look like pointers do not.
     let pools = [CapturePool::take(stream)?, CapturePool::take(stream)?];
     let mut moved = Vec::new();
-    let mut pass = |number: usize, inputs: &[Tensor]| {
-        eager.capture(|| capture(stream, device, &pools[number % 2], function, inputs))
+    let mut pass = |number: usize, on: &Rerun| {
+        let inputs = arguments.inputs(on.arguments().len());
+        eager.capture(on.arguments(), || capture(stream, device, &pools[number % 2], function, on, inputs))
     };
-    let mut earlier = pass(0, &inputs)?;
+    let mut earlier = pass(0, &first)?;
     loop {
-        let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let elsewhere = Rerun::of_copies(arguments, inputs)?;
         let external = WatchedMemory::new();
         let mut capture = pass(moved.len() + 1, &elsewhere)?;
         external.limit_to(&capture.external_addresses());

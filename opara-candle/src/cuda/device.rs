@@ -28,6 +28,11 @@ pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     }
 }
 
+/// Whether a tensor begins where the driver's allocations do, for which kernels were chosen.
+pub(crate) fn is_aligned(tensor: &Tensor) -> Result<bool> {
+    Ok(driver::address_of(tensor)?.is_multiple_of(driver::ALIGNMENT))
+}
+
 /// Name of the device.
 pub(crate) fn device_name(device: &Device) -> String {
     Stream::of(device).and_then(|s| s.device_spec()).map_or("cuda".into(), |spec| spec.name)

@@ -3,10 +3,11 @@
 
 use candle::Tensor;
 
-use super::driver::WrittenMemory;
+use super::driver::{address_of, WrittenMemory};
 use super::kernels;
 use super::sample::sample;
 use super::target::Target;
+use crate::arguments::StateArguments;
 use crate::backend::{Example, Function};
 use crate::examples::{Examples, Other};
 use crate::{verify, Error, Result};
@@ -15,6 +16,9 @@ use crate::{verify, Error, Result};
 pub(super) struct Eager<'a> {
     function: &'a Function,
     target: &'a Target,
+    /// Which of the function's arguments are state.
+    arguments: &'a StateArguments,
+    /// What the module keeps on the device by itself.
     state: WrittenMemory,
 }
 
@@ -30,8 +34,8 @@ pub(super) struct Answers {
 
 impl<'a> Eager<'a> {
     /// Nothing has run yet.
-    pub fn new(function: &'a Function, target: &'a Target) -> Self {
-        Self { function, target, state: WrittenMemory::new(&target.stream, kernels::written_by) }
+    pub fn new(function: &'a Function, target: &'a Target, arguments: &'a StateArguments) -> Self {
+        Self { function, target, arguments, state: WrittenMemory::new(&target.stream, kernels::written_by) }
     }
 
     /// Calls the module with the inputs, with further examples, and with the inputs again.
@@ -73,12 +77,17 @@ impl<'a> Eager<'a> {
         Ok(same_again(&earlier.outputs, &again))
     }
 
-    /// Runs a pass that captures the module. It leaves the module's state as it was, too.
+    /// Which of the function's arguments are state.
+    pub fn arguments(&self) -> &'a StateArguments {
+        self.arguments
+    }
+
+    /// Runs a pass that captures the module on these arguments. It leaves the module's state as it was, too.
     ///
     /// # Errors
     /// Those of `pass`, and of putting the state back.
-    pub fn capture<T>(&mut self, pass: impl FnOnce() -> Result<T>) -> Result<T> {
-        let captured = self.state.watch(pass);
+    pub fn capture<T>(&mut self, on: &[Tensor], pass: impl FnOnce() -> Result<T>) -> Result<T> {
+        let captured = self.state.watch(&self.own(on)?, pass);
         self.state.restore()?;
         captured?
     }
@@ -88,20 +97,27 @@ impl<'a> Eager<'a> {
         self.state
     }
 
-    /// Outputs, and the microseconds that they took.
+    /// All that a call answers, and the microseconds that it took.
     fn pass(&mut self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, f64)> {
-        let Self { function, target, state } = self;
         // A module may write to what it is called with.
-        let inputs = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<Vec<_>>>()?;
+        let inputs = self.arguments.copies(inputs)?;
+        let own = self.own(&inputs)?;
+        let Self { function, target, state, .. } = self;
         let mut outputs = Vec::new();
         let forward = || {
             outputs = function(&inputs)?;
             Ok(())
         };
-        let eager = sample(&target.device, || state.watch(forward)?);
+        let eager = sample(&target.device, || state.watch(&own, forward)?);
         state.restore()?;
         let eager = eager?;
-        Ok((outputs, eager.gpu_us))
+        Ok((self.arguments.answers(outputs, &inputs), eager.gpu_us))
+    }
+
+    /// Addresses of the state among the arguments: what a pass writes there is no state of the module's own.
+    fn own(&self, arguments: &[Tensor]) -> Result<Vec<u64>> {
+        let (_, state) = self.arguments.split(arguments);
+        state.iter().filter(|tensor| tensor.elem_count() > 0).map(address_of).collect()
     }
 }
 

@@ -15,16 +15,22 @@ use crate::{Error, Result};
 /// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
 pub(super) type Read = (Trace, Vec<CapturedLaunch>, Vec<(u64, BufferId)>);
 
-/// Converts a captured graph. The inner `Err` lists outputs that another capture must copy, since they have no allocation of
+/// Converts a captured graph of a pass on these arguments, of which the first are `inputs`, the others state. The inner `Err` lists outputs that another capture must copy, since they have no allocation of
 /// their own.
-pub(super) fn read(stream: &Stream, inputs: &[Tensor], pass: &Pass) -> Result<std::result::Result<Read, Vec<usize>>> {
+pub(super) fn read(
+    stream: &Stream,
+    arguments: &[Tensor],
+    inputs: usize,
+    pass: &Pass,
+) -> Result<std::result::Result<Read, Vec<usize>>> {
     let Pass { outputs, marks, graph } = pass;
     let mut memory = Memory::new(stream);
-    for (i, input) in inputs.iter().enumerate() {
-        let bytes = bytes_of(input);
-        let id = memory.add(bytes, Role::Input(i), Owner::Tensor);
+    for (i, argument) in arguments.iter().enumerate() {
+        let bytes = bytes_of(argument);
+        let role = i.checked_sub(inputs).map_or(Role::Input(i), Role::State);
+        let id = memory.add(bytes, role, Owner::Tensor);
         if bytes > 0 {
-            memory.live.insert(address_of(input)?, id);
+            memory.live.insert(address_of(argument)?, id);
         }
     }
     let mut trace = Trace { device: stream.device_spec()?, ..Default::default() };

@@ -29,8 +29,9 @@ pub use self::driver::faults;
 pub(crate) use self::arena::Arena;
 pub use self::device::cuda_device;
 pub(crate) use self::device::{
-    device_name, driver_version, free_memory, hand_over, pool_in_use, pool_peak, reset_pool_peak, used_outside_pool,
+    device_name, driver_version, free_memory, hand_over, is_aligned, pool_in_use, pool_peak, reset_pool_peak,
+    used_outside_pool,
 };
-pub(crate) use self::driver::{unwatched, Handover};
+pub(crate) use self::driver::{unwatched, Download, Handover};
 pub(crate) use self::record::record;
 pub(crate) use self::sample::sample;

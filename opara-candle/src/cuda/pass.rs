@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use candle::Tensor;
-
 use super::driver::{address_of, bytes_of, position, Broken, CapturePool, CapturedGraph, Stream};
+use crate::arguments::Rerun;
 use crate::backend::Function;
 use crate::trace::scope;
 use crate::{Error, Result};
@@ -35,28 +34,30 @@ pub(super) fn run(
     stream: &Stream,
     pool: &CapturePool,
     function: &Function,
-    inputs: &[Tensor],
+    arguments: &Rerun,
     copied: &[usize],
 ) -> Result<Pass> {
     const ATTEMPTS: usize = 5;
     for _ in 1..ATTEMPTS {
-        match run_once(stream, pool, function, inputs, copied) {
+        match run_once(stream, pool, function, arguments, copied) {
             Err(broken) if broken.by_driver => {}
             result => return result.map_err(|broken| broken.error),
         }
     }
-    run_once(stream, pool, function, inputs, copied).map_err(|broken| broken.error)
+    run_once(stream, pool, function, arguments, copied).map_err(|broken| broken.error)
 }
 
 fn run_once(
     stream: &Stream,
     pool: &CapturePool,
     function: &Function,
-    inputs: &[Tensor],
+    arguments: &Rerun,
     copied: &[usize],
 ) -> std::result::Result<Pass, Broken> {
+    // A pass that was broken off, or that has to be repeated, has changed the state.
+    arguments.rewind().map_err(Error::from)?;
     let forward = || {
-        let mut outputs = function(inputs).map_err(|source| match Error::from(source) {
+        let mut outputs = function(arguments.arguments()).map_err(|source| match Error::from(source) {
             lost @ Error::DeviceLost { .. } => lost,
             error => Error::FailsInCapture { source: error.into() },
         })?;

@@ -11,12 +11,13 @@ use super::capture::Capture;
 use super::driver::{
     Executable, GraphBuilder, LaunchNode, MemoryBlock, Relocation, Stream, WatchedMemory, WrittenMemory,
 };
+use super::kernels::read_early;
 use super::launches::CapturedLaunch;
 use crate::backend::{Function, Planned};
 use crate::graph::OpGraph;
 use crate::memory::{self, constant_bytes, Layout};
 use crate::prepared::Prepared;
-use crate::trace::{OpId, Role, Trace};
+use crate::trace::{Access, AccessMode, OpId, Role, Trace};
 use crate::{Error, Result};
 
 /// A recording on a GPU.
@@ -89,7 +90,7 @@ impl CudaProgram {
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
         for (at, &op) in plan.ops.folded.iter().enumerate() {
             let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
-            add(&mut graph, &launches.of[op], &after)?;
+            add(&mut graph, &launches.of[op], &after, false)?;
         }
         let mut executable = graph.instantiate(Box::new(self.function.clone()))?;
         self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
@@ -106,8 +107,13 @@ impl CudaProgram {
         let Prepared { ops, layouts, .. } = &*plan.prepared;
         let mut relocation = fixed.clone();
         for (id, buffer) in ops.trace.buffers.iter().enumerate() {
-            if let Role::Input(i) = buffer.role {
-                relocation.place_input(id, i, buffer.bytes);
+            let argument = match buffer.role {
+                Role::Input(i) => Some(i),
+                Role::State(i) => Some(self.capture.inputs + i),
+                _ => None,
+            };
+            if let Some(argument) = argument {
+                relocation.place_argument(id, argument, buffer.bytes);
             }
         }
         for (layout, block) in layouts.iter().zip(memory) {
@@ -121,6 +127,11 @@ impl CudaProgram {
                 poison.push(graph.fill(block, 0xff, &[])?);
             }
         }
+        // Only then may a kernel load its weights while those before it still run.
+        let writes_external = |access: &Access| {
+            access.mode != AccessMode::Read && ops.trace.buffers[access.buffer].role == Role::External
+        };
+        let are_weights_constant = !ops.trace.ops.iter().flat_map(|op| &op.accesses).any(writes_external);
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
         let mut urgent = vec![false; ops.per_call.len()];
         plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
@@ -145,7 +156,7 @@ impl CudaProgram {
                 after = vec![delayed];
             }
             let launch = &launches.of[ops.per_call[op]];
-            let added = add(&mut graph, launch, &after)?;
+            let added = add(&mut graph, launch, &after, are_weights_constant)?;
             if urgent[op] && matches!(launch.launch, LaunchNode::Kernel(_)) {
                 graph.hurry(added)?;
             }
@@ -166,10 +177,15 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Me
     Ok(())
 }
 
-/// Adds a captured launch after the nodes `after`; returns its node.
-fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize]) -> Result<usize> {
+/// Adds a captured launch after the nodes `after`; returns its node. If memory from before the pass is constant, a kernel that loads
+/// nothing else before it waits for those before it may begin early.
+fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize], is_constant: bool) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
-        (LaunchNode::Kernel(kernel), pointers) => graph.kernel(kernel, pointers, after),
+        (LaunchNode::Kernel(kernel), pointers) => {
+            let early = read_early(kernel).filter(|_| is_constant);
+            let waits = early.is_some_and(|early| early.iter().all(|word| op.fixed.contains(word)));
+            graph.kernel(kernel, pointers, after, waits)
+        }
         (LaunchNode::Memset(memset), [to]) => graph.memset(memset, *to, after),
         (LaunchNode::Memcpy(upload), [to]) if upload.source().is_none() => graph.memcpy(upload, None, *to, after),
         (LaunchNode::Memcpy(memcpy), [from, to]) => graph.memcpy(memcpy, Some(*from), *to, after),

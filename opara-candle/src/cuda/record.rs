@@ -27,7 +27,7 @@ pub(crate) fn record(
     capture_thread::run(move || {
         let target = Target::of(&inputs)?;
         let inputs = contiguous(&inputs)?;
-        let mut eager = Eager::new(&function, &target);
+        let mut eager = Eager::new(&function, &target, &further.state);
         let answers = eager.answers(&inputs, &further)?;
         let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
         let (confirmed, examples) = attempt.verdict()?;

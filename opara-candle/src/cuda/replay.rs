@@ -9,6 +9,7 @@ use super::arena::State;
 use super::driver::{address_of, aligned_input, Event, Executable, MemoryBlock, Relocation, Stream};
 use super::pass::OutputSpec;
 use super::program::CudaProgram;
+use crate::arguments::share_memory;
 use crate::backend::{Planned, Replay};
 use crate::report::Mode;
 use crate::zero_copy::OutputLock;
@@ -93,18 +94,19 @@ impl GraphReplay {
         let Fixed { outputs, output_lock, .. } = &*self.fixed;
         let held = output_lock.take()?;
         let done = Done(self);
-        let result = self.launch(inputs, &mut self.built.lock()).and_then(|()| copy(outputs));
+        // What is known to be freed was not launched: building a graph fails, too, if its memory was freed.
+        let launched = self.launch(inputs, &mut self.built.lock()).map_err(|error| match error {
+            lost @ Error::DeviceLost { .. } => lost,
+            _ if self.is_stale() => Error::Freed,
+            error => error,
+        });
+        let result = launched.and_then(|()| copy(outputs));
         if let (Ok(()), Some(f)) = (&result, f) {
             held.pass_to_closure();
             f(outputs);
         }
         done.record()?;
-        match result {
-            lost @ Err(Error::DeviceLost { .. }) => lost,
-            // Building a graph fails, too, if its memory was freed.
-            Err(_) if self.is_stale() => Err(Error::MemoryFreed),
-            result => result,
-        }
+        result
     }
 
     fn launch(&self, inputs: &[Tensor], built: &mut Option<Built>) -> Result<()> {
@@ -115,8 +117,14 @@ impl GraphReplay {
         let stream = &self.program.stream;
         let others = inputs.iter().map(|input| Stream::of(input.device())).collect::<Result<Vec<_>>>()?;
         let others: Vec<&Stream> = others.iter().filter(|other| other.id() != stream.id()).collect();
-        let inputs =
-            inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs)).collect::<Result<Vec<_>>>()?;
+        let (inputs, state) = inputs.split_at(self.program.capture.inputs.min(inputs.len()));
+        let is_ours = |tensor: &Tensor| self.fixed.outputs.iter().any(|output| share_memory(tensor, output));
+        if let Some(index) = state.iter().position(is_ours) {
+            return Err(Error::StateShared { index, other: "an output that the executor has lent".into() });
+        }
+        let state = state.iter().cloned().map(Ok);
+        let inputs = inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs));
+        let inputs = inputs.chain(state).collect::<Result<Vec<_>>>()?;
         // Orders this launch after the work of other streams on the inputs, alignment copies included, and their later work
         // after this launch.
         others.iter().try_for_each(|other| other.then(stream))?;

@@ -89,7 +89,75 @@ pub enum Error {
         source: candle::Error,
     },
 
-    /// A tensor was made by an operator that is not recorded, so a replay would not recompute it.
+    /// A state has another number of tensors than the one that the step was built for.
+    #[error("the step was built for a state of {expected} tensors and got one of {got}")]
+    StateCount {
+        /// Tensors of the state that it was built for.
+        expected: usize,
+        /// Tensors of this one.
+        got: usize,
+    },
+
+    /// A tensor of a state has another shape or dtype than it had when the step was built.
+    #[error(
+        "tensor {index} of the state is {got_dtype:?} {got:?} where the step was built for {expected_dtype:?} \
+         {expected:?}: a state keeps its shapes and dtypes; build another step for others"
+    )]
+    StateShape {
+        /// Which tensor of the state.
+        index: usize,
+        /// The shape that it was built for.
+        expected: Shape,
+        /// The dtype that it was built for.
+        expected_dtype: DType,
+        /// This one's shape.
+        got: Shape,
+        /// This one's dtype.
+        got_dtype: DType,
+    },
+
+    /// A tensor of a state lies on another device than the one that the step was built on.
+    #[error(
+        "tensor {index} of the state is on {got:?} but the step is for {expected:?}: move it with `Tensor::to_device`"
+    )]
+    StateDevice {
+        /// Which tensor of the state.
+        index: usize,
+        /// Where the step runs.
+        expected: DeviceLocation,
+        /// Where this one is.
+        got: DeviceLocation,
+    },
+
+    /// A tensor of a state shares memory with another tensor of the call. What is read there would depend on the schedule.
+    #[error(
+        "tensor {index} of the state shares memory with {other}: give it memory of its own, with `Tensor::copy` or \
+         `Carry::fork`"
+    )]
+    StateShared {
+        /// Which tensor of the state.
+        index: usize,
+        /// What it shares memory with.
+        other: String,
+    },
+
+    /// A tensor of a state lies in memory as no replay can write it in place.
+    #[error("tensor {index} of the state {reason}: replace it by a copy, with `Tensor::force_contiguous`")]
+    StateLayout {
+        /// Which tensor of the state.
+        index: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// A stream was asked for of steps whose first output is no tensor of tokens.
+    #[error("a stream's steps give tokens of u32 as their first output, and not {}", got.map_or("nothing".into(), |dtype| format!("{dtype:?}")))]
+    NotTokens {
+        /// The dtype of the first output, if there is any.
+        got: Option<DType>,
+    },
+
+    /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \
          not recorded: make it with `opara_candle::ops` or `opara_candle::nn`. On the CPU only these are recorded; a CUDA \
@@ -155,8 +223,8 @@ pub enum Error {
     ///
     /// Building has called the module by then, which changed its state: construct the module again.
     #[error(
-        "the module keeps state from call to call{}: {reason}. Building has called it, which changed that state. Construct it \
-         again, and pass the state in and out of it as tensors, or run every call eagerly: \
+        "the module keeps state from call to call{}: {reason}. Building has called it, which moved that state on. Make it \
+         anew, and carry the state on by `Builder::build_step`, or let plain calls run it from the first one on: \
          `Builder::on_stateful(OnStateful::Eager)`",
         if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
     )]
@@ -244,7 +312,7 @@ pub enum Error {
     Mismatch {
         /// Which kind of replay.
         mode: &'static str,
-        /// Which output.
+        /// Which output. The tensors of a step's state are counted on behind its outputs.
         output: usize,
         /// Elements whose bits differ.
         differing: usize,

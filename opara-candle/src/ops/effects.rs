@@ -1,19 +1,28 @@
 //! Collects the memory effects of this library's kernels from the operators' folders.
 
-use super::{activation, attention, cat, conv, embedding, heads, matmul, norm, pool, softmax, space_to_depth};
+use super::{
+    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, heads, matmul, norm, pool,
+    sample, softmax, space_to_depth, write_rows,
+};
 use crate::cuda::kernels::effects::Effects;
 
 /// The effects of all kernels of this library, except generated ones.
 pub(crate) const EFFECTS: &[&[Effects]] = &[
     activation::effects::EFFECTS,
+    advance::effects::EFFECTS,
+    argmax::effects::EFFECTS,
     attention::effects::EFFECTS,
+    cached_attention::effects::EFFECTS,
     cat::effects::EFFECTS,
     conv::effects::EFFECTS,
     embedding::effects::EFFECTS,
+    gemv::effects::EFFECTS,
     heads::effects::EFFECTS,
     matmul::effects::EFFECTS,
     norm::effects::EFFECTS,
     pool::effects::EFFECTS,
+    sample::effects::EFFECTS,
     softmax::effects::EFFECTS,
     space_to_depth::effects::EFFECTS,
+    write_rows::effects::EFFECTS,
 ];

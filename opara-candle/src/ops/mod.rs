@@ -48,35 +48,49 @@ macro_rules! gpu {
 // The table in `cuda/kernels` says what such a kernel reads and writes. Operators without kernels of their own are in
 // this file.
 mod activation;
+mod advance;
+mod argmax;
+mod assign;
 mod attention;
+mod cached_attention;
 mod cat;
 mod conv;
 #[cfg(feature = "cuda")]
 pub(crate) mod effects;
 mod embedding;
 pub(crate) mod format;
+mod gemv;
 mod heads;
 mod matmul;
 mod norm;
 mod pool;
+mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
 mod space_to_depth;
 mod view;
 mod window;
+mod write_rows;
 
 pub use activation::Activation;
+pub use advance::advance;
+pub use argmax::argmax;
+pub use assign::assign;
 pub use attention::attention;
+pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{conv2d, conv2d_weight};
 pub use embedding::embedding;
+pub use gemv::{gated, norm_gated, norm_linear, RmsScale};
 pub use heads::{merge_heads, split_heads};
 pub use matmul::{linear, linear_act, matmul};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
+pub use sample::{mark_seen, sample, Sampler, Sampling};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
+pub use write_rows::write_rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -197,15 +211,7 @@ pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Re
     apply("where_cond", &[condition, on_true, on_false], 0, |t| t[0].where_cond(t[1], t[2]))
 }
 
-/// The index of the largest element along `dim`, as u32. The result lacks that dimension.
-///
-/// # Errors
-/// A dimension that `x` does not have.
-pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
-    apply("argmax", &[x], x.elem_count() as u64, move |t| t[0].argmax(dim))
-}
-
-/// Pads `(batch, channels, h, w)` with zeros.
+/// `(batch, channels, h, w)` with zeros around it.
 ///
 /// # Errors
 /// A tensor of another rank.

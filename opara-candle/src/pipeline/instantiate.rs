@@ -62,7 +62,7 @@ fn tune(
     build: &mut Build,
 ) -> Result<Instance> {
     let Instance { plan, replay, .. } = &instance;
-    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
+    let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
     match build.times.time("tune", || tune::search(&plan.prepared.problem(), &mut track, tuning)) {
         Ok(winner) => {
             cache.iter().for_each(|cache| cache.store(&winner.schedule, &winner.findings));
@@ -82,9 +82,8 @@ fn tune(
 /// Benchmarks challenger schedules. The fastest replaces the schedule if it is faster.
 fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
-    let mut track = Replays { base: &**replay, plan, inputs, device: &build.device, next: 0 };
-    let winner =
-        build.times.time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
+    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,

@@ -42,7 +42,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         constant_bytes: ops.constant_bytes(),
         verified: is_verified,
         verified_inputs: if is_verified { examples.len() } else { 0 },
-        unvaried_inputs: if is_verified { unvaried_inputs(examples)? } else { Vec::new() },
+        unvaried_inputs: if is_verified { unvaried_inputs(examples, &build.options.state)? } else { Vec::new() },
         replay_us: verified.replay_us,
         eager_us: examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min),
         ..Report::default()

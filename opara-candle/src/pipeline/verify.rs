@@ -5,6 +5,7 @@ use candle::{Device, Tensor};
 use super::build::Build;
 use super::fuse::Fused;
 use super::instantiate::Instance;
+use crate::arguments::StateArguments;
 use crate::backend::{Example, Program, Replay};
 use crate::error::{difference, STRESSED};
 use crate::schedule::{Policy, Scheduler};
@@ -29,7 +30,8 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
         if cfg!(debug_assertions) {
             times.time("check", || plan.prepared.check(&plan.schedule))?;
         }
-        match times.time("verify", || try_out(&mut **replay, &*plan.program, examples, options.verify, device)) {
+        let trial = Trial { program: &*plan.program, examples, state: &options.state, device };
+        match times.time("verify", || trial.try_out(&mut **replay, options.verify)) {
             Ok(us) => break us,
             Err(error @ Error::Mismatch { .. }) if *policy != sequential => {
                 let difference = difference(&error);
@@ -45,7 +47,8 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
     let plan = &instance.plan;
     for seed in 0..options.stress {
         let stressed = plan.program.clone().stressed(plan.clone(), seed)?;
-        times.time("stress", || compare(&*stressed, &*plan.program, examples, device))?;
+        let trial = Trial { program: &*plan.program, examples, state: &options.state, device };
+        times.time("stress", || trial.compare(&*stressed))?;
     }
     plan.program.end_of_building()?;
     Ok(Verified { instance, replay_us })
@@ -55,53 +58,73 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
 /// long ones need none.
 const TRIAL_US: f64 = 100_000.;
 
-/// Replays the examples, compares where asked to, and keeps the variant with the lower median. Returns the time of its
-/// fastest replay in microseconds.
-///
-/// Variants alternate over the examples, so that building costs few forward passes.
-fn try_out(
-    replay: &mut dyn Replay,
-    program: &dyn Program,
-    examples: &[Example],
-    compare: bool,
-    device: &Device,
-) -> Result<f64> {
-    let variants = replay.variants();
-    let mut samples = vec![Vec::new(); variants];
-    // Every example, and every variant.
-    for (i, example) in (0..examples.len().max(variants)).zip(examples.iter().cycle()) {
-        replay.choose(i % variants);
-        let (outputs, us) = timed(replay, program, example, device)?;
-        samples[i % variants].push(us);
-        if compare {
-            verify::same_bits("replay", &example.outputs, &outputs)?;
-        }
-    }
-    let mut left = if variants > 1 { TRIAL_US } else { 0. };
-    for (i, example) in (0..variants).cycle().zip(examples.iter().cycle()) {
-        left -= samples[i].last().copied().unwrap_or(0.);
-        if left <= 0. {
-            break;
-        }
-        replay.choose(i);
-        samples[i].push(timed(replay, program, example, device)?.1);
-    }
-    let latencies: Vec<Latency> = samples.into_iter().map(Latency::of).collect();
-    let best = (0..variants).min_by(|&a, &b| latencies[a].median_us.total_cmp(&latencies[b].median_us)).unwrap_or(0);
-    replay.choose(best);
-    Ok(latencies[best].min_us)
+/// What replays are tried on.
+struct Trial<'a> {
+    program: &'a dyn Program,
+    examples: &'a [Example],
+    /// Which of the examples' arguments are state.
+    state: &'a StateArguments,
+    device: &'a Device,
 }
 
-/// Replays the examples and compares with eager.
-fn compare(replay: &dyn Replay, program: &dyn Program, examples: &[Example], device: &Device) -> Result<()> {
-    examples.iter().try_for_each(|example| {
-        let (outputs, _) = timed(replay, program, example, device)?;
-        verify::same_bits(STRESSED, &example.outputs, &outputs)
-    })
-}
+impl Trial<'_> {
+    /// Replays the examples, compares where asked to, and keeps the variant with the lower median. Returns the time of its
+    /// fastest replay in microseconds.
+    ///
+    /// Variants take turns over the examples: building costs few forwards.
+    fn try_out(&self, replay: &mut dyn Replay, compare: bool) -> Result<f64> {
+        let (examples, variants) = (self.examples, replay.variants());
+        let mut samples = vec![Vec::new(); variants];
+        // Every example, and every variant.
+        for (i, example) in (0..examples.len().max(variants)).zip(examples.iter().cycle()) {
+            replay.choose(i % variants);
+            let (answers, us) = self.timed(replay, example)?;
+            samples[i % variants].push(us);
+            if compare {
+                self.agree("replay", example, &answers)?;
+            }
+        }
+        let mut left = if variants > 1 { TRIAL_US } else { 0. };
+        for (i, example) in (0..variants).cycle().zip(examples.iter().cycle()) {
+            left -= samples[i].last().copied().unwrap_or(0.);
+            if left <= 0. {
+                break;
+            }
+            replay.choose(i);
+            samples[i].push(self.timed(replay, example)?.1);
+        }
+        let latencies: Vec<Latency> = samples.into_iter().map(Latency::of).collect();
+        let best =
+            (0..variants).min_by(|&a, &b| latencies[a].median_us.total_cmp(&latencies[b].median_us)).unwrap_or(0);
+        replay.choose(best);
+        Ok(latencies[best].min_us)
+    }
 
-/// Outputs of a call in the module's state from before building, and the microseconds that it took.
-fn timed(replay: &dyn Replay, program: &dyn Program, example: &Example, device: &Device) -> Result<(Vec<Tensor>, f64)> {
-    program.restore_state()?;
-    timing::timed(device, || replay.call(&example.inputs))
+    /// Replays the examples and compares with eager.
+    fn compare(&self, replay: &dyn Replay) -> Result<()> {
+        self.examples.iter().try_for_each(|example| {
+            let (answers, _) = self.timed(replay, example)?;
+            self.agree(STRESSED, example, &answers)
+        })
+    }
+
+    /// Compares what a call answers with eager: outputs on the host, and a state, which may be large, on the device first.
+    fn agree(&self, mode: &'static str, example: &Example, answers: &[Tensor]) -> Result<()> {
+        let outputs = example.outputs.len().saturating_sub(self.state.compared());
+        let (expected, expected_state) = example.outputs.split_at(outputs);
+        let (got, state) = answers.split_at(outputs.min(answers.len()));
+        verify::same_bits(mode, expected, got)?;
+        match verify::same_on_device(expected_state, state) {
+            true => Ok(()),
+            false => verify::same_bits(mode, &example.outputs, answers),
+        }
+    }
+
+    /// What a call answers in the state from before building, and the microseconds that it took.
+    fn timed(&self, replay: &dyn Replay, example: &Example) -> Result<(Vec<Tensor>, f64)> {
+        self.program.restore_state()?;
+        let arguments = self.state.with_own_state(&example.inputs)?;
+        let (outputs, us) = timing::timed(self.device, || replay.call(&arguments))?;
+        Ok((self.state.answers(outputs, &arguments), us))
+    }
 }

@@ -1,7 +1,9 @@
 //! Operators against definitions written out in double precision.
 
 mod answers;
+mod in_place;
 mod rows;
+mod sample;
 mod windows;
 
 use candle::{DType, Device::Cpu, Result, Tensor};

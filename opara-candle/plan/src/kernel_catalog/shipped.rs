@@ -118,13 +118,22 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_bias_act_", ElementWise),
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),
+    row("opara_cached_attention_", Attention),
     row("opara_product_", Matmul),
+    row("opara_gemv_", Matmul),
+    row("opara_gated_gemv_", Matmul),
     row("opara_embedding_", Gather),
     row("opara_layer_norm_", Normalisation),
     row("opara_rms_norm_", Normalisation),
     row("opara_add_rms_norm_", Normalisation),
     row("opara_softmax_", Softmax),
-    // This library's generated kernels: fusion groups, whose effects are those of their members.
+    row("opara_advance_", ElementWise),
+    row("opara_write_rows_v128", Layout).untyped(),
+    row("opara_write_rows_", Layout),
+    row("opara_argmax_", Reduction),
+    row("opara_mark_", Layout),
+    row("opara_sample_", Other),
+    // Ours, generated: a fusion group, whose effects are those of its members
     row("opara_chain", ElementWise).untyped(),
     // quantized.cu
     row("dequantize_block_q4_0_", Other),

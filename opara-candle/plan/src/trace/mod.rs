@@ -186,7 +186,9 @@ pub enum Role {
     Input(usize),
     /// Holds the n-th output; it must survive the replay.
     Output(usize),
-    /// Memory that existed before the forward pass: weights, tables, a library's own workspace.
+    /// The n-th tensor of a step's state, which is the caller's: read and written in place, and changed between calls.
+    State(usize),
+    /// Memory that was there before the forward pass: weights, tables, a library's own workspace.
     External,
     /// Allocated and freed inside the forward pass; the planner places it in the arena.
     Intermediate,

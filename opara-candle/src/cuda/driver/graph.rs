@@ -6,9 +6,10 @@ use std::sync::Arc;
 use candle::Tensor;
 use cudarc::driver::sys;
 
+use super::bound::{current_context, Bound, BoundLaunch};
 use super::captured_graph::{MemcpyNode, MemsetNode};
 use super::kernel::KernelNode;
-use super::{check, Arguments, MemoryBlock, Relocation, Stream};
+use super::{check, MemoryBlock, Relocation, Stream};
 use crate::Result;
 
 /// A pointer in a node's arguments, as a buffer and an offset.
@@ -41,28 +42,13 @@ impl Drop for Graph {
     }
 }
 
-/// A node that reads inputs: its launch, and the places of the inputs' addresses in it.
-struct Reader {
-    node: sys::CUgraphNode,
-    launch: ReaderLaunch,
-    /// Offset of the address, index of the input, bytes from the input's start.
-    inputs: Vec<(usize, usize, u64)>,
-}
-
-// SAFETY: a handle of the graph beside it, with copied parameters.
-unsafe impl Send for Reader {}
-
-enum ReaderLaunch {
-    Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
-    /// The source of the copy is the input.
-    Memcpy(Box<sys::CUDA_MEMCPY3D>),
-}
-
 /// A graph under construction.
 pub(in crate::cuda) struct GraphBuilder {
     graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
-    readers: Vec<Reader>,
+    /// Which of them are kernels.
+    kernels: Vec<bool>,
+    bound: Vec<Bound>,
     relocation: Relocation,
     /// Host bytes that memcpy nodes read.
     uploads: Vec<Arc<[u8]>>,
@@ -78,15 +64,41 @@ impl GraphBuilder {
         // SAFETY: `raw` receives the new graph.
         check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
         let graph = Graph { raw, stream: stream.clone() };
-        Ok(Self { graph, nodes: Vec::new(), readers: Vec::new(), relocation, uploads: Vec::new(), priorities: false })
+        Ok(Self {
+            graph,
+            nodes: Vec::new(),
+            kernels: Vec::new(),
+            bound: Vec::new(),
+            relocation,
+            uploads: Vec::new(),
+            priorities: false,
+        })
     }
 
     fn moved(&self, buffer: usize, delta: u64, old: u64) -> u64 {
         self.relocation.target(buffer).map_or(old, |start| start + delta)
     }
 
+    /// Notes a node that goes to arguments of the module, if it does: `pointers` are those at each of its places.
+    fn bind(&mut self, node: sys::CUgraphNode, launch: BoundLaunch, pointers: impl Iterator<Item = (usize, Pointer)>) {
+        let place = |(place, p): (usize, Pointer)| Some((place, self.relocation.argument(p.buffer)?, p.delta));
+        let places: Vec<_> = pointers.filter_map(place).collect();
+        if !places.is_empty() {
+            self.bound.push(Bound { node, launch, places });
+        }
+    }
+
+    /// The address of an argument of the module that is told at the first launch: until then, that of a block of so many
+    /// bytes, which the graph keeps.
+    fn stand_in(&mut self, bytes: usize) -> Result<u64> {
+        let block = MemoryBlock::outside_pool(&self.graph.stream, bytes.max(1) as u64)?;
+        self.relocation.keep(&block);
+        Ok(block.address())
+    }
+
     fn added(&mut self, node: sys::CUgraphNode) -> usize {
         self.nodes.push(node);
+        self.kernels.push(false);
         self.nodes.len() - 1
     }
 
@@ -94,15 +106,17 @@ impl GraphBuilder {
         after.iter().map(|&i| self.nodes[i]).collect()
     }
 
-    /// Adds a kernel that depends on the nodes `after` (indices in the order of addition). Its pointers are relocated.
-    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize]) -> Result<usize> {
+    /// Adds a kernel behind the nodes `after`, given by the order in which they were added; pointers move. One that `waits` by
+    /// itself may begin while a kernel before it still runs.
+    pub fn kernel(&mut self, node: &KernelNode, pointers: &[Pointer], after: &[usize], waits: bool) -> Result<usize> {
         let mut arguments = node.arguments.clone();
         for p in pointers {
             if let Some(start) = self.relocation.target(p.buffer) {
                 arguments.set_word(p.word, start + p.delta);
             }
         }
-        let dependencies = self.after(after);
+        let is_early = waits && matches!(after, [only] if self.kernels[*only]);
+        let dependencies = if is_early { Vec::new() } else { self.after(after) };
         let mut params = node.params;
         let mut new = std::ptr::null_mut();
         arguments.with_raw(|kernel_params, extra| {
@@ -127,20 +141,41 @@ impl GraphBuilder {
                 check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
             }
         })?;
-        let input = |p: &Pointer| Some((p.word, self.relocation.input(p.buffer)?, p.delta));
-        let inputs: Vec<_> = pointers.iter().filter_map(input).collect();
-        if !inputs.is_empty() {
-            let launch = ReaderLaunch::Kernel(Box::new(node.params), arguments);
-            self.readers.push(Reader { node: new, launch, inputs });
+        let launch = BoundLaunch::Kernel(Box::new(node.params), arguments);
+        self.bind(new, launch, pointers.iter().map(|p| (p.word, *p)));
+        if is_early {
+            self.begin_early(self.nodes[after[0]], new)?;
         }
-        Ok(self.added(new))
+        let added = self.added(new);
+        self.kernels[added] = true;
+        Ok(added)
+    }
+
+    /// Has a kernel begin as soon as the one before it lets it.
+    fn begin_early(&self, before: sys::CUgraphNode, kernel: sys::CUgraphNode) -> Result<()> {
+        let edge = sys::CUgraphEdgeData {
+            from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        // SAFETY: both nodes are kernels of the graph that is owned here, and the call copies the edge. The kernel waits by itself
+        // for what the other writes.
+        check("cuGraphAddDependencies", unsafe {
+            sys::cuGraphAddDependencies_v2(self.graph.raw, &before, &kernel, &edge, 1)
+        })
     }
 
     /// Adds a memset at byte `delta` of `buffer` that depends on the nodes `after`.
     pub fn memset(&mut self, node: &MemsetNode, pointer: Pointer, after: &[usize]) -> Result<usize> {
         let mut params = node.params;
         params.dst = self.moved(pointer.buffer, pointer.delta, params.dst);
-        self.add_memset(&params, after)
+        if self.relocation.argument(pointer.buffer).is_some() {
+            params.dst = self.stand_in(node.bytes() as usize)?;
+        }
+        let added = self.add_memset(&params, after)?;
+        self.bind(self.nodes[added], BoundLaunch::Memset(Box::new(params)), [(0, pointer)].into_iter());
+        Ok(added)
     }
 
     /// Fills a block, which the graph keeps alive, with a byte value, after the nodes `after`.
@@ -178,9 +213,18 @@ impl GraphBuilder {
             params.srcDevice = self.moved(from.buffer, from.delta, source);
         }
         params.dstDevice = self.moved(to.buffer, to.delta, node.target());
-        if from.is_some_and(|from| self.relocation.input(from.buffer).is_some()) {
-            // The first launch sets the input's address; until then any memory of this size will do.
-            params.srcDevice = params.dstDevice;
+        // The first launch says where an argument is; until then any memory of this size will do.
+        let is_argument = |pointer: Pointer| self.relocation.argument(pointer.buffer).is_some();
+        match (from.is_some_and(is_argument), is_argument(to)) {
+            (false, false) => {}
+            (true, false) => params.srcDevice = params.dstDevice,
+            (false, true) if from.is_some() => params.dstDevice = params.srcDevice,
+            (both, true) => {
+                params.dstDevice = self.stand_in(params.WidthInBytes)?;
+                if both {
+                    params.srcDevice = params.dstDevice;
+                }
+            }
         }
         (params.srcXInBytes, params.dstXInBytes) = (0, 0);
         self.uploads.extend(node.upload.clone());
@@ -197,10 +241,8 @@ impl GraphBuilder {
                 current_context()?,
             )
         })?;
-        if let Some((from, input)) = from.and_then(|from| Some((from, self.relocation.input(from.buffer)?))) {
-            let launch = ReaderLaunch::Memcpy(Box::new(params));
-            self.readers.push(Reader { node: new, launch, inputs: vec![(0, input, from.delta)] });
-        }
+        let pointers = from.map(|from| (0, from)).into_iter().chain([(1, to)]);
+        self.bind(new, BoundLaunch::Memcpy(Box::new(params)), pointers);
         Ok(self.added(new))
     }
 
@@ -244,8 +286,8 @@ impl GraphBuilder {
         Ok(Executable {
             raw,
             graph: self.graph,
-            inputs: Vec::new(),
-            readers: self.readers,
+            arguments: Vec::new(),
+            bound: self.bound,
             moved: self.relocation,
             _uploads: self.uploads,
             _keep: keep,
@@ -253,23 +295,16 @@ impl GraphBuilder {
     }
 }
 
-fn current_context() -> Result<sys::CUcontext> {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: `context` receives the handle.
-    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
-    Ok(context)
-}
-
-/// A graph that can be launched. It owns all memory that its nodes point to, except for the inputs and the arenas,
-/// which every launch passes.
+/// A graph that can be launched. It owns all that its nodes point at, but for the module's arguments and the arenas, which
+/// every launch brings along.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
-    /// The nodes of `readers` belong to it.
+    /// The nodes of `bound` are its own.
     graph: Graph,
-    /// The addresses of the inputs at the last launch.
-    inputs: Vec<u64>,
-    readers: Vec<Reader>,
-    /// Owns the tensors that buffers were relocated into.
+    /// Where the module's arguments were at the last launch.
+    arguments: Vec<u64>,
+    bound: Vec<Bound>,
+    /// Owns the tensors that buffers moved into.
     moved: Relocation,
     _uploads: Vec<Arc<[u8]>>,
     _keep: Box<dyn Any + Send + Sync>,
@@ -283,24 +318,24 @@ impl Executable {
     /// Launches the graph on the device's stream.
     ///
     /// # Errors
-    /// Inputs whose sizes differ from the captured ones, arenas that differ from the relocation's, or a failed driver
-    /// call.
-    pub fn launch(&mut self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
-        let inputs = self.moved.launched_with(inputs, arenas)?;
+    /// Arguments of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
+    /// that failed.
+    pub fn launch(&mut self, arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
+        let arguments = self.moved.launched_with(arguments, arenas)?;
         self.graph.stream.bind()?;
-        if self.inputs != inputs {
-            // If an update fails, the next launch sets all addresses again.
-            self.inputs.clear();
-            for reader in &mut self.readers {
+        if self.arguments != arguments {
+            // What is not known to be set is set again, should one of these fail.
+            let before = std::mem::take(&mut self.arguments);
+            for bound in self.bound.iter_mut().filter(|bound| bound.moves(&before, &arguments)) {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
-                // function, launch shape and size are the node's own; launches in flight keep their old parameters.
-                unsafe { reader.read_from(self.raw, &inputs)? };
+                // function, geometry and size are those of the node; launches in flight keep what they were given.
+                unsafe { bound.bind_to(self.raw, &arguments)? };
             }
-            self.inputs = inputs;
+            self.arguments = arguments;
         }
-        // SAFETY: executable and stream exist. The nodes point to memory that is owned by this value, by the module
-        // that it keeps, or to inputs and arenas. Those were checked against the captured ones, and the caller's memory
-        // is freed in the order of this stream, or later.
+        // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
+        // keeps, or it is an argument or an arena: those were found to be like the captured ones, and the caller's memory is
+        // freed in the order of this stream, or after it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
     }
 }
@@ -313,41 +348,6 @@ impl Executable {
     pub fn ids(&self) -> Result<[u32; 2]> {
         // SAFETY: this value owns both handles.
         unsafe { super::cupti::graph_ids(self.graph.raw, self.raw) }
-    }
-}
-
-impl Reader {
-    /// Makes the node read inputs at these addresses from the next launch on.
-    ///
-    /// # Safety
-    /// `executable` must be made from the node's graph, and the inputs must have the captured sizes.
-    unsafe fn read_from(&mut self, executable: sys::CUgraphExec, inputs: &[u64]) -> Result<()> {
-        let node = self.node;
-        match &mut self.launch {
-            ReaderLaunch::Kernel(params, arguments) => {
-                for &(word, input, delta) in &self.inputs {
-                    arguments.set_word(word, inputs[input] + delta);
-                }
-                let mut params = **params;
-                arguments.with_raw(|kernel_params, extra| {
-                    params.kernelParams = kernel_params;
-                    params.extra = extra;
-                    // SAFETY: node and executable are valid by the caller's promise; the call copies the arguments.
-                    check("cuGraphExecKernelNodeSetParams", unsafe {
-                        sys::cuGraphExecKernelNodeSetParams_v2(executable, node, &params)
-                    })
-                })
-            }
-            ReaderLaunch::Memcpy(params) => {
-                for &(_, input, delta) in &self.inputs {
-                    params.srcDevice = inputs[input] + delta;
-                }
-                // SAFETY: node and executable are valid by the caller's promise.
-                check("cuGraphExecMemcpyNodeSetParams", unsafe {
-                    sys::cuGraphExecMemcpyNodeSetParams(executable, node, &**params, current_context()?)
-                })
-            }
-        }
     }
 }
 

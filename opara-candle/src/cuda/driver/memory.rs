@@ -42,13 +42,15 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// The tensor, or a copy of it: contiguous, aligned to 256 bytes like the driver's allocations (kernels were chosen for
-/// that alignment), and disjoint from the tensors `written`.
+/// What the address of an allocation is a multiple of.
+pub(in crate::cuda) const ALIGNMENT: u64 = 256;
+
+/// The tensor, or a copy of it: contiguous, aligned as the driver aligns allocations, for which kernels were chosen, and
+/// apart from the tensors `written`.
 ///
 /// # Errors
 /// A tensor that is not on a CUDA device, or no memory for the copy.
 pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Result<Tensor> {
-    const ALIGNMENT: u64 = 256;
     let tensor = tensor.contiguous()?;
     let start = address_of(&tensor)?;
     let mut apart = true;
@@ -217,13 +219,13 @@ impl MemoryBlock {
     }
 }
 
-/// The new address of each captured buffer. It is in a block that this relocation keeps alive for the graph, in an
-/// arena that every launch passes, or, for inputs, different at every launch.
+/// The new address of each captured buffer: in a block that this relocation, and so the graph built with it, keeps alive; in
+/// an arena, which is an argument of every launch; or, for inputs and state, another address at every launch.
 #[derive(Clone, Default)]
 pub(in crate::cuda) struct Relocation {
     targets: hashbrown::HashMap<usize, u64>,
-    /// Index and size in bytes of each input's buffer.
-    inputs: hashbrown::HashMap<usize, (usize, u64)>,
+    /// Number and size of the buffer of each argument of the module: an input, or a tensor of its state.
+    module_arguments: hashbrown::HashMap<usize, (usize, u64)>,
     /// The addresses of the arenas.
     arenas: hashbrown::HashSet<u64>,
     owners: Vec<MemoryBlock>,
@@ -250,31 +252,28 @@ impl Relocation {
         Ok(())
     }
 
-    /// Marks a buffer as an input, whose address every launch passes.
-    pub fn place_input(&mut self, buffer: usize, input: usize, bytes: u64) {
-        self.inputs.insert(buffer, (input, bytes));
+    /// Marks a buffer as an argument of the module, whose address is an argument of every launch.
+    pub fn place_argument(&mut self, buffer: usize, argument: usize, bytes: u64) {
+        self.module_arguments.insert(buffer, (argument, bytes));
     }
 
-    /// The index of the input in this buffer, if it is an input.
-    pub(super) fn input(&self, buffer: usize) -> Option<usize> {
-        self.inputs.get(&buffer).map(|&(input, _)| input)
+    /// The index of the module's argument that this buffer is, if it is one.
+    pub(super) fn argument(&self, buffer: usize) -> Option<usize> {
+        self.module_arguments.get(&buffer).map(|&(argument, _)| argument)
     }
 
-    /// The addresses of a launch's inputs.
+    /// Addresses of the module's arguments in a launch.
     ///
     /// # Errors
-    /// Inputs that differ in size from the captured ones or are not contiguous, or other arenas than those of this
-    /// relocation.
-    pub(super) fn launched_with(&self, inputs: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
-        let fit = |&(input, bytes): &(usize, u64)| inputs.get(input).is_some_and(|t| bytes_of(t) == bytes);
-        let contiguous = inputs.iter().all(Tensor::is_contiguous);
+    /// Arguments that are not like the captured ones, or other arenas than those of this relocation.
+    pub(super) fn launched_with(&self, module_arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
+        let fit = |&(at, bytes): &(usize, u64)| module_arguments.get(at).is_some_and(|t| bytes_of(t) == bytes);
+        let contiguous = module_arguments.iter().all(Tensor::is_contiguous);
         let same_arenas = self.arenas.iter().all(|&start| arenas.iter().any(|arena| arena.address == start));
-        if !contiguous || !same_arenas || !self.inputs.values().all(fit) {
-            return Err(Error::InvalidLayout(
-                "a launch passes inputs or arenas that its graph was not built for".into(),
-            ));
+        if !contiguous || !same_arenas || !self.module_arguments.values().all(fit) {
+            return Err(Error::InvalidLayout("a launch brings other memory than its graph was built for".into()));
         }
-        inputs.iter().map(address_of).collect()
+        module_arguments.iter().map(address_of).collect()
     }
 
     /// Keeps another block alive.

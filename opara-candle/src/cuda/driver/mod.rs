@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod arguments;
+mod bound;
 mod captured_graph;
 #[cfg(feature = "cudnn")]
 pub(crate) mod convolution;
@@ -14,6 +15,7 @@ pub(crate) mod cublaslt;
 #[cfg(feature = "cudnn")]
 pub(crate) mod cudnn;
 mod cupti;
+mod download;
 #[cfg(feature = "faults")]
 pub mod faults;
 mod graph;
@@ -29,12 +31,13 @@ mod watched_memory;
 pub(super) use arguments::Arguments;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
+pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, Placed, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, copy_of, AllocationTable, MemoryBlock, Relocation};
+pub(super) use memory::{aligned_input, bytes_of, copy_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

@@ -309,9 +309,14 @@ impl Event {
         self.0.elapsed_ms(&end.0).map(|ms| ms as f64 * 1e3).map_err(wrap("cuEventElapsedTime"))
     }
 
-    /// Makes later work of a stream wait for this event. If the driver refuses that, waits on the host.
+    /// Waits on the host until it has happened.
+    pub fn wait(&self) -> Result<()> {
+        self.0.synchronize().map_err(wrap("cuEventSynchronize"))
+    }
+
+    /// Lets work that is given to a stream from now on wait for this event. Should the driver refuse that, waits here.
     pub(super) fn delay(&self, stream: sys::CUstream) {
-        // SAFETY: the event exists; the driver rejects a stream that does not.
+        // SAFETY: the event exists; a stream that does not is refused.
         let status = unsafe { sys::cuStreamWaitEvent(stream, self.0.cu_event(), 0) };
         if status != sys::CUresult::CUDA_SUCCESS {
             // SAFETY: the event exists. If this fails too, the device is lost, and nothing runs on it.

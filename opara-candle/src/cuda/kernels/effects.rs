@@ -3,7 +3,7 @@
 use self::{Before::Overwritten, Extent::Elements, Factor::Argument};
 use crate::kernel_catalog::ELEMENT_TYPES;
 
-/// The effects of kernels with the same signature. All of them write through exactly one argument.
+/// The effects of kernels with the same signature. Almost all of them write through exactly one argument.
 pub(crate) struct Effects {
     /// The name in [`KernelEntry::effects`](crate::kernel_catalog::KernelEntry::effects).
     pub name: &'static str,
@@ -19,6 +19,10 @@ pub(crate) struct Effects {
     pub inputs: &'static [usize],
     /// The argument that points to dimensions and strides; null if all operands are contiguous.
     pub strides: Option<usize>,
+    /// Another argument that is read and of which a part is written, in elements like the output's: state.
+    pub updated: Option<usize>,
+    /// Arguments that are read before the kernel waits for its predecessors, if it does (`dependent.cuh`).
+    pub early: &'static [usize],
 }
 
 /// The bytes that are written, from the output pointer on.
@@ -64,7 +68,17 @@ pub(crate) enum Before {
 
 /// A kernel that writes `extent` through the argument `output`.
 pub(crate) const fn writes(name: &'static str, output: usize, extent: Extent) -> Effects {
-    Effects { name, output, element: None, extent, before: Overwritten, inputs: &[], strides: None }
+    Effects {
+        name,
+        output,
+        element: None,
+        extent,
+        before: Overwritten,
+        inputs: &[],
+        strides: None,
+        updated: None,
+        early: &[],
+    }
 }
 
 /// Kernels with the arguments `numel, num_dims, info, ...` that compute each output element from one element of each
@@ -91,6 +105,16 @@ impl Effects {
 
     pub const fn strides(mut self, argument: usize) -> Self {
         self.strides = Some(argument);
+        self
+    }
+
+    pub const fn updates(mut self, argument: usize) -> Self {
+        self.updated = Some(argument);
+        self
+    }
+
+    pub const fn early(mut self, arguments: &'static [usize]) -> Self {
+        self.early = arguments;
         self
     }
 

@@ -33,16 +33,29 @@ pub(super) fn known<'a>(
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
     let writes =
-        |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word) == Some(call.effects.output));
+        |word| call.as_ref().is_none_or(|call| kernel.arguments.argument_at(word).is_some_and(|at| call.writes(at)));
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
-/// A kernel of the table whose code was checked.
+/// Offsets of the pointers that a launch may read through before what comes before it has ended; `None` if it does not wait for
+/// that by itself.
+pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
+    let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.module) && shipped.waits)?;
+    let is_early = |word: &usize| {
+        let argument = kernel.arguments.argument_at(*word);
+        argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
+    };
+    Some(kernel.arguments.words().map(|(word, _)| word).filter(is_early).collect())
+}
+
+/// A kernel of the table.
 #[derive(Clone, Copy)]
 struct Shipped {
     effects: &'static Effects,
     parameters: usize,
     module: u64,
+    /// Whether it waits by itself for those before it.
+    waits: bool,
 }
 
 /// The kernel of this name, if its code agrees with the table: another version of candle may differ.
@@ -58,7 +71,8 @@ fn shipped(name: &str) -> Option<Shipped> {
         let refused =
             |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
-        Some(Shipped { effects, parameters: entry.parameters, module: entry.module })
+        let waits = entry.before_wait().is_some();
+        Some(Shipped { effects, parameters: entry.parameters, module: entry.module, waits })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);
     proven
@@ -80,11 +94,16 @@ impl Call<'_> {
     pub fn access(&self, argument: Option<usize>, delta: u64, bytes: u64) -> (Region, AccessMode) {
         let (region, mode) = match argument {
             Some(argument) if argument == self.effects.output => (self.written(delta), self.mode()),
+            Some(argument) if self.writes(argument) => (None, AccessMode::ReadWrite),
             Some(argument) => (self.read(argument, delta), AccessMode::Read),
             None => (None, AccessMode::Read),
         };
         let rest = Region::contiguous(delta, bytes.saturating_sub(delta));
         (region.filter(|r| r.end() <= bytes).unwrap_or(rest), mode)
+    }
+
+    fn writes(&self, argument: usize) -> bool {
+        argument == self.effects.output || Some(argument) == self.effects.updated
     }
 
     fn mode(&self) -> AccessMode {
@@ -197,6 +216,8 @@ mod tests {
         assert_eq!(written("opara_rms_norm_f64", &[6, 9, 0, 1, 2, 3], 5), bytes(8 * 6 * 9));
         assert_eq!(written("opara_add_rms_norm_f16", &[6, 9, 0, 1, 2, 3, 4], 6), bytes(2 * 6 * 9 * 2));
         assert_eq!(written("opara_softmax_long_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
+        assert_eq!(written("opara_gemv_1_f16", &[54, 9, 30, 1, 0, 1, 2, 3, 4, 5, 6], 10), bytes(2 * 54));
+        assert_eq!(written("opara_gated_gemv_8_bf16", &[54, 9, 30, 1, 4, 0, 1, 2, 3, 4, 5], 10), bytes(2 * 54));
         assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
         assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
         assert_eq!(written("opara_embedding_i64_f16", &[54, 9, 30, 1, 2, 3], 5), bytes(2 * 54));
@@ -221,7 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn copy2d_writes_exactly_its_rows() {
+    fn attention_writes_its_result_and_a_part_of_the_cache() {
+        let words: Vec<u64> = [54].into_iter().chain([1; 16]).collect();
+        let name = "opara_cached_attention_8x8_f16";
+        assert_eq!(access(name, &words, 16), (bytes(2 * 54), AccessMode::Write));
+        assert_eq!(access(name, &words, 15), (rest(), AccessMode::ReadWrite), "the cache");
+        assert_eq!(access(name, &words, 10), (rest(), AccessMode::Read));
+    }
+
+    #[test]
+    fn parts_of_a_concatenation_are_exact() {
         let arguments = Arguments::from_words(&[0xa000, 0xb000, 2, 3, 3, 8]);
         let launch = Launch::default();
         let call = known("copy2d_f32", &arguments, &launch, code_of("copy2d_f32")).expect("it is in the table");

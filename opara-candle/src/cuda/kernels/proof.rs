@@ -156,17 +156,24 @@ fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
 /// The first difference.
 pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let Entry { name, parameters, code, .. } = *kernel;
+    let uses_before_wait = kernel.before_wait().map(uses).transpose()?;
+    if let Some(Uses { stored, loaded, .. }) = uses_before_wait {
+        let early = stored.is_empty() && loaded.keys().all(|argument| effects.early.contains(argument));
+        ensure(early, || format!("it reads {loaded:?} and writes {stored:?} before it waits"))?;
+    }
     let uses = uses(code)?;
     let element = effects.written_element(name).ok_or("its name has no element type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_"].iter().any(|part| name.contains(part)) {
-        // Threads of these kernels access several neighbouring elements with one vector instruction.
+    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_", "_gemv_"]
+        .iter()
+        .any(|part| name.contains(part))
+    {
+        // Its threads take several neighbours, which the compiler loads and stores together.
         let sizes = stored.values_mut().chain(loaded.values_mut());
         sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);
     }
-    ensure(stored == [(effects.output, element)].into(), || {
-        format!("it writes {stored:?}: argument, bytes of an element")
-    })?;
+    let written = effects.updated.into_iter().chain([effects.output]).map(|argument| (argument, element));
+    ensure(stored == written.collect(), || format!("it writes {stored:?}: argument, bytes of an element"))?;
     for input in effects.inputs {
         let read = loaded.get(input).copied();
         ensure(read == effects.read_element(name), || format!("it reads elements of {read:?} bytes of input {input}"))?;

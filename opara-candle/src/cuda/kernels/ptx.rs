@@ -16,7 +16,14 @@ pub(super) struct Entry {
     pub module: u64,
 }
 
-/// All kernels.
+impl Entry {
+    /// What comes before the kernel waits for those before it, if it does.
+    pub fn before_wait(&self) -> Option<&'static str> {
+        self.code.split_once("griddepcontrol.wait").map(|(before, _)| before)
+    }
+}
+
+/// All of them.
 pub(super) fn entries() -> impl Iterator<Item = Entry> {
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()

@@ -31,6 +31,9 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
     if let Ok(content) = contents.get(Tag::WORKSPACES) {
         workspaces(content, &mut buffers)?;
     }
+    if let Ok(content) = contents.get(Tag::STATE) {
+        state(content, &mut buffers)?;
+    }
     let peak_bytes = contents.get(Tag::PEAK).map_or(Ok(0), peak)?;
     let measured = contents.get(Tag::MEASURED).map_or(Ok(Vec::new()), measured)?;
     let trace = Trace { device, ops, buffers, peak_bytes, measured };
@@ -74,6 +77,7 @@ fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
         Tag::BUFFERS,
         Tag::OPS,
         Tag::WORKSPACES,
+        Tag::STATE,
         Tag::PEAK,
         Tag::NANOS,
         Tag::MEANINGS,
@@ -118,16 +122,33 @@ fn workspaces(mut content: Cursor<'_>, buffers: &mut [Buffer]) -> Result<(), Fil
     let mut id = 0usize;
     for entry in 0..count {
         let step: u64 = content.read(entry)?;
-        let next = usize::try_from(step).ok().and_then(|step| id.checked_add(step));
-        match next.and_then(|id| Some((id, buffers.get_mut(id)?))) {
-            Some((found, buffer)) if buffer.role == Role::Intermediate => {
-                buffer.role = Role::Workspace;
-                id = found;
-            }
-            _ => return Err(content.error(entry, "it names no intermediate buffer".into())),
-        }
+        let buffer = further(&mut id, step, buffers).filter(|buffer| buffer.role == Role::Intermediate);
+        let Some(buffer) = buffer else {
+            return Err(content.error(entry, "it names no intermediate buffer".into()));
+        };
+        buffer.role = Role::Workspace;
     }
     content.finish(count)
+}
+
+fn state(mut content: Cursor<'_>, buffers: &mut [Buffer]) -> Result<(), FileError> {
+    let count = content.count(0, "tensors of state", limits::BUFFERS)?;
+    let mut id = 0usize;
+    for entry in 0..count {
+        let (step, index): (u64, usize) = content.read(entry)?;
+        let buffer = further(&mut id, step, buffers).filter(|buffer| buffer.role == Role::External);
+        let Some(buffer) = buffer else {
+            return Err(content.error(entry, "it names no buffer from before the pass".into()));
+        };
+        buffer.role = Role::State(index);
+    }
+    content.finish(count)
+}
+
+/// The buffer that is `step` behind the one with this id, which becomes its own.
+fn further<'a>(id: &mut usize, step: u64, buffers: &'a mut [Buffer]) -> Option<&'a mut Buffer> {
+    *id = id.checked_add(usize::try_from(step).ok()?)?;
+    buffers.get_mut(*id)
 }
 
 fn peak(mut content: Cursor<'_>) -> Result<u64, FileError> {

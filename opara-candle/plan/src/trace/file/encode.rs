@@ -28,7 +28,11 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
     let mut buffers = Content::new(Tag::BUFFERS);
     buffers.push(0, &trace.buffers.len())?;
     for (id, buffer) in trace.buffers.iter().enumerate() {
-        let role = if buffer.role == Role::Workspace { Role::Intermediate } else { buffer.role };
+        let role = match buffer.role {
+            Role::Workspace => Role::Intermediate,
+            Role::State(_) => Role::External,
+            role => role,
+        };
         buffers.push(id, &Buffer { bytes: buffer.bytes, role })?;
     }
 
@@ -64,6 +68,21 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
             before = id;
         }
         contents.push(workspaces);
+    }
+    let state = trace.buffers.iter().enumerate().filter_map(|(id, buffer)| match buffer.role {
+        Role::State(index) => Some((id, index)),
+        _ => None,
+    });
+    let state: Vec<(usize, usize)> = state.collect();
+    if !state.is_empty() {
+        let mut tensors = Content::new(Tag::STATE);
+        tensors.push(0, &state.len())?;
+        let mut before = 0;
+        for (entry, (id, index)) in state.into_iter().enumerate() {
+            tensors.push(entry, &(id - before, index))?;
+            before = id;
+        }
+        contents.push(tensors);
     }
     if trace.peak_bytes > 0 {
         let mut peak = Content::new(Tag::PEAK);

@@ -10,7 +10,7 @@ use super::FileError;
 
 /// Launches.
 pub(super) const OPS: u64 = 1 << 20;
-/// Buffers, and so also inputs and outputs.
+/// Buffers, and so also inputs, outputs and state.
 pub(super) const BUFFERS: u64 = 1 << 20;
 /// Accesses of all ops together.
 pub(super) const ACCESSES: u64 = 1 << 22;
@@ -61,8 +61,8 @@ pub(super) fn check(trace: &Trace) -> Result<(), FileError> {
     at_most("bytes of the names of measured schedules", names, TEXT)?;
     device(&trace.device)?;
     for (id, buffer) in trace.buffers.iter().enumerate() {
-        if let Role::Input(index) | Role::Output(index) = buffer.role {
-            at_most(format_args!("number of the input or output in buffer {id}"), index as u128, BUFFERS)?;
+        if let Role::Input(index) | Role::Output(index) | Role::State(index) = buffer.role {
+            at_most(format_args!("number of the input, output or state in buffer {id}"), index as u128, BUFFERS)?;
         }
     }
     for (id, op) in trace.ops.iter().enumerate() {

@@ -51,6 +51,8 @@ enum RoleVariants {
     Constant,
     /// Never written here: readers of the first release see an intermediate buffer, and the section `work` tells newer ones.
     Workspace,
+    /// Never written here: `STAT` tells, which a reader of the first release refuses.
+    State(usize),
 }
 
 /// An op; its accesses follow.

@@ -25,7 +25,9 @@ impl Tag {
     pub(super) const OPS: Tag = Tag(*b"OPER");
     /// The buffers that are workspaces of a library; absent if there are none.
     pub(super) const WORKSPACES: Tag = Tag(*b"work");
-    /// Peak memory in bytes; absent if unknown.
+    /// Which buffers are tensors of a step's state; absent where none is. A trace means something else without it.
+    pub(super) const STATE: Tag = Tag(*b"STAT");
+    /// Most bytes held at a time; absent where that is not known.
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Nanoseconds of each op; absent if none was measured.
     pub(super) const NANOS: Tag = Tag(*b"nano");

@@ -29,7 +29,7 @@ pub(in crate::cuda) struct WrittenMemory {
     stream: Stream,
     written_by: WrittenBy,
     functions: Functions,
-    /// Address and size of the current pass's allocations that are not freed.
+    /// First byte and size of what is the current pass's own: what it was given, or has allocated and not freed.
     live: BTreeMap<CUdeviceptr, usize>,
     /// By address of the allocation.
     copies: BTreeMap<CUdeviceptr, Copied>,
@@ -106,12 +106,14 @@ impl WrittenMemory {
         }
     }
 
-    /// Runs a pass with its writes watched.
+    /// Runs a pass with its writes watched, but for those to the allocations around the addresses `own`, which the pass may
+    /// write to as it likes.
     ///
     /// # Errors
-    /// No memory for a copy. The write was not made.
-    pub fn watch<T>(&mut self, pass: impl FnOnce() -> T) -> Result<T> {
-        self.live.clear();
+    /// No memory for a copy. What was to be written then was not.
+    pub fn watch<T>(&mut self, own: &[u64], pass: impl FnOnce() -> T) -> Result<T> {
+        let own = own.iter().filter_map(|&address| allocation_at(address));
+        self.live = own.map(|allocation| (allocation.start, allocation.bytes as usize)).collect();
         let result = during(self, pass);
         std::mem::replace(&mut self.failed, Ok(()))?;
         Ok(result)

@@ -87,12 +87,22 @@ impl Capabilities {
         self.runs() == Some(Target { number: 90, suffix: Some('a') })
     }
 
-    /// May a block use this many bytes of shared memory?
+    /// Clusters of blocks.
+    pub fn has_clusters(&self) -> bool {
+        self.runs().is_some_and(|target| target.number >= 90)
+    }
+
+    /// Whether a block may have so many bytes of shared memory.
     pub fn has_shared(&self, bytes: usize) -> bool {
         bytes <= self.shared_per_block
     }
 
-    /// Is the device a Hopper GPU, so that code with warpgroup instructions could be built for it?
+    /// Bytes of shared memory that a block may have beside so many that its kernel has anyway.
+    pub fn shared_beside(&self, bytes: usize) -> usize {
+        self.shared_per_block.saturating_sub(bytes)
+    }
+
+    /// Whether the device is one of Hopper's, whose code may be built for its warpgroups.
     pub fn is_hopper(&self) -> bool {
         self.device == 90
     }

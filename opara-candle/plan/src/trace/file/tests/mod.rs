@@ -114,6 +114,23 @@ fn optional_sections_are_skipped_and_others_refused() {
 }
 
 #[test]
+fn state_is_a_section_that_readers_need() {
+    let mut trace = golden();
+    (trace.buffers[0].role, trace.buffers[2].role) = (Role::State(1), Role::State(0));
+    let mut sections = encode::contents(&trace).unwrap().to_vec();
+    let state = sections.iter().position(|(tag, _)| *tag == Tag::STATE).unwrap();
+    assert!(!sections[state].0.is_optional());
+    assert_eq!(read(&file(&sections)).unwrap(), trace);
+    // Two entries: a distance and a number each.
+    assert_eq!(sections[state].1, [2, 0, 1, 2, 0]);
+    for named in [3, 99] {
+        sections[state].1 = vec![1, named, 0];
+        let error = read(&file(&sections)).unwrap_err().to_string();
+        assert!(error.contains("`STAT`") && error.ends_with("it names no buffer from before the pass"), "{error}");
+    }
+}
+
+#[test]
 fn sections_may_come_in_any_order_once() {
     let mut sections = encode::contents(&golden()).unwrap().to_vec();
     sections[..4].reverse();

@@ -98,6 +98,7 @@ fn buffers() -> impl Strategy<Value = Buffer> {
         Just(Role::Intermediate),
         Just(Role::Constant),
         Just(Role::Workspace),
+        (0..1usize << 20).prop_map(Role::State),
     ];
     (prop_oneof![0..100u64, 0..1u64 << 56], role).prop_map(|(bytes, role)| Buffer { bytes, role })
 }

@@ -5,7 +5,11 @@
 #include "numbers.cuh"
 
 // Kernel attribute: clusters of BLOCKS blocks along z.
+#if __CUDA_ARCH__ >= 900
 #define CLUSTER(BLOCKS) __cluster_dims__(1, 1, BLOCKS)
+#else
+#define CLUSTER(BLOCKS)
+#endif
 
 // Barrier of all threads of the cluster; shared memory written before is visible after it.
 template <unsigned BLOCKS> __device__ inline void sync_cluster() {

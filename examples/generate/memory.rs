@@ -1,0 +1,15 @@
+//! What a generation takes of memory.
+
+use anyhow::Result;
+use candle::Device;
+
+/// In words: of a GPU what is not free, else the most that the process had.
+pub fn used(device: &Device) -> Result<String> {
+    const MIB: f64 = (1u64 << 20) as f64;
+    if device.is_cuda() {
+        return Ok(format!("{:.0} MiB of the GPU are free", opara_candle::free_memory(device)? as f64 / MIB));
+    }
+    let told = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let most = told.lines().find_map(|line| line.strip_prefix("VmHWM:")).map(str::trim);
+    Ok(most.map_or("not told by the system".into(), |most| format!("{most} at most")))
+}

@@ -1,0 +1,101 @@
+//! Where a model is from, and how it reads and writes text.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use candle::Device;
+use opara_examples::Options;
+use opara_models::decoder::{Config, Decoder, Message, Text};
+use opara_weights::Checkpoint;
+
+use crate::Args;
+
+/// A model that is not loaded yet.
+pub enum Source {
+    /// A folder, a file of safetensors, or an id on the hub.
+    Checkpoint { checkpoint: Box<Checkpoint>, config: Config, text: Text },
+    /// One file.
+    Gguf { path: PathBuf, config: Config, text: Text },
+    /// Of random weights.
+    Random(Config),
+}
+
+impl Source {
+    /// What the options name.
+    pub fn find(args: &Args) -> Result<Self> {
+        let Some(model) = args.options.model.as_deref() else {
+            let config = Config::named(&args.random).expect("the options allow known names alone");
+            return Ok(Self::Random(config));
+        };
+        let path = Path::new(model);
+        if path.extension().is_some_and(|extension| extension == "gguf") {
+            let config = Config::of_gguf(path)?;
+            return Ok(Self::Gguf { config, text: Text::of_gguf(path)?, path: path.into() });
+        }
+        let checkpoint = Checkpoint::find(model)?;
+        let config = Config::of_checkpoint(&checkpoint)?;
+        let text = Text::of_checkpoint(&checkpoint)?;
+        Ok(Self::Checkpoint { checkpoint: Box::new(checkpoint), config, text })
+    }
+
+    fn config(&self) -> &Config {
+        match self {
+            Self::Checkpoint { config, .. } | Self::Gguf { config, .. } | Self::Random(config) => config,
+        }
+    }
+
+    fn text(&self) -> Option<&Text> {
+        match self {
+            Self::Checkpoint { text, .. } | Self::Gguf { text, .. } => Some(text),
+            Self::Random(_) => None,
+        }
+    }
+
+    pub fn is_random(&self) -> bool {
+        matches!(self, Self::Random(_))
+    }
+
+    /// The tokens that the options ask to continue. Random weights take bytes for tokens.
+    pub fn prompt(&self, args: &Args) -> Result<Vec<u32>> {
+        if let Some(tokens) = args.prompt_tokens {
+            return Ok((0..tokens as u32).map(|at| 1 + at * 31 % (self.config().vocab as u32 - 1)).collect());
+        }
+        Ok(match self.text() {
+            None => args.prompt.bytes().map(|byte| u32::from(byte) % self.config().vocab as u32).collect(),
+            Some(text) if args.chat => {
+                text.encode_chat(&[Message { role: "user".into(), content: args.prompt.clone() }])?
+            }
+            Some(text) => text.encode(&args.prompt)?,
+        })
+    }
+
+    /// The tokens that end a text.
+    pub fn ends(&self) -> Vec<u32> {
+        self.config().eos.clone()
+    }
+
+    /// The model, if the device has room for it.
+    pub fn load(&self, options: &Options, context: usize, device: &Device) -> Result<Decoder> {
+        let (config, dtype) = (self.config(), options.dtype());
+        if let Self::Gguf { path, .. } = self {
+            return Ok(Decoder::load_gguf(path, dtype, device, options.batch, context)?);
+        }
+        config.fits(options.batch, context, dtype, device)?;
+        let checkpoint = match self {
+            Self::Checkpoint { checkpoint, .. } => Some(&**checkpoint),
+            _ => None,
+        };
+        options.load(checkpoint, device, |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap))
+    }
+
+    /// What gives the text of tokens one by one: the numbers themselves where there is no tokenizer.
+    pub fn pieces(&self) -> Box<dyn FnMut(u32) -> Result<String> + '_> {
+        match self.text() {
+            Some(text) => {
+                let mut pieces = text.pieces();
+                Box::new(move |token| Ok(pieces(token)?))
+            }
+            None => Box::new(|token| Ok(format!("{token} "))),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The keys and values of the tokens so far.
+
+use candle::{DType, Device, Tensor};
+
+use super::config::Config;
+use super::error::Result;
+
+/// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values are written behind the
+/// text: there is room for them.
+pub(super) const CHUNK: usize = 128;
+
+/// Keys and values of a batch of sequences, and how long each sequence is: all on the device, and of one size from the first
+/// token to the last.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    /// `(batch, 2, kv_heads, capacity, head_dim)` for each layer.
+    pub(super) layers: Vec<Tensor>,
+    /// `(batch)`: where the next token of each sequence stands, as u32.
+    pub(super) position: Tensor,
+}
+
+impl Cache {
+    /// An empty one for `batch` sequences of up to `context` tokens.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn new(config: &Config, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<Self> {
+        let shape = (batch, 2, config.kv_heads, Self::places(context), config.head_dim);
+        let layers = config.layers.iter().map(|_| Tensor::zeros(shape, dtype, device));
+        let layers = layers.collect::<candle::Result<_>>()?;
+        Ok(Self { layers, position: Tensor::zeros(batch, DType::U32, device)? })
+    }
+
+    /// The same keys and values, with every sequence's next token at this position.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn at(&self, position: usize) -> candle::Result<Self> {
+        let position = Tensor::full(position as u32, self.position.shape(), self.position.device())?;
+        Ok(Self { layers: self.layers.clone(), position })
+    }
+
+    /// Places that there are for texts of up to `context` tokens.
+    pub(super) fn places(context: usize) -> usize {
+        context.next_multiple_of(64) + CHUNK
+    }
+
+    /// Bytes of such a cache.
+    pub fn bytes(config: &Config, batch: usize, context: usize, dtype: DType) -> u64 {
+        let place = 2 * config.kv_heads * config.head_dim * dtype.size_in_bytes();
+        (batch * Self::places(context)) as u64 * place as u64 * config.layers.len() as u64
+    }
+}

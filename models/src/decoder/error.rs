@@ -1,0 +1,176 @@
+//! What can go wrong between a checkpoint and a text.
+
+use std::path::PathBuf;
+
+use opara_weights::WeightsError;
+
+use super::config::Architecture;
+
+/// Why a decoder cannot be loaded or cannot generate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecoderError {
+    /// The configuration names an architecture that is not implemented.
+    #[error("`{found}` is not an architecture that is known here: those are {}", Architecture::names())]
+    UnknownArchitecture {
+        /// `model_type` of `config.json`, or `general.architecture` of a GGUF file.
+        found: String,
+    },
+
+    /// A configuration lacks a field, or a field has a value that no model can have.
+    #[error("the configuration is not sound: {reason}")]
+    Config {
+        /// The field, and what is wrong with it.
+        reason: String,
+    },
+
+    /// A GGUF file cannot be read, contradicts itself, or lacks something.
+    #[error("{} is not a sound GGUF file: {reason}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A prompt without tokens: there is nothing to continue.
+    #[error("prompt {index} has no tokens")]
+    EmptyPrompt {
+        /// Which of the batch.
+        index: usize,
+    },
+
+    /// Another number of prompts than the generator's batch.
+    #[error("{found} prompts, where the generator was made for a batch of {batch}")]
+    Batch {
+        /// Prompts given.
+        found: usize,
+        /// Sequences of the cache.
+        batch: usize,
+    },
+
+    /// A token that the vocabulary does not have.
+    #[error("token {token} is not one of the vocabulary's {vocab}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+
+    /// Prompt and answer together are longer than the context.
+    #[error(
+        "a prompt of {prompt} tokens and an answer of {answer} need a context of {}, and this one has {context}: shorten the \
+         prompt, ask for fewer tokens, or load the model for a longer context (at most {most})",
+        prompt + answer
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens asked for.
+        answer: usize,
+        /// Places of the cache.
+        context: usize,
+        /// The model's own limit.
+        most: usize,
+    },
+
+    /// A model was to be loaded for longer texts than it was made for.
+    #[error(
+        "a context of {context} tokens, for prompt and answer together, is longer than the model's {most}: shorten the prompt, or \
+         ask for fewer tokens"
+    )]
+    ContextTooLong {
+        /// Tokens of a text.
+        context: usize,
+        /// The model's own limit.
+        most: usize,
+    },
+
+    /// Weights and cache together are larger than the device's free memory.
+    #[error(
+        "the model needs {} MiB for weights and {} MiB for the keys and values of {batch} x {context} tokens, and the device \
+         has {} MiB free: use a shorter context, a smaller batch or a smaller type",
+        weights >> 20,
+        cache >> 20,
+        free >> 20
+    )]
+    NoRoom {
+        /// Bytes of the weights.
+        weights: u64,
+        /// Bytes of the cache.
+        cache: u64,
+        /// Bytes that the device has free.
+        free: u64,
+        /// Sequences.
+        batch: usize,
+        /// Places of each.
+        context: usize,
+    },
+
+    /// There is no tokenizer beside the weights, nor one in them that can be used.
+    #[error("{}: there is no tokenizer: {reason}", path.display())]
+    NoTokenizer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What was looked for.
+        reason: String,
+    },
+
+    /// The tokenizer cannot be read, or refuses a text.
+    #[error("the tokenizer: {0}")]
+    Tokenizer(#[source] tokenizers::Error),
+
+    /// A conversation was given to a model without a chat template.
+    #[error(
+        "{}: there is no chat template, neither in tokenizer_config.json nor in chat_template.jinja: give a plain prompt",
+        path.display()
+    )]
+    NoTemplate {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+
+    /// A chat template that cannot be parsed, or that refuses a conversation.
+    #[error("the chat template: {0:#}")]
+    Template(#[from] minijinja::Error),
+
+    /// A file that cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+
+    /// A JSON file that does not hold what it should.
+    #[error("cannot understand {}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's reason.
+        source: serde_json::Error,
+    },
+
+    /// A checkpoint that cannot be found or read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+
+    /// An error of the executor.
+    #[error(transparent)]
+    Executor(#[from] opara_candle::Error),
+
+    /// An error of an operator.
+    #[error(transparent)]
+    Candle(#[from] candle::Error),
+}
+
+impl DecoderError {
+    pub(super) fn config(reason: impl Into<String>) -> Self {
+        Self::Config { reason: reason.into() }
+    }
+}
+
+/// The result of what may fail with a [`DecoderError`].
+pub type Result<T, E = DecoderError> = std::result::Result<T, E>;

@@ -1,0 +1,207 @@
+//! Decoders that write text token by token: Llama 3, Mistral, Qwen2, Qwen3, SmolLM2, Gemma 3, Phi-3.
+//!
+//! One implementation has what differs between them as [`Config`]. A step takes the new tokens of each sequence and a [`Cache`] of
+//! fixed size; where tokens stand is on the device, so that one step serves every length of text.
+
+mod cache;
+mod config;
+mod error;
+mod generate;
+mod gguf;
+mod layer;
+mod room;
+mod rotary;
+mod sizes;
+mod template;
+mod text;
+mod weights;
+
+use std::path::Path;
+
+use candle::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use opara_candle::{ops, scope};
+use opara_weights::Checkpoint;
+
+pub use self::cache::Cache;
+pub use self::config::{Architecture, Config, LayerConfig};
+pub use self::error::{DecoderError, Result};
+pub use self::generate::{Generated, Generator, Writing};
+pub use self::rotary::{Rotary, Scaling};
+pub use self::template::Message;
+pub use self::text::Text;
+
+use self::gguf::Gguf;
+use self::layer::{Layer, Places};
+use self::weights::{Matrix, Norm, Product, Source};
+
+impl Config {
+    /// Of a checkpoint's `config.json`, with the tokens that end a text in `generation_config.json`, where that has them: the former
+    /// often lacks the one that ends a turn.
+    ///
+    /// # Errors
+    /// Those of [`from_json`](Self::from_json), and files that cannot be read.
+    pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let mut config = Self::from_json(&checkpoint.config()?)?;
+        let path = checkpoint.config_path().map(|path| path.with_file_name("generation_config.json"));
+        if let Some(path) = path.filter(|path| path.is_file()) {
+            let text =
+                std::fs::read_to_string(&path).map_err(|source| DecoderError::Read { path: path.clone(), source })?;
+            let json = serde_json::from_str(&text).map_err(|source| DecoderError::Json { path, source })?;
+            config.end_as(&json)?;
+        }
+        Ok(config)
+    }
+
+    /// Of a GGUF file's header.
+    ///
+    /// # Errors
+    /// [`DecoderError::Gguf`], [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`].
+    pub fn of_gguf(path: &Path) -> Result<Self> {
+        Gguf::open(path, DType::F32, &Device::Cpu)?.config()
+    }
+}
+
+/// A decoder with its weights, for texts of up to a number of tokens.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_models::decoder::{Cache, Config, Decoder};
+/// let config = Config::tiny();
+/// let model = Decoder::load(opara_weights::seeded(7, DType::F32, &Cpu), &config, 64)?;
+/// let cache = model.cache(1)?;
+/// let hidden = model.forward(&Tensor::new(&[[3u32, 1, 4]], &Cpu)?, &cache)?; // (batch, tokens)
+/// assert_eq!(model.logits(&hidden)?.dims(), [1, 3, config.vocab]);
+/// # Ok::<(), opara_models::decoder::DecoderError>(())
+/// ```
+pub struct Decoder {
+    config: Config,
+    context: usize,
+    table: Matrix,
+    layers: Vec<Layer>,
+    norm: Norm,
+    head: Product,
+    /// Of each kind, by position.
+    rotaries: Vec<Tensor>,
+    dtype: DType,
+    device: Device,
+}
+
+impl Decoder {
+    /// Loads weights by transformers' names, for texts of up to `context` tokens.
+    ///
+    /// # Errors
+    /// A tensor that is missing or has another shape; a context that is longer than the model's.
+    pub fn load(vb: VarBuilder, config: &Config, context: usize) -> Result<Self> {
+        Self::of(&Source::of(vb), config, context)
+    }
+
+    /// Loads a GGUF file, for `batch` texts of up to `context` tokens. Quantised weights stay so on the CPU, where candle's kernels
+    /// multiply with them; on a GPU they are expanded into `dtype`. The file's header says whether the device has room.
+    ///
+    /// # Errors
+    /// [`DecoderError::Gguf`] for a damaged file, [`DecoderError::UnknownArchitecture`], [`DecoderError::NoRoom`].
+    pub fn load_gguf(path: &Path, dtype: DType, device: &Device, batch: usize, context: usize) -> Result<Self> {
+        let mut gguf = Gguf::open(path, dtype, device)?;
+        let config = gguf.config()?;
+        room::check(&config, gguf.bytes(), batch, context, dtype, device)?;
+        Self::of(&Source::Gguf(Box::new(gguf)), &config, context)
+    }
+
+    fn of(source: &Source, config: &Config, context: usize) -> Result<Self> {
+        let Config { vocab, hidden, eps, one_plus, max_positions: most, .. } = *config;
+        config.check()?;
+        if context > most {
+            return Err(DecoderError::ContextTooLong { context, most });
+        }
+        let device = source.device();
+        let table = source.table("model.embed_tokens", vocab, hidden)?;
+        let head = match config.tied {
+            true => Product::shared("head", &table)?,
+            false => source.product("head", &[("lm_head", vocab)], hidden, false)?,
+        };
+        let layers = (0..config.layers.len()).map(|at| Layer::load(source, config, at));
+        let rotaries = config.rotaries.iter().map(|rotary| rotary.table(Cache::places(context), context, device));
+        Ok(Self {
+            context,
+            table,
+            layers: layers.collect::<candle::Result<_>>()?,
+            norm: Norm::load(source, "model.norm", hidden, eps, one_plus)?,
+            head,
+            rotaries: rotaries.collect::<candle::Result<_>>()?,
+            dtype: source.dtype(),
+            device: device.clone(),
+            config: config.clone(),
+        })
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Tokens of the longest text.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Type of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where the weights are.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// An empty cache for `batch` sequences.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn cache(&self, batch: usize) -> Result<Cache> {
+        Cache::new(&self.config, batch, self.context, self.dtype, &self.device)
+    }
+
+    /// The last hidden states of new tokens, `ids` of shape `(batch, tokens)`: `(batch, tokens, hidden)`. Their keys and values are
+    /// written to the cache from its position on, which stays as it is.
+    ///
+    /// # Errors
+    /// Shapes that do not agree; on the CPU, tokens beyond the cache's end.
+    pub fn forward(&self, ids: &Tensor, cache: &Cache) -> candle::Result<Tensor> {
+        let mut x = {
+            let _scope = scope("embedding");
+            let x = self.table.embed(ids)?.to_dtype(self.dtype)?;
+            self.config
+                .embedding_scale
+                .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
+        };
+        let places = Places { start: &cache.position, rotaries: &self.rotaries };
+        for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {
+            let _scope = scope(&at.to_string());
+            x = layer.forward(&x, cache, &places)?;
+        }
+        Ok(x)
+    }
+
+    /// A factor as the model's type has it: transformers keeps Gemma's so.
+    fn rounded(&self, factor: f64) -> f64 {
+        match self.dtype {
+            DType::F16 => half::f16::from_f64(factor).to_f64(),
+            DType::BF16 => half::bf16::from_f64(factor).to_f64(),
+            _ => factor as f32 as f64,
+        }
+    }
+
+    /// Logits of hidden states: `(.., vocab)` of `(.., hidden)`.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    pub fn logits(&self, hidden: &Tensor) -> candle::Result<Tensor> {
+        let logits = self.head.forward(hidden, Some(&self.norm), None)?;
+        match self.config.logit_cap {
+            None => Ok(logits),
+            Some(cap) => ops::affine(&ops::tanh(&ops::affine(&logits, 1. / cap, 0.)?)?, cap, 0.),
+        }
+    }
+}

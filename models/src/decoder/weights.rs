@@ -1,0 +1,230 @@
+//! A decoder's weights as its layers ask for them, whatever file they are in.
+
+use std::sync::Arc;
+
+use candle::quantized::{QMatMul, QTensor};
+use candle::{DType, Device, Module, Tensor};
+use candle_nn::VarBuilder;
+use opara_candle::ops::{self, Activation};
+use opara_candle::scope;
+
+use super::gguf::Gguf;
+
+/// Where tensors come from. They are asked for by the names of transformers' Llama.
+pub(super) enum Source<'a> {
+    /// Safetensors and the like; the prefix stands before all names.
+    Names { vb: VarBuilder<'a>, prefix: &'static str },
+    /// A GGUF file.
+    Gguf(Box<Gguf>),
+}
+
+impl<'a> Source<'a> {
+    /// Gemma 3 with pictures has its text model one level deeper, and old and new files differ in how.
+    pub fn of(vb: VarBuilder<'a>) -> Self {
+        let has = |prefix: &str| vb.contains_tensor(&format!("{prefix}model.embed_tokens.weight"));
+        let prefix = match () {
+            () if has("") => "",
+            () if has("language_model.") => "language_model.",
+            () if vb.contains_tensor("model.language_model.embed_tokens.weight") => "model.language_model.",
+            () => "",
+        };
+        Self::Names { vb, prefix }
+    }
+
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Names { vb, .. } => vb.dtype(),
+            Self::Gguf(gguf) => gguf.dtype(),
+        }
+    }
+
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::Names { vb, .. } => vb.device(),
+            Self::Gguf(gguf) => gguf.device(),
+        }
+    }
+
+    /// A tensor of floats of this shape.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> candle::Result<Tensor> {
+        match self {
+            Self::Names { vb, prefix: "model.language_model." } => {
+                let inner = name.strip_prefix("model.").map(|name| format!("model.language_model.{name}"));
+                vb.get(shape, &inner.unwrap_or_else(|| name.into()))
+            }
+            Self::Names { vb, prefix } => vb.get(shape, &format!("{prefix}{name}")),
+            Self::Gguf(gguf) => gguf.tensor(name, shape),
+        }
+    }
+
+    /// A weight of `rows` rows.
+    fn matrix(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
+        match self {
+            Self::Gguf(gguf) => gguf.matrix(name, rows, columns),
+            Self::Names { .. } => Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?)),
+        }
+    }
+
+    /// The product with the rows of several weights, as one weight where all are dense.
+    pub fn product(
+        &self,
+        label: &'static str,
+        parts: &[(&str, usize)],
+        columns: usize,
+        has_bias: bool,
+    ) -> candle::Result<Product> {
+        let mut matrices = Vec::with_capacity(parts.len());
+        for (name, rows) in parts {
+            matrices.push(self.matrix(&format!("{name}.weight"), *rows, columns)?);
+        }
+        let bias = match has_bias {
+            true => {
+                let biases = parts.iter().map(|(name, rows)| self.tensor(&format!("{name}.bias"), &[*rows]));
+                Some(Tensor::cat(&biases.collect::<candle::Result<Vec<_>>>()?, 0)?)
+            }
+            false => None,
+        };
+        Ok(Product { label, weight: Weight::of(matrices)?, bias })
+    }
+
+    /// A table of embeddings, and the product with the same weight if that is the head.
+    pub fn table(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
+        self.matrix(&format!("{name}.weight"), rows, columns)
+    }
+}
+
+/// One weight: `(rows, columns)`.
+#[derive(Debug, Clone)]
+pub(super) enum Matrix {
+    Dense(Tensor),
+    /// In blocks of GGUF's.
+    Quantized(Arc<QTensor>),
+}
+
+impl Matrix {
+    /// Rows by their ids.
+    pub fn embed(&self, ids: &Tensor) -> candle::Result<Tensor> {
+        match self {
+            Self::Dense(table) => ops::embedding(table, ids),
+            Self::Quantized(table) => {
+                let table = table.clone();
+                ops::custom("quantized_embedding", &[ids], move |t| table.embedding(t[0]))
+            }
+        }
+    }
+}
+
+/// What a product multiplies with.
+#[derive(Debug, Clone)]
+enum Weight {
+    Dense(Tensor),
+    /// Weights whose results follow one another: they may be quantised differently.
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Clone)]
+enum Part {
+    Dense(Tensor),
+    Quantized(Arc<QMatMul>),
+}
+
+impl Weight {
+    fn of(matrices: Vec<Matrix>) -> candle::Result<Self> {
+        let dense = |matrix: &Matrix| match matrix {
+            Matrix::Dense(tensor) => Some(tensor.clone()),
+            Matrix::Quantized(_) => None,
+        };
+        if let Some(all) = matrices.iter().map(dense).collect::<Option<Vec<_>>>() {
+            return Ok(Self::Dense(if all.len() == 1 { all[0].clone() } else { Tensor::cat(&all, 0)? }));
+        }
+        let part = |matrix: Matrix| match matrix {
+            Matrix::Dense(tensor) => Ok(Part::Dense(tensor)),
+            Matrix::Quantized(tensor) => QMatMul::from_arc(tensor).map(|product| Part::Quantized(Arc::new(product))),
+        };
+        matrices.into_iter().map(part).collect::<candle::Result<_>>().map(Self::Parts)
+    }
+}
+
+/// A product with a weight of the model, with what stands around it in a layer.
+#[derive(Debug, Clone)]
+pub(super) struct Product {
+    label: &'static str,
+    weight: Weight,
+    bias: Option<Tensor>,
+}
+
+impl Product {
+    /// With a weight that is used elsewhere, too.
+    pub fn shared(label: &'static str, weight: &Matrix) -> candle::Result<Self> {
+        Ok(Self { label, weight: Weight::of(vec![weight.clone()])?, bias: None })
+    }
+
+    /// `residual + norm(x) * weightᵀ + bias`.
+    pub fn forward(&self, x: &Tensor, norm: Option<&Norm>, residual: Option<&Tensor>) -> candle::Result<Tensor> {
+        let _scope = scope(self.label);
+        match &self.weight {
+            Weight::Dense(weight) => ops::norm_linear(x, norm.map(Norm::scale), weight, self.bias.as_ref(), residual),
+            Weight::Parts(parts) => {
+                let y = self.by_parts(x, norm, parts)?;
+                residual.map_or_else(|| Ok(y.clone()), |residual| ops::add(residual, &y))
+            }
+        }
+    }
+
+    /// `activation(gate) * up` of that, where the weight is both.
+    pub fn gated(&self, x: &Tensor, norm: Option<&Norm>, activation: Activation) -> candle::Result<Tensor> {
+        let _scope = scope(self.label);
+        match &self.weight {
+            Weight::Dense(weight) => ops::norm_gated(x, norm.map(Norm::scale), weight, self.bias.as_ref(), activation),
+            Weight::Parts(parts) => ops::gated(&self.by_parts(x, norm, parts)?, activation),
+        }
+    }
+
+    fn by_parts(&self, x: &Tensor, norm: Option<&Norm>, parts: &[Part]) -> candle::Result<Tensor> {
+        let x = norm.map_or_else(|| Ok(x.clone()), |norm| norm.forward(x))?;
+        let results = parts.iter().map(|part| match part {
+            Part::Dense(weight) => ops::linear(&x, weight, None),
+            Part::Quantized(product) => {
+                let product = product.clone();
+                ops::custom("quantized_linear", &[&x], move |t| {
+                    let of = if t[0].is_contiguous() { t[0].clone() } else { t[0].contiguous()? };
+                    product.forward(&of.to_dtype(DType::F32)?)?.to_dtype(of.dtype())
+                })
+            }
+        });
+        let results = results.collect::<candle::Result<Vec<_>>>()?;
+        let y = match results.as_slice() {
+            [one] => one.clone(),
+            several => ops::cat(&several.iter().collect::<Vec<_>>(), x.rank() - 1)?,
+        };
+        self.bias.as_ref().map_or_else(|| Ok(y.clone()), |bias| ops::add(&y, bias))
+    }
+}
+
+/// A root-mean-square norm.
+#[derive(Debug, Clone)]
+pub(super) struct Norm {
+    scale: Tensor,
+    eps: f32,
+}
+
+impl Norm {
+    /// With one plus the weight as scale, where `one_plus`.
+    pub fn load(source: &Source, name: &str, size: usize, eps: f64, one_plus: bool) -> candle::Result<Self> {
+        let weight = source.tensor(&format!("{name}.weight"), &[size])?;
+        // GGUF files of Gemma have the sum.
+        let scale = match one_plus && matches!(source, Source::Names { .. }) {
+            true => (weight.to_dtype(DType::F32)? + 1.)?.to_dtype(weight.dtype())?,
+            false => weight,
+        };
+        Ok(Self { scale, eps: eps as f32 })
+    }
+
+    pub fn scale(&self) -> ops::RmsScale<'_> {
+        (&self.scale, self.eps)
+    }
+
+    pub fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
+        ops::rms_norm(x, &self.scale, self.eps)
+    }
+}

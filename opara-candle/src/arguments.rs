@@ -1,0 +1,153 @@
+//! The arguments of a function that an executor calls: its inputs, then the state of a step, which it writes in place.
+
+use candle::{Result, Tensor};
+
+/// Which of a function's arguments are state: the last ones.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StateArguments {
+    /// For each of them whether all that is built shares its memory with the caller's state: then it is not copied, not put
+    /// back and not compared.
+    shared: Vec<bool>,
+}
+
+impl StateArguments {
+    /// Those of a caller's state of which executors are built on `scratch`.
+    pub fn new(state: &[Tensor], scratch: &[Tensor]) -> Self {
+        Self { shared: state.iter().zip(scratch).map(|(a, b)| share_memory(a, b)).collect() }
+    }
+
+    /// The inputs and the state among the arguments.
+    pub fn split<'a>(&self, arguments: &'a [Tensor]) -> (&'a [Tensor], &'a [Tensor]) {
+        arguments.split_at(arguments.len().saturating_sub(self.shared.len()))
+    }
+
+    /// How many of so many arguments are inputs.
+    pub fn inputs(&self, arguments: usize) -> usize {
+        arguments.saturating_sub(self.shared.len())
+    }
+
+    /// Whether there is any state.
+    pub fn is_empty(&self) -> bool {
+        self.shared.is_empty()
+    }
+
+    /// The same inputs, and a copy of the state.
+    pub fn with_own_state(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
+        let (inputs, state) = self.split(arguments);
+        let copies = state.iter().zip(&self.shared).map(|(t, shared)| if *shared { Ok(t.clone()) } else { copy(t) });
+        inputs.iter().cloned().map(Ok).chain(copies).collect()
+    }
+
+    /// Copies of the inputs and of the state.
+    pub fn copies(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
+        let mut copies = self.with_own_state(arguments)?;
+        let inputs = self.inputs(copies.len());
+        for input in &mut copies[..inputs] {
+            *input = copy(input)?;
+        }
+        Ok(copies)
+    }
+
+    /// How many tensors of state are at the end of a pass's answers.
+    pub fn compared(&self) -> usize {
+        self.shared.iter().filter(|shared| !**shared).count()
+    }
+
+    /// All that a pass answers: its outputs, and the state that it left behind.
+    pub fn answers(&self, mut outputs: Vec<Tensor>, arguments: &[Tensor]) -> Vec<Tensor> {
+        let (_, state) = self.split(arguments);
+        outputs.extend(state.iter().zip(&self.shared).filter(|(_, shared)| !**shared).map(|(t, _)| t.clone()));
+        outputs
+    }
+
+    /// Arguments of the next call: the same inputs, and the state at the end of a pass's answers.
+    pub fn next(&self, arguments: &[Tensor], answers: &[Tensor]) -> Vec<Tensor> {
+        let mut after = answers[answers.len().saturating_sub(self.compared())..].iter();
+        let (inputs, state) = self.split(arguments);
+        let state = state.iter().zip(&self.shared);
+        let state = state.map(|(t, shared)| if *shared { t } else { after.next().unwrap_or(t) }.clone());
+        inputs.iter().cloned().chain(state).collect()
+    }
+
+    /// Writes the state that is at the end of a pass's answers to the state among the arguments.
+    pub fn store(&self, answers: &[Tensor], arguments: &[Tensor]) -> Result<()> {
+        let own = self.answers(Vec::new(), arguments);
+        let from = &answers[answers.len().saturating_sub(own.len())..];
+        from.iter().zip(&own).try_for_each(|(from, to)| write(to, from))
+    }
+}
+
+/// Arguments whose state is a copy, for several runs that each begin with the same state.
+pub(crate) struct Rerun<'a> {
+    from: &'a [Tensor],
+    own: Vec<Tensor>,
+}
+
+impl<'a> Rerun<'a> {
+    /// Of these arguments.
+    pub fn new(state: &StateArguments, from: &'a [Tensor]) -> Result<Self> {
+        Ok(Self { from, own: state.with_own_state(from)? })
+    }
+
+    /// The same with copies of the inputs, too.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
+    pub fn of_copies(state: &StateArguments, from: &'a [Tensor]) -> Result<Self> {
+        Ok(Self { from, own: state.copies(from)? })
+    }
+
+    /// The arguments.
+    pub fn arguments(&self) -> &[Tensor] {
+        &self.own
+    }
+
+    /// Puts back what runs have changed.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
+    pub fn rewind(&self) -> Result<()> {
+        self.rewind_if(|_| true)
+    }
+
+    /// Puts back the small tensors alone: the time of a run depends on counters, and not on the rows of a cache.
+    pub fn rewind_counters(&self) -> Result<()> {
+        const LARGEST: usize = 64 << 10;
+        self.rewind_if(|t| t.elem_count() * t.dtype().size_in_bytes() <= LARGEST)
+    }
+
+    fn rewind_if(&self, wanted: impl Fn(&Tensor) -> bool) -> Result<()> {
+        let pairs = self.from.iter().zip(&self.own).filter(|(from, own)| wanted(own) && !share_memory(from, own));
+        pairs.into_iter().try_for_each(|(from, own)| write(own, from))
+    }
+}
+
+/// A contiguous copy in memory of its own.
+pub(crate) fn copy(tensor: &Tensor) -> Result<Tensor> {
+    tensor.force_contiguous()
+}
+
+/// Overwrites a contiguous tensor with another one of its shape and dtype.
+///
+/// # Errors
+/// Tensors that differ in shape, dtype or device, or share memory.
+pub(crate) fn write(to: &Tensor, from: &Tensor) -> Result<()> {
+    if to.dims() != from.dims() {
+        candle::bail!("a tensor of shape {:?} cannot take the elements of one of shape {:?}", to.dims(), from.dims())
+    }
+    if !to.is_contiguous() {
+        candle::bail!("a tensor that is not contiguous cannot be overwritten: {:?}", to.layout())
+    }
+    /// candle's kernel counts elements in 32 bits.
+    const AT_ONCE: usize = 1 << 30;
+    let (to, from) = (to.flatten_all()?, from.contiguous()?.flatten_all()?);
+    for start in (0..to.elem_count()).step_by(AT_ONCE) {
+        let part = |t: &Tensor| t.narrow(0, start, AT_ONCE.min(t.elem_count() - start));
+        part(&to)?.slice_set(&part(&from)?, 0, 0)?;
+    }
+    Ok(())
+}
+
+/// Whether two tensors are views of one storage.
+pub(crate) fn share_memory(a: &Tensor, b: &Tensor) -> bool {
+    // One after the other: a thread must not hold the lock of a storage twice.
+    let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0) as usize;
+    let a = address(a);
+    a == address(b)
+}

@@ -1,0 +1,82 @@
+//! Nodes of a graph that go to arguments of the module, whose addresses every launch brings along.
+
+use cudarc::driver::sys;
+
+use super::{check, Arguments};
+use crate::Result;
+
+/// A node that reads or writes arguments of the module: what it launches, and where in it their addresses stand.
+pub(super) struct Bound {
+    pub node: sys::CUgraphNode,
+    pub launch: BoundLaunch,
+    /// Place of the address, number of the argument, and bytes from its start.
+    pub places: Vec<(usize, usize, u64)>,
+}
+
+// SAFETY: a handle of the graph beside it, with copied parameters.
+unsafe impl Send for Bound {}
+
+pub(super) enum BoundLaunch {
+    Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
+    /// Place 0 is its source, and 1 its target.
+    Memcpy(Box<sys::CUDA_MEMCPY3D>),
+    Memset(Box<sys::CUDA_MEMSET_NODE_PARAMS>),
+}
+
+impl Bound {
+    /// Whether an argument of its is elsewhere than before.
+    pub fn moves(&self, before: &[u64], arguments: &[u64]) -> bool {
+        self.places.iter().any(|&(_, argument, _)| before.get(argument) != Some(&arguments[argument]))
+    }
+
+    /// Lets the node go to arguments at these addresses from the next launch on.
+    ///
+    /// # Safety
+    /// `executable` must have been made from the node's graph, and the arguments must be like the captured ones.
+    pub unsafe fn bind_to(&mut self, executable: sys::CUgraphExec, addresses: &[u64]) -> Result<()> {
+        let node = self.node;
+        match &mut self.launch {
+            BoundLaunch::Kernel(params, arguments) => {
+                for &(word, argument, delta) in &self.places {
+                    arguments.set_word(word, addresses[argument] + delta);
+                }
+                let mut params = **params;
+                arguments.with_raw(|kernel_params, extra| {
+                    params.kernelParams = kernel_params;
+                    params.extra = extra;
+                    // SAFETY: the caller vouches for node and executable; the arguments are copied by the call.
+                    check("cuGraphExecKernelNodeSetParams", unsafe {
+                        sys::cuGraphExecKernelNodeSetParams_v2(executable, node, &params)
+                    })
+                })
+            }
+            BoundLaunch::Memcpy(params) => {
+                for &(place, argument, delta) in &self.places {
+                    let end = if place == 0 { &mut params.srcDevice } else { &mut params.dstDevice };
+                    *end = addresses[argument] + delta;
+                }
+                // SAFETY: the caller vouches for node and executable.
+                check("cuGraphExecMemcpyNodeSetParams", unsafe {
+                    sys::cuGraphExecMemcpyNodeSetParams(executable, node, &**params, current_context()?)
+                })
+            }
+            BoundLaunch::Memset(params) => {
+                for &(_, argument, delta) in &self.places {
+                    params.dst = addresses[argument] + delta;
+                }
+                // SAFETY: the caller vouches for node and executable.
+                check("cuGraphExecMemsetNodeSetParams", unsafe {
+                    sys::cuGraphExecMemsetNodeSetParams(executable, node, &**params, current_context()?)
+                })
+            }
+        }
+    }
+}
+
+/// The context that is current on this thread.
+pub(super) fn current_context() -> Result<sys::CUcontext> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` receives the handle.
+    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut context) })?;
+    Ok(context)
+}

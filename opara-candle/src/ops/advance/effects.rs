@@ -1,0 +1,8 @@
+//! Memory effects of the counter kernels.
+
+use crate::cuda::kernels::effects::{writes, Before::AddedTo, Effects, Extent::Elements, Factor::Argument};
+
+pub(in crate::ops) const EFFECTS: &[Effects] = &[
+    // advance.cu: numel, what is added, counters
+    writes("opara_advance_", 2, Elements(&[Argument(0)])).before(AddedTo),
+];

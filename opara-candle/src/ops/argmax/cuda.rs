@@ -1,0 +1,51 @@
+//! Where rows are largest, on a GPU.
+
+use candle::backend::BackendStorage;
+use candle::cuda_backend::CudaDType;
+use candle::{bail, CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+
+use super::launch;
+use crate::cuda::driver::kernels::uninit;
+use crate::cuda::operator::rows::Rows;
+use crate::cuda::operator::{elements, rows_of};
+
+/// `None` where candle's operator has to do it, or has to refuse.
+pub(super) fn argmax(x: &Tensor) -> Result<Option<Tensor>> {
+    if rows_of(x, &[]).is_none() {
+        return Ok(None);
+    }
+    x.contiguous()?.apply_op1_no_bwd(&Argmax).map(Some)
+}
+
+struct Argmax;
+
+impl Argmax {
+    fn run<T: CudaDType + DeviceRepr>(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let Some((_, outer)) = layout.dims().split_last() else { bail!("an argmax of a single number") };
+        let Some(rows) = Rows::of(layout.dims()) else { bail!("too many rows") };
+        let mut y = uninit::<u32>(&x.device, rows.rows())?;
+        launch::argmax(&x.device, x.dtype(), rows, &elements::<T>(x, layout)?, &mut y)?;
+        Ok((CudaStorage::wrap_cuda_slice(y, x.device.clone()), outer.into()))
+    }
+}
+
+impl CustomOp1 for Argmax {
+    fn name(&self) -> &'static str {
+        "argmax"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("this operator is for tensors on a GPU")
+    }
+
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        match x.dtype() {
+            DType::F16 => self.run::<f16>(x, layout),
+            DType::BF16 => self.run::<bf16>(x, layout),
+            DType::F32 => self.run::<f32>(x, layout),
+            _ => self.run::<f64>(x, layout),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Attention over a cache by other operators: new tokens are turned by their positions, written, and attend.
+
+use candle::{DType, Result, Tensor, D};
+
+use super::{CachedAttention, NewTokens};
+use crate::cpu::record::apply;
+use crate::ops::{attention, narrow, permute, reshape, rms_norm, softmax_last_dim, write_rows};
+
+pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
+    let of = *of;
+    let (batch, tokens, _) = new.qkv.dims3()?;
+    let CachedAttention { heads, kv_heads, head_dim, .. } = of;
+    let norms = new.norms.map_or_else(Vec::new, |(q, k)| vec![q, k]);
+    let operands = [vec![new.qkv, new.start, new.rotary], norms].concat();
+    let turned = apply("rotary", &operands, 0, move |t| {
+        let norms = t.get(3).copied().zip(t.get(4).copied());
+        turned(&of, t[0], t[1], t[2], norms)
+    })?;
+    let written = reshape(&narrow(&turned, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
+    write_rows(cache, &permute(&written, &[0, 2, 3, 1, 4])?, &reshape(new.start, (batch, 1, 1))?)?;
+    let flops = 4 * (turned.elem_count() * cache.dim(3)?) as u64;
+    apply("attend", &[&turned, cache, new.start], flops, move |t| match t[1].device().is_cpu() {
+        true => by_position(&of, t[0], t[1], t[2]),
+        false => by_mask(&of, t[0], t[1], t[2]),
+    })
+}
+
+/// Where the new tokens of each sequence stand: `(batch, tokens)`.
+fn positions(start: &Tensor, tokens: usize) -> Result<Tensor> {
+    start.unsqueeze(1)?.broadcast_add(&Tensor::arange(0u32, tokens as u32, start.device())?)
+}
+
+/// Heads of queries, keys and values, `(batch, tokens, heads + 2 * kv_heads, head_dim)`, with the first two normalised and turned.
+fn turned(
+    of: &CachedAttention,
+    qkv: &Tensor,
+    start: &Tensor,
+    rotary: &Tensor,
+    norms: Option<(&Tensor, &Tensor)>,
+) -> Result<Tensor> {
+    let (batch, tokens, _) = qkv.dims3()?;
+    let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
+    let all = qkv.reshape((batch, tokens, heads + 2 * kv_heads, head_dim))?;
+    let normed = |first: usize, count: usize, scale: Option<&Tensor>| {
+        let part = all.narrow(2, first, count)?;
+        scale.map_or_else(|| Ok(part.clone()), |scale| rms_norm(&part.contiguous()?, scale, of.eps))
+    };
+    let (q, k) = (normed(0, heads, norms.map(|n| n.0))?, normed(heads, kv_heads, norms.map(|n| n.1))?);
+    let pairs = rotary.dim(1)? / 2;
+    let rows = rotary.index_select(&positions(start, tokens)?.flatten_all()?, 0)?;
+    let rows = rows.reshape((batch, tokens, 1, 2 * pairs))?;
+    let (cos, sin) = (rows.narrow(D::Minus1, 0, pairs)?, rows.narrow(D::Minus1, pairs, pairs)?);
+    // In f32, as the table is.
+    let wide = Tensor::cat(&[q, k], 2)?.to_dtype(DType::F32)?;
+    let (a, b) = (wide.narrow(D::Minus1, 0, pairs)?, wide.narrow(D::Minus1, pairs, pairs)?);
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+    let mut parts = vec![first, second];
+    if head_dim > 2 * pairs {
+        parts.push(wide.narrow(D::Minus1, 2 * pairs, head_dim - 2 * pairs)?);
+    }
+    let turned = Tensor::cat(&parts, D::Minus1)?.to_dtype(qkv.dtype())?;
+    Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
+}
+
+/// The CPU looks at positions: each sequence by itself, over the places that its tokens see.
+fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor) -> Result<Tensor> {
+    let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
+    let tokens = turned.dim(1)?;
+    let mut results = Vec::new();
+    for (item, start) in start.to_vec1::<u32>()?.into_iter().enumerate() {
+        let (start, end) = (start as usize, start as usize + tokens);
+        let first = of.window.map_or(0, |window| (start + 1).saturating_sub(window));
+        let seen = cache.get(item)?.narrow(2, first, end - first)?;
+        let (k, v) = (seen.get(0)?.contiguous()?, seen.get(1)?.contiguous()?);
+        // Heads that share keys follow one another, as rows of one product.
+        let q = turned.get(item)?.narrow(1, 0, heads)?.affine(of.scale, 0.)?.transpose(0, 1)?;
+        let q = q.reshape((kv_heads, heads / kv_heads * tokens, head_dim))?;
+        let mut scores = q.contiguous()?.matmul(&k.t()?)?;
+        if tokens > 1 {
+            let hidden = (0..tokens).flat_map(|token| {
+                let at = start + token;
+                let oldest = of.window.map_or(0, |window| (at + 1).saturating_sub(window));
+                (first..end).map(move |place| if place > at || place < oldest { f32::NEG_INFINITY } else { 0. })
+            });
+            let mask = Tensor::from_iter(hidden, cache.device())?.to_dtype(scores.dtype())?;
+            let by_token = scores.reshape((heads, tokens, end - first))?;
+            scores = by_token.broadcast_add(&mask.reshape((tokens, end - first))?)?.reshape(scores.shape())?;
+        }
+        let y = softmax_last_dim(&scores)?.matmul(&v)?;
+        results.push(y.reshape((heads, tokens, head_dim))?.transpose(0, 1)?.reshape((tokens, heads * head_dim))?);
+    }
+    Tensor::stack(&results, 0)
+}
+
+/// All sequences at once over all places, of which a mask hides those that a token does not see.
+fn by_mask(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor) -> Result<Tensor> {
+    let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
+    let (batch, tokens, capacity, group) = (turned.dim(0)?, turned.dim(1)?, cache.dim(3)?, heads / kv_heads);
+    let device = cache.device();
+    let places = Tensor::arange(0u32, capacity as u32, device)?.reshape((1, 1, capacity))?;
+    let at = positions(start, tokens)?.unsqueeze(2)?;
+    let mut hidden = at.broadcast_lt(&places)?;
+    if let Some(window) = of.window {
+        // A sum, since positions are unsigned.
+        let leaves = places.broadcast_add(&Tensor::full(window as u32, (1, 1, 1), device)?)?;
+        hidden = hidden.maximum(&leaves.broadcast_le(&at)?)?;
+    }
+    let mask = Tensor::zeros(hidden.shape(), turned.dtype(), device)?;
+    let mask = hidden.where_cond(&mask.affine(1., f64::NEG_INFINITY)?, &mask)?;
+    let mask = mask.unsqueeze(1)?.broadcast_as((batch, group, tokens, capacity))?;
+    let mask = mask.reshape((batch, 1, group * tokens, capacity))?;
+
+    let (k, v) = (cache.narrow(1, 0, 1)?.squeeze(1)?, cache.narrow(1, 1, 1)?.squeeze(1)?);
+    let q = turned.narrow(2, 0, heads)?.transpose(1, 2)?.reshape((batch, kv_heads, group * tokens, head_dim))?;
+    let y = attention(&q, &k, &v, Some(&mask), of.scale)?;
+    y.reshape((batch, heads, tokens, head_dim))?.transpose(1, 2)?.reshape((batch, tokens, heads * head_dim))
+}

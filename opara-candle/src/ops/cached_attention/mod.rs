@@ -1,0 +1,102 @@
+//! Attention over a cache of keys and values whose length is on the device.
+
+mod composed;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{bail, DType, Result, Tensor};
+
+use super::own_or;
+
+/// The sizes of attention over a cache, which are the same at every call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CachedAttention {
+    /// Heads of the queries.
+    pub heads: usize,
+    /// Heads of keys and values: a number that divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// How many tokens a token sees, itself included; all, if not given.
+    pub window: Option<usize>,
+    /// What is added to the mean square where queries and keys are normalised.
+    pub eps: f32,
+}
+
+/// What attention over a cache takes besides its cache.
+#[derive(Debug, Clone, Copy)]
+pub struct NewTokens<'a> {
+    /// Queries, keys and values of the new tokens in this order: `(batch, tokens, (heads + 2 * kv_heads) * head_dim)`.
+    pub qkv: &'a Tensor,
+    /// Where each sequence's first new token stands, as u32: `(batch)`.
+    pub start: &'a Tensor,
+    /// Cosines and, behind them, sines by position, in f32: `(positions, 2 * pairs)`. Elements `i` and `i + pairs` of a head turn
+    /// together; what is behind `2 * pairs` stays.
+    pub rotary: &'a Tensor,
+    /// Scales `(head_dim)` of the root-mean-square norms of each head of queries and of keys.
+    pub norms: Option<(&'a Tensor, &'a Tensor)>,
+}
+
+/// Writes the keys and values of new tokens into a cache, in place, and gives what the tokens see of it: causal attention with
+/// grouped heads (Ainslie et al., "GQA", 2023), `(batch, tokens, heads * head_dim)`.
+///
+/// Queries and keys are normalised, if there are norms, and turned by their positions. `cache` is `(batch, 2, kv_heads, capacity,
+/// head_dim)`, keys before values; `start + tokens` places of it are used. No size depends on positions, so one CUDA graph
+/// serves all lengths of text. On a GPU, one token a sequence is one launch, in which the blocks of a cluster share the cache's
+/// places ("Flash-Decoding", Dao et al., 2023).
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops::{self, CachedAttention, NewTokens};
+/// let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.35, window: None, eps: 1e-6 };
+/// let cache = Tensor::zeros((1, 2, 2, 16, 8), DType::F32, &Cpu)?; // (batch, 2, kv_heads, capacity, head_dim)
+/// let qkv = Tensor::zeros((1, 3, 64), DType::F32, &Cpu)?; // three new tokens
+/// let (start, rotary) = (Tensor::zeros(1, DType::U32, &Cpu)?, Tensor::zeros((16, 8), DType::F32, &Cpu)?);
+/// let new = NewTokens { qkv: &qkv, start: &start, rotary: &rotary, norms: None };
+/// assert_eq!(ops::cached_attention(&of, &cache, new)?.dims(), [1, 3, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes or dtypes that do not agree; on the CPU, tokens beyond the cache's end or the table's. On a GPU the caller sees to it that
+/// positions stay below both: what is beyond the end is not written there, and its results are not defined.
+pub fn cached_attention(of: &CachedAttention, cache: &Tensor, new: NewTokens) -> Result<Tensor> {
+    check(of, cache, &new)?;
+    let own = || gpu!(cuda::cached_attention(of, cache, &new));
+    own_or(cache, own, || composed::cached_attention(of, cache, &new))
+}
+
+/// Fails where operands do not fit each other.
+fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
+    let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
+    let (batch, _, elements) = new.qkv.dims3()?;
+    let (_, turning) = new.rotary.dims2()?;
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements != (heads + 2 * kv_heads) * head_dim {
+        bail!(
+            "{elements} elements are not {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim}"
+        )
+    }
+    let (b, two, h, _, d) = cache.dims5()?;
+    if (b, two, h, d) != (batch, 2, kv_heads, head_dim) || cache.dtype() != new.qkv.dtype() || !cache.is_contiguous() {
+        let (found, dtype) = (cache.dims(), new.qkv.dtype());
+        bail!("a cache of {found:?}, not of ({batch}, 2, {kv_heads}, capacity, {head_dim}) in {dtype:?}, contiguous")
+    }
+    if new.start.dims() != [batch] || new.start.dtype() != DType::U32 {
+        bail!("positions of {:?} in {:?}, not of [{batch}] in u32", new.start.dims(), new.start.dtype())
+    }
+    if turning > head_dim || !turning.is_multiple_of(2) || new.rotary.dtype() != DType::F32 {
+        bail!("a rotary table of {:?} in {:?} for heads of {head_dim}", new.rotary.dims(), new.rotary.dtype())
+    }
+    match new.norms {
+        Some((q, k)) if q.dims() != [head_dim] || k.dims() != [head_dim] => {
+            bail!("norms of {:?} and {:?} for heads of {head_dim}", q.dims(), k.dims())
+        }
+        _ => Ok(()),
+    }
+}

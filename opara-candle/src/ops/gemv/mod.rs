@@ -1,0 +1,144 @@
+//! Products of a weight with few rows, and what stands around them in a Transformer that writes token by token.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+pub(super) mod effects;
+#[cfg(feature = "cuda")]
+mod launch;
+
+use candle::{bail, Result, Tensor, D};
+
+use super::matmul::matmul_flops;
+use super::{add, linear, mul, narrow, own_or, rms_norm, Activation};
+use crate::cpu::record::apply;
+
+/// A root-mean-square norm of an operand: a scale of the length of its rows, and what is added to the mean square.
+pub type RmsScale<'a> = (&'a Tensor, f32);
+
+/// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
+/// `(.., out)`: the products of a decoder's layer.
+///
+/// On a GPU, up to eight rows of `x` are one launch, which reads the weight once at the speed of memory: each warp takes rows of
+/// the weight, 16 bytes a lane, and sums are in f32 in an order that depends on sizes alone. More rows are a norm, a product
+/// and a sum.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops;
+/// let x = Tensor::zeros((2, 1, 16), DType::F32, &Cpu)?; // (.., in)
+/// let weight = Tensor::zeros((32, 16), DType::F32, &Cpu)?; // (out, in)
+/// let scale = Tensor::ones(16, DType::F32, &Cpu)?;
+/// assert_eq!(ops::norm_linear(&x, Some((&scale, 1e-6)), &weight, None, None)?.dims(), [2, 1, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub fn norm_linear(
+    x: &Tensor,
+    norm: Option<RmsScale>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (out, inner) = weight.dims2()?;
+    let flops = matmul_flops(x.elem_count() / inner.max(1) * out, inner);
+    let operands =
+        Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: residual.is_some() };
+    let run = move |t: &[&Tensor]| {
+        let (x, norm, weight, bias, residual) = operands.of(t);
+        let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, residual));
+        own_or(x, own, || {
+            let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
+            let y = linear(&x, weight, bias)?;
+            residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))
+        })
+    };
+    let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias, residual];
+    apply("norm_linear", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)
+}
+
+/// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`, for `x` of shape `(.., in)` and a `weight` of shape `(2 * out, in)` whose first
+/// half is the gate: the gated unit of a decoder's feed-forward network (Shazeer, "GLU Variants Improve Transformer", 2020).
+/// `bias`, of shape `(2 * out)`, is added to both. One launch on a GPU for up to eight rows, as [`norm_linear`].
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops::{self, Activation};
+/// let x = Tensor::zeros((2, 1, 16), DType::F32, &Cpu)?; // (.., in)
+/// let weight = Tensor::zeros((64, 16), DType::F32, &Cpu)?; // (2 * out, in)
+/// assert_eq!(ops::norm_gated(&x, None, &weight, None, Activation::Silu)?.dims(), [2, 1, 32]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub fn norm_gated(
+    x: &Tensor,
+    norm: Option<RmsScale>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+) -> Result<Tensor> {
+    let (rows, inner) = weight.dims2()?;
+    if !rows.is_multiple_of(2) {
+        bail!("a gated unit's weight has {rows} rows, which are not two halves")
+    }
+    let flops = matmul_flops(x.elem_count() / inner.max(1) * rows, inner);
+    let operands = Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: false };
+    let run = move |t: &[&Tensor]| {
+        let (x, norm, weight, bias, _) = operands.of(t);
+        let own = || gpu!(cuda::norm_gated(x, norm, weight, bias, activation));
+        own_or(x, own, || {
+            let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
+            gated(&linear(&x, weight, bias)?, activation)
+        })
+    };
+    let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias];
+    apply("norm_gated", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)
+}
+
+/// `activation(gate) * up` of `x`, whose last dimension is both, one after the other.
+///
+/// ```
+/// # use candle::{Device::Cpu, Tensor};
+/// # use opara_candle::ops::{self, Activation};
+/// let x = Tensor::new(&[[-1f32, 2., 3., 4.]], &Cpu)?;
+/// assert_eq!(ops::gated(&x, Activation::Relu)?.to_vec2::<f32>()?, [[0., 8.]]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// A last dimension that is not two halves.
+pub fn gated(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let both = x.dim(D::Minus1)?;
+    if !both.is_multiple_of(2) {
+        bail!("{both} elements are not a gate and as many more")
+    }
+    let half = |at| narrow(x, x.rank() - 1, at * (both / 2), both / 2);
+    let gate = candle::Module::forward(&activation, &half(0)?)?;
+    mul(&gate, &half(1)?)
+}
+
+/// Which operands there are besides `x` and the weight.
+#[derive(Clone, Copy)]
+struct Operands {
+    /// Of the norm, if there is one.
+    eps: Option<f32>,
+    has_bias: bool,
+    has_residual: bool,
+}
+
+type Given<'a> = (&'a Tensor, Option<RmsScale<'a>>, &'a Tensor, Option<&'a Tensor>, Option<&'a Tensor>);
+
+impl Operands {
+    /// x, norm, weight, bias and residual.
+    fn of<'a>(&self, tensors: &[&'a Tensor]) -> Given<'a> {
+        let (x, weight) = (tensors[0], tensors[1]);
+        let mut rest = tensors[2..].iter().copied();
+        let mut next = |is_there: bool| if is_there { rest.next() } else { None };
+        let norm = self.eps.and_then(|eps| Some((next(true)?, eps)));
+        (x, norm, weight, next(self.has_bias), next(self.has_residual))
+    }
+}

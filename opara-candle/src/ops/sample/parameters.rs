@@ -1,0 +1,90 @@
+//! How tokens are drawn: parameters, and their rows on a device.
+
+use candle::{bail, DType, Device, Result, Tensor};
+
+/// Words of a row of parameters.
+pub(super) const WORDS: usize = 8;
+
+/// How the tokens of one text are drawn. Default: the most likely one each time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by, from 0.001 on; 0 takes the most likely token.
+    pub temperature: f32,
+    /// So many of the most likely tokens take part; 0 for all.
+    pub top_k: u32,
+    /// The most likely tokens take part that together have this probability: above 0, up to 1 for all.
+    pub top_p: f32,
+    /// Tokens take part that are at least so many times as likely as the most likely one: 0 for all, up to 1.
+    pub min_p: f32,
+    /// What logits of tokens that were there before are divided by, or multiplied if they are below 0; above 0, and 1 for
+    /// no difference.
+    pub repetition_penalty: f32,
+    /// The same seed draws the same text.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 0., top_k: 0, top_p: 1., min_p: 0., repetition_penalty: 1., seed: 0 }
+    }
+}
+
+impl Sampling {
+    /// Bits as the kernels read them.
+    fn words(&self) -> Result<[u32; WORDS]> {
+        let Self { temperature, top_k, top_p, min_p, repetition_penalty, seed } = *self;
+        /// The least temperature beside 0.
+        const COLDEST: f32 = 1e-3;
+        let temperature_fits = temperature == 0. || (COLDEST..f32::INFINITY).contains(&temperature);
+        let others_fit = top_p > 0. && top_p <= 1. && (0. ..=1.).contains(&min_p);
+        let penalty_fits = repetition_penalty > 0. && repetition_penalty.is_finite();
+        if !(temperature_fits && others_fit && penalty_fits) {
+            bail!(
+                "{self:?}: the temperature is 0 or {COLDEST} and more, top-p above 0 and up to 1, min-p from 0 to 1, the \
+                 repetition penalty above 0"
+            )
+        }
+        let bits = [temperature, top_p, min_p, repetition_penalty].map(|x| (x + 0.).to_bits());
+        Ok([bits[0], top_k, bits[1], bits[2], bits[3], seed as u32, (seed >> 32) as u32, 0])
+    }
+}
+
+/// The [`Sampling`] of each row of a batch, on the device, where a recorded pass reads it anew at every call.
+#[derive(Debug, Clone)]
+pub struct Sampler(Tensor);
+
+impl Sampler {
+    /// For rows in this order.
+    ///
+    /// # Errors
+    /// Parameters that are out of range, or no memory.
+    pub fn new(rows: &[Sampling], device: &Device) -> Result<Self> {
+        let words = rows.iter().map(Sampling::words).collect::<Result<Vec<_>>>()?.concat();
+        Ok(Self(Tensor::from_vec(words, (rows.len(), WORDS), device)?))
+    }
+
+    /// One whose [`parameters`](Self::parameters) these are.
+    ///
+    /// # Errors
+    /// A tensor that cannot be.
+    pub fn of(parameters: Tensor) -> Result<Self> {
+        if parameters.dtype() != DType::U32 || parameters.rank() != 2 || parameters.dim(1)? != WORDS {
+            bail!("parameters are (rows, {WORDS}) of u32, not {:?} {:?}", parameters.dtype(), parameters.dims())
+        }
+        Ok(Self(parameters))
+    }
+
+    /// What is on the device, `(rows, 8)` of u32: a part of a [`Carry`](crate::Carry), so that each state has its own.
+    pub fn parameters(&self) -> &Tensor {
+        &self.0
+    }
+
+    /// Other parameters for one row, from the next call on.
+    ///
+    /// # Errors
+    /// Parameters that are out of range, or a row that there is not.
+    pub fn set(&self, row: usize, sampling: &Sampling) -> Result<()> {
+        let words = Tensor::new(&[sampling.words()?], self.0.device())?;
+        self.0.slice_set(&words, 0, row)
+    }
+}

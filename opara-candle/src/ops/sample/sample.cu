@@ -1,0 +1,243 @@
+// Draws a token of each row, and marks tokens as seen. `cpu.rs` does the same, operation by operation: each is one that
+// IEEE 754 rounds, none is contracted, and masses are summed as integers, so that the tokens are the same ones.
+#include "largest.cuh"
+#include <cstdint>
+
+// Words of a row of the parameters (`parameters.rs`).
+enum Word { TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY, SEED_LOW, SEED_HIGH, WORDS = 8 };
+
+// e^x for x <= 0, and the natural logarithm of x > 0: expf and logf of S. Moshier's Cephes library.
+__device__ inline float exponential(float x) {
+    if (!(x >= -87.f)) return 0.f;
+    const float n = floorf(__fadd_rn(__fmul_rn(x, 1.44269504f), .5f));
+    x = __fadd_rn(x, -__fmul_rn(n, .693359375f));
+    x = __fadd_rn(x, __fmul_rn(n, 2.12194440e-4f));
+    float y = 1.9875691500e-4f;
+    const float coefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                  5.0000001201e-1f};
+#pragma unroll
+    for (float c : coefficients) y = __fadd_rn(__fmul_rn(y, x), c);
+    y = __fadd_rn(__fadd_rn(__fmul_rn(y, __fmul_rn(x, x)), x), 1.f);
+    return __fmul_rn(y, __int_as_float(((int)n + 127) << 23));
+}
+
+// ln(1 + f) + e ln 2 for 1 + f between the roots of 1/2 and of 2.
+__device__ inline float logarithm_of(float f, float e) {
+    const float square = __fmul_rn(f, f);
+    float y = 7.0376836292e-2f;
+    const float coefficients[] = {-1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
+                                  -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+#pragma unroll
+    for (float c : coefficients) y = __fadd_rn(__fmul_rn(y, f), c);
+    y = __fmul_rn(__fmul_rn(y, f), square);
+    y = __fadd_rn(y, __fmul_rn(e, -2.12194440e-4f));
+    y = __fadd_rn(y, __fmul_rn(-.5f, square));
+    return __fadd_rn(__fadd_rn(f, y), __fmul_rn(e, .693359375f));
+}
+
+__device__ inline float logarithm(float x) {
+    const int bits = __float_as_int(x);
+    int e = (bits >> 23) - 126;
+    float m = __int_as_float((bits & 0x7fffff) | 0x3f000000);
+    if (m < .707106781186547524f) {
+        e--;
+        m = __fadd_rn(m, m);
+    }
+    return logarithm_of(__fadd_rn(m, -1.f), (float)e);
+}
+
+// An exponentially distributed number of 32 random bits: -ln(1 - v), as exact for a small v as for others.
+__device__ inline float exponentially(unsigned random) {
+    const float v = __fadd_rn(__fmul_rn(__uint2float_rn(random), 0x1p-32f), 0x1p-33f);
+    if (v < .25f) return -logarithm_of(-v, 0.f);
+    const float rest = __fadd_rn(1.f, -v);
+    return rest > 0.f ? -logarithm(rest) : INFINITY;
+}
+
+// Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+__device__ inline uint4 philox(uint4 counter, uint2 key) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const unsigned a = __umulhi(0xD2511F53u, counter.x), b = 0xD2511F53u * counter.x;
+        const unsigned c = __umulhi(0xCD9E8D57u, counter.z), d = 0xCD9E8D57u * counter.z;
+        counter = {c ^ counter.y ^ key.x, d, a ^ counter.w ^ key.y, b};
+        key = {key.x + 0x9E3779B9u, key.y + 0xBB67AE85u};
+    }
+    return counter;
+}
+
+// 2^40 times the weight of a token.
+__device__ inline unsigned long long mass(float scaled) {
+    return __float2ull_rz(__fmul_rn(exponential(scaled), 0x1p40f));
+}
+
+// How far below the largest a token is: bits of a number that is not negative, which are ordered as it is.
+__device__ inline unsigned depth(float scaled) { return __float_as_uint(scaled) & 0x7fffffffu; }
+
+// The first digit of a depth: eighths, so that tokens spread over many. Then its bytes.
+__device__ inline unsigned eighths(unsigned depth) {
+    const float many = __uint_as_float(depth) * 8.f;
+    return many < 255.f ? (unsigned)many : 255u;
+}
+
+struct Room {
+    unsigned long long weights[256];
+    unsigned long long wanted;
+    unsigned digit;
+};
+
+// The digit up to which the weights add up to what is wanted, and what is wanted of that one.
+__device__ inline void pick(Room &room) {
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        unsigned long long own = 0, before;
+        for (unsigned n = 0; n < 8; n++) own += room.weights[threadIdx.x * 8 + n];
+        unsigned long long until = own;
+#pragma unroll
+        for (unsigned distance = 1; distance < 32; distance *= 2) {
+            const unsigned long long other = __shfl_up_sync(~0u, until, distance);
+            if (threadIdx.x >= distance) until += other;
+        }
+        before = until - own;
+        const unsigned long long wanted = room.wanted;
+        __syncwarp();
+        if (before < wanted && wanted <= until) {
+            unsigned digit = threadIdx.x * 8;
+            while (before + room.weights[digit] < wanted) before += room.weights[digit++];
+            room.digit = digit;
+            room.wanted = wanted - before;
+        }
+    }
+    __syncthreads();
+}
+
+// The least depth up to which tokens weigh `wanted(weight of all)`. `visit` calls a function with the depth and the weight
+// of each token of this thread that counts.
+template <typename V, typename W> __device__ inline unsigned limit_of(Room &room, V visit, W wanted) {
+    auto gather = [&](auto digit) {
+        for (unsigned n = threadIdx.x; n < 256; n += blockDim.x) room.weights[n] = 0;
+        __syncthreads();
+        visit([&](unsigned depth, unsigned long long weight) {
+            const unsigned at = digit(depth);
+            if (at < 256 && weight > 0) atomicAdd(&room.weights[at], weight);
+        });
+    };
+    gather([](unsigned depth) { return eighths(depth); });
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned long long all = 0;
+        for (unsigned n = 0; n < 256; n++) all += room.weights[n];
+        room.wanted = wanted(all);
+        room.digit = 255;
+    }
+    pick(room);
+    const unsigned first = room.digit;
+    unsigned limit = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        const unsigned above = (unsigned)((unsigned long long)limit >> (shift + 8));
+        gather([=](unsigned depth) {
+            const bool counts = eighths(depth) == first && (unsigned)((unsigned long long)depth >> (shift + 8)) == above;
+            return counts ? depth >> shift & 255u : 256u;
+        });
+        __syncthreads();
+        if (threadIdx.x == 0) room.digit = 255;
+        pick(room);
+        limit |= room.digit << shift;
+    }
+    __syncthreads();
+    return limit;
+}
+
+template <typename T>
+__device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positions, const T *logits,
+                              const unsigned *parameters, const unsigned *positions, const uint8_t *seen, unsigned *y) {
+    __shared__ Largest<float> largest[32];
+    __shared__ Room room;
+    __shared__ Largest<float> shared_best;
+    const unsigned row = blockIdx.x;
+    if (row >= rows) return;
+    logits += (size_t)row * vocab;
+    if (seen) seen += (size_t)row * vocab;
+    parameters += row * WORDS;
+    const float temperature = __uint_as_float(parameters[TEMPERATURE]), penalty = __uint_as_float(parameters[PENALTY]);
+
+    auto penalised = [&](unsigned at, float v) {
+        if (!seen || penalty == 1.f || !seen[at]) return v;
+        return v > 0.f ? __fdiv_rn(v, penalty) : __fmul_rn(v, penalty);
+    };
+    Largest<float> best = Largest<float>::none();
+    each<T>(logits, vocab, [&](unsigned at, float v) { best = best.or_later(penalised(at, v), at); });
+    best = of_block(best, largest);
+    if (threadIdx.x == 0) shared_best = best;
+    __syncthreads();
+    best = shared_best;
+    if (temperature == 0.f || !isfinite(best.value)) {
+        if (threadIdx.x == 0) y[row] = best.at;
+        return;
+    }
+
+    const float top = best.value;
+    auto scaled = [&](unsigned at, float v) { return __fdiv_rn(__fadd_rn(penalised(at, v), -top), temperature); };
+    unsigned limit = 0x7f7fffffu;
+    const unsigned top_k = parameters[TOP_K];
+    if (top_k > 0 && top_k < vocab) {
+        const auto count = [&](auto f) {
+            each<T>(logits, vocab, [&](unsigned at, float v) {
+                const unsigned d = depth(scaled(at, v));
+                if (d <= limit) f(d, 1ull);
+            });
+        };
+        limit = limit_of(room, count, [=](unsigned long long all) { return min(all, (unsigned long long)top_k); });
+    }
+    const float top_p = __uint_as_float(parameters[TOP_P]);
+    if (top_p < 1.f) {
+        const auto weigh = [&](auto f) {
+            each<T>(logits, vocab, [&](unsigned at, float v) {
+                const float z = scaled(at, v);
+                if (depth(z) <= limit) f(depth(z), mass(z));
+            });
+        };
+        limit = limit_of(room, weigh, [=](unsigned long long all) {
+            return max(1ull, __double2ull_rz(__dmul_rn((double)top_p, __ull2double_rn(all))));
+        });
+    }
+    const float min_p = __uint_as_float(parameters[MIN_P]);
+    const uint2 seed = {parameters[SEED_LOW], parameters[SEED_HIGH]};
+    const unsigned position = positions[own_positions ? row : 0];
+    unsigned group = ~0u;
+    uint4 random;
+    best = Largest<float>::none();
+    each<T>(logits, vocab, [&](unsigned at, float v) {
+        const float z = scaled(at, v);
+        if (depth(z) > limit || (min_p > 0.f && exponential(z) < min_p)) return;
+        if (at / 4 != group) {
+            group = at / 4;
+            random = philox({group, position, 0, 0}, seed);
+        }
+        const unsigned words[] = {random.x, random.y, random.z, random.w};
+        unsigned word = words[0];
+#pragma unroll
+        for (unsigned n = 1; n < 4; n++) word = at % 4 == n ? words[n] : word;
+        best = best.or_later(__fadd_rn(z, -logarithm(exponentially(word))), at);
+    });
+    best = of_block(best, largest);
+    if (threadIdx.x == 0) y[row] = best.at;
+}
+
+#define SAMPLE(T, NAME)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024) opara_sample_##NAME(unsigned rows, unsigned vocab,              \
+        unsigned own_positions, const T *logits, const unsigned *parameters, const unsigned *positions,                \
+        const uint8_t *seen, unsigned *y) {                                                                            \
+        sample<T>(rows, vocab, own_positions, logits, parameters, positions, seen, y);                                 \
+    }
+
+SAMPLE(float, f32)
+SAMPLE(__half, f16)
+SAMPLE(__nv_bfloat16, bf16)
+
+extern "C" __global__ void opara_mark_u8(unsigned rows, unsigned vocab, const unsigned *tokens, uint8_t *seen) {
+    const unsigned row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    const unsigned token = tokens[row];
+    if (token < vocab) seen[(size_t)row * vocab + token] = 1;
+}

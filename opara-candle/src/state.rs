@@ -1,0 +1,149 @@
+//! What a step carries on from one call to the next, and saved copies of it.
+
+use candle::{DType, Shape, Tensor};
+
+use crate::arguments::{copy, write};
+use crate::{Error, Result};
+
+/// What a step carries on from one call to the next: counters, caches, the last token.
+///
+/// A value names its tensors. They always come in the same order, with the same shapes and dtypes, and lie on one device;
+/// each is contiguous and has memory of its own. A step [writes to them in place](crate::Builder::build_step).
+///
+/// ```
+/// use candle::{DType, Device, Result, Tensor};
+/// use opara_candle::Carry;
+///
+/// struct Writing {
+///     position: Tensor,
+///     cache: Tensor,
+/// }
+///
+/// impl Carry for Writing {
+///     fn tensors(&self) -> Vec<Tensor> {
+///         vec![self.position.clone(), self.cache.clone()]
+///     }
+///
+///     fn with(&self, tensors: Vec<Tensor>) -> Self {
+///         Self { position: tensors[0].clone(), cache: tensors[1].clone() }
+///     }
+/// }
+///
+/// let start = Writing {
+///     position: Tensor::zeros(1, DType::U32, &Device::Cpu)?,
+///     cache: Tensor::zeros((2, 8), DType::F32, &Device::Cpu)?,
+/// };
+/// let other = start.fork()?; // The same contents in other memory.
+/// # Ok::<(), opara_candle::Error>(())
+/// ```
+pub trait Carry: Sized {
+    /// The tensors, without copying them.
+    fn tensors(&self) -> Vec<Tensor>;
+
+    /// The same with other tensors, which are like [its own](Self::tensors) in number, order, shapes and dtypes.
+    fn with(&self, tensors: Vec<Tensor>) -> Self;
+
+    /// What executors are built on: building calls the step many times, and must not change this value. Default: a copy.
+    ///
+    /// What is in it may differ from this value, as long as a step can run on it. A tensor that it has in common with this
+    /// value is neither copied nor put back: a cache that several sequences share can lend pages that none of them uses.
+    ///
+    /// # Errors
+    /// No memory for a copy.
+    fn scratch(&self) -> Result<Self> {
+        self.fork()
+    }
+
+    /// A copy, which goes on independently.
+    ///
+    /// # Errors
+    /// No memory for it.
+    fn fork(&self) -> Result<Self> {
+        let copies = self.tensors().iter().map(copy).collect::<candle::Result<_>>()?;
+        Ok(self.with(copies))
+    }
+
+    /// Back to the start, in the same memory. Default: zeros everywhere.
+    ///
+    /// # Errors
+    /// A call of the device that failed.
+    fn reset(&mut self) -> Result<()> {
+        for tensor in self.tensors() {
+            write(&tensor, &tensor.zeros_like()?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A state of one tensor.
+impl Carry for Tensor {
+    fn tensors(&self) -> Vec<Tensor> {
+        vec![self.clone()]
+    }
+
+    fn with(&self, tensors: Vec<Tensor>) -> Self {
+        tensors.into_iter().next().unwrap_or_else(|| self.clone())
+    }
+}
+
+/// A state whose tensors have no names.
+impl Carry for Vec<Tensor> {
+    fn tensors(&self) -> Vec<Tensor> {
+        self.clone()
+    }
+
+    fn with(&self, tensors: Vec<Tensor>) -> Self {
+        tensors
+    }
+}
+
+/// The contents of a state at one time.
+///
+/// ```
+/// use candle::{Device, Tensor};
+/// use opara_candle::{ops, Snapshot};
+///
+/// let mut counter = Tensor::new(&[3u32], &Device::Cpu)?;
+/// let saved = Snapshot::of(&counter)?;
+/// ops::advance(&counter, 4)?;
+/// assert_eq!(counter.to_vec1::<u32>()?, [7]);
+/// saved.restore(&mut counter)?;
+/// assert_eq!(counter.to_vec1::<u32>()?, [3]);
+/// # Ok::<(), opara_candle::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Snapshot(Vec<Tensor>);
+
+impl Snapshot {
+    /// A copy of what the state holds now.
+    ///
+    /// # Errors
+    /// No memory for it.
+    pub fn of(state: &impl Carry) -> Result<Self> {
+        Ok(Self(state.tensors().iter().map(copy).collect::<candle::Result<_>>()?))
+    }
+
+    /// Puts it back, into the same memory, or into another state of the same shapes and dtypes.
+    ///
+    /// # Errors
+    /// A state of other tensors: then it is unchanged as far as the first that differs.
+    pub fn restore(&self, state: &mut impl Carry) -> Result<()> {
+        let tensors = state.tensors();
+        if tensors.len() != self.0.len() {
+            return Err(Error::StateCount { expected: self.0.len(), got: tensors.len() });
+        }
+        for (index, (saved, tensor)) in self.0.iter().zip(&tensors).enumerate() {
+            check_alike(index, (saved.shape(), saved.dtype()), tensor)?;
+        }
+        tensors.iter().zip(&self.0).try_for_each(|(tensor, saved)| Ok(write(tensor, saved)?))
+    }
+}
+
+/// Checks shape and dtype of a tensor of a state.
+pub(crate) fn check_alike(index: usize, (shape, dtype): (&Shape, DType), tensor: &Tensor) -> Result<()> {
+    if tensor.shape() != shape || tensor.dtype() != dtype {
+        let (expected, got) = (shape.clone(), tensor.shape().clone());
+        return Err(Error::StateShape { index, expected, expected_dtype: dtype, got, got_dtype: tensor.dtype() });
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Whole decoders: one graph for all lengths of text.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use candle::{DType, Device, Tensor};
+use opara_candle::ops::Sampling;
+use opara_candle::{Mode, OparaExecutor};
+use opara_models::decoder::{Config, Decoder, Generator};
+
+use super::assert_near;
+use super::common::{gpu, CPU};
+
+/// Small ones of every kind: heads that kernels take, and such that they do not.
+fn configs() -> Vec<(&'static str, Config)> {
+    let small = |json: serde_json::Value| Config::from_json(&json).expect("a configuration");
+    let base = |kind: &str| {
+        serde_json::json!({
+            "model_type": kind, "vocab_size": 300, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
+            "sliding_window": 20, "sliding_window_pattern": 2, "query_pre_attn_scalar": 64, "tie_word_embeddings": true,
+        })
+    };
+    let kinds = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3"];
+    let mut configs: Vec<_> = kinds.iter().map(|&kind| (kind, small(base(kind)))).collect();
+    configs.push(("tiny", Config::tiny()));
+    configs
+}
+
+fn load(config: &Config, dtype: DType, device: &Device) -> Result<Decoder> {
+    Ok(Decoder::load(opara_weights::seeded(5, dtype, device), config, 240)?)
+}
+
+#[test]
+fn logits_on_a_gpu_are_those_of_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (name, config) in configs() {
+        let (here, there) = (load(&config, DType::F32, CPU)?, load(&config, DType::F32, &device)?);
+        let (mut on_cpu, mut on_gpu) = (here.cache(2)?, there.cache(2)?);
+        let mut at = 0;
+        for tokens in [33, 1, 1, 7, 1] {
+            let ids = (0..2 * tokens).map(|i| ((at + i) * 37 % config.vocab) as u32);
+            let ids = Tensor::from_iter(ids, CPU)?.reshape((2, tokens))?;
+            let expected = here.logits(&here.forward(&ids, &on_cpu)?)?;
+            let got = there.logits(&there.forward(&ids.to_device(&device)?, &on_gpu)?)?;
+            assert_near(&got, &expected, 1e-4, format!("{name}, {tokens} tokens from {at} on"));
+            at += tokens;
+            (on_cpu, on_gpu) = (on_cpu.at(at)?, on_gpu.at(at)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_graph_writes_what_eager_execution_writes_at_every_length() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::F16] {
+        for (name, config) in configs() {
+            let model = Arc::new(load(&config, dtype, &device)?);
+            let drawn = Sampling { temperature: 0.9, top_k: 40, seed: 3, ..Sampling::default() };
+            let sampling = [Sampling::default(), drawn, Sampling { top_p: 0.9, ..drawn }];
+            let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
+            let (read, step) = fast.executors().expect("there are executors");
+            for (what, report) in [("reading", read.report()), ("a step", step.report())] {
+                assert_eq!(report.mode, Mode::Graph, "{name}, {what}: {report}");
+            }
+            let mut eager = Generator::eager(model, &sampling)?;
+            for lengths in [[3, 1, 9], [150, 20, 129], [2, 180, 1]] {
+                let prompts: Vec<Vec<u32>> =
+                    lengths.iter().map(|&n| (0..n).map(|i| (i * 41 + n) as u32 % 96).collect()).collect();
+                let expected = eager.generate(&prompts, 40, &[], |_| ())?.tokens;
+                let got = fast.generate(&prompts, 40, &[], |_| ())?.tokens;
+                assert_eq!(got, expected, "{name} in {dtype:?} behind {lengths:?}");
+            }
+        }
+    }
+    Ok(())
+}

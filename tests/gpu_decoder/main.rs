@@ -1,0 +1,160 @@
+//! What decoders are made of on a GPU, against the same operators on the CPU, and their steps as graphs. Without a GPU, or without
+//! the `cuda` feature, each test says that it skips.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod generation;
+
+use candle::{DType, Device, Result, Tensor};
+use common::{gpu, same_bits, waves, CPU};
+use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
+
+/// Dtypes with the relative error that they may make.
+const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
+
+/// Fails unless `got` is near `expected`, measured by the largest value there.
+#[track_caller]
+fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
+    let error = || -> Result<f64> {
+        let [got, expected] = [got, expected].map(|x| x.to_device(CPU).and_then(|x| x.to_dtype(DType::F64)));
+        let (got, expected) = (got?, expected?);
+        let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-6);
+        Ok((got - &expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()? / scale)
+    };
+    assert_eq!(got.dims(), expected.dims(), "shape of {of}");
+    let error = error().expect("tensors can be compared");
+    assert!(error <= tolerance, "{of}: off by {error:.2e}");
+}
+
+/// The values that a dtype makes of a tensor, in f32 on the host, and the tensor on the device.
+fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
+    let x = x.to_dtype(dtype)?;
+    Ok((x.to_dtype(DType::F32)?, x.to_device(device)?))
+}
+
+#[test]
+fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Rows of a warp and less, of several chunks, of a number that splits do not divide, and one of many.
+    for (columns, inner) in [(7, 64), (96, 896), (1152, 896), (40, 4872), (3000, 264)] {
+        for (dtype, tolerance) in DTYPES {
+            let scaled = |i, shape, by: f64| both(&(waves(i, shape)? * by)?, dtype, &device);
+            let (weight, on_gpu) = scaled(3, (2 * columns, inner), (inner as f64).powf(-0.5))?;
+            let (narrow, on_gpu_narrow) = (weight.narrow(0, 0, columns)?, on_gpu.narrow(0, 0, columns)?);
+            let ((scale, of_scale), (bias, of_bias)) = (scaled(5, (1, inner), 1.)?, scaled(6, (1, 2 * columns), 1.)?);
+            let ([scale, of_scale], [bias, of_bias]) =
+                ([scale, of_scale].map(|x| x.flatten_all()), [bias, of_bias].map(|x| x.flatten_all()));
+            let (scale, of_scale, bias, of_bias) = (scale?, of_scale?, bias?, of_bias?);
+            let mut alone = None;
+            for rows in [1, 2, 3, 5, 8, 9] {
+                let of = format!("{rows} rows of {inner} by {columns} in {dtype:?}");
+                let (x, of_x) = scaled(1, (rows, inner), 2.)?;
+                let (residual, of_residual) = scaled(2, (rows, columns), 1.)?;
+                let (norm, of_norm) = (Some((&scale, 1e-5)), Some((&of_scale, 1e-5)));
+                let expected = ops::norm_linear(&x, norm, &narrow, None, Some(&residual))?;
+                let got = ops::norm_linear(&of_x, of_norm, &on_gpu_narrow, None, Some(&of_residual))?;
+                assert_near(&got, &expected, tolerance, format!("norm, {of}, sum"));
+                let again = ops::norm_linear(&of_x, of_norm, &on_gpu_narrow, None, Some(&of_residual))?;
+                assert!(same_bits(&got, &again)?, "{of}: other bits at the second call");
+                if rows <= 8 {
+                    let first = got.narrow(0, 0, 1)?.contiguous()?;
+                    let alone = alone.get_or_insert_with(|| first.clone());
+                    assert!(same_bits(&first, alone)?, "{of}: the first row depends on the others");
+                }
+                let (bias, of_bias) = (Some(&bias), Some(&of_bias));
+                let expected = ops::norm_linear(&x, None, &weight, bias, None)?;
+                assert_near(
+                    &ops::norm_linear(&of_x, None, &on_gpu, of_bias, None)?,
+                    &expected,
+                    tolerance,
+                    format!("{of}, bias"),
+                );
+                for activation in [Activation::Silu, Activation::Gelu, Activation::GeluErf] {
+                    let expected = ops::norm_gated(&x, norm, &weight, bias, activation)?;
+                    let got = ops::norm_gated(&of_x, of_norm, &on_gpu, of_bias, activation)?;
+                    assert_near(&got, &expected, 2. * tolerance, format!("{activation:?}, {of}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Several steps behind texts of several lengths, with what is in the cache behind them, which nothing may read.
+fn attend(
+    of: CachedAttention,
+    pairs: usize,
+    has_norms: bool,
+    dtype: DType,
+    tolerance: f64,
+    device: &Device,
+) -> Result<()> {
+    let CachedAttention { heads, kv_heads, head_dim, .. } = of;
+    let (batch, capacity) = (3, 160);
+    let (cache, of_cache) = both(&waves(0, (batch, 2, kv_heads, capacity, head_dim))?, dtype, device)?;
+    let angles = waves(7, (capacity, 2 * pairs))?;
+    let table = angles.to_device(device)?;
+    let (q, of_q) = both(&waves(8, head_dim)?, dtype, device)?;
+    let (k, of_k) = both(&waves(9, head_dim)?, dtype, device)?;
+    for starts in [[0u32, 1, 5], [130, 64, 157]] {
+        for (step, tokens) in [1usize, 1, 2].into_iter().enumerate() {
+            let (start, at) = (Tensor::new(&starts, CPU)?, format!("{of:?} at {starts:?}, step {step}, {dtype:?}"));
+            let shape = (batch, tokens, (heads + 2 * kv_heads) * head_dim);
+            let (qkv, of_qkv) = both(&(waves(20 + step, shape)? * 2.)?, dtype, device)?;
+            let new = NewTokens { qkv: &qkv, start: &start, rotary: &angles, norms: has_norms.then_some((&q, &k)) };
+            let expected = ops::cached_attention(&of, &cache, new)?;
+            let start = start.to_device(device)?;
+            let norms = has_norms.then_some((&of_q, &of_k));
+            let got = ops::cached_attention(
+                &of,
+                &of_cache,
+                NewTokens { qkv: &of_qkv, start: &start, rotary: &table, norms },
+            )?;
+            assert_near(&got, &expected, tolerance, &at);
+            assert_near(&of_cache, &cache, tolerance, format!("the cache, {at}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_over_a_cache_is_that_of_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (heads, kv_heads, head_dim, pairs) in [
+        (14, 2, 64, 32),
+        (4, 4, 96, 48),
+        (8, 2, 128, 48),
+        (4, 1, 256, 128),
+        (6, 2, 16, 8),
+        (16, 2, 128, 64),
+        (4, 2, 20, 10),
+    ] {
+        for (dtype, tolerance) in DTYPES {
+            let scale = (head_dim as f64).powf(-0.5);
+            let of = CachedAttention { heads, kv_heads, head_dim, scale, window: None, eps: 1e-5 };
+            attend(of, pairs, false, dtype, tolerance, &device)?;
+            attend(CachedAttention { window: Some(48), ..of }, pairs, true, dtype, 2. * tolerance, &device)?;
+            attend(CachedAttention { window: Some(4), ..of }, pairs, false, dtype, tolerance, &device)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, eps: 1e-5 };
+    let whole = Tensor::ones((3, 2, 2, 16, 64), DType::F16, &device)?;
+    let cache = whole.narrow(0, 1, 1)?;
+    let rotary = Tensor::zeros((16, 64), DType::F32, &device)?;
+    let qkv = Tensor::zeros((1, 1, 8 * 64), DType::F16, &device)?;
+    for start in [16u32, 1 << 20, u32::MAX] {
+        let start = Tensor::new(&[start], &device)?;
+        ops::cached_attention(&of, &cache, NewTokens { qkv: &qkv, start: &start, rotary: &rotary, norms: None })?;
+    }
+    for neighbour in [0, 2] {
+        let sum = whole.get(neighbour)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+        assert_eq!(sum as usize, 2 * 2 * 16 * 64, "sequence {neighbour}");
+    }
+    Ok(())
+}
