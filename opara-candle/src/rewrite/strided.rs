@@ -14,13 +14,32 @@ pub(super) fn view(t: &Tensor, first: usize, dims: &[usize], strides: &[usize]) 
     // Dimensions that go over elements, from the longest stride to the shortest.
     let mut axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] > 1 && strides[axis] > 0).collect();
     axes.sort_by_key(|&axis| std::cmp::Reverse(strides[axis]));
-    let Some(base) = refined(t.dims(), axes.iter().map(|&axis| strides[axis]), elements) else { return Ok(None) };
+    let steps: Vec<usize> = axes.iter().map(|&axis| strides[axis]).collect();
+    // Over the tensor's own dimensions if that is possible; else over those of the view, for which elements may be copied.
+    let bases = [refined(t.dims(), &steps, elements), chained(&steps, elements)];
+    for base in bases.into_iter().flatten() {
+        if let Some(found) = over(t, &base, first, (dims, strides), &axes)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// The same over dimensions `base` of the tensor, by slices and a permutation; `axes` are the view's dimensions from the longest
+/// stride to the shortest.
+fn over(
+    t: &Tensor,
+    base: &[usize],
+    first: usize,
+    (dims, strides): (&[usize], &[usize]),
+    axes: &[usize],
+) -> Result<Option<Tensor>> {
     let inner = |at: usize| base[at + 1..].iter().product::<usize>();
     let offsets: Vec<usize> = (0..base.len()).map(|at| first / inner(at) % base[at]).collect();
     // Of each dimension of `base`, the elements that are taken: one, unless an axis goes over them.
     let mut taken: Vec<(usize, usize)> = offsets.iter().map(|&offset| (offset, 1)).collect();
     let mut is_taken = vec![false; base.len()];
-    for &axis in &axes {
+    for &axis in axes {
         let (mut left, stride) = (dims[axis], strides[axis]);
         let Some(mut at) = (0..base.len()).rev().find(|&at| inner(at) == stride && base[at] > 1) else {
             return Ok(None);
@@ -42,7 +61,7 @@ pub(super) fn view(t: &Tensor, first: usize, dims: &[usize], strides: &[usize]) 
             at -= 1;
         }
     }
-    let mut result = shaped(t, &base)?;
+    let mut result = shaped(t, base)?;
     for (at, &(offset, len)) in taken.iter().enumerate() {
         result = result.narrow(at, offset, len)?;
     }
@@ -65,32 +84,30 @@ fn is_contiguous(dims: &[usize], strides: &[usize]) -> bool {
     })
 }
 
-/// A shape as long as `dims` or longer that has a dimension whose steps are as long as each of the strides; `None` if one of those
-/// lies across the dimensions.
-fn refined(dims: &[usize], strides: impl Iterator<Item = usize>, elements: usize) -> Option<Vec<usize>> {
-    let strides: Vec<usize> = strides.collect();
-    let inner = |at: usize| dims[at + 1..].iter().product::<usize>();
-    let own: Vec<usize> = (0..dims.len()).map(inner).collect();
-    if strides.iter().all(|stride| own.contains(stride)) {
-        return Some(dims.to_vec());
+/// These dimensions, or more of them, so that one has steps as long as each of the strides; `None` if a stride lies across them.
+fn refined(dims: &[usize], strides: &[usize], elements: usize) -> Option<Vec<usize>> {
+    let own: Vec<usize> = (0..dims.len()).map(|at| dims[at + 1..].iter().product()).collect();
+    match strides.iter().all(|stride| own.contains(stride)) {
+        true => Some(dims.to_vec()),
+        false => chained(&[&own, strides].concat(), elements),
     }
-    let chain = |mut steps: Vec<usize>| {
-        steps.push(1);
-        steps.sort_unstable_by(|a, b| b.cmp(a));
-        steps.dedup();
-        let mut above = elements;
-        let mut shape = Vec::new();
-        for step in steps {
-            if step == 0 || !above.is_multiple_of(step) {
-                return None;
-            }
-            shape.push(above / step);
-            above = step;
+}
+
+/// Dimensions of so many elements whose steps are these, and one; `None` if a step is no multiple of the next shorter one.
+fn chained(steps: &[usize], elements: usize) -> Option<Vec<usize>> {
+    let mut steps: Vec<usize> = steps.iter().copied().chain([1]).collect();
+    steps.sort_unstable_by(|a, b| b.cmp(a));
+    steps.dedup();
+    let mut above = elements;
+    let mut shape = Vec::new();
+    for step in steps {
+        if step == 0 || !above.is_multiple_of(step) {
+            return None;
         }
-        Some(shape)
-    };
-    // Dimensions that lie across a stride are given up.
-    chain(own.iter().chain(&strides).copied().collect()).or_else(|| chain(strides.clone()))
+        shape.push(above / step);
+        above = step;
+    }
+    Some(shape)
 }
 
 /// The tensor in another shape; without a copy if only dimensions of one come or go.

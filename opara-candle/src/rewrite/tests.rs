@@ -28,9 +28,11 @@ fn window(padding: u64, groups: u64) -> Window {
     Window { kernel: [3; 2], padding: [padding; 2], stride: [1; 2], dilation: [1; 2], groups }
 }
 
+/// Relative to the largest element of `b`.
 fn largest_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
     let flat = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F32);
-    (flat(a)? - flat(b)?)?.abs()?.max(0)?.to_scalar()
+    let largest = |t: Tensor| t.abs()?.max(0)?.to_scalar::<f32>();
+    Ok(largest((flat(a)? - flat(b)?)?)? / largest(flat(b)?)?.max(1.))
 }
 
 /// Batch norm and `max(x, 0)` behind a convolution of two images of three channels, then a pool of two of its channels.
