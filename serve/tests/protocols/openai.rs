@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use axum::http::StatusCode;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
-use serde_json::{json, Value};
+use serde_json::json;
 
 use super::{floats, get, post, setup, small};
 
