@@ -24,5 +24,6 @@ pages! {
     Operators "docs/howto/operators.md"
     Scheduler "docs/howto/scheduler.md"
     Schedules "docs/concepts/schedules.md"
+    Rewriting "docs/concepts/rewriting.md"
     Errors "docs/errors.md"
 }

@@ -21,15 +21,16 @@ fn branches(t: &[Tensor]) -> Result<Vec<Tensor>> {
 /// The folder of the only set of shapes that was built.
 const SHAPES: &str = "f32-4x6";
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "1-record.trace",
-    "2-fuse.trace",
-    "3-fold.trace",
-    "4-analyse.dot",
-    "5-place.json",
-    "6-schedule.json",
-    "7-instantiate.json",
-    "8-verify.json",
+    "2-rewrite.trace",
+    "3-fuse.trace",
+    "4-fold.trace",
+    "5-analyse.dot",
+    "6-place.json",
+    "7-schedule.json",
+    "8-instantiate.json",
+    "9-verify.json",
 ];
 
 fn names(folder: &Path) -> anyhow::Result<Vec<String>> {
@@ -49,14 +50,15 @@ fn every_stage_is_dumped_to_a_file() -> anyhow::Result<()> {
     assert_eq!(names(&of_shapes)?, FILES);
     let trace = |name: &str| Trace::load(of_shapes.join(name));
     assert_eq!(trace(FILES[0])?, fast.recorded_trace(&one(0)?)?);
-    assert_eq!(trace(FILES[1])?, fast.trace(&one(0)?)?);
+    assert_eq!(trace(FILES[1])?, trace(FILES[0])?, "a CPU rewrites nothing");
+    assert_eq!(trace(FILES[2])?, fast.trace(&one(0)?)?);
     let (ops, schedule) = fast.schedule(&one(0)?)?;
-    assert_eq!(trace(FILES[2])?, ops);
-    let dot = fs::read_to_string(of_shapes.join(FILES[3]))?;
+    assert_eq!(trace(FILES[3])?, ops);
+    let dot = fs::read_to_string(of_shapes.join(FILES[4]))?;
     assert!(dot.starts_with("digraph") && dot.contains("0: tanh"), "{dot}");
-    let instantiated: Schedule = serde_json::from_slice(&fs::read(of_shapes.join(FILES[6]))?)?;
+    let instantiated: Schedule = serde_json::from_slice(&fs::read(of_shapes.join(FILES[7]))?)?;
     assert_eq!(instantiated, schedule);
-    let report: serde_json::Value = serde_json::from_slice(&fs::read(of_shapes.join(FILES[7]))?)?;
+    let report: serde_json::Value = serde_json::from_slice(&fs::read(of_shapes.join(FILES[8]))?)?;
     assert_eq!((&report["mode"], &report["ops"]), (&"threads".into(), &3.into()));
     fast.call(&[Tensor::zeros((2, 6), candle::DType::F32, common::CPU)?])?;
     assert_eq!(names(folder.path())?, ["f32-2x6", SHAPES], "other shapes have a folder of their own");

@@ -72,9 +72,17 @@ struct Args {
     #[arg(long)]
     no_fuse: bool,
 
+    /// What replays have in common with eager: its `exact` bits, which are compared, or its accuracy.
+    #[arg(long, default_value = "exact", value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
+    numerics: String,
+
     /// File to write one line of JSON per row to.
     #[arg(long)]
     json: Option<PathBuf>,
+
+    /// Do not measure memory, for which each model is made in two more processes.
+    #[arg(long)]
+    no_memory: bool,
 
     /// Print the device memory that calls take, and exit.
     #[arg(long, hide = true)]
@@ -134,6 +142,8 @@ fn run() -> Result<()> {
         stress: args.stress,
         policy: args.policy,
         fuse: !args.no_fuse,
+        is_accurate: args.numerics == "accurate",
+        memory: !args.no_memory,
     };
     if let Some(calls) = args.memory_of {
         for (entry, &dtype) in chosen().flat_map(|entry| args.dtype.iter().map(move |dtype| (entry, dtype))) {

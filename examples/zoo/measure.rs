@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
-use opara_candle::{Builder, Mode, OparaExecutor, Policy, Report};
+use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Policy, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
 
@@ -32,19 +32,25 @@ pub struct Counts {
     pub policy: Policy,
     /// Are its launches fused? Those of the sequential schedule never are.
     pub fuse: bool,
+    /// Whether its launches may be rewritten; then its bits are not eager's.
+    pub is_accurate: bool,
+    /// Whether memory is measured.
+    pub memory: bool,
 }
 
 impl Counts {
     /// Builder of the executor that is compared with the sequential one. The kernel cache is off, so that build times
     /// are those of a first build.
     pub fn builder(&self) -> Builder {
-        OparaExecutor::builder().policy(self.policy).fuse(self.fuse).kernel_cache(None)
+        let numerics = if self.is_accurate { Numerics::Accurate } else { Numerics::Exact };
+        OparaExecutor::builder().policy(self.policy).fuse(self.fuse).numerics(numerics).kernel_cache(None)
     }
 
     /// Command line arguments that make another process use the same builder.
     fn arguments(&self) -> Vec<&'static str> {
         let fuse = if self.fuse { None } else { Some("--no-fuse") };
-        ["--policy", self.policy.as_str()].into_iter().chain(fuse).collect()
+        let numerics = if self.is_accurate { "accurate" } else { "exact" };
+        ["--policy", self.policy.as_str(), "--numerics", numerics].into_iter().chain(fuse).collect()
     }
 }
 
@@ -110,7 +116,10 @@ pub struct Measured {
 /// # Errors
 /// An error of the model, the executors or the driver.
 pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, trace: Option<&Path>) -> Result<Measured> {
-    let memory = |calls| Memory::of_calls_alone(calls, entry, dtype, &counts.arguments());
+    let memory = |calls| match counts.memory {
+        true => Memory::of_calls_alone(calls, entry, dtype, &counts.arguments()),
+        false => Ok(Memory::default()),
+    };
     let (eager_memory, memory) = (memory(Calls::Eager)?, memory(Calls::Executor)?);
     let model = (entry.build)(&Target { device: device.clone(), dtype })?;
     let Model { function, inputs, .. } = &model;
@@ -130,7 +139,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     if let Some(file) = trace.filter(|_| captured) {
         scheduled.trace(inputs)?.save(file)?;
     }
-    let replays = if captured { counts.replays } else { 0 };
+    let replays = if captured && !counts.is_accurate { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
     let plain = OparaExecutor::builder().policy(Policy::Sequential).fuse(false);
@@ -284,6 +293,7 @@ impl fmt::Display for Measured {
             (!self.finite).then(|| "eager gives numbers that are not finite".into()),
             (!self.eager_repeats).then(|| "eager does not give the same bits twice".into()),
         ];
-        remarks.into_iter().flatten().try_for_each(|remark| write!(f, "\n    {remark}"))
+        let rewrites = report.rewrites.iter().map(ToString::to_string).chain(report.notes.iter().cloned());
+        remarks.into_iter().flatten().chain(rewrites).try_for_each(|remark| write!(f, "\n    {remark}"))
     }
 }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::entry::{Entry, Model, Target};
 
 /// Bytes. A count is `None` if the device has no memory pool.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Memory {
     /// Peak of a pass beyond weights and inputs. For a replay it includes all memory that the executor keeps.
     pub peak: Option<u64>,

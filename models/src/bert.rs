@@ -38,7 +38,12 @@ impl Embeddings {
 
     fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor) -> Result<Tensor> {
         let _scope = scope("embeddings");
-        let position = ops::narrow(&self.position, 0, 0, input_ids.dim(1)?)?;
+        // The whole table is the weight itself: candle's `narrow` gives it back, which a recording on the CPU would take for
+        // the result of an operator.
+        let position = match input_ids.dim(1)? {
+            tokens if tokens == self.position.dim(0)? => self.position.clone(),
+            tokens => ops::narrow(&self.position, 0, 0, tokens)?,
+        };
         let rest = ops::add(&self.token_type.forward(token_type_ids)?, &position)?;
         self.norm.forward_add(&self.word.forward(input_ids)?, None, &rest)
     }

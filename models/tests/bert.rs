@@ -159,6 +159,15 @@ fn the_executor_captures_every_operator() -> Result<()> {
 }
 
 #[test]
+fn an_executor_takes_as_many_tokens_as_there_are_positions() -> Result<()> {
+    let config = Config::tiny();
+    let ids = Tensor::ones((1, config.max_position_embeddings), DType::U32, &Device::Cpu)?;
+    let fast = OparaExecutor::new(BertModel::load(seeded(DType::F32), &config)?, &ids)?;
+    assert_eq!(fast.report().mode, Mode::Threads);
+    Ok(())
+}
+
+#[test]
 fn config_parses_that_of_a_checkpoint() -> serde_json::Result<()> {
     let json = r#"{
         "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": false,

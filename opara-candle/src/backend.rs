@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use crate::prepared::Prepared;
-use crate::report::Mode;
+use crate::prepared::{Prepared, Settings};
+use crate::report::{Mode, Rewrite};
 use crate::schedule::Schedule;
 use crate::trace::Trace;
 use crate::{Error, Result};
@@ -48,6 +48,30 @@ pub(crate) struct Recording {
     pub program: Box<dyn Program>,
 }
 
+/// Settings of rewriting.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+#[derive(Debug)]
+pub(crate) struct Rewriting {
+    /// How what is tried is prepared.
+    pub settings: Settings,
+    /// Names of rules that are not used.
+    pub without: Vec<String>,
+}
+
+/// A recorded forward pass with other operators in the place of some of its launches.
+pub(crate) struct RewrittenProgram {
+    pub trace: Arc<Trace>,
+    /// What came of each rule.
+    pub rewrites: Vec<Rewrite>,
+    /// Bytes that constants may take beside those of the module's own.
+    pub room: u64,
+    /// What stays candle's, and why.
+    pub notes: Vec<String>,
+    /// With the outputs that replays have to give.
+    pub examples: Vec<Example>,
+    pub program: Box<dyn Program>,
+}
+
 /// A recorded forward pass some of whose launches are fused.
 pub(crate) struct FusedProgram {
     /// With one op for each group of launches.
@@ -81,6 +105,12 @@ pub(crate) type OpTimes = Vec<(u64, u64)>;
 
 /// A recording on its device: what it takes beside the trace to launch the ops again.
 pub(crate) trait Program: Send + Sync {
+    /// The same pass with other operators in the place of some launches, where these are no less accurate and faster.
+    ///
+    /// # Errors
+    /// A lost device.
+    fn rewrite(self: Box<Self>, examples: Vec<Example>, rewriting: Rewriting) -> Result<RewrittenProgram>;
+
     /// The same pass with groups of launches replaced by one launch each, where the device has a way to.
     ///
     /// # Errors

@@ -35,6 +35,8 @@ pub(crate) struct Environment {
     pub no_fuse: bool,
     /// `OPARA_VERIFY=0`: replays are not compared with eager execution.
     pub no_verify: bool,
+    /// `OPARA_NUMERICS=exact`: no operator takes the place of candle's.
+    pub is_exact: bool,
     /// `OPARA_CACHE`.
     pub cache: Option<Cache>,
     /// `OPARA_NVRTC`: the library to load instead of the toolkit's.
@@ -71,10 +73,19 @@ impl Environment {
                 }
             }
         };
+        let is_off = switch("OPARA_OFF") == Some(true);
+        let no_fuse = switch("OPARA_FUSE") == Some(false);
+        let no_verify = switch("OPARA_VERIFY") == Some(false);
+        let numerics = variable("OPARA_NUMERICS");
+        let is_exact = numerics.as_ref().is_some_and(|value| value == "exact");
+        if let Some(value) = numerics.filter(|_| !is_exact) {
+            warnings.push(format!("OPARA_NUMERICS={} is ignored: set it to exact", value.display()));
+        }
         let environment = Self {
-            is_off: switch("OPARA_OFF") == Some(true),
-            no_fuse: switch("OPARA_FUSE") == Some(false),
-            no_verify: switch("OPARA_VERIFY") == Some(false),
+            is_off,
+            no_fuse,
+            no_verify,
+            is_exact,
             cache: variable("OPARA_CACHE").map(|value| match value.to_str() {
                 Some("off") => Cache::Off,
                 _ => Cache::Folder(value.into()),
@@ -106,5 +117,8 @@ mod tests {
         assert_eq!(environment, expected);
         assert_eq!(warnings.len(), 2);
         assert_eq!(warnings[0], "OPARA_OFF=yes is ignored: set it to 0 or 1");
+        assert_eq!(read(&[("OPARA_NUMERICS", "exact")]).0, Environment { is_exact: true, ..Environment::default() });
+        let (environment, warnings) = read(&[("OPARA_NUMERICS", "accurate")]);
+        assert_eq!((environment, warnings.len()), (Environment::default(), 1), "it only switches off");
     }
 }

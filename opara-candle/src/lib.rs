@@ -16,6 +16,7 @@ mod backend;
 mod builder;
 mod capture_thread;
 mod challengers;
+mod construct;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
@@ -41,6 +42,9 @@ pub mod prelude;
 mod recheck;
 mod reentrancy;
 mod report;
+#[cfg(any(feature = "cuda", test))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+mod rewrite;
 mod scheduling;
 mod shapes;
 mod state;
@@ -74,9 +78,9 @@ pub use error::{Error, Result};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
-pub use options::{OnStateful, OnUncapturable};
+pub use options::{Numerics, OnStateful, OnUncapturable};
 pub use pipeline::Stage;
-pub use report::{Mode, Report};
+pub use report::{Mode, Report, Rewrite};
 pub use scheduling::Scheduling;
 pub use state::{Carry, Snapshot};
 pub use step::StepExecutor;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use crate::arguments::StateArguments;
-use crate::backend::Fusing;
+use crate::backend::{Fusing, Rewriting};
 use crate::disk_cache;
 use crate::environment::Environment;
 use crate::examples::Examples;
@@ -39,6 +39,27 @@ pub enum OnStateful {
     Eager,
 }
 
+/// What a replay has in common with the module's own answers.
+///
+/// Users of `torch.compile` and TensorRT expect answers of the same accuracy, and not the same bits. An executor stands in for a
+/// module that runs already, and that changes nothing unless it is asked to: [`Exact`](Numerics::Exact) is the default, and
+/// [`Builder::numerics`](crate::Builder::numerics) asks for the other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Numerics {
+    /// The bits: replays launch candle's kernels, or generated ones that give their bits.
+    #[default]
+    Exact,
+    /// The accuracy: on a GPU other operators take the place of candle's kernels where they are faster and no less accurate.
+    ///
+    /// What is put there is held against double precision while the executor is built, on the inputs of all examples. An error
+    /// counts as a multiple of `u · max(|r|, rms r)`: `r` is the result in double precision, `rms r` the root of the mean of its
+    /// squares, and `u` the type's unit roundoff (2^-11 in f16, 2^-8 in bf16, 2^-24 in f32). The root of the mean squared error
+    /// may be 1.05 times candle's plus 0.05, the largest error 1.5 times candle's plus 1. What is not finite, or NaN, is so
+    /// where candle's is. What does not meet this stays candle's, which the report's notes say.
+    Accurate,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub scheduler: Arc<dyn Scheduler>,
@@ -59,6 +80,9 @@ pub(crate) struct Options {
     pub recheck: u64,
     pub benchmark_challengers: bool,
     pub fuse: bool,
+    pub numerics: Numerics,
+    /// Names of rules that are not used.
+    pub without: Vec<String>,
     /// Folder that keeps compiled kernels.
     pub kernels: Option<PathBuf>,
     /// Folder for what each stage gave.
@@ -82,6 +106,9 @@ impl Options {
     pub fn under(mut self, environment: &Environment) -> Self {
         self.fuse &= !environment.no_fuse;
         self.verify &= !environment.no_verify;
+        if environment.is_exact {
+            self.numerics = Numerics::Exact;
+        }
         if let Some(cache) = &environment.cache {
             self.kernels = cache.instead_of(self.kernels);
             self.tuning = self.tuning.map(|tuning| {
@@ -95,6 +122,12 @@ impl Options {
     /// How to fuse launches, if that is asked for.
     pub fn fusing(&self) -> Option<Fusing> {
         self.fuse.then(|| Fusing { folder: self.kernels.clone() })
+    }
+
+    /// How to rewrite, if that is asked for. Answers that are compared with the module's bit for bit must have its bits.
+    pub fn rewriting(&self) -> Option<Rewriting> {
+        let is_asked = self.numerics == Numerics::Accurate && self.recheck == 0;
+        is_asked.then(|| Rewriting { settings: self.settings, without: self.without.clone() })
     }
 
     /// What building may call the module with.
@@ -120,6 +153,8 @@ impl Default for Options {
             recheck: 0,
             benchmark_challengers: true,
             fuse: true,
+            numerics: Numerics::default(),
+            without: Vec::new(),
             kernels: disk_cache::folder(),
             dump: None,
             stop_after: None,
@@ -153,5 +188,9 @@ mod tests {
         assert!(!options.fuse && !options.verify);
         let options = under(&[("OPARA_FUSE", "0"), ("OPARA_VERIFY", "0")], Options::default());
         assert!(!options.fuse && !options.verify);
+        let accurate = || Options { numerics: Numerics::Accurate, ..Options::default() };
+        assert!(under(&[], accurate()).rewriting().is_some() && under(&[], Options::default()).rewriting().is_none());
+        assert!(under(&[("OPARA_NUMERICS", "exact")], accurate()).rewriting().is_none());
+        assert!(Options { recheck: 9, ..accurate() }.rewriting().is_none(), "bits are compared");
     }
 }

@@ -12,5 +12,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub use crate::{Builder, Mode, OnStateful, OnUncapturable, OparaExecutor, Policy, Report, Scheduling, Tuning};
+pub use crate::{
+    Builder, Mode, Numerics, OnStateful, OnUncapturable, OparaExecutor, Policy, Report, Scheduling, Tuning,
+};
 pub use candle::Module;

@@ -21,6 +21,44 @@ pub enum Mode {
     Eager,
 }
 
+/// What came of one rule of rewriting.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Rewrite {
+    /// The rule's name, as [`Builder::without_rule`](crate::Builder::without_rule) takes it.
+    pub rule: &'static str,
+    /// How often it fitted.
+    pub times: usize,
+    /// Launches that became part of others.
+    pub saved: usize,
+    /// The root of the mean squared error of what it is part of, as [`Numerics::Accurate`](crate::Numerics::Accurate) counts it.
+    pub error: f64,
+    /// That of candle's own.
+    pub candle_error: f64,
+}
+
+impl Rewrite {
+    /// The same rule elsewhere, too.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+    pub(crate) fn add(&mut self, other: &Rewrite) {
+        self.times += other.times;
+        self.saved += other.saved;
+        if other.error > self.error {
+            (self.error, self.candle_error) = (other.error, other.candle_error);
+        }
+    }
+}
+
+impl fmt::Display for Rewrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rule, times, saved, error, candle_error } = self;
+        write!(
+            f,
+            "{rule} {times} times, {saved} launches fewer, error {error:.2} roundings (candle's {candle_error:.2})"
+        )
+    }
+}
+
 impl Mode {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -69,6 +107,8 @@ pub struct Report {
     pub tuning: Option<Findings>,
     /// Launches of one forward pass of the module.
     pub ops: usize,
+    /// What came of each rule of rewriting; nothing with [`Numerics::Exact`](crate::Numerics::Exact).
+    pub rewrites: Vec<Rewrite>,
     /// Launches that were fused into others.
     pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
@@ -95,7 +135,8 @@ pub struct Report {
     pub workspace_bytes: u64,
     /// Bytes of constants that folded launches computed.
     pub constant_bytes: u64,
-    /// Did the replay give the same bits as eager execution, on `verified_inputs` inputs?
+    /// Did the replay give the same bits as eager execution, on `verified_inputs` inputs? [Rewritten](Self::rewrites) launches were
+    /// compared with double precision, and replays with a run of them in recorded order.
     pub verified: bool,
     /// Number of inputs on which the replay was compared with eager execution.
     pub verified_inputs: usize,
@@ -165,6 +206,7 @@ impl Report {
             1 => "bit for bit, on one input".into(),
             n => format!("bit for bit, on {n} inputs"),
         };
+        let inputs = if self.rewrites.is_empty() { inputs } else { format!("no less accurate, and replayed {inputs}") };
         match &self.unvaried_inputs[..] {
             [] => inputs,
             same => format!("{inputs}, with the same integers in inputs {same:?}"),
@@ -193,6 +235,9 @@ impl fmt::Display for Report {
         let parts = [(self.folded, "are constant and ran once"), (self.fused, "are fused into others")];
         let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, told)| format!("; {count} {told}"));
         row("ops", format!("{} in a forward pass{}", self.ops, parts.collect::<String>()))?;
+        for rewrite in &self.rewrites {
+            row("rewritten", rewrite.to_string())?;
+        }
         row("dependencies", format!("{}, of which {} are not implied by others", self.edges, self.edges_reduced))?;
         row("width, depth", format!("at most {} ops side by side, {} one after another", self.width, self.depth))?;
         row("streams", format!("{}, with {} waits between them", self.streams, self.waits))?;

@@ -71,6 +71,7 @@ fn blocks(ops: usize) -> Trace {
             work: Work::Kernel(launch(op)),
             accesses: reads.chain([whole(op + 2, AccessMode::Write)]).collect(),
             nanos: Some(2_000 + (op * 37 % 5_000) as u64),
+            meaning: None,
         }
     };
     Trace {

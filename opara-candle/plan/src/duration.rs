@@ -109,7 +109,14 @@ mod tests {
             Access { buffer, region, mode }
         };
         let accesses_of = accesses.iter().enumerate().map(access).collect();
-        let op = Op { name: name.into(), label: "".into(), work: Work::Kernel(launch), accesses: accesses_of, nanos };
+        let op = Op {
+            name: name.into(),
+            label: "".into(),
+            work: Work::Kernel(launch),
+            accesses: accesses_of,
+            nanos,
+            meaning: None,
+        };
         let buffers = accesses.iter().map(|&(bytes, role, _)| Buffer { bytes, role }).collect();
         Trace { ops: vec![op], buffers, ..Default::default() }
     }

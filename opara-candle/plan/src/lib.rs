@@ -14,6 +14,7 @@
 //! | [`graph`] | dependencies between launches, transitively reduced |
 //! | [`memory`], [`optimize`] | offsets of buffers in an arena; constant folding |
 //! | [`fusion`] | groups of launches that one generated kernel can replace |
+//! | [`rewrite`] | what runs of ops compute, and the operators that rules put in their place |
 //! | [`device`], [`duration`], [`profile`] | the cost model |
 //! | [`schedule`] | streams, launch order and waits: one file a published algorithm |
 //! | [`check`], [`prepared`] | proof of a schedule and its layouts; everything that is known before a schedule |
@@ -33,6 +34,7 @@ pub mod memory;
 pub mod optimize;
 pub mod prepared;
 pub mod profile;
+pub mod rewrite;
 pub mod schedule;
 pub mod simulate;
 pub mod stopwatch;

@@ -212,6 +212,7 @@ mod tests {
                 .chain(writes.iter().map(access(AccessMode::Write)))
                 .collect(),
             nanos: None,
+            meaning: None,
         };
         Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() }
     }

@@ -16,11 +16,20 @@ pub struct Settings {
     pub fold_constants: bool,
     /// The memory that buffers may take, as a multiple of the recorded pass's peak.
     pub memory_factor: f64,
+    /// Bytes that constants may take beside that.
+    pub constant_room: u64,
+}
+
+impl Settings {
+    /// The memory that buffers and constants may take.
+    fn limit(self, trace: &Trace) -> Option<u64> {
+        trace.memory_limit(self.memory_factor).map(|limit| limit.saturating_add(self.constant_room))
+    }
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { fold_constants: true, memory_factor: 1.15 }
+        Self { fold_constants: true, memory_factor: 1.15, constant_room: 0 }
     }
 }
 
@@ -38,7 +47,7 @@ pub struct Analysed {
 /// Takes out the ops that depend on no input, if the settings ask for that. The time counts as that of `optimize`.
 pub fn fold(trace: &Trace, settings: Settings, stages: &mut StageTimes) -> Optimized {
     stages.time("optimize", || match settings.fold_constants {
-        true => Optimized::fold_within(trace, trace.memory_limit(settings.memory_factor).unwrap_or(u64::MAX)),
+        true => Optimized::fold_within(trace, settings.limit(trace).unwrap_or(u64::MAX)),
         false => Optimized::unchanged(trace),
     })
 }
@@ -54,7 +63,7 @@ pub fn analyse(ops: Optimized, stages: &mut StageTimes) -> Analysed {
 /// `memory` and `graph`.
 pub fn place(analysed: Analysed, settings: Settings, stages: &mut StageTimes) -> Prepared {
     let Analysed { ops, mut graph, profile } = analysed;
-    let limit = ops.trace.memory_limit(settings.memory_factor);
+    let limit = settings.limit(&ops.trace);
     let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
     let arenas = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
     let layouts = arenas.map(|(role, limit)| {

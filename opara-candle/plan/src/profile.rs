@@ -117,6 +117,7 @@ mod tests {
             work: Work::Kernel(launch),
             accesses: vec![],
             nanos: Some(7500),
+            meaning: None,
         };
         let ops = vec![op("ampere_sgemm_32x32"), op("badd_f32")];
         let found = profile(&Trace { device, ops, ..Default::default() });

@@ -43,6 +43,7 @@ fn op(buffers: usize) -> impl Strategy<Value = Op> {
         work,
         accesses,
         nanos: None,
+        meaning: None,
     })
 }
 
@@ -160,6 +161,7 @@ fn small() -> Trace {
             .chain([Access { buffer: writes, region: Region::contiguous(0, BYTES), mode: AccessMode::Write }])
             .collect(),
         nanos: None,
+        meaning: None,
     };
     let buffers = vec![Buffer { bytes: BYTES, role: Role::Intermediate }; 4];
     Trace { ops: vec![op(&[], 0), op(&[0], 1), op(&[1], 2), op(&[], 3)], buffers, ..Default::default() }
@@ -196,6 +198,7 @@ fn grouped(layers: usize, groups: usize) -> Trace {
         work: Work::Memset(0),
         accesses,
         nanos: None,
+        meaning: None,
     };
     let whole = |layer: usize| layer * (groups + 1);
     let own = |layer: usize, group: usize| whole(layer) + 1 + group;

@@ -13,7 +13,9 @@ use opara_plan::stopwatch::wall_us;
 
 use self::scheduled_program::ScheduledProgram;
 use self::state::Pass;
-use crate::backend::{Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay};
+use crate::backend::{
+    Example, Function, FusedProgram, Fusing, Planned, Program, Recording, Replay, Rewriting, RewrittenProgram,
+};
 use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::{Error, Result};
@@ -85,6 +87,12 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
 }
 
 impl Program for record::CpuProgram {
+    fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting) -> Result<RewrittenProgram> {
+        let trace = self.trace().into();
+        let (rewrites, notes) = (Vec::new(), Vec::new());
+        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, program: self })
+    }
+
     fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {
         Ok(FusedProgram { trace: self.trace().into(), replaced: 0, notes: Vec::new(), program: self })
     }

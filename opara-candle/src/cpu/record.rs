@@ -360,6 +360,7 @@ impl CpuProgram {
                 work: Work::Host { bytes: op.bytes, flops: op.flops },
                 accesses,
                 nanos: None,
+                meaning: None,
             });
         }
         trace

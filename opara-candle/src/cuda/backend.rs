@@ -9,10 +9,14 @@ use super::fuse::Replaced;
 use super::op_times;
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
-use crate::backend::{FusedProgram, Fusing, OpTimes, Planned, Program, Replay};
+use crate::backend::{Example, FusedProgram, Fusing, OpTimes, Planned, Program, Replay, Rewriting, RewrittenProgram};
 use crate::{capture_thread, Result};
 
 impl Program for CudaProgram {
+    fn rewrite(self: Box<Self>, examples: Vec<Example>, rewriting: Rewriting) -> Result<RewrittenProgram> {
+        super::rewrite::rewrite(self, examples, rewriting)
+    }
+
     fn fuse(self: Box<Self>, fusing: Fusing) -> Result<FusedProgram> {
         capture_thread::run(move || {
             let mut program = self;

@@ -9,7 +9,7 @@ use super::launches::Launches;
 use super::pass::{self, OutputSpec, Pass};
 use crate::arguments::Rerun;
 use crate::backend::Function;
-use crate::trace::{Op, OpId, Trace};
+use crate::trace::{BufferId, Op, OpId, Trace};
 use crate::{Error, Result};
 
 /// A captured forward pass.
@@ -19,8 +19,8 @@ pub(super) struct Capture {
     pub launches: Mutex<Launches>,
     /// How many of the arguments are inputs; the others are state.
     pub inputs: usize,
-    /// The address of each allocation from before the pass that it uses.
-    pub external: Vec<u64>,
+    /// Address and buffer of each allocation from before the pass that it uses.
+    pub external: Vec<(u64, BufferId)>,
     /// Address and size of those to which it writes.
     pub written: Vec<(u64, u64)>,
     /// Shapes and dtypes of the outputs.
@@ -77,6 +77,11 @@ impl Capture {
         Ok(suspect)
     }
 
+    /// The address of each allocation from before the pass that it uses.
+    pub fn external_addresses(&self) -> Vec<u64> {
+        self.external.iter().map(|&(start, _)| start).collect()
+    }
+
     /// The error of a launch that is given other values at each call.
     pub fn unstable(&self, at: OpId) -> Error {
         let name = |what: &str| format!("{} {what}", self.trace.ops[at].name);
@@ -108,7 +113,6 @@ pub(super) fn capture(
                     |id| trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
                 let written = external.iter().filter(|(_, id)| is_written(*id));
                 let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
-                let external = external.into_iter().map(|(start, _)| start).collect();
                 let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
                 return Ok(Capture { trace, launches, inputs, external, written, outputs });
             }

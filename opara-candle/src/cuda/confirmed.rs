@@ -45,7 +45,7 @@ pub(super) fn confirmed(
         let elsewhere = Rerun::of_copies(arguments, inputs)?;
         let external = WatchedMemory::new();
         let mut capture = pass(moved.len() + 1, &elsewhere)?;
-        external.limit_to(&capture.external);
+        external.limit_to(&capture.external_addresses());
         moved.push(elsewhere);
         let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
         match suspect {

@@ -4,12 +4,12 @@ use candle::Tensor;
 use hashbrown::HashMap;
 
 use super::buffers::{Latest, Memory, Owner};
-use super::driver::{address_of, bytes_of, Call, KernelNode, LaunchNode, Node, Pointer, Stream};
+use super::driver::{address_of, bytes_of, Call, KernelNode, LaunchNode, Node, Placed, Pointer, Stream};
 use super::kernels::known;
 use super::launches::CapturedLaunch;
 use super::pass::Pass;
 use crate::kernel_catalog::KernelName;
-use crate::trace::{Access, AccessMode, Buffer, BufferId, Op, Region, Role, Trace, Work};
+use crate::trace::{Access, AccessMode, Buffer, BufferId, Meaning, Op, Region, Role, Trace, View, Work};
 use crate::{Error, Result};
 
 /// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
@@ -39,6 +39,8 @@ pub(super) fn read(
     let mut latest = Latest::default();
     let mut labels = marks.iter().peekable();
     let mut label = "";
+    // Where the call begins that the last launch is part of.
+    let mut of_last = None;
     let calls = graph.library_calls()?;
     calls.iter().for_each(|(nodes, call)| tracing::trace!(?nodes, %call, "captured"));
     let mut calls = calls.iter().peekable();
@@ -47,7 +49,8 @@ pub(super) fn read(
             label = path;
         }
         while calls.next_if(|(nodes, _)| nodes.end <= index).is_some() {}
-        let call = calls.peek().filter(|(nodes, _)| nodes.contains(&index)).map(|(_, call)| *call);
+        let found = calls.peek().filter(|(nodes, _)| nodes.contains(&index));
+        let call = found.map(|(_, call)| *call);
         match node {
             Node::Alloc { address, bytes, library } => {
                 let id = memory.allocate(address, bytes, library);
@@ -63,7 +66,14 @@ pub(super) fn read(
             // Launches on empty tensors do nothing.
             Node::Launch(launch) if launch.is_empty() => {}
             Node::Launch(launch) => {
-                let (op, recorded) = record(&mut memory, *launch, call, label);
+                let (mut op, recorded) = record(&mut memory, *launch, call, label);
+                op.meaning = call.and_then(|call| meaning(&mut memory, call)).map(Box::new);
+                let from = found.map(|(nodes, _)| nodes.start);
+                if let Some(before) = trace.ops.last_mut().filter(|_| from.is_some() && from == of_last) {
+                    // The last launch of a call stands for the whole of it.
+                    before.meaning = op.meaning.is_some().then(|| Meaning::part().into());
+                }
+                of_last = from;
                 trace.ops.push(op);
                 launches.push(recorded);
                 if memory.writes_input {
@@ -149,8 +159,20 @@ fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &
     let kernel = matches!(launch, LaunchNode::Kernel(_));
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
     let is_of_a_library = kernel && call.is_some();
-    let op = Op { name, label: label.to_string(), work, accesses, nanos: None };
+    let op = Op { name, label: label.to_string(), work, accesses, nanos: None, meaning: None };
     (op, CapturedLaunch { launch, pointers, fixed, is_of_a_library })
+}
+
+/// What a library's call computes, of buffers that begin where its operands' elements are aligned.
+fn meaning(memory: &mut Memory, call: &Call) -> Option<Meaning> {
+    let computed = call.computes.as_ref()?;
+    let mut view = |Placed { address, element, dims }: &Placed| {
+        let (buffer, delta) = memory.find(*address)?;
+        let first = delta.is_multiple_of(element.bytes()).then_some(delta / element.bytes())?;
+        Some(View { buffer, element: *element, first, dims: dims.clone() })
+    };
+    let reads = computed.reads.iter().map(&mut view).collect::<Option<_>>()?;
+    Some(Meaning { function: computed.function.clone(), reads, writes: Some(view(&computed.writes)?) })
 }
 
 /// The accesses and pointers of a kernel. Every aligned word of the arguments that is an address inside a buffer counts as a

@@ -12,12 +12,14 @@ mod fuse;
 mod graph_to_trace;
 pub(crate) mod kernels;
 mod launches;
+mod lift;
 mod op_times;
 pub(crate) mod operator;
 mod pass;
 mod program;
 mod record;
 mod replay;
+mod rewrite;
 mod sample;
 mod target;
 

@@ -44,6 +44,11 @@ fn is_delayed(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
+    /// Watches the module's memory that the capture uses by now.
+    pub fn watch_externals(&self) {
+        self.external.limit_to(&self.capture.external_addresses());
+    }
+
     fn block(&self, bytes: u64) -> Result<MemoryBlock> {
         MemoryBlock::of(&Tensor::zeros(bytes.max(1) as usize, DType::U8, &self.device)?)
     }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::arena::Arena;
 use super::confirmed::{confirmed, Confirmed};
 use super::eager::{contiguous, Answers, Eager};
+use super::lift::lift;
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Function, Recording};
@@ -33,7 +34,8 @@ pub(crate) fn record(
         let state = Mutex::new(Some(eager.into_state()));
         // What the device lacks.
         let notes = ops::lacks(target.device.as_cuda_device()?)?;
-        let Confirmed { capture, external } = confirmed;
+        let Confirmed { mut capture, external } = confirmed;
+        lift(&mut capture.trace, &capture.launches.get_mut().of);
         let trace = capture.trace.clone().into();
         let Target { device, stream } = target;
         let workspaces = Arena::of_workspaces(&stream);

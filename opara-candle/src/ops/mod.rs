@@ -58,7 +58,7 @@ mod conv;
 #[cfg(feature = "cuda")]
 pub(crate) mod effects;
 mod embedding;
-mod format;
+pub(crate) mod format;
 mod gemv;
 mod heads;
 mod matmul;

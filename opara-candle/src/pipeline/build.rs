@@ -7,6 +7,7 @@ use candle::{Device, Tensor};
 use super::dump::{Dump, Value};
 use super::stage::Stage;
 use crate::options::Options;
+use crate::prepared::Settings;
 use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::Error;
@@ -21,6 +22,10 @@ pub(super) struct Build<'a> {
     pub has_answered: bool,
     /// Launches for which generated kernels stand.
     pub replaced: usize,
+    /// Whether other operators stand for recorded launches.
+    pub is_rewritten: bool,
+    /// How traces are prepared.
+    pub settings: Settings,
     /// The trace that was recorded, and the one after fusion, as far as building came.
     pub traces: [Option<Arc<Trace>>; 2],
     dump: Option<Dump>,
@@ -49,6 +54,8 @@ impl<'a> Build<'a> {
             times: StageTimes::default(),
             has_answered: false,
             replaced: 0,
+            is_rewritten: false,
+            settings: options.settings,
             traces: [None, None],
             dump: options.dump.as_deref().map(|folder| Dump::new(folder, inputs)),
         }

@@ -1,20 +1,20 @@
-//! What is built where a stage fails: the same without fused launches, or a plan that calls the module.
+//! What is built where a stage fails: the same without rewritten or fused launches, or a plan that calls the module.
 
 use candle::{Device, Tensor};
 
 use super::build::{Build, Halt};
 use super::plan::Plan;
-use crate::backend::Fusing;
+use crate::backend::{Fusing, Rewriting};
 use crate::error::difference;
 use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::report::Report;
 use crate::{cuda, Error, Result};
 
-/// Runs the pipeline, and once more without fusing if fused launches gave other bits.
+/// Runs the pipeline, and once more without rewriting, and then without fusing, if such launches gave other bits.
 pub(super) fn build(
     inputs: &[Tensor],
     options: &Options,
-    mut stages: impl FnMut(Option<Fusing>, &mut Build) -> Result<Plan, Halt>,
+    mut stages: impl FnMut((Option<Rewriting>, Option<Fusing>), &mut Build) -> Result<Plan, Halt>,
 ) -> Result<Plan> {
     let mut build = Build::new(inputs, options);
     let device = name(&build.device);
@@ -22,17 +22,27 @@ pub(super) fn build(
         let reason = Some("it is declared to keep state from call to call".into());
         return Ok(Plan::eager(Report { reason, device, ..blank(options) }));
     }
-    let built = match stages(options.fusing(), &mut build) {
-        Err(Halt::Failed(error @ Error::Mismatch { .. })) if build.replaced > 0 => {
-            let difference = difference(&error);
+    let (mut rewriting, mut fusing, mut reason) = (options.rewriting(), options.fusing(), None);
+    let built = loop {
+        let is_fused = fusing.is_some();
+        let built = stages((rewriting.take(), fusing.take()), &mut build);
+        let Err(Halt::Failed(error @ Error::Mismatch { .. })) = &built else { break built };
+        let difference = difference(error);
+        if build.is_rewritten {
+            tracing::warn!(%difference, "building without rewritten launches");
+            fusing = options.fusing().filter(|_| is_fused);
+            reason.get_or_insert(format!("{difference}; launches are not rewritten"));
+        } else if build.replaced > 0 {
             tracing::warn!(%difference, "building without fused launches");
-            stages(None, &mut build).map(|mut plan| {
-                plan.report.reason.get_or_insert_with(|| format!("{difference}; launches are not fused"));
-                plan
-            })
+            reason.get_or_insert(format!("{difference}; launches are not fused"));
+        } else {
+            break built;
         }
-        built => built,
     };
+    let built = built.map(|mut plan| {
+        plan.report.reason = plan.report.reason.or(reason);
+        plan
+    });
     let mut plan = match built {
         Ok(plan) => plan,
         Err(Halt::Stopped(stage)) => {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::build::Build;
-use crate::backend::{Example, FusedProgram, Fusing, Program, Recording};
+use super::rewrite::Rewritten;
+use crate::backend::{Example, FusedProgram, Fusing, Program};
+use crate::report::Rewrite;
 use crate::trace::Trace;
 use crate::Result;
 
@@ -11,6 +13,10 @@ use crate::Result;
 pub(super) struct Fused {
     /// The launches as the module made them.
     pub recorded: Arc<Trace>,
+    /// What came of each rule of rewriting.
+    pub rewrites: Vec<Rewrite>,
+    /// Launches before fusion.
+    pub unfused: usize,
     /// What the program launches: the same where nothing is fused.
     pub trace: Arc<Trace>,
     pub program: Arc<dyn Program>,
@@ -20,16 +26,17 @@ pub(super) struct Fused {
 }
 
 /// Fuses what can be fused, if asked to.
-pub(super) fn fuse(recording: Recording, fusing: Option<Fusing>, build: &mut Build) -> Result<Fused> {
-    let Recording { trace: recorded, mut notes, examples, program } = recording;
+pub(super) fn fuse(rewritten: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Fused> {
+    let Rewritten { recorded, trace, mut notes, examples, rewrites, program } = rewritten;
+    let unfused = trace.ops.len();
     build.replaced = 0;
     let Some(fusing) = fusing.filter(|_| build.device.is_cuda()) else {
-        return Ok(Fused { trace: recorded.clone(), recorded, program: program.into(), examples, notes });
+        return Ok(Fused { recorded, rewrites, unfused, trace, program: program.into(), examples, notes });
     };
     let FusedProgram { trace, replaced, notes: refused, program } =
         build.times.time("fuse", || program.fuse(fusing))?;
     trace.validate()?;
     notes.extend(refused);
     build.replaced = replaced;
-    Ok(Fused { recorded, trace, program: program.into(), examples, notes })
+    Ok(Fused { recorded, rewrites, unfused, trace, program: program.into(), examples, notes })
 }

@@ -5,7 +5,8 @@
 //! | stage | file | from | to | left out by |
 //! |---|---|---|---|---|
 //! | record | `record` | module, example | [`Recording`](crate::backend::Recording): trace, program, outputs of eager calls | |
-//! | fuse | `fuse` | recording | [`Fused`](fuse::Fused): trace and program with one launch a group | `Builder::fuse` |
+//! | rewrite | `rewrite` | recording | [`Rewritten`](rewrite::Rewritten): the same, with other operators in the place of some launches | `Numerics::Exact` |
+//! | fuse | `fuse` | rewritten | [`Fused`](fuse::Fused): trace and program with one launch a group | `Builder::fuse` |
 //! | fold | `prepare` | trace | [`Optimized`](crate::optimize::Optimized): what runs once, what every call runs | `Builder::fold_constants` |
 //! | analyse | `prepare` | ops | [`Analysed`](crate::prepared::Analysed): dependencies, cost of each op | |
 //! | place | `prepare` | graph | [`Prepared`](crate::prepared::Prepared): offsets in the arenas | |
@@ -25,6 +26,7 @@ mod plan;
 mod prepare;
 mod record;
 mod report;
+mod rewrite;
 mod schedule;
 pub(crate) mod stage;
 mod verify;
@@ -41,10 +43,11 @@ pub(crate) use self::plan::Plan;
 use self::prepare::{analyse, fold, place};
 use self::record::record;
 use self::report::report;
+use self::rewrite::rewrite;
 use self::schedule::schedule;
 pub use self::stage::Stage;
 use self::verify::verify;
-use crate::backend::{Function, Fusing};
+use crate::backend::{Function, Fusing, Rewriting};
 use crate::options::Options;
 use crate::{cuda, Error, Result};
 
@@ -59,7 +62,7 @@ pub(crate) fn build(
     arena: &Arc<cuda::Arena>,
 ) -> Result<Plan> {
     // It may be built inside a pass of another module.
-    cuda::unwatched(|| fallback::build(inputs, options, |fusing, build| stages(function, inputs, arena, fusing, build)))
+    cuda::unwatched(|| fallback::build(inputs, options, |how, build| stages(function, inputs, arena, how, build)))
 }
 
 /// A plan that calls the module, since nothing else can be built.
@@ -72,13 +75,16 @@ fn stages(
     function: &Function,
     inputs: &[Tensor],
     arena: &Arc<cuda::Arena>,
-    fusing: Option<Fusing>,
+    (rewriting, fusing): (Option<Rewriting>, Option<Fusing>),
     build: &mut Build,
 ) -> Result<Plan, Halt> {
     let recorded = record(function, inputs, arena, build)?;
     build.after(Stage::Record, Value::Trace(&recorded.trace))?;
 
-    let fused = fuse(recorded, fusing, build)?;
+    let rewritten = rewrite(recorded, rewriting, build)?;
+    build.after(Stage::Rewrite, Value::Trace(&rewritten.trace))?;
+
+    let fused = fuse(rewritten, fusing, build)?;
     build.after(Stage::Fuse, Value::Trace(&fused.trace))?;
 
     let folded = fold(&fused, build);

@@ -7,7 +7,7 @@ use crate::prepared::{self, Analysed, Prepared};
 
 /// Takes out the ops that depend on no input.
 pub(super) fn fold(fused: &Fused, build: &mut Build) -> Optimized {
-    prepared::fold(&fused.trace, build.options.settings, &mut build.times)
+    prepared::fold(&fused.trace, build.settings, &mut build.times)
 }
 
 /// Finds what each op depends on, and what it costs.
@@ -17,5 +17,5 @@ pub(super) fn analyse(folded: Optimized, build: &mut Build) -> Analysed {
 
 /// Places the buffers.
 pub(super) fn place(analysed: Analysed, build: &mut Build) -> Prepared {
-    prepared::place(analysed, build.options.settings, &mut build.times)
+    prepared::place(analysed, build.settings, &mut build.times)
 }

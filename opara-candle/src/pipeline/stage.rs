@@ -8,6 +8,8 @@ use std::fmt;
 pub enum Stage {
     /// Calls the module and records its launches.
     Record,
+    /// Puts other operators in the place of launches ([`Builder::numerics`](crate::Builder::numerics)).
+    Rewrite,
     /// Replaces groups of launches by one launch each ([`Builder::fuse`](crate::Builder::fuse)).
     Fuse,
     /// Runs launches that depend on no input once, and removes them from the calls ([`Builder::fold_constants`](crate::Builder::fold_constants)).
@@ -27,8 +29,9 @@ pub enum Stage {
 
 impl Stage {
     /// All stages, in their order.
-    pub const ALL: [Stage; 8] = [
+    pub const ALL: [Stage; 9] = [
         Stage::Record,
+        Stage::Rewrite,
         Stage::Fuse,
         Stage::Fold,
         Stage::Analyse,
@@ -42,6 +45,7 @@ impl Stage {
     pub fn name(self) -> &'static str {
         match self {
             Stage::Record => "record",
+            Stage::Rewrite => "rewrite",
             Stage::Fuse => "fuse",
             Stage::Fold => "fold",
             Stage::Analyse => "analyse",

@@ -71,6 +71,7 @@ mod tests {
                 .map(|&(mode, start, end)| Access { buffer: 0, region: Region::contiguous(start, end - start), mode })
                 .collect(),
             nanos: None,
+            meaning: None,
         };
         let buffers = vec![Buffer { bytes: 100, role: Role::Intermediate }];
         hazards(&Trace { ops: ops.iter().map(op).collect(), buffers, ..Default::default() })

@@ -26,6 +26,7 @@ fn op(name: &str, blocks: u32, us: u64, buffer: usize, bytes: u64) -> Op {
         work: Work::Kernel(launch),
         accesses: vec![Access { buffer, region, mode: AccessMode::Write }],
         nanos: Some(us * 1000),
+        meaning: None,
     }
 }
 

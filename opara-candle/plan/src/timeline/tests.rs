@@ -12,6 +12,7 @@ fn trace() -> Trace {
         work: Work::Host { bytes: 1, flops },
         accesses: vec![],
         nanos: None,
+        meaning: None,
     };
     let device = DeviceSpec { name: "cpu".into(), processors: 2, ..Default::default() };
     Trace { device, ops: vec![op("left<T>", 100), op("right", 1), op("\"last\"", 1)], ..Default::default() }

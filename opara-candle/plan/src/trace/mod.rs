@@ -4,9 +4,11 @@
 //! `opara_candle::ops`; every later stage works on it without knowing which.
 
 mod file;
+mod meaning;
 mod region;
 
 pub use file::{FileError, TraceFileError};
+pub use meaning::{is_contiguous, Dim, Element, Function, Meaning, View, Window};
 pub use region::Region;
 
 use serde::{Deserialize, Serialize};
@@ -77,6 +79,9 @@ pub struct Op {
     pub accesses: Vec<Access>,
     /// Nanoseconds that it takes alone on the device, if measured.
     pub nanos: Option<u64>,
+    /// What it computes, where that is known.
+    #[serde(default)]
+    pub meaning: Option<Box<Meaning>>,
 }
 
 /// The kind of launch of an [`Op`].
@@ -226,6 +231,13 @@ impl Trace {
                         name: op.name.to_string(),
                         reason: format!("access {access:?} lies outside every recorded buffer"),
                     });
+                }
+            }
+            for view in op.meaning.iter().flat_map(|meaning| meaning.views()) {
+                let bytes = self.buffers.get(view.buffer).map(|b| b.bytes);
+                if view.elements().is_none() || bytes.is_none_or(|bytes| view.end().is_none_or(|end| end > bytes)) {
+                    let reason = format!("the meaning's {view:?} lies outside every recorded buffer");
+                    return Err(InvalidTrace { op: id, name: op.name.to_string(), reason });
                 }
             }
         }

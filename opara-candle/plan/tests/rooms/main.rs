@@ -18,7 +18,7 @@ const ROOMS: &[&[&str]] = &[
     &["graph", "device"],
     &["memory", "duration"],
     &["optimize", "profile"],
-    &["fusion", "schedule", "timeline"],
+    &["fusion", "rewrite", "schedule", "timeline"],
     &["check"],
     &["prepared"],
     &["simulate"],

@@ -76,6 +76,20 @@ impl LaunchNode {
     }
 }
 
+impl LaunchNode {
+    /// Lets the pointer that stands at an offset among the arguments, as in [`Pointer`](super::Pointer), be this address.
+    pub fn point(&mut self, word: usize, address: u64) {
+        match self {
+            LaunchNode::Kernel(kernel) => kernel.arguments.set_word(word, address),
+            LaunchNode::Memset(memset) => memset.params.dst = address,
+            LaunchNode::Memcpy(memcpy) if word == 0 && memcpy.upload.is_none() => {
+                (memcpy.params.srcDevice, memcpy.params.srcXInBytes) = (address, 0);
+            }
+            LaunchNode::Memcpy(memcpy) => (memcpy.params.dstDevice, memcpy.params.dstXInBytes) = (address, 0),
+        }
+    }
+}
+
 /// A memset.
 pub(in crate::cuda) struct MemsetNode {
     pub(super) params: sys::CUDA_MEMSET_NODE_PARAMS,

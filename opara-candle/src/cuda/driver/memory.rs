@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use candle::{CudaStorage, Storage, Tensor};
+use candle::{CudaStorage, DType, Device, Storage, Tensor};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
 
@@ -62,6 +62,27 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
         return Ok(tensor);
     }
     Ok(tensor.force_contiguous()?)
+}
+
+/// A copy of so many elements from an address on, as one row.
+///
+/// # Errors
+/// An address that is not that of so many bytes on the device, or no memory for the copy.
+pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Tensor> {
+    let copy = Tensor::zeros(elements, dtype, device)?;
+    let bytes = bytes_of(&copy);
+    let is_inside = |found: Allocation| address + bytes <= found.start + found.bytes;
+    let stream = Stream::of(device)?;
+    stream.bind()?;
+    if !allocation_at(address).is_some_and(is_inside) {
+        return Err(Error::MemoryFreed);
+    }
+    // SAFETY: the driver says that the allocation around the address holds as many bytes; the copy's own are as many. Both are of
+    // this device, and the work that wrote them is ordered before on its stream.
+    check("cuMemcpyDtoDAsync", unsafe {
+        sys::cuMemcpyDtoDAsync_v2(address_of(&copy)?, address, bytes as usize, stream.raw())
+    })?;
+    Ok(copy)
 }
 
 /// An allocation from before a capture.

@@ -33,11 +33,11 @@ pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNod
 pub(super) use cupti::{Activity, Watch};
 pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
-pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, WrittenMemory};
+pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, Placed, WrittenMemory};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
+pub(super) use memory::{aligned_input, bytes_of, copy_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
 pub(super) use watched_memory::WatchedMemory;
 

@@ -13,7 +13,7 @@ use crate::trace::Launch;
 
 /// The computation of one launch of a candle kernel.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct CandleKernel {
+pub(in crate::cuda) struct CandleKernel {
     /// The number of elements that it computes.
     pub elements: u64,
     /// The length of a row, if the kernel works on rows.

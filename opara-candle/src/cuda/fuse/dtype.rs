@@ -2,7 +2,7 @@
 
 /// The type of elements in memory, and of an op's arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Type {
+pub(in crate::cuda) enum Type {
     F32,
     F16,
     Bf16,

@@ -10,7 +10,7 @@ use crate::cuda::driver::kernels::fused::{FusedArgument, KernelSource};
 
 /// The operation of one op.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Operation {
+pub(in crate::cuda) enum Operation {
     /// Conversion to the op's type, which may be the same type.
     Cast,
     /// The function of this name in `chain.cuh`, with this many operands.

@@ -4,9 +4,9 @@
 //! [`fused_kernel`] generates one kernel per group. Results keep their bits: every op inside a group rounds, and sums,
 //! in the order of candle's own kernel.
 
-mod candle_kernel;
-mod dtype;
-mod fused_kernel;
+pub(super) mod candle_kernel;
+pub(super) mod dtype;
+pub(super) mod fused_kernel;
 mod thread_tile;
 
 use candle::Device;
@@ -232,7 +232,7 @@ impl FusedLaunch {
 
     fn op(&self, label: String, kernel: &KernelNode) -> Op {
         let work = Work::Kernel(kernel.launch);
-        Op { name: self.kernel.name().into(), label, work, accesses: self.accesses.clone(), nanos: None }
+        Op { name: self.kernel.name().into(), label, work, accesses: self.accesses.clone(), nanos: None, meaning: None }
     }
 }
 

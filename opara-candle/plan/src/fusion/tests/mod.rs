@@ -69,6 +69,7 @@ fn trace(buffers: usize, launches: &[Launch]) -> (Trace, Vec<Option<Fusible>>) {
             .chain([access(*result, AccessMode::Write)])
             .collect(),
         nanos: None,
+        meaning: None,
     };
     let fusible = |launch: &Launch| {
         let Launch { kind, ref reads, result } = *launch;

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::super::{Access, Buffer, DeviceSpec, Measured, Op, Role, Trace};
 use super::limits::{self, at_most};
+use super::meaning::Meaning;
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
 use super::{FileError, MAGIC, VERSION};
@@ -23,6 +24,9 @@ pub(super) fn decode(reader: impl Read) -> Result<Trace, FileError> {
     let mut ops = ops(contents.get(Tag::OPS)?, &strings, &buffers)?;
     if let Ok(content) = contents.get(Tag::NANOS) {
         nanos(content, &mut ops)?;
+    }
+    if let Ok(content) = contents.get(Tag::MEANINGS) {
+        meanings(content, &mut ops)?;
     }
     if let Ok(content) = contents.get(Tag::WORKSPACES) {
         workspaces(content, &mut buffers)?;
@@ -76,6 +80,7 @@ fn contents(source: &mut Source<impl Read>) -> Result<Contents, FileError> {
         Tag::STATE,
         Tag::PEAK,
         Tag::NANOS,
+        Tag::MEANINGS,
         Tag::MEASURED,
         Tag::END,
     ];
@@ -163,6 +168,21 @@ fn nanos(mut content: Cursor<'_>, ops: &mut [Op]) -> Result<(), FileError> {
     content.finish(count)
 }
 
+fn meanings(mut content: Cursor<'_>, ops: &mut [Op]) -> Result<(), FileError> {
+    let count = content.count(0, "meanings", limits::OPS)?;
+    let mut next = 0usize;
+    for entry in 0..count {
+        let meaning: Meaning = content.read(entry)?;
+        let at = usize::try_from(meaning.skipped).ok().and_then(|skipped| next.checked_add(skipped));
+        let Some((at, op)) = at.and_then(|at| Some((at, ops.get_mut(at)?))) else {
+            return Err(content.error(entry, "it is the meaning of no op".into()));
+        };
+        op.meaning = Some(Box::new(meaning.into()));
+        next = at + 1;
+    }
+    content.finish(count)
+}
+
 fn measured(mut content: Cursor<'_>) -> Result<Vec<Measured>, FileError> {
     let count = content.count(0, "measured schedules", limits::MEASURED)?;
     let measured = (0..count).map(|id| content.read::<record::Measured>(id).map(|record| record.0));
@@ -221,7 +241,7 @@ fn ops(mut content: Cursor<'_>, strings: &[&str], buffers: &[Buffer]) -> Result<
             };
             accesses.push(Access { buffer: index as usize, region, mode });
         }
-        ops.push(Op { name, label, work: record.work, accesses, nanos: None });
+        ops.push(Op { name, label, work: record.work, accesses, nanos: None, meaning: None });
     }
     content.finish(count)?;
     Ok(ops)

@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::super::{Role, Trace};
+use super::meaning::Meaning;
 use super::record::{Access, Buffer, Device, Measured, Op, Part};
 use super::section::{self, Tag};
 use super::{limits, FileError, MAGIC, VERSION};
@@ -95,6 +96,19 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
             nanos.push(id, &op.nanos.unwrap_or(0))?;
         }
         contents.push(nanos);
+    }
+    let known = trace.ops.iter().filter(|op| op.meaning.is_some()).count();
+    if known > 0 {
+        let mut meanings = Content::new(Tag::MEANINGS);
+        meanings.push(0, &known)?;
+        let mut skipped = 0;
+        for (id, op) in trace.ops.iter().enumerate() {
+            match &op.meaning {
+                Some(meaning) => meanings.push(id, &Meaning::new(std::mem::take(&mut skipped), (**meaning).clone()))?,
+                None => skipped += 1,
+            }
+        }
+        contents.push(meanings);
     }
     if !trace.measured.is_empty() {
         let mut measured = Content::new(Tag::MEASURED);

@@ -7,6 +7,7 @@ mod decode;
 mod encode;
 mod error;
 mod limits;
+mod meaning;
 mod record;
 mod section;
 #[cfg(test)]

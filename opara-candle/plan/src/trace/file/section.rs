@@ -31,6 +31,8 @@ impl Tag {
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Nanoseconds of each op; absent if none was measured.
     pub(super) const NANOS: Tag = Tag(*b"nano");
+    /// What ops compute; absent if it is known of none.
+    pub(super) const MEANINGS: Tag = Tag(*b"mean");
     /// Measured schedules; absent if there are none.
     pub(super) const MEASURED: Tag = Tag(*b"runs");
     /// Ends the file; empty.

@@ -11,7 +11,7 @@ use cudarc::cublas::sys::{
 use super::gate::between_captures;
 use super::library_call::{Call, Matmul, Meaning};
 use super::noted::noted;
-use super::scale::{is_zero, scale_bytes};
+use super::scale::{is_one, is_zero, scale_bytes};
 use super::thread_capture;
 
 const MISSING: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
@@ -39,25 +39,27 @@ unsafe fn handle_for(caller: cublasHandle_t) -> cublasHandle_t {
     own
 }
 
-/// Is `C` read? It is if beta is not 0, or lies on the device, where it cannot be read here.
+/// Whether a factor lies on the host and `is` what is asked for.
 ///
 /// # Safety
-/// The handle must exist, and beta must be as its pointer mode says, of the scale type of `compute` and C's type.
-unsafe fn accumulates(handle: cublasHandle_t, beta: *const c_void, scale_bytes: usize) -> bool {
+/// The handle must exist, and the factor be what its mode says, of so many bytes.
+unsafe fn factor_is(
+    handle: cublasHandle_t,
+    factor: *const c_void,
+    scale_bytes: usize,
+    is: unsafe fn(*const c_void, usize) -> bool,
+) -> bool {
     let mut mode = blas::cublasPointerMode_t::CUBLAS_POINTER_MODE_DEVICE;
-    // SAFETY: the caller vouches for both; on the host, beta has at least as many bytes as its scale type.
+    // SAFETY: the caller vouches for both; on the host, the factor has at least as many bytes as its scale type.
     unsafe {
         blas::cublasGetPointerMode_v2(handle, &mut mode);
-        if mode != blas::cublasPointerMode_t::CUBLAS_POINTER_MODE_HOST || beta.is_null() {
-            return true;
-        }
-        !is_zero(beta, scale_bytes)
+        mode == blas::cublasPointerMode_t::CUBLAS_POINTER_MODE_HOST && !factor.is_null() && is(factor, scale_bytes)
     }
 }
 
 /// A call whose operands are unknown to the host.
 fn unknown(name: &'static str) -> Call {
-    Call { name, operands: None, meaning: Meaning::Other }
+    Call { name, operands: None, meaning: Meaning::Other, computes: None }
 }
 
 /// A, B or C of a matmul, or the first of each in a batch.
@@ -79,10 +81,10 @@ fn matrix<T>(pointer: *const T, dtype: u32, leading: c_int, stride: c_longlong) 
 /// Describes a matmul by cuBLAS's arguments. `compute` is a `cublasComputeType_t`.
 ///
 /// # Safety
-/// The handle must exist, and beta must be as its pointer mode says, of the scale type of `compute`.
+/// The handle must exist, and alpha and beta must be as its pointer mode says, of the scale type of `compute`.
 unsafe fn matmul(
     name: &'static str,
-    (handle, beta): (cublasHandle_t, *const c_void),
+    (handle, [alpha, beta]): (cublasHandle_t, [*const c_void; 2]),
     operations: [cublasOperation_t; 2],
     sizes: [c_int; 3],
     matrices: [Matrix; 3],
@@ -99,13 +101,16 @@ unsafe fn matmul(
         leading: matrices.each_ref().map(|matrix| matrix.leading.into()),
         strides: matrices.each_ref().map(|matrix| matrix.stride),
         batch: batch as u64,
-        // SAFETY: the caller vouches for the handle and beta.
-        accumulates: unsafe { accumulates(handle, beta, scale_bytes(compute)) },
+        // SAFETY: the caller vouches for the handle and beta, which counts as read where it is not known.
+        accumulates: unsafe { !factor_is(handle, beta, scale_bytes(compute), is_zero) },
         compute,
         epilogue: 1,
+        // SAFETY: the caller vouches for the handle and alpha.
+        is_unscaled: unsafe { factor_is(handle, alpha, scale_bytes(compute), is_one) },
     };
-    let operands = matmul.operands(matrices.map(|matrix| matrix.address));
-    Call { name, operands: Some(operands), meaning: Meaning::Matmul(matmul) }
+    let addresses = matrices.map(|matrix| matrix.address);
+    let (operands, computes) = (Some(matmul.operands(addresses)), matmul.computed(addresses));
+    Call { name, operands, meaning: Meaning::Matmul(matmul), computes }
 }
 
 super::interpose! {
@@ -121,7 +126,7 @@ super::interpose! {
         let describe = || unsafe {
             let matrices =
                 [matrix(a, atype as u32, lda, 0), matrix(b, btype as u32, ldb, 0), matrix(c, ctype as u32, ldc, 0)];
-            matmul("cublasGemmEx", (handle, beta), [transa, transb], [m, n, k], matrices, 1, compute as u32)
+            matmul("cublasGemmEx", (handle, [alpha, beta]), [transa, transb], [m, n, k], matrices, 1, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
         noted(describe, || unsafe {
@@ -147,7 +152,7 @@ super::interpose! {
         let describe = || unsafe {
             let matrices =
                 [matrix(a, atype as u32, lda, stridea), matrix(b, btype as u32, ldb, strideb), matrix(c, ctype as u32, ldc, stridec)];
-            matmul("cublasGemmStridedBatchedEx", (handle, beta), [transa, transb], [m, n, k], matrices, batch, compute as u32)
+            matmul("cublasGemmStridedBatchedEx", (handle, [alpha, beta]), [transa, transb], [m, n, k], matrices, batch, compute as u32)
         };
         // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
         noted(describe, || unsafe {
@@ -175,7 +180,7 @@ macro_rules! matmuls {
                 let describe = || unsafe {
                     let matrices =
                         [matrix(a, $data, lda, 0), matrix(b, $data, ldb, 0), matrix(c, $data, ldc, 0)];
-                    matmul(stringify!($name), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, 1, $compute)
+                    matmul(stringify!($name), (handle, [alpha.cast(), beta.cast()]), [transa, transb], [m, n, k], matrices, 1, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
                 noted(describe, || unsafe {
@@ -198,7 +203,7 @@ macro_rules! matmuls {
                 let describe = || unsafe {
                     let matrices =
                         [matrix(a, $data, lda, stridea), matrix(b, $data, ldb, strideb), matrix(c, $data, ldc, stridec)];
-                    matmul(stringify!($batched), (handle, beta.cast()), [transa, transb], [m, n, k], matrices, batch, $compute)
+                    matmul(stringify!($batched), (handle, [alpha.cast(), beta.cast()]), [transa, transb], [m, n, k], matrices, batch, $compute)
                 };
                 // SAFETY: the arguments are the caller's, but for the handle, which is in the same modes.
                 noted(describe, || unsafe {

@@ -38,6 +38,7 @@ super::interpose! {
                 name: "cublasLtMatmul",
                 operands: (!auxiliary).then_some(operands),
                 meaning: Meaning::Matmul(of),
+                computes: None,
             }
         };
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
@@ -85,6 +86,7 @@ unsafe fn described(
             accumulates: !on_host || !is_zero(beta, scale_bytes(compute)),
             compute,
             epilogue: attribute::<i32>(operation, CUBLASLT_MATMUL_DESC_EPILOGUE) as u32,
+            is_unscaled: false,
         }
     }
 }

@@ -9,10 +9,11 @@ use cudarc::cudnn::sys::{
 };
 use cudarc::driver::sys::CUstream;
 
-use super::library_call::{Call, Meaning, Operand};
+use super::library_call::{Call, Computed, Meaning, Operand, Placed};
 use super::noted::noted;
 use super::status::Status;
 use super::thread_capture::private_stream_for;
+use crate::trace::{Dim, Element, Function, Window};
 
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
 
@@ -106,21 +107,128 @@ unsafe fn filter(descriptor: cudnnFilterDescriptor_t) -> u64 {
     bytes as u64
 }
 
-/// Is this factor on the host 0? It is an f64 for tensors of f64, otherwise an f32.
+/// Is this factor on the host 0?
 ///
 /// # Safety
-/// `factor` must point to an f32, or an f64 if the tensor is of f64.
-unsafe fn is_zero(factor: *const c_void, of: cudnnTensorDescriptor_t) -> bool {
+/// As for [`factor`].
+unsafe fn is_zero(value: *const c_void, of: cudnnTensorDescriptor_t) -> bool {
+    // SAFETY: the caller vouches for it.
+    unsafe { factor(value, of) == 0. }
+}
+
+/// Whether a factor on the host is 1.
+///
+/// # Safety
+/// As for [`factor`].
+unsafe fn is_one(value: *const c_void, of: cudnnTensorDescriptor_t) -> bool {
+    // SAFETY: the caller vouches for it.
+    unsafe { factor(value, of) == 1. }
+}
+
+/// A factor on the host: an f64 for tensors of f64, else an f32.
+///
+/// # Safety
+/// `value` must point to an f32, or an f64 if the tensor is of f64.
+unsafe fn factor(value: *const c_void, of: cudnnTensorDescriptor_t) -> f64 {
     let (mut kind, mut count) = (sys::cudnnDataType_t::CUDNN_DATA_FLOAT, 0);
     let (mut sizes, mut strides) = ([0; 1], [0; 1]);
     // SAFETY: the caller vouches for both; one dimension is asked for and fits.
     unsafe {
         sys::cudnnGetTensorNdDescriptor(of, 1, &mut kind, &mut count, sizes.as_mut_ptr(), strides.as_mut_ptr());
         match kind {
-            sys::cudnnDataType_t::CUDNN_DATA_DOUBLE => *factor.cast::<f64>() == 0.,
-            _ => *factor.cast::<f32>() == 0.,
+            sys::cudnnDataType_t::CUDNN_DATA_DOUBLE => *value.cast::<f64>(),
+            _ => (*value.cast::<f32>()).into(),
         }
     }
+}
+
+/// The elements of a tensor; `None` of a type that is not followed.
+///
+/// # Safety
+/// The descriptor must exist.
+unsafe fn placed(descriptor: cudnnTensorDescriptor_t, address: *const c_void) -> Option<Placed> {
+    let mut kind = sys::cudnnDataType_t::CUDNN_DATA_DOUBLE;
+    let (mut dims, mut strides) = ([0; 4], [0; 4]);
+    let ([n, c, h, w], [of_n, of_c, of_h, of_w]) = (dims.each_mut(), strides.each_mut());
+    // SAFETY: the caller vouches for the descriptor; one of another rank is refused.
+    let status = unsafe { sys::cudnnGetTensor4dDescriptor(descriptor, &mut kind, n, c, h, w, of_n, of_c, of_h, of_w) };
+    if status != cudnnStatus_t::CUDNN_STATUS_SUCCESS {
+        return None;
+    }
+    let dim = |i: usize| Some(Dim { len: u64::try_from(dims[i]).ok()?, stride: u64::try_from(strides[i]).ok()? });
+    let dims = (0..4).map(dim).collect::<Option<_>>()?;
+    Some(Placed { address: address as u64, element: element(kind)?, dims })
+}
+
+fn element(of: sys::cudnnDataType_t) -> Option<Element> {
+    match of {
+        sys::cudnnDataType_t::CUDNN_DATA_FLOAT => Some(Element::F32),
+        sys::cudnnDataType_t::CUDNN_DATA_HALF => Some(Element::F16),
+        sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16 => Some(Element::Bf16),
+        _ => None,
+    }
+}
+
+/// What a convolution computes; `None` of one that mirrors its weight, or whose operands lie in an order that is not followed.
+///
+/// # Safety
+/// The descriptors must exist.
+unsafe fn convolution_of(
+    (xof, x): (cudnnTensorDescriptor_t, *const c_void),
+    (wof, w): (cudnnFilterDescriptor_t, *const c_void),
+    convolution: cudnnConvolutionDescriptor_t,
+    (yof, y): (cudnnTensorDescriptor_t, *mut c_void),
+) -> Option<Computed> {
+    let mut kind = sys::cudnnDataType_t::CUDNN_DATA_DOUBLE;
+    let mut format = sys::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC;
+    let mut mode = sys::cudnnConvolutionMode_t::CUDNN_CONVOLUTION;
+    let ([mut out, mut channels, mut rows, mut columns], mut groups) = ([0; 4], 0);
+    let ([mut top, mut left], [mut down, mut right], [mut apart_h, mut apart_w]) = ([0; 2], [0; 2], [0; 2]);
+    // SAFETY: the caller vouches for the descriptors; those of another rank are refused.
+    let (known, x, y) = unsafe {
+        let filter = sys::cudnnGetFilter4dDescriptor(
+            wof,
+            &mut kind,
+            &mut format,
+            &mut out,
+            &mut channels,
+            &mut rows,
+            &mut columns,
+        );
+        let mut sums = kind;
+        let of = sys::cudnnGetConvolution2dDescriptor(
+            convolution,
+            &mut top,
+            &mut left,
+            &mut down,
+            &mut right,
+            &mut apart_h,
+            &mut apart_w,
+            &mut mode,
+            &mut sums,
+        );
+        let counted = sys::cudnnGetConvolutionGroupCount(convolution, &mut groups);
+        let known = [filter, of, counted].iter().all(|status| *status == cudnnStatus_t::CUDNN_STATUS_SUCCESS);
+        (known, placed(xof, x)?, placed(yof, y)?)
+    };
+    let is_plain = format == sys::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW
+        && mode == sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION;
+    if !known || !is_plain || !crate::trace::is_contiguous(&y.dims) {
+        return None;
+    }
+    let number = |n: i32| u64::try_from(n).ok();
+    let pair = |[a, b]: [i32; 2]| Some([number(a)?, number(b)?]);
+    let elements = [out, channels, rows, columns].into_iter().try_fold(1u64, |all, n| all.checked_mul(number(n)?))?;
+    let window = Window {
+        kernel: pair([rows, columns])?,
+        padding: pair([top, left])?,
+        stride: pair([down, right])?,
+        dilation: pair([apart_h, apart_w])?,
+        groups: number(groups)?,
+    };
+    let weight = Placed { address: w as u64, element: element(kind)?, dims: vec![Dim { len: elements, stride: 1 }] };
+    let y = Placed { dims: vec![Dim { len: y.dims.iter().map(|dim| dim.len).product(), stride: 1 }], ..y };
+    Some(Computed { function: Function::Convolution(window), reads: vec![x, weight], writes: y })
 }
 
 super::interpose! {
@@ -144,6 +252,11 @@ super::interpose! {
                     result(y as u64, tensor(yof)),
                 ]),
                 meaning: Meaning::Convolution { fused: false },
+                computes: if is_one(alpha, yof) && is_zero(beta, yof) {
+                    convolution_of((xof, x), (wof, w), convolution, (yof, y))
+                } else {
+                    None
+                },
             }
         };
         // SAFETY: the arguments are the caller's.
@@ -179,6 +292,7 @@ super::interpose! {
                 name: "cudnnConvolutionBiasActivationForward",
                 operands: Some(operands),
                 meaning: Meaning::Convolution { fused: true },
+                computes: None,
             }
         };
         // SAFETY: the arguments are the caller's.
@@ -198,7 +312,7 @@ macro_rules! others {
             /// A call whose operands are not recorded.
             fn $name(handle: cudnnHandle_t, $($argument: $type),*) -> cudnnStatus_t, missing MISSING;
             |next| {
-                let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other };
+                let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other, computes: None };
                 // SAFETY: the arguments are the caller's.
                 noted(call, || unsafe { next(handle, $($argument),*) })
             }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::trace::AccessMode;
+use crate::trace::{AccessMode, Dim, Element, Function};
 
 /// A library call during a capture.
 pub(in crate::cuda::driver) struct LibraryCall {
@@ -19,6 +19,26 @@ pub(in crate::cuda) struct Call {
     pub operands: Option<Vec<Operand>>,
     /// The operation, if it is known.
     pub meaning: Meaning,
+    /// What it computes of which operands, where that is all that it does.
+    pub computes: Option<Computed>,
+}
+
+/// What a call computes: the result is nothing but a function of the operands.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cuda) struct Computed {
+    pub function: Function,
+    pub reads: Vec<Placed>,
+    pub writes: Placed,
+}
+
+/// Elements in device memory.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cuda) struct Placed {
+    /// Of the first one.
+    pub address: u64,
+    pub element: Element,
+    /// From the outermost dimension on.
+    pub dims: Vec<Dim>,
 }
 
 /// The operation of a library call.
@@ -57,6 +77,8 @@ pub(in crate::cuda) struct Matmul {
     pub compute: u32,
     /// `cublasLtEpilogue_t`; 1 is none.
     pub epilogue: u32,
+    /// Whether alpha is 1.
+    pub is_unscaled: bool,
 }
 
 /// Device memory that a library call uses.
@@ -100,6 +122,42 @@ impl Matmul {
     }
 }
 
+impl Matmul {
+    /// What is computed with operands at these addresses, row by row: its transpose, as candle asks for it.
+    pub fn computed(&self, [a, b, c]: [u64; 3]) -> Option<Computed> {
+        let Self { m, n, k, batch, .. } = *self;
+        let [of_a, of_b, of_c] = self.types.map(element);
+        let (of_a, of_b, of_c) = (of_a?, of_b?, of_c?);
+        let stride = |i: usize| u64::try_from(self.strides[i]).ok();
+        let leading = |i: usize| u64::try_from(self.leading[i]).ok();
+        let is_plain = self.is_unscaled && !self.accumulates && self.epilogue == 1;
+        let is_dense = leading(2)? == m && (batch == 1 || stride(2)? == m * n);
+        if !is_plain || !is_dense || batch == 0 {
+            return None;
+        }
+        let matrix = |address, element, i: usize, rows: u64, columns: u64, by_rows: bool| {
+            let (row, column) = if by_rows { (leading(i)?, 1) } else { (1, leading(i)?) };
+            let dims = [(batch, stride(i)?), (rows, row), (columns, column)];
+            Some(Placed { address, element, dims: dims.map(|(len, stride)| Dim { len, stride }).to_vec() })
+        };
+        // Columns of B are rows of its transpose, and so are A's.
+        let left = matrix(b, of_b, 1, n, k, !self.transposed[1])?;
+        let right = matrix(a, of_a, 0, k, m, !self.transposed[0])?;
+        let writes = Placed { address: c, element: of_c, dims: vec![Dim { len: batch * n * m, stride: 1 }] };
+        Some(Computed { function: Function::Matmul, reads: vec![left, right], writes })
+    }
+}
+
+/// The type of elements of a `cudaDataType`.
+fn element(of: u32) -> Option<Element> {
+    match of {
+        0 => Some(Element::F32),
+        2 => Some(Element::F16),
+        14 => Some(Element::Bf16),
+        _ => None,
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.name, self.meaning)
@@ -139,6 +197,7 @@ mod tests {
             accumulates: false,
             compute: 68,
             epilogue: 1,
+            is_unscaled: true,
         };
         let operands = matmul.operands([1000, 2000, 3000]);
         // A is stored as 5 rows and 3 columns of 7 elements each.
@@ -147,5 +206,35 @@ mod tests {
         assert_eq!(operands[2], Operand::written(3000, (4 + 3 + 50) * 4));
         matmul.accumulates = true;
         assert_eq!(matmul.operands([0, 0, 3000])[2].mode, AccessMode::ReadWrite);
+    }
+
+    #[test]
+    fn a_matmul_of_columns_is_one_of_rows() {
+        // candle's `x wᵀ` of x, (5, 7), and w, (3, 7).
+        let matmul = Matmul {
+            m: 3,
+            n: 5,
+            k: 7,
+            transposed: [true, false],
+            types: [2; 3],
+            leading: [7, 7, 3],
+            strides: [0; 3],
+            batch: 1,
+            accumulates: false,
+            compute: 68,
+            epilogue: 1,
+            is_unscaled: true,
+        };
+        let computed = matmul.computed([1000, 2000, 3000]).unwrap();
+        let dims = |placed: &Placed| placed.dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
+        assert_eq!((computed.reads[0].address, dims(&computed.reads[0])), (2000, vec![(1, 0), (5, 7), (7, 1)]));
+        assert_eq!((computed.reads[1].address, dims(&computed.reads[1])), (1000, vec![(1, 0), (7, 1), (3, 7)]));
+        assert_eq!((computed.writes.address, dims(&computed.writes)), (3000, vec![(15, 1)]));
+        let others = [
+            Matmul { accumulates: true, ..matmul.clone() },
+            Matmul { is_unscaled: false, ..matmul.clone() },
+            Matmul { leading: [7, 7, 4], ..matmul },
+        ];
+        assert!(others.iter().all(|other| other.computed([0; 3]).is_none()));
     }
 }

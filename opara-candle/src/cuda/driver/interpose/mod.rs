@@ -46,8 +46,8 @@ use cudarc::driver::sys::CUstream;
 pub(in crate::cuda) use self::capture_pool::CapturePool;
 pub(in crate::cuda) use self::driver::is_interposed;
 pub(crate) use self::handover::Handover;
-pub(in crate::cuda) use self::library_call::Call;
 pub(super) use self::library_call::LibraryCall;
+pub(in crate::cuda) use self::library_call::{Call, Placed};
 pub(super) use self::modules::code_of;
 pub(super) use self::private_stream::PrivateStream;
 pub(super) use self::thread_capture::{

@@ -13,6 +13,21 @@ pub(super) unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
     rest.iter().all(|byte| *byte == 0) && sign & 0x7f == 0
 }
 
+/// Whether a float on the host is 1.
+///
+/// # Safety
+/// `value` must point to so many bytes.
+pub(super) unsafe fn is_one(value: *const c_void, bytes: usize) -> bool {
+    // SAFETY: the caller vouches for it.
+    let found = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };
+    match bytes {
+        2 => found == half::f16::ONE.to_ne_bytes(),
+        4 => found == 1f32.to_ne_bytes(),
+        8 => found == 1f64.to_ne_bytes(),
+        _ => false,
+    }
+}
+
 /// Bytes of alpha and beta.
 pub(super) fn scale_bytes(compute: u32) -> usize {
     match compute {

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Measured, Op, Region, Role, Trace, Work};
+use crate::trace::{
+    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role, Trace,
+    View, Window, Work,
+};
 
 fn device() -> DeviceSpec {
     DeviceSpec {
@@ -31,6 +34,7 @@ pub(super) fn golden() -> Trace {
         work,
         accesses,
         nanos: None,
+        meaning: None,
     };
     let buffers = [
         (4096, Role::Input(0)),
@@ -101,16 +105,47 @@ fn buffers() -> impl Strategy<Value = Buffer> {
 
 fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
     let most = if buffers.is_empty() { 0 } else { 6 };
-    let accesses = prop::collection::vec(accesses(buffers), 0..=most);
+    let accesses = prop::collection::vec(accesses(buffers.clone()), 0..=most);
     let label = prop_oneof!["(layer/[0-4]/)?(add|conv)?", ".{0,20}"];
     let nanos = prop::option::of(1u64..1 << 40);
-    (".{0,20}", label, works(), accesses, nanos).prop_map(|(name, label, work, accesses, nanos)| Op {
+    let meaning = prop::option::of(meanings(buffers));
+    (".{0,20}", label, works(), accesses, nanos, meaning).prop_map(|(name, label, work, accesses, nanos, meaning)| Op {
         name: name.into(),
         label,
         work,
         accesses,
         nanos,
+        meaning: meaning.map(Box::new),
     })
+}
+
+/// What an op computes, of views that lie in these buffers.
+fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
+    let window = Window { kernel: [3, 1], padding: [1, 0], stride: [2; 2], dilation: [1; 2], groups: 4 };
+    let function = prop::sample::select(vec![
+        Function::Zeros,
+        Function::Upload,
+        Function::Unary("relu".into()),
+        Function::Affine(0.5, -1.),
+        Function::LayerNorm(768, 1e-5),
+        Function::Convolution(window),
+        Function::MaxPool(window),
+        Function::Part,
+    ]);
+    // Those that hold the farthest of the views below.
+    let large: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].bytes >= 80).collect();
+    let views = match large.is_empty() {
+        true => Just(Vec::new()).boxed(),
+        false => {
+            let dims = prop::collection::vec((1u64..5, 0u64..5), 0..4);
+            let view = (prop::sample::select(large), dims).prop_map(|(buffer, dims)| {
+                let dims = dims.into_iter().map(|(len, stride)| Dim { len, stride }).collect();
+                View { buffer, element: Element::F16, first: 3, dims }
+            });
+            prop::collection::vec(view, 0..3).boxed()
+        }
+    };
+    (function, views).prop_map(|(function, mut reads)| Meaning { function, writes: reads.pop(), reads })
 }
 
 fn measured() -> impl Strategy<Value = Vec<Measured>> {
@@ -206,6 +241,7 @@ pub(super) fn nasnet_like(ops: usize, buffers: usize) -> Trace {
             work: Work::Kernel(launch),
             accesses: vec![access(near(1 + spread(i, 30)), AccessMode::Read), weight, channels, output],
             nanos: None,
+            meaning: None,
         }
     };
     let buffer = |id| Buffer {

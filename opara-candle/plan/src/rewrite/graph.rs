@@ -1,0 +1,248 @@
+//! What a run of ops computes, as a graph of values: each is made once, of earlier ones.
+
+use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Window};
+
+/// What a run of ops computes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Graph {
+    /// What it reads that was there before.
+    pub inputs: Vec<Input>,
+    /// What it computes, each of inputs and of nodes before it.
+    pub nodes: Vec<Node>,
+    /// What is read afterwards.
+    pub outputs: Vec<Output>,
+}
+
+/// A buffer from before the run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Type of its elements.
+    pub element: Element,
+    /// How many it has.
+    pub len: u64,
+    /// Whether it was there before the pass: a weight.
+    pub is_weight: bool,
+}
+
+/// A buffer that the run fills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Output {
+    /// What is in it at the end.
+    pub value: Value,
+    /// The buffer.
+    pub buffer: BufferId,
+}
+
+/// All elements of an input, or all results of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Value {
+    /// The input of this index.
+    Input(usize),
+    /// The node of this index.
+    Node(usize),
+}
+
+/// Elements of a value, in an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operand {
+    /// The value.
+    pub value: Value,
+    /// The first element.
+    pub first: u64,
+    /// From the outermost dimension on.
+    pub dims: Vec<Dim>,
+}
+
+impl Operand {
+    /// All elements of a value, in their order.
+    pub fn whole(value: Value, len: u64) -> Self {
+        Self { value, first: 0, dims: vec![Dim { len, stride: 1 }] }
+    }
+
+    /// How many elements it has.
+    pub fn len(&self) -> u64 {
+        self.dims.iter().map(|dim| dim.len).product()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is so many elements, one after the other.
+    pub fn is_run_of(&self, len: u64) -> bool {
+        self.len() == len && is_contiguous(&self.dims)
+    }
+
+    /// Whether it is all of a value of so many elements, in their order.
+    pub fn is_whole(&self, len: u64) -> bool {
+        self.first == 0 && self.is_run_of(len)
+    }
+}
+
+/// A value and how it is computed; its elements lie one after the other.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    /// How.
+    pub compute: Compute,
+    /// Of what.
+    pub operands: Vec<Operand>,
+    /// Type of the results.
+    pub element: Element,
+    /// How many there are.
+    pub len: u64,
+    /// The recorded launches that it stands for.
+    pub launches: usize,
+}
+
+/// How a value is computed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Compute {
+    /// As recorded.
+    Recorded(Function),
+    /// So many times a run of each operand, of as many elements as said.
+    Concat {
+        /// How many runs of each.
+        rows: u64,
+        /// Elements of a run of each operand.
+        widths: Vec<u64>,
+    },
+    /// A convolution with what follows in one call. Operands: `x`, the weight, then what the steps take, one for each.
+    FusedConvolution {
+        /// How the windows lie.
+        window: Window,
+        /// What is done to each channel of the result, by a vector of one element a channel.
+        steps: Vec<Step>,
+        /// Whether `max(x, 0)` follows.
+        relu: bool,
+    },
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is.
+    Attention {
+        /// What the scores are multiplied by before.
+        scale: f32,
+    },
+    /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias.
+    Linear {
+        /// The name of what follows in the catalogue.
+        activation: Option<String>,
+    },
+}
+
+/// What is done to each channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Its number is added.
+    Add,
+    /// Its number is taken away.
+    Sub,
+    /// It is multiplied by its number.
+    Mul,
+    /// It is divided by its number.
+    Div,
+}
+
+impl Step {
+    /// The step of a function of this name in the catalogue.
+    pub fn of(name: &str) -> Option<Self> {
+        match name {
+            "add" => Some(Step::Add),
+            "sub" => Some(Step::Sub),
+            "mul" => Some(Step::Mul),
+            "div" => Some(Step::Div),
+            _ => None,
+        }
+    }
+}
+
+impl Graph {
+    /// How many elements a value has.
+    pub fn len(&self, value: Value) -> u64 {
+        match value {
+            Value::Input(at) => self.inputs[at].len,
+            Value::Node(at) => self.nodes[at].len,
+        }
+    }
+
+    /// Type of a value's elements.
+    pub fn element(&self, value: Value) -> Element {
+        match value {
+            Value::Input(at) => self.inputs[at].element,
+            Value::Node(at) => self.nodes[at].element,
+        }
+    }
+
+    /// For each node, the nodes that read it, once for each operand; an output reads it as a node behind all.
+    pub fn users(&self) -> Vec<Vec<usize>> {
+        let mut users = vec![Vec::new(); self.nodes.len()];
+        let is_live = self.live();
+        for (at, node) in self.nodes.iter().enumerate().filter(|(at, _)| is_live[*at]) {
+            for operand in &node.operands {
+                if let Value::Node(of) = operand.value {
+                    users[of].push(at);
+                }
+            }
+        }
+        for output in &self.outputs {
+            if let Value::Node(of) = output.value {
+                users[of].push(self.nodes.len());
+            }
+        }
+        users
+    }
+
+    /// For each node, whether an output depends on it.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        for output in &self.outputs {
+            if let Value::Node(of) = output.value {
+                live[of] = true;
+            }
+        }
+        for at in (0..self.nodes.len()).rev() {
+            if live[at] {
+                for operand in &self.nodes[at].operands {
+                    if let Value::Node(of) = operand.value {
+                        live[of] = true;
+                    }
+                }
+            }
+        }
+        live
+    }
+
+    /// For each node, whether it depends on weights alone.
+    pub fn constant(&self) -> Vec<bool> {
+        let mut constant: Vec<bool> = Vec::with_capacity(self.nodes.len());
+        for node in &self.nodes {
+            let is_constant = |operand: &Operand| match operand.value {
+                Value::Input(at) => self.inputs[at].is_weight,
+                Value::Node(at) => constant[at],
+            };
+            constant.push(node.operands.iter().all(is_constant));
+        }
+        constant
+    }
+}
+
+/// The strides of a view, of these dimensions, over a shape of as many elements; `None` if one of the shape's dimensions goes over
+/// several of the view's that do not continue each other. Those of a dimension of one are 0.
+pub fn strides_over(dims: &[Dim], shape: &[u64]) -> Option<Vec<u64>> {
+    let mut dims = dims.iter().rev().filter(|dim| dim.len != 1);
+    let mut strides = vec![0; shape.len()];
+    // Of the dimension that is being gone over: its stride, elements gone over, and elements left.
+    let mut current: Option<(u64, u64, u64)> = None;
+    for (at, &len) in shape.iter().enumerate().rev().filter(|(_, len)| **len != 1) {
+        let (stride, done, left) = match current {
+            Some(current) => current,
+            None => dims.next().map(|dim| (dim.stride, 1, dim.len))?,
+        };
+        if len == 0 || left % len != 0 {
+            return None;
+        }
+        strides[at] = stride.checked_mul(done)?;
+        current = (left != len).then_some((stride, done * len, left / len));
+    }
+    (current.is_none() && dims.next().is_none()).then_some(strides)
+}

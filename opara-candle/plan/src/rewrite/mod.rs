@@ -1,0 +1,14 @@
+//! Other operators in the place of those that a module called: which run of ops computes what, and the rules that put something
+//! faster there.
+//!
+//! [`regions`] finds runs of consecutive ops whose meaning is known, each as a [`Graph`] of values. [`rules`] change a graph. A
+//! recorder that knows the device turns the changed graph into launches again.
+
+mod graph;
+mod region;
+pub mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use graph::{strides_over, Compute, Graph, Input, Node, Operand, Output, Step, Value};
+pub use region::{regions, Region};

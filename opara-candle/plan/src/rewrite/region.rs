@@ -1,0 +1,296 @@
+//! Runs of consecutive ops whose meaning is known.
+
+use std::ops::Range;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::graph::{Compute, Graph, Input, Node, Operand, Output, Value};
+use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, OpId, Role, Trace, View};
+
+/// Consecutive ops, and what they compute together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Region {
+    /// The ops.
+    pub ops: Range<OpId>,
+    /// Those of them that stay as they are, since later ops read what they bring: uploads and zeros.
+    pub kept: Vec<OpId>,
+    /// What the others compute.
+    pub graph: Graph,
+}
+
+/// The longest runs of consecutive ops whose meaning is known, in their order. Ops that compute nothing alone make no run.
+///
+/// Since the ops of a run follow one another, whatever takes their place may read what was there before and fill what is read
+/// afterwards, and nothing else.
+pub fn regions(trace: &Trace) -> Vec<Region> {
+    let last_users: Vec<Option<OpId>> = trace.users().iter().map(|users| users.last().copied()).collect();
+    let mut is_written = vec![false; trace.buffers.len()];
+    let accesses = trace.ops.iter().flat_map(|op| &op.accesses);
+    accesses.filter(|access| access.mode.writes()).for_each(|access| is_written[access.buffer] = true);
+    let mut regions = Vec::new();
+    let mut start = 0;
+    while start < trace.ops.len() {
+        let mut limit = trace.ops.len();
+        let end = loop {
+            let mut run = Run::new(trace, &last_users, &is_written);
+            let end = start + (start..limit).take_while(|&op| run.take(op).is_some()).count();
+            // Where later ops read what the run has filled in part, it has to end before that.
+            match run.finish(start..end) {
+                Ok(region) => {
+                    regions.extend(region);
+                    break end;
+                }
+                Err(before) => limit = before.max(start),
+            }
+        };
+        start = end.max(start + 1);
+    }
+    regions
+}
+
+/// What is known of a buffer that the run has written.
+enum State {
+    /// All of it is a value.
+    Whole(Value),
+    /// It was zeroed by this op.
+    Zeros(OpId),
+    /// It was uploaded by this op.
+    Upload(OpId),
+    /// Parts of it are, which begin with this op.
+    Parts(OpId, Vec<Part>),
+    /// A library's call wrote to it, first this op.
+    Scratch(OpId),
+}
+
+/// A part of a buffer.
+struct Part {
+    first: u64,
+    dims: Vec<Dim>,
+    operand: Operand,
+    element: Element,
+}
+
+/// A run of ops as it grows.
+struct Run<'a> {
+    trace: &'a Trace,
+    last_users: &'a [Option<OpId>],
+    is_written: &'a [bool],
+    graph: Graph,
+    states: HashMap<BufferId, State>,
+    /// By buffer.
+    inputs: HashMap<BufferId, usize>,
+}
+
+impl<'a> Run<'a> {
+    fn new(trace: &'a Trace, last_users: &'a [Option<OpId>], is_written: &'a [bool]) -> Self {
+        Self { trace, last_users, is_written, graph: Graph::default(), states: HashMap::new(), inputs: HashMap::new() }
+    }
+
+    /// Adds an op; `None` if it cannot be part of the run, which then is as it was for all purposes.
+    fn take(&mut self, op: OpId) -> Option<()> {
+        let trace = self.trace;
+        let meaning = trace.ops[op].meaning.as_deref()?;
+        let written: HashSet<BufferId> = meaning.writes.iter().map(|view| view.buffer).collect();
+        // What else it writes is scratch memory of a library.
+        let others = trace.ops[op].accesses.iter().filter(|access| access.mode.writes());
+        for access in others.filter(|access| !written.contains(&access.buffer)) {
+            let is_scratch = matches!(
+                trace.buffers[access.buffer].role,
+                Role::Workspace | Role::Intermediate | Role::External | Role::Constant
+            );
+            match self.states.get(&access.buffer) {
+                None if is_scratch => {}
+                Some(State::Zeros(_) | State::Scratch(_)) => {}
+                // A part of a call may write what the call's last launch is said to write.
+                _ if meaning.function == Function::Part => {}
+                _ => return None,
+            }
+            if trace.buffers[access.buffer].role == Role::Intermediate {
+                self.states.entry(access.buffer).or_insert(State::Scratch(op));
+            }
+        }
+        let Some(to) = &meaning.writes else { return Some(()) };
+        if self.inputs.contains_key(&to.buffer)
+            || !matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_))
+        {
+            return None;
+        }
+        let is_all = to.first == 0 && to.is_contiguous() && to.end() == Some(trace.buffers[to.buffer].bytes);
+        match meaning.function {
+            Function::Zeros | Function::Upload if !is_all => return None,
+            Function::Zeros => return self.set(to.buffer, State::Zeros(op)),
+            Function::Upload => return self.set(to.buffer, State::Upload(op)),
+            _ => {}
+        }
+        let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
+        let mut element = to.element;
+        let (mut first, mut dims) = (to.first, to.dims.clone());
+        if let (Function::Copy, Element::Byte, [from]) = (&meaning.function, to.element, &mut operands[..]) {
+            // Bytes are elements of whatever is copied.
+            element = self.graph.element(from.value);
+            let size = element.bytes();
+            let whole = |n: u64| n.is_multiple_of(size).then_some(n / size);
+            from.first = whole(from.first)?;
+            first = whole(first)?;
+            for dim in from.dims.iter_mut().chain(&mut dims) {
+                dim.len = whole(dim.len)?;
+            }
+        }
+        let len = dims.iter().map(|dim| dim.len).product();
+        let is_copy = meaning.function == Function::Copy
+            && operands.first().is_some_and(|operand| self.graph.element(operand.value) == element);
+        let operand = match operands.pop() {
+            Some(operand) if is_copy && !is_all => operand,
+            last => {
+                operands.extend(last);
+                let compute = Compute::Recorded(meaning.function.clone());
+                let value = self.push(Node { compute, operands, element, len, launches: 1 });
+                if is_all {
+                    return self.set(to.buffer, State::Whole(value));
+                }
+                Operand::whole(value, len)
+            }
+        };
+        let part = Part { first, dims, operand, element };
+        match self.states.get_mut(&to.buffer) {
+            Some(State::Parts(_, parts)) => parts.push(part),
+            // It is overwritten in part: what is left of it is not followed.
+            Some(State::Whole(_) | State::Upload(_) | State::Scratch(_) | State::Zeros(_)) => return None,
+            None => drop(self.states.insert(to.buffer, State::Parts(op, vec![part]))),
+        }
+        Some(())
+    }
+
+    fn set(&mut self, buffer: BufferId, state: State) -> Option<()> {
+        self.states.insert(buffer, state);
+        Some(())
+    }
+
+    fn push(&mut self, node: Node) -> Value {
+        self.graph.nodes.push(node);
+        Value::Node(self.graph.nodes.len() - 1)
+    }
+
+    /// What a view of a buffer is at this point.
+    fn operand(&mut self, view: &View) -> Option<Operand> {
+        let value = self.value(view.buffer, view.element)?;
+        Some(Operand { value, first: view.first, dims: view.dims.clone() })
+    }
+
+    /// What a buffer holds at this point, if it is elements of this type.
+    fn value(&mut self, buffer: BufferId, element: Element) -> Option<Value> {
+        let bytes = self.trace.buffers[buffer].bytes;
+        let value = match self.states.get(&buffer) {
+            Some(State::Whole(value)) => *value,
+            Some(State::Zeros(_)) => {
+                let len = bytes / element.bytes();
+                let compute = Compute::Recorded(Function::Zeros);
+                let node = Node { compute, operands: Vec::new(), element, len, launches: 1 };
+                return Some(self.push(node));
+            }
+            Some(State::Parts(_, parts)) => {
+                let node = concat(parts, bytes)?;
+                let value = self.push(node);
+                self.states.insert(buffer, State::Whole(value));
+                value
+            }
+            Some(State::Upload(_) | State::Scratch(_)) => return None,
+            None => return self.input(buffer, element),
+        };
+        (element == Element::Byte || self.graph.element(value) == element).then_some(value)
+    }
+
+    fn input(&mut self, buffer: BufferId, element: Element) -> Option<Value> {
+        let role = self.trace.buffers[buffer].role;
+        let known = self.inputs.get(&buffer).copied();
+        if let Some(at) = known {
+            let is_same = element == Element::Byte || self.graph.inputs[at].element == element;
+            return is_same.then_some(Value::Input(at));
+        }
+        // What a library holds for itself is no operand, and bytes are not known to be elements of anything.
+        // A weight that the pass writes is none, but state.
+        let is_state = role == Role::External && self.is_written[buffer];
+        if role == Role::Workspace || element == Element::Byte || is_state {
+            return None;
+        }
+        let len = self.trace.buffers[buffer].bytes / element.bytes();
+        self.graph.inputs.push(Input { buffer, element, len, is_weight: role == Role::External });
+        self.inputs.insert(buffer, self.graph.inputs.len() - 1);
+        Some(Value::Input(self.graph.inputs.len() - 1))
+    }
+
+    /// The region of these ops, if they compute anything.
+    ///
+    /// # Errors
+    /// The op before which the run has to end.
+    fn finish(mut self, ops: Range<OpId>) -> Result<Option<Region>, OpId> {
+        let is_needed = |buffer: BufferId| {
+            let role = self.trace.buffers[buffer].role;
+            matches!(role, Role::Output(_)) || self.last_users[buffer].is_some_and(|last| last >= ops.end)
+        };
+        let mut needed: Vec<BufferId> = self.states.keys().copied().filter(|&buffer| is_needed(buffer)).collect();
+        needed.sort_unstable();
+        let (mut kept, mut too_early) = (Vec::new(), None);
+        for buffer in needed {
+            let bytes = self.trace.buffers[buffer].bytes;
+            let value = match &self.states[&buffer] {
+                State::Whole(value) => Ok(*value),
+                State::Zeros(op) | State::Upload(op) => {
+                    kept.push(*op);
+                    continue;
+                }
+                State::Scratch(op) => Err(*op),
+                State::Parts(op, parts) => concat(parts, bytes).ok_or(*op).map(|node| {
+                    self.graph.nodes.push(node);
+                    Value::Node(self.graph.nodes.len() - 1)
+                }),
+            };
+            match value {
+                Ok(value) => self.graph.outputs.push(Output { value, buffer }),
+                Err(op) => too_early = Some(too_early.map_or(op, |earlier: OpId| earlier.min(op))),
+            }
+        }
+        kept.sort_unstable();
+        match too_early {
+            Some(op) => Err(op),
+            None => Ok((!self.graph.outputs.is_empty()).then_some(Region { ops, kept, graph: self.graph })),
+        }
+    }
+}
+
+/// The concatenation that parts of a buffer are, if they fill it.
+fn concat(parts: &[Part], bytes: u64) -> Option<Node> {
+    let element = parts.first()?.element;
+    let len = bytes / element.bytes();
+    let mut parts: Vec<&Part> = parts.iter().collect();
+    parts.sort_by_key(|part| part.first);
+    // Each part has runs of one width, as far from each other as the whole row is wide; all in one run are one row.
+    let runs = |part: &Part| match part.dims[..] {
+        _ if is_contiguous(&part.dims) => None,
+        [Dim { len: rows, stride }, Dim { len: width, stride: 1 }] => Some((rows, stride, width)),
+        _ => Some((0, 0, 0)),
+    };
+    let (rows, row) = match parts.iter().find_map(|part| runs(part)) {
+        Some((rows, stride, _)) => (rows, stride),
+        None => (1, len),
+    };
+    let mut widths = Vec::with_capacity(parts.len());
+    let mut at = 0;
+    for part in &parts {
+        let width = match runs(part) {
+            Some((of_rows, stride, width)) if (of_rows, stride) == (rows, row) => width,
+            None if rows == 1 => part.operand.len(),
+            _ => return None,
+        };
+        if part.first != at || part.element != element {
+            return None;
+        }
+        at += width;
+        widths.push(width);
+    }
+    if at != row || rows.checked_mul(row) != Some(len) {
+        return None;
+    }
+    let operands = parts.iter().map(|part| part.operand.clone()).collect();
+    Some(Node { compute: Compute::Concat { rows, widths }, operands, element, len, launches: parts.len() })
+}

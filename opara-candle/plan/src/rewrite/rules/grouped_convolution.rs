@@ -1,0 +1,68 @@
+//! Grouped convolutions, which candle runs as one convolution a group.
+
+use super::super::graph::{Compute, Graph, Node, Operand, Value};
+use super::Applied;
+use crate::trace::{Dim, Function, Window};
+
+/// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.
+pub(super) fn apply(graph: &mut Graph) -> Applied {
+    let mut applied = Applied::default();
+    let users = graph.users();
+    for at in 0..graph.nodes.len() {
+        let Some(node) = joined(graph, &users, at) else { continue };
+        applied.times += 1;
+        applied.saved += node.launches - 1;
+        graph.nodes[at] = node;
+    }
+    applied
+}
+
+/// The one convolution that this concatenation is.
+fn joined(graph: &Graph, users: &[Vec<usize>], at: usize) -> Option<Node> {
+    let concat = &graph.nodes[at];
+    let Compute::Concat { rows, .. } = concat.compute else { return None };
+    let groups = concat.operands.len() as u64;
+    let part = |operand: &Operand| {
+        let Value::Node(of) = operand.value else { return None };
+        let node = &graph.nodes[of];
+        let Compute::Recorded(Function::Convolution(window)) = node.compute else { return None };
+        (operand.is_whole(node.len) && users[of].len() == 1).then_some((node, window))
+    };
+    let parts = concat.operands.iter().map(part).collect::<Option<Vec<_>>>()?;
+    let (first, window) = *parts.first().filter(|_| groups > 1)?;
+    let (x, weight) = (&first.operands[0], &first.operands[1]);
+    let [images, channels, h, w] = x.dims[..] else { return None };
+    // Each convolution fills a run of each image.
+    if window.groups != 1
+        || images.len != rows
+        || window.stride[0] != window.stride[1]
+        || window.dilation[0] != window.dilation[1]
+    {
+        return None;
+    }
+    let weights = weight.len();
+    let follows = |(group, (node, other)): (usize, &(&Node, Window))| {
+        let (group, x_at, weight_at) = (group as u64, &node.operands[0], &node.operands[1]);
+        *other == window
+            && node.len == first.len
+            && x_at.value == x.value
+            && x_at.dims == x.dims
+            && x_at.first == x.first + group * channels.len * channels.stride
+            && weight_at.value == weight.value
+            && weight_at.is_run_of(weights)
+            && weight_at.first == weight.first + group * weights
+    };
+    if !parts.iter().enumerate().all(follows) {
+        return None;
+    }
+    let all = Dim { len: channels.len * groups, stride: channels.stride };
+    let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
+    let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
+    Some(Node {
+        compute: Compute::FusedConvolution { window: Window { groups, ..window }, steps: Vec::new(), relu: false },
+        operands: vec![x, weight],
+        element: concat.element,
+        len: concat.len,
+        launches: concat.launches + parts.iter().map(|(node, _)| node.launches).sum::<usize>(),
+    })
+}

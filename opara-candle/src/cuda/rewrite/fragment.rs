@@ -1,0 +1,48 @@
+//! A graph of values as captured launches.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+use opara_plan::rewrite::Graph;
+
+use crate::backend::Function;
+use crate::cuda::capture::{capture, Capture};
+use crate::cuda::driver::CapturePool;
+use crate::cuda::target::Target;
+use crate::rewrite::evaluate::{evaluate, Arithmetic};
+use crate::trace::Role;
+use crate::{Error, Result};
+
+/// Captures the launches that compute a graph of inputs like these, twice: words that only look like pointers differ.
+///
+/// # Errors
+/// [`Error::NotCapturable`] with the reason, and those of the driver.
+pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -> Result<Capture> {
+    const ATTEMPTS: usize = 4;
+    let of = graph.clone();
+    let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed));
+    let pools = [CapturePool::take(&target.stream)?, CapturePool::take(&target.stream)?];
+    let mut earlier = capture(&target.stream, &target.device, &pools[0], &function, inputs)?;
+    let mut moved = Vec::new();
+    for attempt in 1..=ATTEMPTS {
+        let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
+        let mut again = capture(&target.stream, &target.device, &pools[attempt % 2], &function, &elsewhere)?;
+        moved.push(elsewhere);
+        if again.confirm(&earlier)?.is_none() {
+            return sound(again);
+        }
+        earlier = again;
+    }
+    Err(Error::NotCapturable { reason: "its operators launch something else at each call".into() })
+}
+
+/// A capture whose every pointer leads to its own buffers or to a library's.
+fn sound(capture: Capture) -> Result<Capture> {
+    let is_written =
+        |id| capture.trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
+    let inputs = capture.trace.buffers.iter().enumerate().filter(|(_, buffer)| matches!(buffer.role, Role::Input(_)));
+    match inputs.map(|(id, _)| id).find(|&id| is_written(id)) {
+        Some(_) => Err(Error::NotCapturable { reason: "its operators write to what they are given".into() }),
+        None => Ok(capture),
+    }
+}

@@ -1,0 +1,306 @@
+//! Rewriting on a GPU: runs of recorded launches give way to this library's operators, where these are no less accurate and faster.
+//!
+//! [`opara_plan::rewrite`] finds the runs and changes them by rules. Here each changed run is computed on the values that the
+//! recorded pass had, and held against double precision ([`crate::rewrite::accuracy`]); then it is captured, and its launches
+//! take the place of those that were recorded.
+
+mod fragment;
+mod splice;
+mod values;
+
+use std::sync::Arc;
+
+use candle::{DType, Tensor};
+use hashbrown::HashMap;
+use opara_plan::rewrite::rules::{apply, Applied, RULES};
+use opara_plan::rewrite::{regions, Graph, Region};
+
+use self::fragment::fragment;
+use self::values::{run, Values, Wanted};
+use super::capture::Capture;
+use super::driver::copy_of;
+use super::program::CudaProgram;
+use super::target::Target;
+use crate::backend::{Example, Rewriting, RewrittenProgram};
+use crate::prepared::Settings;
+use crate::report::Rewrite;
+use crate::rewrite::accuracy::{compare, near, Compared};
+use crate::rewrite::evaluate::{evaluate, Arithmetic};
+use crate::trace::{BufferId, Role};
+use crate::{capture_thread, Error, Result};
+
+/// What is left out, one attempt after the other, until a run is no less accurate than candle's: nothing; folding norms into
+/// weights, which round once more then; products and attention, which in f32 are of three products of TF32; other kernels for
+/// convolutions of one group, which in f32 may round operands to TF32.
+const ATTEMPTS: &[&[&str]] = &[
+    &[],
+    &["convolution-norm"],
+    &["convolution-norm", "attention", "product-bias"],
+    &["convolution"],
+    &["convolution", "attention", "product-bias"],
+];
+
+/// The program with other operators in the place of recorded launches.
+pub(super) fn rewrite(
+    program: Box<CudaProgram>,
+    examples: Vec<Example>,
+    rewriting: Rewriting,
+) -> Result<RewrittenProgram> {
+    capture_thread::run(move || Rewriter { rewriting, examples, notes: Vec::new() }.rewrite(program))
+}
+
+struct Rewriter {
+    rewriting: Rewriting,
+    examples: Vec<Example>,
+    notes: Vec<String>,
+}
+
+/// A run that gives way.
+struct Replacement {
+    region: Region,
+    graph: Arc<Graph>,
+    inputs: Vec<Tensor>,
+    applied: Vec<(&'static str, Applied)>,
+    compared: Compared,
+}
+
+impl Rewriter {
+    fn rewrite(mut self, program: Box<CudaProgram>) -> Result<RewrittenProgram> {
+        let trace = &program.capture.trace;
+        let found = |region: &Region| !apply(&mut region.graph.clone(), &self.without(&[])).is_empty();
+        let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
+        if regions.is_empty() {
+            return Ok(self.unchanged(program));
+        }
+        let wanted = wanted(&program.capture, &regions);
+        let (mut program, values) = run(program, &self.examples, &wanted, self.rewriting.settings);
+        let (values, candle_us) = match values {
+            Ok(values) => values,
+            Err(error @ Error::DeviceLost { .. }) => return Err(error),
+            Err(error) => {
+                self.notes.push(format!("nothing is rewritten: {error}"));
+                return Ok(self.unchanged(program));
+            }
+        };
+        let mut replacements = Vec::new();
+        for region in regions {
+            replacements.extend(self.replacement(&program, region, &values)?);
+        }
+        drop(values);
+        // The last first: what comes before keeps its place.
+        let target = Target { device: program.device.clone(), stream: program.stream.clone() };
+        let (mut rewrites, mut spliced, mut room, mut apart) = (Vec::new(), Vec::new(), 0, 0.);
+        for Replacement { region, graph, inputs, applied, compared } in replacements.into_iter().rev() {
+            let captured = match fragment(&target, &graph, &inputs) {
+                Ok(captured) => captured,
+                Err(error @ Error::DeviceLost { .. }) => return Err(error),
+                Err(error) => {
+                    self.notes.push(format!("launches {:?} stay candle's: {error}", region.ops));
+                    continue;
+                }
+            };
+            let weights = graph.inputs.iter().filter(|input| input.is_weight);
+            room += weights.map(|input| program.capture.trace.buffers[input.buffer].bytes).sum::<u64>();
+            let buffers: [Vec<BufferId>; 2] = [
+                graph.inputs.iter().map(|input| input.buffer).collect(),
+                graph.outputs.iter().map(|output| output.buffer).collect(),
+            ];
+            let [inputs, outputs] = &buffers;
+            apart += compared.apart();
+            spliced.push(program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]));
+            rewrites.extend(applied.into_iter().map(|applied| told(applied, compared)));
+        }
+        if spliced.is_empty() {
+            return Ok(self.unchanged(program));
+        }
+        program.watch_externals();
+        let settings = Settings { constant_room: room, ..self.rewriting.settings };
+        let (mut program, values) = run(program, &self.examples, &Wanted::new(), settings);
+        let refused = match values {
+            Err(error @ Error::DeviceLost { .. }) => return Err(error),
+            Err(error) => error.to_string(),
+            Ok((_, us)) if us >= candle_us => {
+                format!("the rewritten launches take {us:.0} us one after the other, candle's {candle_us:.0}")
+            }
+            Ok((values, us)) => match self.are_near(&values, apart)? {
+                Err(reason) => reason,
+                Ok(()) => {
+                    tracing::debug!(us, candle_us, "rewritten");
+                    // From now on these are what replays have to give.
+                    for (example, values) in self.examples.iter_mut().zip(values) {
+                        example.outputs = values.outputs;
+                    }
+                    let trace = program.capture.trace.clone().into();
+                    let Self { examples, notes, .. } = self;
+                    return Ok(RewrittenProgram { trace, rewrites: merged(rewrites), room, notes, examples, program });
+                }
+            },
+        };
+        self.notes.push(format!("nothing is rewritten: {refused}"));
+        for spliced in spliced.into_iter().rev() {
+            program.capture.take_out(spliced);
+        }
+        Ok(self.unchanged(program))
+    }
+
+    /// Whether a rewritten pass gives what candle gave for each example.
+    fn are_near(&self, values: &[Values], apart: f64) -> Result<std::result::Result<(), String>> {
+        for (example, values) in self.examples.iter().zip(values) {
+            for (candle, other) in example.outputs.iter().zip(&values.outputs) {
+                if let Err(reason) = near(candle, other, apart)? {
+                    return Ok(Err(reason));
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Rules that are not used.
+    fn without<'a>(&'a self, here: &[&'a str]) -> Vec<&'a str> {
+        self.rewriting.without.iter().map(String::as_str).chain(here.iter().copied()).collect()
+    }
+
+    fn unchanged(self, program: Box<CudaProgram>) -> RewrittenProgram {
+        let trace = program.capture.trace.clone().into();
+        let Self { examples, notes, .. } = self;
+        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, program }
+    }
+
+    /// What may take the place of a run, if anything may.
+    ///
+    /// # Errors
+    /// A lost device.
+    fn replacement(&mut self, program: &CudaProgram, region: Region, values: &[Values]) -> Result<Option<Replacement>> {
+        let mut reasons: Vec<String> = Vec::new();
+        let sets = match self.sets(program, &region, values) {
+            Ok(sets) => sets,
+            Err(error @ Error::DeviceLost { .. }) => return Err(error),
+            Err(error) => {
+                self.notes.push(format!("launches {:?} stay candle's: {error}", region.ops));
+                return Ok(None);
+            }
+        };
+        let mut tried: Vec<Graph> = Vec::new();
+        for without in ATTEMPTS {
+            let mut graph = region.graph.clone();
+            let applied = apply(&mut graph, &self.without(without));
+            // What leaves out nothing was tried before.
+            if applied.is_empty() || tried.contains(&graph) {
+                continue;
+            }
+            tried.push(graph.clone());
+            match checked(&graph, &sets) {
+                Ok(Ok(compared)) => {
+                    let inputs = sets.into_iter().next().map(|set| set.inputs).unwrap_or_default();
+                    return Ok(Some(Replacement { region, graph: graph.into(), inputs, applied, compared }));
+                }
+                Ok(Err(reason)) => reasons.push(reason),
+                Err(error) => match Error::from(error) {
+                    error @ Error::DeviceLost { .. } => return Err(error),
+                    error => reasons.push(error.to_string()),
+                },
+            }
+        }
+        self.notes.push(format!("launches {:?} stay candle's: {}", region.ops, reasons.join("; ")));
+        Ok(None)
+    }
+
+    /// For each example, what the run read and gave.
+    fn sets(&self, program: &CudaProgram, region: &Region, values: &[Values]) -> Result<Vec<Set>> {
+        let buffers = &program.capture.trace.buffers;
+        let addresses: HashMap<BufferId, u64> =
+            program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
+        let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
+        let mut weights: HashMap<BufferId, Tensor> = HashMap::new();
+        for input in region.graph.inputs.iter().filter(|input| input.is_weight) {
+            let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
+            let dtype = Arithmetic::Typed.dtype(input.element);
+            weights.insert(input.buffer, copy_of(&program.device, address, dtype, input.len as usize)?);
+        }
+        let of = |example: &Example, values: &Values, buffer: BufferId| -> Result<Tensor> {
+            let found = match buffers[buffer].role {
+                Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
+                Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
+                _ => weights.get(&buffer).or(values.of.get(&buffer)).cloned(),
+            };
+            found.ok_or_else(|| unknown(buffer))
+        };
+        let set = |(example, values): (&Example, &Values)| {
+            let of = |buffer| of(example, values, buffer);
+            let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
+            let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
+            let references = in_double_precision(&region.graph, &inputs)?;
+            Ok(Set { inputs, outputs, references })
+        };
+        self.examples.iter().zip(values).map(set).collect()
+    }
+}
+
+/// What a run read and gave.
+struct Set {
+    inputs: Vec<Tensor>,
+    outputs: Vec<Tensor>,
+    /// What double precision gives in their place.
+    references: Vec<Tensor>,
+}
+
+/// A graph's outputs in double precision. Grouped convolutions are one each there: candle takes seconds for thousands of groups.
+fn in_double_precision(graph: &Graph, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+    let others: Vec<&str> = RULES.iter().map(|rule| rule.name).filter(|name| *name != "grouped-convolution").collect();
+    let mut joined = graph.clone();
+    apply(&mut joined, &others);
+    let arithmetic = Arithmetic::In(DType::F64);
+    evaluate(&joined, inputs, arithmetic).or_else(|_| evaluate(graph, inputs, arithmetic))
+}
+
+/// Holds what a changed graph computes against double precision; the worst of its outputs.
+fn checked(changed: &Graph, sets: &[Set]) -> candle::Result<std::result::Result<Compared, String>> {
+    let mut worst = Compared::default();
+    for Set { inputs, outputs, references } in sets {
+        let changed = evaluate(changed, inputs, Arithmetic::Typed)?;
+        for ((reference, candle), other) in references.iter().zip(outputs).zip(&changed) {
+            match compare(reference, candle, other)? {
+                Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
+                Ok(_) => {}
+                Err(reason) => return Ok(Err(reason)),
+            }
+        }
+    }
+    Ok(Ok(worst))
+}
+
+/// The intermediate buffers that the regions read and give.
+fn wanted(capture: &Capture, regions: &[Region]) -> Wanted {
+    let mut wanted: Wanted = Vec::new();
+    for Region { graph, .. } in regions {
+        let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
+        let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
+        for (buffer, element) in inputs.chain(outputs) {
+            let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
+            if is_inside && wanted.iter().all(|&(known, _)| known != buffer) {
+                wanted.push((buffer, Arithmetic::Typed.dtype(element)));
+            }
+        }
+    }
+    wanted
+}
+
+/// What a report says of a rule.
+fn told(
+    (rule, Applied { times, saved }): (&'static str, Applied),
+    Compared { candle, other, .. }: Compared,
+) -> Rewrite {
+    Rewrite { rule, times, saved, error: other.rms, candle_error: candle.rms }
+}
+
+/// One line a rule.
+fn merged(rewrites: Vec<Rewrite>) -> Vec<Rewrite> {
+    let mut merged: Vec<Rewrite> = Vec::new();
+    for rewrite in rewrites {
+        match merged.iter_mut().find(|known| known.rule == rewrite.rule) {
+            Some(known) => known.add(&rewrite),
+            None => merged.push(rewrite),
+        }
+    }
+    merged
+}

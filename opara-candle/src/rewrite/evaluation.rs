@@ -1,0 +1,209 @@
+//! A graph of values while it is computed: the tensors that are known, and operands as views of them.
+
+use candle::{bail, DType, Device, Result, Tensor};
+use hashbrown::HashMap;
+use opara_plan::rewrite::{strides_over, Graph, Node, Operand, Value};
+use opara_plan::trace::{Dim, Element};
+
+use super::strided::{shaped, view};
+use crate::ops::format::is_channels_last;
+
+/// How values are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// As the graph says, in the types that it says.
+    Typed,
+    /// In one type, by candle's elementary operators, without the rounding in between.
+    In(DType),
+}
+
+impl Arithmetic {
+    /// The type of a value of these elements.
+    pub fn dtype(self, element: Element) -> DType {
+        match (self, element) {
+            (Arithmetic::In(dtype), _) => dtype,
+            (_, Element::Byte) => DType::U8,
+            (_, Element::F16) => DType::F16,
+            (_, Element::Bf16) => DType::BF16,
+            (_, Element::F32) => DType::F32,
+        }
+    }
+}
+
+/// Computes a node.
+type Compute = fn(&mut Evaluation, &Node) -> Result<Tensor>;
+
+/// A graph that is being computed.
+pub(super) struct Evaluation<'a> {
+    graph: &'a Graph,
+    inputs: &'a [Tensor],
+    pub arithmetic: Arithmetic,
+    compute: Compute,
+    known: HashMap<Value, Tensor>,
+    /// The same in f32, of what depends on weights alone.
+    constants: Option<Box<Evaluation<'a>>>,
+}
+
+impl<'a> Evaluation<'a> {
+    /// Nothing is known yet.
+    pub fn new(graph: &'a Graph, inputs: &'a [Tensor], arithmetic: Arithmetic, compute: Compute) -> Self {
+        Self { graph, inputs, arithmetic, compute, known: HashMap::new(), constants: None }
+    }
+
+    /// Forgets a value that nobody reads any more.
+    pub fn forget(&mut self, value: Value) {
+        self.known.remove(&value);
+    }
+
+    /// Where the values are.
+    pub fn device(&self) -> Result<Device> {
+        match self.inputs.first() {
+            Some(input) => Ok(input.device().clone()),
+            None => bail!("a graph without inputs is on no device"),
+        }
+    }
+
+    /// All elements of a value, in some shape.
+    pub fn tensor(&mut self, value: Value) -> Result<Tensor> {
+        if let Some(known) = self.known.get(&value) {
+            return Ok(known.clone());
+        }
+        let tensor = match value {
+            Value::Input(at) => {
+                let Some(input) = self.inputs.get(at) else { bail!("there is no input {at}") };
+                input.to_dtype(self.arithmetic.dtype(self.graph.inputs[at].element))?
+            }
+            Value::Node(at) => {
+                let node = &self.graph.nodes[at];
+                let tensor = (self.compute)(self, node)?;
+                if tensor.elem_count() as u64 != node.len {
+                    bail!("{:?} gave {:?} where {} elements are", node.compute, tensor.dims(), node.len)
+                }
+                tensor
+            }
+        };
+        self.known.insert(value, tensor.clone());
+        Ok(tensor)
+    }
+
+    /// A vector that depends on weights alone, in f32 without the rounding in between.
+    pub fn constant(&mut self, operand: &Operand) -> Result<Tensor> {
+        let Self { graph, inputs, compute, .. } = *self;
+        let in_f32 = || Box::new(Self::new(graph, inputs, Arithmetic::In(DType::F32), compute));
+        let of = self.constants.get_or_insert_with(in_f32);
+        of.operand(operand, &[operand.len() as usize])
+    }
+
+    /// An operand over this shape; what repeats has length one.
+    pub fn operand(&mut self, operand: &Operand, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.tensor(operand.value)?;
+        let strides = strides_over(&operand.dims, &shape.iter().map(|&dim| dim as u64).collect::<Vec<_>>());
+        let strides = strides.map(|strides| strides.into_iter().map(|stride| stride as usize).collect::<Vec<_>>());
+        let found =
+            strides.map(|strides| view(&tensor, operand.first as usize, shape, &strides)).transpose()?.flatten();
+        match found {
+            Some(found) => Ok(found),
+            None => bail!("{operand:?} is no view of {:?} over {shape:?}", tensor.dims()),
+        }
+    }
+
+    /// An operand over its own dimensions, nothing left out.
+    pub fn own(&mut self, operand: &Operand) -> Result<Tensor> {
+        let shape = lens(&operand.dims);
+        self.operand(operand, &shape)?.broadcast_as(shape)
+    }
+
+    /// All operands over one shape, in which what repeats has length one.
+    pub fn operands(&mut self, node: &Node) -> Result<Vec<Tensor>> {
+        let mut error = None;
+        for shape in self.shapes(node)? {
+            match node.operands.iter().map(|operand| self.operand(operand, &shape)).collect::<Result<Vec<_>>>() {
+                // One at least has the whole shape.
+                Ok(mut operands) => {
+                    if !operands.iter().any(|operand| operand.dims() == shape) {
+                        operands[0] = operands[0].broadcast_as(shape)?;
+                    }
+                    return Ok(operands);
+                }
+                Err(other) => error = Some(other),
+            }
+        }
+        Err(error.unwrap_or_else(|| candle::Error::Msg(format!("{:?} has no operand", node.compute))))
+    }
+
+    /// Shapes over which the operands may be views: those of whole tensors, channels-last ones first, then their own.
+    fn shapes(&mut self, node: &Node) -> Result<Vec<Vec<usize>>> {
+        let mut shapes = Vec::new();
+        for operand in &node.operands {
+            let tensor = self.tensor(operand.value)?;
+            if operand.is_whole(tensor.elem_count() as u64) {
+                let at = if is_channels_last(&tensor) { 0 } else { shapes.len() };
+                shapes.insert(at, tensor.dims().to_vec());
+            }
+        }
+        shapes.extend(node.operands.iter().map(|operand| lens(&operand.dims)));
+        shapes.extend(common(&node.operands));
+        Ok(shapes)
+    }
+
+    /// The result of an operand whose groups of so many neighbours are rows: rows, and their elements in one or more dimensions.
+    pub fn rows(&mut self, operand: &Operand, columns: u64) -> Result<(Tensor, Vec<usize>)> {
+        let whole = self.tensor(operand.value)?;
+        let x = if operand.is_whole(whole.elem_count() as u64) { whole } else { self.own(operand)? };
+        let dims = x.dims().to_vec();
+        for at in (0..dims.len()).rev() {
+            if dims[at..].iter().product::<usize>() as u64 == columns {
+                return Ok((x, (at..dims.len()).collect()));
+            }
+        }
+        let columns = columns as usize;
+        Ok((shaped(&x, &[x.elem_count() / columns.max(1), columns])?, vec![1]))
+    }
+}
+
+pub(super) fn lens(dims: &[Dim]) -> Vec<usize> {
+    dims.iter().map(|dim| dim.len as usize).collect()
+}
+
+/// The longest dimensions that go along with all operands', if they have the same number of elements.
+fn common(operands: &[Operand]) -> Option<Vec<usize>> {
+    let len = operands.first()?.len();
+    let mut steps: Vec<u64> = vec![1];
+    for operand in operands {
+        let mut step = 1u64;
+        for dim in operand.dims.iter().rev() {
+            steps.push(step);
+            step *= dim.len;
+        }
+        if step != len {
+            return None;
+        }
+    }
+    steps.sort_unstable_by(|a, b| b.cmp(a));
+    steps.dedup();
+    let mut above = len;
+    let mut shape = Vec::new();
+    for step in steps {
+        if step == 0 || above % step != 0 {
+            return None;
+        }
+        shape.push((above / step) as usize);
+        above = step;
+    }
+    Some(shape)
+}
+
+/// What a concatenation's operands are along which dimension, if they have one.
+pub(super) fn concat(parts: &[Tensor], rows: u64, widths: &[u64]) -> Option<usize> {
+    let first = parts.first()?;
+    let width = |part: &Tensor, dim: usize| part.dims()[dim..].iter().product::<usize>() as u64;
+    (0..first.rank()).find(|&dim| {
+        let fits = |(part, &of): (&Tensor, &u64)| {
+            part.rank() == first.rank()
+                && part.dims()[..dim] == first.dims()[..dim]
+                && part.dims()[dim + 1..] == first.dims()[dim + 1..]
+                && width(part, dim) == of
+        };
+        first.dims()[..dim].iter().product::<usize>() as u64 == rows && parts.iter().zip(widths).all(fits)
+    })
+}

@@ -1,0 +1,13 @@
+//! Puts other operators in the place of what a module called: computes graphs of values with this library's operators, and holds
+//! the results against double precision.
+//!
+//! Which graphs and which rules is [`opara_plan::rewrite`]'s matter; how the launches of a computed graph take the place of
+//! recorded ones is a device's.
+
+pub(crate) mod accuracy;
+pub(crate) mod evaluate;
+mod evaluation;
+mod operators;
+mod strided;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,287 @@
+//! What a node of a graph computes, by operators on tensors.
+
+use candle::{bail, DType, Result, Tensor, D};
+use opara_plan::rewrite::{Compute, Node, Operand, Step};
+use opara_plan::trace::{Function, Window};
+
+use super::evaluation::{concat, lens, Arithmetic, Evaluation};
+use super::strided::shaped;
+use crate::ops::format::is_channels_last;
+use crate::ops::{self, Activation, ConvConfig, PoolConfig};
+
+/// The result of a node, in some shape.
+pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
+    match &node.compute {
+        Compute::Recorded(function) => recorded(of, node, function),
+        Compute::Concat { rows, widths } => {
+            let parts = node.operands.iter().map(|operand| whole_or_own(of, operand)).collect::<Result<Vec<_>>>()?;
+            if let Some(dim) = concat(&parts, *rows, widths) {
+                return ops::cat(&parts.iter().collect::<Vec<_>>(), dim);
+            }
+            let rows = *rows as usize;
+            let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows, width as usize]));
+            Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
+        }
+        Compute::FusedConvolution { window, steps, relu } => fused_convolution(of, node, window, steps, *relu),
+        Compute::Attention { scale } => attention(of, node, *scale),
+        Compute::Linear { activation } => linear(of, node, activation.as_deref()),
+    }
+}
+
+/// An operand as it lies, if it is a whole value.
+fn whole_or_own(of: &mut Evaluation, operand: &Operand) -> Result<Tensor> {
+    let whole = of.tensor(operand.value)?;
+    if operand.is_whole(whole.elem_count() as u64) {
+        Ok(whole)
+    } else {
+        of.own(operand)
+    }
+}
+
+fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Tensor> {
+    let dtype = of.arithmetic.dtype(node.element);
+    let is_typed = of.arithmetic == Arithmetic::Typed;
+    Ok(match function {
+        Function::Zeros => {
+            // The device is that of any input.
+            let device = of.device()?;
+            Tensor::zeros(node.len as usize, dtype, &device)?
+        }
+        Function::Copy => whole_or_own(of, &node.operands[0])?.to_dtype(dtype)?,
+        Function::Unary(name) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| unary(name, &x[0]))?
+        }
+        Function::Binary(name) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| binary(name, &x[0], &x[1]))?
+        }
+        Function::Affine(factor, summand) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| x[0].affine((*factor).into(), (*summand).into()))?
+        }
+        Function::RowSum(columns) => {
+            let (x, dims) = of.rows(&node.operands[0], *columns)?;
+            x.sum(dims)?
+        }
+        Function::RowMax(columns) => {
+            let (x, _) = of.rows(&node.operands[0], *columns)?;
+            x.reshape(((), *columns as usize))?.max(1)?
+        }
+        Function::RowMin(columns) => {
+            let (x, _) = of.rows(&node.operands[0], *columns)?;
+            x.reshape(((), *columns as usize))?.min(1)?
+        }
+        Function::Softmax(columns) => {
+            let x = rows(of, &node.operands[0], *columns)?;
+            if is_typed {
+                candle_nn::ops::softmax_last_dim(&x)?
+            } else {
+                let e = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
+                e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
+            }
+        }
+        Function::LayerNorm(columns, epsilon) => {
+            let x = rows(of, &node.operands[0], *columns)?;
+            let [weight, bias] = [vector(of, &node.operands[1], *columns)?, vector(of, &node.operands[2], *columns)?];
+            if is_typed {
+                candle_nn::ops::layer_norm(&x, &weight, &bias, *epsilon)?
+            } else {
+                let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+                normalised(&x, *epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias)?
+            }
+        }
+        Function::RmsNorm(columns, epsilon) => {
+            let x = rows(of, &node.operands[0], *columns)?;
+            let weight = vector(of, &node.operands[1], *columns)?;
+            if is_typed {
+                candle_nn::ops::rms_norm(&x, &weight, *epsilon)?
+            } else {
+                normalised(&x, *epsilon)?.broadcast_mul(&weight)?
+            }
+        }
+        Function::Matmul => {
+            let [a, b] = [of.own(&node.operands[0])?, of.own(&node.operands[1])?];
+            // candle takes transposed matrices, but not all views.
+            a.matmul(&b).or_else(|_| a.contiguous()?.matmul(&b.contiguous()?))?
+        }
+        Function::Convolution(window) => {
+            let (x, weight) = convolved(of, node, window)?;
+            convolution(&x.contiguous()?, &weight, window)?
+        }
+        Function::MaxPool(window) => pool(of, node, window, true)?,
+        Function::MeanPool(window) => pool(of, node, window, false)?,
+        Function::Upload | Function::Part => bail!("{function:?} is no value"),
+    })
+}
+
+/// `f` of operands over one shape, in the order in which the channels of images lie.
+fn in_order(operands: &[Tensor], f: impl FnOnce(&[Tensor]) -> Result<Tensor>) -> Result<Tensor> {
+    if !operands.iter().any(is_channels_last) {
+        return f(operands);
+    }
+    let inside = operands.iter().map(|operand| operand.permute((0, 2, 3, 1))).collect::<Result<Vec<_>>>()?;
+    f(&inside)?.permute((0, 3, 1, 2))
+}
+
+fn unary(name: &str, x: &Tensor) -> Result<Tensor> {
+    match name {
+        "sqr" => x.sqr(),
+        "sqrt" => x.sqrt(),
+        "neg" => x.neg(),
+        "abs" => x.abs(),
+        "recip" => x.recip(),
+        "relu" => x.relu(),
+        "exp" => x.exp(),
+        "tanh" => x.tanh(),
+        "silu" => x.silu(),
+        "gelu_erf" => x.gelu_erf(),
+        "gelu" => x.gelu(),
+        "sigmoid" => candle_nn::ops::sigmoid(x),
+        _ => bail!("there is no operator for {name}"),
+    }
+}
+
+fn binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    match name {
+        "add" => x.broadcast_add(y),
+        "sub" => x.broadcast_sub(y),
+        "mul" => x.broadcast_mul(y),
+        "div" => x.broadcast_div(y),
+        "min" => x.broadcast_minimum(y),
+        "max" => x.broadcast_maximum(y),
+        _ => bail!("there is no operator for {name}"),
+    }
+}
+
+/// An operand as contiguous rows of so many elements.
+fn rows(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
+    let x = whole_or_own(of, operand)?;
+    let columns = columns as usize;
+    if x.dims().last() == Some(&columns) {
+        x.contiguous()
+    } else {
+        x.reshape(((), columns))
+    }
+}
+
+/// The vector that a norm multiplies each row by.
+fn vector(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
+    let x = of.operand(operand, &[(operand.len() / columns.max(1)) as usize, columns as usize])?;
+    x.reshape(columns as usize)
+}
+
+fn normalised(x: &Tensor, epsilon: f32) -> Result<Tensor> {
+    let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?;
+    x.broadcast_div(&scale)
+}
+
+/// The operand and the weight of a convolution, `(batch, channels, h, w)` and `(out, channels / groups, kh, kw)`.
+fn convolved(of: &mut Evaluation, node: &Node, window: &Window) -> Result<(Tensor, Tensor)> {
+    let [x, weight] = &node.operands[..2] else { bail!("a convolution has two operands") };
+    let shape = lens(&x.dims);
+    let images = of.operand(x, &shape)?.broadcast_as(&shape[..])?;
+    let [rows, columns] = window.kernel.map(|n| n as usize);
+    let inner = shape[1] / window.groups.max(1) as usize;
+    let out = weight.len() as usize / (inner * rows * columns).max(1);
+    Ok((images, of.operand(weight, &[out, inner, rows, columns])?))
+}
+
+/// candle's own.
+fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
+    let [padding, stride, dilation] =
+        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    let groups = window.groups as usize;
+    if window.kernel[1] == 1 && x.dim(3)? == 1 && padding[1] == 0 {
+        let y = x.squeeze(3)?.conv1d(&weight.squeeze(3)?, padding[0], stride[0], dilation[0], groups)?;
+        return y.unsqueeze(3);
+    }
+    if padding[0] != padding[1] || stride[0] != stride[1] || dilation[0] != dilation[1] {
+        bail!("candle has no convolution over {window:?}")
+    }
+    x.conv2d(weight, padding[0], stride[0], dilation[0], groups)
+}
+
+fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &[Step], relu: bool) -> Result<Tensor> {
+    let (x, weight) = convolved(of, node, window)?;
+    let dtype = x.dtype();
+    let [padding, stride, dilation] =
+        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    if stride[0] != stride[1] || dilation[0] != dilation[1] {
+        bail!("there is no convolution over {window:?}")
+    }
+    // `scale * y + shift` of each channel.
+    let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
+    let plus = |x: Option<Tensor>, by: Tensor| x.map_or(Ok(by.clone()), |x| x + by);
+    for (step, operand) in steps.iter().zip(&node.operands[2..]) {
+        let by = of.constant(operand)?;
+        match step {
+            Step::Add => shift = Some(plus(shift, by)?),
+            Step::Sub => shift = Some(plus(shift, by.neg()?)?),
+            Step::Mul => {
+                shift = shift.map(|shift| &shift * &by).transpose()?;
+                scale = Some(scale.map_or(Ok(by.clone()), |scale| scale * by)?);
+            }
+            Step::Div => {
+                shift = shift.map(|shift| &shift / &by).transpose()?;
+                scale = Some(scale.map_or_else(|| by.recip(), |scale| scale / &by)?);
+            }
+        }
+    }
+    let weight = match scale {
+        Some(scale) => weight.to_dtype(DType::F32)?.broadcast_mul(&scale.reshape(((), 1, 1, 1))?)?.to_dtype(dtype)?,
+        None => weight,
+    };
+    let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    let config = ConvConfig::default()
+        .stride(stride[0])
+        .padding((padding[0], padding[1]))
+        .dilation(dilation[0])
+        .groups(window.groups as usize)
+        .activation(if relu { Activation::Relu } else { Activation::None });
+    ops::conv2d(&x, &weight, bias.as_ref(), &config)
+}
+
+/// Heads beside each other, of one batch.
+fn attention(of: &mut Evaluation, node: &Node, scale: f32) -> Result<Tensor> {
+    let [q, k, v] = [0, 1, 2].map(|at| of.own(&node.operands[at])?.unsqueeze(0));
+    let (q, k) = (q?, k?);
+    let mask = match node.operands.get(3) {
+        Some(mask) => {
+            let (heads, queries, keys) = (q.dim(1)?, q.dim(2)?, k.dim(2)?);
+            let whole = of.operand(mask, &[1, heads, queries, keys]);
+            Some(whole.or_else(|_| of.own(mask)?.reshape((1, heads, queries, keys)))?)
+        }
+        None => None,
+    };
+    ops::attention(&q, &k, &v?, mask.as_ref(), scale.into())
+}
+
+fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {
+    let [x, weight, bias] = [0, 1, 2].map(|at| of.own(&node.operands[at]));
+    let activation = match activation {
+        None => Activation::None,
+        Some("relu") => Activation::Relu,
+        Some("gelu") => Activation::Gelu,
+        Some("gelu_erf") => Activation::GeluErf,
+        Some("silu") => Activation::Silu,
+        Some(name) => bail!("{name} is no activation of a product"),
+    };
+    ops::linear_act(&x?, &weight?.contiguous()?, Some(&bias?.contiguous()?), activation)
+}
+
+/// A pool, which padding is never part of.
+fn pool(of: &mut Evaluation, node: &Node, window: &Window, is_max: bool) -> Result<Tensor> {
+    let operand = &node.operands[0];
+    let shape = lens(&operand.dims);
+    let x = of.operand(operand, &shape)?.broadcast_as(shape)?;
+    let [kernel, stride] = [window.kernel, window.stride].map(|pair| (pair[0] as usize, pair[1] as usize));
+    let is_square = kernel.0 == kernel.1 && stride.0 == stride.1;
+    let config = PoolConfig::new(kernel.0, stride.0);
+    match (is_max, is_square && of.arithmetic == Arithmetic::Typed) {
+        (true, true) => ops::max_pool2d(&x, &config),
+        (false, true) => ops::avg_pool2d(&x, &config),
+        (true, false) => x.max_pool2d_with_stride(kernel, stride),
+        (false, false) => x.avg_pool2d_with_stride(kernel, stride),
+    }
+}

@@ -1,0 +1,172 @@
+//! Graphs are computed on the CPU, and changed ones beside the original.
+
+use candle::{DType, Device, Result, Tensor};
+use opara_plan::rewrite::rules::apply;
+use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
+use opara_plan::trace::{Dim, Element, Function, Window};
+
+use super::evaluate::{evaluate, Arithmetic};
+
+fn input(len: u64, is_weight: bool) -> Input {
+    Input { buffer: 0, element: Element::F32, len, is_weight }
+}
+
+fn operand(value: Value, first: u64, dims: &[(u64, u64)]) -> Operand {
+    Operand { value, first, dims: dims.iter().map(|&(len, stride)| Dim { len, stride }).collect() }
+}
+
+fn node(function: Function, operands: Vec<Operand>, len: u64) -> Node {
+    Node { compute: Compute::Recorded(function), operands, element: Element::F32, len, launches: 1 }
+}
+
+fn numbers(len: u64, seed: f32) -> Result<Tensor> {
+    let x = (Tensor::arange(0f32, len as f32, &Device::Cpu)? * f64::from(seed))?;
+    x.sin()? + 0.1
+}
+
+fn window(padding: u64, groups: u64) -> Window {
+    Window { kernel: [3; 2], padding: [padding; 2], stride: [1; 2], dilation: [1; 2], groups }
+}
+
+/// Relative to the largest element of `b`.
+fn largest_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
+    let flat = |t: &Tensor| t.flatten_all()?.to_dtype(DType::F32);
+    let largest = |t: Tensor| t.abs()?.max(0)?.to_scalar::<f32>();
+    Ok(largest((flat(a)? - flat(b)?)?)? / largest(flat(b)?)?.max(1.))
+}
+
+/// Batch norm and `max(x, 0)` behind a convolution of two images of three channels, then a pool of two of its channels.
+fn convolution_and_norm() -> Graph {
+    let whole = |node: usize| operand(Value::Node(node), 0, &[(2 * 4 * 25, 1)]);
+    let vector = |input: usize| operand(Value::Input(input), 0, &[(2, 0), (4, 1), (25, 0)]);
+    let image = operand(Value::Input(0), 0, &[(2, 75), (3, 25), (5, 5), (5, 1)]);
+    let mut nodes =
+        vec![node(Function::Convolution(window(1, 1)), vec![image, operand(Value::Input(1), 0, &[(108, 1)])], 200)];
+    for (at, name) in ["sub", "div", "mul", "add"].into_iter().enumerate() {
+        nodes.push(node(Function::Binary(name.into()), vec![whole(at), vector(2 + at)], 200));
+    }
+    nodes.push(node(Function::Unary("relu".into()), vec![whole(4)], 200));
+    let pool = Window { kernel: [2; 2], padding: [0; 2], stride: [2; 2], dilation: [1; 2], groups: 1 };
+    let channels = operand(Value::Node(5), 50, &[(2, 100), (2, 25), (5, 5), (5, 1)]);
+    nodes.push(node(Function::MaxPool(pool), vec![channels], 2 * 2 * 4));
+    let weights = [108, 4, 4, 4, 4].map(|len| input(len, true));
+    let inputs = [input(150, false)].into_iter().chain(weights).collect();
+    Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(6), buffer: 9 }] }
+}
+
+#[test]
+fn a_changed_graph_computes_the_same() -> Result<()> {
+    let graph = convolution_and_norm();
+    let lens = [150, 108, 4, 4, 4, 4];
+    let inputs = lens.iter().zip([0.3, 0.7, 0.9, 1.1, 1.3, 1.7]).map(|(&len, seed)| numbers(len, seed));
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    let recorded = &evaluate(&graph, &inputs, Arithmetic::Typed)?[0];
+    let reference = &evaluate(&graph, &inputs, Arithmetic::In(DType::F64))?[0];
+    assert_eq!((recorded.dtype(), reference.dtype()), (DType::F32, DType::F64));
+    assert!(largest_difference(recorded, reference)? < 1e-5);
+
+    // The same by candle's operators, written down by hand.
+    let x = inputs[0].reshape((2, 3, 5, 5))?;
+    let vectors: Vec<Tensor> = inputs[2..].iter().map(|v| v.reshape((1, 4, 1, 1))).collect::<Result<_>>()?;
+    let y = x.conv2d(&inputs[1].reshape((4, 3, 3, 3))?, 1, 1, 1, 1)?.broadcast_sub(&vectors[0])?;
+    let y = y.broadcast_div(&vectors[1])?.broadcast_mul(&vectors[2])?.broadcast_add(&vectors[3])?.relu()?;
+    let expected = y.narrow(1, 2, 2)?.contiguous()?.max_pool2d(2)?;
+    assert!(largest_difference(recorded, &expected)? < 1e-5);
+
+    for without in [&[][..], &["convolution-norm"], &["convolution"]] {
+        let mut changed = graph.clone();
+        apply(&mut changed, without);
+        let got = &evaluate(&changed, &inputs, Arithmetic::Typed)?[0];
+        assert!(largest_difference(got, &expected)? < 1e-4, "without {without:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn one_convolution_a_group_computes_the_same_as_one_of_all() -> Result<()> {
+    const GROUPS: u64 = 4;
+    let whole = |node: u64| operand(Value::Node(node as usize), 0, &[(2, 25), (25, 1)]);
+    let mut nodes = Vec::new();
+    for group in 0..GROUPS {
+        let image = operand(Value::Input(0), group * 25, &[(2, 100), (1, 25), (5, 5), (5, 1)]);
+        let weight = operand(Value::Input(1), group * 9, &[(9, 1)]);
+        nodes.push(node(Function::Convolution(window(1, 1)), vec![image, weight], 50));
+    }
+    let concat = Compute::Concat { rows: 2, widths: vec![25; GROUPS as usize] };
+    let operands = (0..GROUPS).map(whole).collect();
+    nodes.push(Node { compute: concat, operands, element: Element::F32, len: 200, launches: 4 });
+    let graph = Graph {
+        inputs: vec![input(200, false), input(36, true)],
+        nodes,
+        outputs: vec![Output { value: Value::Node(4), buffer: 9 }],
+    };
+    let inputs = [numbers(200, 0.7)?, numbers(36, 1.3)?];
+    let x = inputs[0].reshape((2, 4, 5, 5))?;
+    let expected = x.conv2d(&inputs[1].reshape((4, 1, 3, 3))?, 1, 1, 1, 4)?;
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]).len(), 1);
+    for graph in [graph, changed] {
+        assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_and_products_are_computed_on_views() -> Result<()> {
+    // Attention of two heads, as candle reads them from one product of 6 tokens.
+    let q = operand(Value::Input(0), 0, &[(2, 4), (6, 24), (4, 1)]);
+    let k = operand(Value::Input(0), 8, &[(2, 4), (4, 1), (6, 24)]);
+    let v = operand(Value::Input(0), 16, &[(2, 4), (6, 24), (4, 1)]);
+    let scores = |node| operand(Value::Node(node), 0, &[(72, 1)]);
+    let nodes = vec![
+        node(Function::Matmul, vec![q, k], 72),
+        node(Function::Affine(0.5, 0.), vec![scores(0)], 72),
+        node(Function::Softmax(6), vec![scores(1)], 72),
+        node(Function::Matmul, vec![operand(Value::Node(2), 0, &[(2, 36), (6, 6), (6, 1)]), v], 48),
+        // Heads side by side again.
+        node(Function::Copy, vec![operand(Value::Node(3), 0, &[(6, 4), (2, 24), (4, 1)])], 48),
+        node(Function::RowSum(8), vec![operand(Value::Node(4), 0, &[(48, 1)])], 6),
+    ];
+    let graph =
+        Graph { inputs: vec![input(144, false)], nodes, outputs: vec![Output { value: Value::Node(5), buffer: 9 }] };
+    let x = numbers(144, 0.7)?;
+    let heads = x.reshape((6, 3, 2, 4))?.permute((1, 2, 0, 3))?.contiguous()?;
+    let scores = (heads.get(0)?.matmul(&heads.get(1)?.t()?)? * 0.5)?;
+    let y = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&heads.get(2)?)?;
+    let expected = y.permute((1, 0, 2))?.contiguous()?.reshape((6, 8))?.sum(1)?;
+    let x = [x];
+    for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
+        let got = &evaluate(&graph, &x, arithmetic)?[0];
+        assert!(largest_difference(got, &expected)? < 1e-5);
+    }
+    // The same as one operator, with its keys as rows.
+    let heads = |first: u64| operand(Value::Input(0), first, &[(2, 4), (6, 24), (4, 1)]);
+    let mut changed = graph.clone();
+    changed.nodes[3].compute = Compute::Attention { scale: 0.5 };
+    changed.nodes[3].operands = vec![heads(0), heads(8), heads(16)];
+    assert!(largest_difference(&evaluate(&changed, &x, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn a_product_with_what_follows_computes_the_same() -> Result<()> {
+    let whole = |node: usize| operand(Value::Node(node), 0, &[(15, 1)]);
+    let x = operand(Value::Input(0), 0, &[(1, 0), (5, 8), (8, 1)]);
+    let weight = operand(Value::Input(1), 0, &[(1, 0), (8, 1), (3, 8)]);
+    let nodes = vec![
+        node(Function::Matmul, vec![x, weight], 15),
+        node(Function::Binary("add".into()), vec![whole(0), operand(Value::Input(2), 0, &[(5, 0), (3, 1)])], 15),
+        node(Function::Unary("gelu_erf".into()), vec![whole(1)], 15),
+    ];
+    let inputs = vec![input(40, false), input(24, true), input(3, true)];
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(2), buffer: 9 }] };
+    let inputs = [numbers(40, 0.7)?, numbers(24, 1.3)?, numbers(3, 0.9)?];
+    let y = inputs[0].reshape((5, 8))?.matmul(&inputs[1].reshape((3, 8))?.t()?)?;
+    let expected = y.broadcast_add(&inputs[2])?.gelu_erf()?;
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]).len(), 2);
+    for graph in [graph, changed] {
+        assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    }
+    Ok(())
+}

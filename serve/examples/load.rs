@@ -1,0 +1,184 @@
+//! Puts load on a server of `/v1/embeddings` on this machine: throughput and latencies at rising concurrency.
+//!
+//!     cargo run --release -p opara-serve --example load -- --url http://127.0.0.1:8000 --model bert
+//!
+//! Each of so many clients sends one text, waits for the answer and sends the next one. Lengths are log-normal, as those of
+//! real texts are: a median of 48 words, at least 8 and at most `--longest`. With `--in-process` the same texts go through an
+//! embedder without a server, in batches as they come: what the server can reach at best.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use candle::{DType, Device};
+use clap::Parser;
+use opara_serve::batch::{Buckets, Engine};
+use opara_serve::embed::{Size, TextModel};
+use serde_json::json;
+
+/// Median of lengths in words, and the deviation of their logarithm.
+const MEDIAN: f64 = 48.;
+const DEVIATION: f64 = 0.9;
+
+const WORDS: [&str; 24] = [
+    "the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "water", "people", "time", "year", "world", "city",
+    "house", "music", "paper", "market", "river", "light", "story", "music",
+];
+
+/// Puts load on a server on this machine.
+#[derive(Parser)]
+struct Args {
+    /// The server; its host must be this machine.
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    url: String,
+
+    /// The model to name.
+    #[arg(long, default_value = "bert")]
+    model: String,
+
+    /// Clients at a time, step by step.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64, 256])]
+    clients: Vec<usize>,
+
+    /// Seconds of a step, after one more for warming up.
+    #[arg(long, default_value_t = 5.)]
+    seconds: f64,
+
+    /// Requests of a step at most.
+    #[arg(long, default_value_t = 200_000)]
+    requests: usize,
+
+    /// Words of the longest text.
+    #[arg(long, default_value_t = 500)]
+    longest: usize,
+
+    /// Ask for vectors in base64, as OpenAI's own client does.
+    #[arg(long)]
+    base64: bool,
+
+    /// Run an embedder without a server instead, on GPU 0 or the CPU.
+    #[arg(long)]
+    in_process: bool,
+
+    /// With `--in-process`: run on the CPU.
+    #[arg(long)]
+    cpu: bool,
+
+    /// With `--in-process`: size of the model with random weights.
+    #[arg(long, value_enum, default_value = "base")]
+    size: Size,
+
+    /// With `--in-process`: a checkpoint's folder.
+    #[arg(long)]
+    folder: Option<std::path::PathBuf>,
+
+    /// With `--in-process`: type of weights and activations.
+    #[arg(long, default_value = "f32")]
+    dtype: String,
+}
+
+/// Texts of seeded lengths and words, the same in every run.
+fn texts(longest: usize) -> Vec<String> {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let text = |_| {
+        // Box and Muller's way to a normal number.
+        let normal = (-2. * (1. - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
+        let words = (MEDIAN * (DEVIATION * normal).exp()).round().clamp(8., longest as f64) as usize;
+        (0..words).map(|_| WORDS[rng.usize(..WORDS.len())]).collect::<Vec<_>>().join(" ")
+    };
+    (0..4_096).map(text).collect()
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let texts = texts(args.longest);
+    let mut lengths: Vec<usize> = texts.iter().map(|text| text.split(' ').count()).collect();
+    lengths.sort_unstable();
+    let at = |share: f64| lengths[((lengths.len() - 1) as f64 * share) as usize];
+    println!("words of a text: median {}, 90 % {}, 99 % {}, longest {}", at(0.5), at(0.9), at(0.99), at(1.));
+    if args.in_process {
+        return in_process(&args, &texts);
+    }
+    let host = args.url.strip_prefix("http://").context("the url must start with http://")?;
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    ensure!(["127.0.0.1", "localhost", "[::1]"].contains(&host), "{host} is not this machine");
+    println!("{:>8} {:>10} {:>12} {:>9} {:>9} {:>7}", "clients", "texts/s", "words/s", "p50, ms", "p99, ms", "errors");
+    args.clients.iter().try_for_each(|&clients| step(&args, &texts, clients))
+}
+
+/// One step: so many clients for some seconds, a thread each.
+fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
+    let url = format!("{}/v1/embeddings", args.url);
+    let format = if args.base64 { "base64" } else { "float" };
+    let body = |text: &String| json!({"model": args.model, "input": text, "encoding_format": format}).to_string();
+    let bodies: Vec<(String, usize)> = texts.iter().map(|text| (body(text), text.split(' ').count())).collect();
+    let (next, errors) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let begin = Instant::now() + Duration::from_secs(1);
+    let end = begin + Duration::from_secs_f64(args.seconds);
+    let client = || {
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let mut times = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let start = Instant::now();
+            if start >= end || index >= args.requests {
+                return anyhow::Ok(times);
+            }
+            let (body, words) = &bodies[index % bodies.len()];
+            let mut reply = agent.post(&url).header("content-type", "application/json").send(body)?;
+            reply.body_mut().read_to_vec()?;
+            match reply.status().is_success() {
+                _ if start < begin => {}
+                true => times.push((start.elapsed(), *words)),
+                false => _ = errors.fetch_add(1, Ordering::Relaxed),
+            }
+        }
+    };
+    let mut times = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        let times = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
+        Ok(times.collect::<Result<Vec<_>>>()?.concat())
+    })
+    .and_then(
+        |times: Vec<(Duration, usize)>| if times.is_empty() { bail!("no request was answered") } else { Ok(times) },
+    )?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let words: usize = times.iter().map(|(_, words)| words).sum();
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].0.as_secs_f64() * 1e3;
+    let (rate, words) = (times.len() as f64 / seconds, words as f64 / seconds);
+    let errors = errors.into_inner();
+    println!("{clients:>8} {rate:>10.1} {words:>12.0} {:>9.2} {:>9.2} {errors:>7}", at(0.5), at(0.99));
+    Ok(())
+}
+
+/// The same texts without a server: in batches of 32 within 8,192 tokens, sorted by length within 256 texts, as a full
+/// queue lets the server do it.
+fn in_process(args: &Args, texts: &[String]) -> Result<()> {
+    let device = if args.cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
+    let dtype: DType = args.dtype.parse()?;
+    let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?.cut(true);
+    let limit = model.limit();
+    let (batches, lengths, tokens) = if args.cpu {
+        (vec![1, 4], vec![32, 128], 512)
+    } else {
+        (vec![1, 2, 4, 8, 16, 32], vec![16, 32, 64, 128, 256], 8_192)
+    };
+    let buckets = Buckets::new(batches, lengths.into_iter().filter(|&length| length < limit).chain([limit]), tokens)?;
+    let embedder = model.embedder(&device, dtype, &buckets)?;
+    for bucket in buckets.iter() {
+        embedder.prepare(bucket)?;
+    }
+    let (start, mut done, mut words) = (Instant::now(), 0, 0);
+    for texts in texts.chunks(256).cycle() {
+        if start.elapsed().as_secs_f64() > args.seconds {
+            break;
+        }
+        embedder.embed(texts)?;
+        done += texts.len();
+        words += texts.iter().map(|text| text.split(' ').count()).sum::<usize>();
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    println!("in process: {:.1} texts/s, {:.0} words/s", done as f64 / seconds, words as f64 / seconds);
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! The vectors of some texts by an embedder in this process, as JSON: what a server's answers are compared with.
+//!
+//!     cargo run --release -p opara-serve --example vectors -- --folder DIR
+//!
+//! Each text is alone in its batch, in the buckets that the server has on a CPU.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use candle::{DType, Device};
+use clap::Parser;
+use opara_serve::batch::Buckets;
+use opara_serve::embed::{Size, TextModel};
+use serde_json::json;
+
+/// Embeds texts in this process.
+#[derive(Parser)]
+struct Args {
+    /// A checkpoint's folder.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+
+    /// Size of the model with random weights.
+    #[arg(long, value_enum, default_value = "base")]
+    size: Size,
+
+    /// Texts; some of several lengths by default.
+    texts: Vec<String>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?;
+    let limit = model.limit();
+    let lengths = [32, 128].into_iter().filter(|&length| length < limit).chain([limit]);
+    let embedder = model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1], lengths, 512)?)?;
+    let mut texts = args.texts;
+    if texts.is_empty() {
+        let long = "On Sundays a fresh loaf comes out of her oven. ".repeat(4);
+        texts =
+            ["A cat sleeps on the warm windowsill.", "Ünïcödé, 日本語, ✓", "a", long.trim()].map(String::from).to_vec();
+    }
+    let vectors = texts.iter().map(|text| Ok(embedder.embed(&[text])?.remove(0))).collect::<Result<Vec<_>>>()?;
+    println!("{}", json!({"texts": texts, "vectors": vectors}));
+    Ok(())
+}

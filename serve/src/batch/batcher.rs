@@ -1,0 +1,295 @@
+//! The batcher: a queue and the threads that empty it.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::call::{Call, Pending};
+use super::queue::Queue;
+use super::{worker, Bucket, Buckets, Engine, EngineError, Error, Health, Metrics, Result};
+
+/// What a [`Batcher`] is told beside its engines and buckets.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Rows that may wait. Default: 1,024.
+    pub queue_rows: usize,
+    /// Threads of each engine. With two, a GPU runs one batch while the other's answers are read and its rows are padded.
+    /// Default: 1.
+    pub in_flight: usize,
+    /// Where batches are counted.
+    pub metrics: Metrics,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { queue_rows: 1_024, in_flight: 1, metrics: Metrics::default() }
+    }
+}
+
+impl Settings {
+    /// Sets [`queue_rows`](Self::queue_rows).
+    pub fn queue_rows(mut self, rows: usize) -> Self {
+        self.queue_rows = rows;
+        self
+    }
+
+    /// Sets [`in_flight`](Self::in_flight), at least 1.
+    pub fn in_flight(mut self, threads: usize) -> Self {
+        self.in_flight = threads.max(1);
+        self
+    }
+
+    /// Sets [`metrics`](Self::metrics).
+    pub fn metrics(mut self, metrics: Metrics) -> Self {
+        self.metrics = metrics;
+        self
+    }
+}
+
+/// Rows that are asked for together.
+#[derive(Debug, Clone)]
+pub struct Job<R> {
+    rows: Vec<R>,
+    client: u64,
+    deadline: Option<Instant>,
+}
+
+impl<R> Job<R> {
+    /// These rows.
+    pub fn of(rows: impl IntoIterator<Item = R>) -> Self {
+        Self { rows: rows.into_iter().collect(), client: 0, deadline: None }
+    }
+
+    /// Whose they are: clients take turns. Default: 0.
+    pub fn client(mut self, client: u64) -> Self {
+        self.client = client;
+        self
+    }
+
+    /// When the answer is worth nothing any more. Default: never.
+    pub fn deadline(mut self, deadline: Instant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+}
+
+/// A row that waits.
+pub(super) struct Waiting<E: Engine> {
+    pub row: E::Row,
+    pub lane: usize,
+    /// Which row of its request.
+    pub index: usize,
+    pub call: Arc<Call<E::Answer>>,
+    pub since: Instant,
+    /// Whether a device was lost on it.
+    pub is_retried: bool,
+}
+
+/// What the threads share.
+pub(super) struct Shared<E: Engine> {
+    pub engines: Vec<E>,
+    pub buckets: Buckets,
+    pub settings: Settings,
+    state: Mutex<State<E>>,
+    work: Condvar,
+}
+
+struct State<E: Engine> {
+    queue: Queue<Waiting<E>>,
+    is_draining: bool,
+    workers: usize,
+    /// Seconds of a row in a batch, of late.
+    seconds_a_row: f64,
+}
+
+/// Batches rows of many requests; see the [module](super).
+///
+/// Dropping it ends its threads once all requests that it has taken are answered. [`drain`](Self::drain) waits for that.
+pub struct Batcher<E: Engine> {
+    shared: Arc<Shared<E>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl<E: Engine> Batcher<E> {
+    /// Starts the workers: [`Settings::in_flight`] threads for each engine, of which there is one a device.
+    pub fn start(engines: impl IntoIterator<Item = E>, buckets: Buckets, settings: Settings) -> Self {
+        let engines: Vec<E> = engines.into_iter().collect();
+        let workers = engines.len() * settings.in_flight;
+        let state = State { queue: Queue::new(buckets.lanes()), is_draining: false, workers, seconds_a_row: 0. };
+        settings.metrics.workers.set(workers as i64);
+        let shared = Arc::new(Shared { engines, buckets, settings, state: Mutex::new(state), work: Condvar::new() });
+        let start = |worker: usize| {
+            let shared = shared.clone();
+            std::thread::spawn(move || worker::run(&shared, worker / shared.settings.in_flight))
+        };
+        let threads = Mutex::new((0..workers).map(start).collect());
+        Self { shared, threads }
+    }
+
+    /// Builds every bucket on every engine, and tells `progress` how many of how many are done. Before that, the first batch
+    /// of a bucket takes as long as its building.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn warm_up(&self, mut progress: impl FnMut(Bucket, usize, usize)) -> Result<(), EngineError> {
+        let Shared { engines, buckets, .. } = &*self.shared;
+        let all = engines.len() * buckets.len();
+        let pairs = engines.iter().flat_map(|engine| buckets.iter().map(move |bucket| (engine, bucket)));
+        for (done, (engine, bucket)) in pairs.enumerate() {
+            engine.prepare(bucket)?;
+            progress(bucket, done + 1, all);
+        }
+        Ok(())
+    }
+
+    /// Puts rows into the queue: all of them, or none.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::TooManyRows`], [`Error::Full`], [`Error::Draining`] and [`Error::NoDevice`], at once; all
+    /// others come from [`Pending`].
+    pub fn submit(&self, job: Job<E::Row>) -> Result<Pending<E::Answer>> {
+        let Shared { engines, buckets, settings, .. } = &*self.shared;
+        let Some(engine) = engines.first() else { return Err(Error::NoDevice) };
+        if job.rows.len() > settings.queue_rows {
+            return Err(Error::TooManyRows { rows: job.rows.len(), limit: settings.queue_rows });
+        }
+        let lane = |(row, content): (usize, &E::Row)| {
+            let length = engine.length(content);
+            buckets.lane(length).ok_or(Error::TooLong { row, length, limit: buckets.longest() })
+        };
+        let lanes = job.rows.iter().enumerate().map(lane).collect::<Result<Vec<_>>>()?;
+        let (call, pending) = Call::new(job.rows.len(), job.deadline);
+        let (call, since) = (Arc::new(call), Instant::now());
+
+        let mut state = self.shared.state.lock();
+        if state.is_draining {
+            return Err(Error::Draining);
+        }
+        if state.workers == 0 {
+            return Err(Error::NoDevice);
+        }
+        if state.queue.len() + job.rows.len() > settings.queue_rows {
+            state.queue.purge(|waiting| waiting.call.is_over(since));
+        }
+        if state.queue.len() + job.rows.len() > settings.queue_rows {
+            return Err(Error::Full { retry_after: state.retry_after() });
+        }
+        for (index, (row, lane)) in job.rows.into_iter().zip(lanes).enumerate() {
+            let waiting = Waiting { row, lane, index, call: call.clone(), since, is_retried: false };
+            state.queue.push(lane, job.client, buckets.length(lane) as u64, waiting);
+        }
+        settings.metrics.queue.set(state.queue.len() as i64);
+        drop(state);
+        self.shared.work.notify_all();
+        Ok(pending)
+    }
+
+    /// Whether requests are taken.
+    pub fn is_ready(&self) -> bool {
+        let state = self.shared.state.lock();
+        !state.is_draining && state.workers > 0
+    }
+
+    /// Whether the device of every engine is lost.
+    pub fn is_lost(&self) -> bool {
+        self.shared.state.lock().workers == 0
+    }
+
+    /// Rows that wait for a worker.
+    pub fn queued(&self) -> usize {
+        self.shared.state.lock().queue.len()
+    }
+
+    /// The shapes of its batches.
+    pub fn buckets(&self) -> &Buckets {
+        &self.shared.buckets
+    }
+
+    /// What its engines say of themselves, added up.
+    pub fn health(&self) -> Health {
+        let mut sum = Health::default();
+        for health in self.shared.engines.iter().map(|engine| engine.health(&self.shared.buckets)) {
+            sum.built += health.built;
+            sum.eager.extend(health.eager);
+            sum.rechecks += health.rechecks;
+            sum.mismatches += health.mismatches;
+        }
+        sum
+    }
+
+    /// Takes no more requests, answers those that it has taken, and ends its threads. Blocks until that is done.
+    pub fn drain(&self) {
+        self.close();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            // A worker catches panics of its engine.
+            let _ = thread.join();
+        }
+    }
+
+    /// Takes no more requests; threads end once the queue is empty.
+    fn close(&self) {
+        self.shared.state.lock().is_draining = true;
+        self.shared.work.notify_all();
+    }
+}
+
+impl<E: Engine> Drop for Batcher<E> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<E: Engine> Shared<E> {
+    /// The next batch, once there is one; `None` if the batcher drains and nothing is left.
+    pub fn next(&self) -> Option<(Bucket, Vec<Waiting<E>>)> {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let batch = state.queue.take(&self.buckets, |waiting| waiting.call.is_over(now));
+            self.settings.metrics.queue.set(state.queue.len() as i64);
+            match batch {
+                Some(batch) => return Some(batch),
+                None if state.is_draining => return None,
+                None => self.work.wait(&mut state),
+            }
+        }
+    }
+
+    /// Notes how long a batch took.
+    pub fn took(&self, rows: usize, time: Duration) {
+        let mut state = self.state.lock();
+        let latest = time.as_secs_f64() / (rows * state.workers.max(1)) as f64;
+        // An eighth of the latest, so that some ten batches decide.
+        state.seconds_a_row += (latest - state.seconds_a_row) / if state.seconds_a_row > 0. { 8. } else { 1. };
+    }
+
+    /// Ends a worker whose device is lost. Its rows go to another device, once. Without one, every row that waits fails.
+    pub fn lose_worker(&self, rows: Vec<Waiting<E>>, error: &EngineError) {
+        let mut state = self.state.lock();
+        state.workers -= 1;
+        self.settings.metrics.workers.set(state.workers as i64);
+        for waiting in rows {
+            match state.workers > 0 && !waiting.is_retried {
+                true => state.queue.push_front(waiting.lane, Waiting { is_retried: true, ..waiting }),
+                false => waiting.call.fail(Error::Engine(error.clone())),
+            }
+        }
+        if state.workers == 0 {
+            state.queue.drain().for_each(|waiting| waiting.call.fail(Error::NoDevice));
+        }
+        drop(state);
+        self.work.notify_all();
+    }
+}
+
+impl<E: Engine> State<E> {
+    /// The time that the queue takes, in whole seconds, from 1 to 60.
+    fn retry_after(&self) -> Duration {
+        let seconds = self.seconds_a_row * self.queue.len() as f64;
+        Duration::from_secs(seconds.ceil().clamp(1., 60.) as u64)
+    }
+}

@@ -1,0 +1,92 @@
+//! What a worker runs batches on.
+
+use super::{Bucket, Buckets};
+
+/// Runs batches of one model on one device.
+///
+/// Several threads may run batches of one engine at the same time ([`Settings::in_flight`](super::Settings::in_flight)).
+pub trait Engine: Send + Sync + 'static {
+    /// What a client asks one answer for.
+    type Row: Send + Sync + 'static;
+    /// The answer of one row.
+    type Answer: Send + 'static;
+
+    /// Tokens of a row; 1 where rows have no length.
+    fn length(&self, row: &Self::Row) -> usize;
+
+    /// Runs rows, at most `bucket.batch` of at most `bucket.length` tokens each, padded to the bucket. Gives one answer a
+    /// row, in their order.
+    ///
+    /// # Errors
+    /// Fails every request that has one of these rows.
+    fn run(&self, bucket: Bucket, rows: &[&Self::Row]) -> Result<Vec<Self::Answer>, EngineError>;
+
+    /// Builds what this bucket needs, so that its first batch is as fast as later ones.
+    ///
+    /// # Errors
+    /// Those of building.
+    fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
+        let _ = bucket;
+        Ok(())
+    }
+
+    /// What an operator watches. By default nothing is known.
+    fn health(&self, buckets: &Buckets) -> Health {
+        let _ = buckets;
+        Health::default()
+    }
+}
+
+/// What an operator watches of an engine.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Health {
+    /// Buckets that are answered by a plan.
+    pub built: usize,
+    /// Buckets that run eagerly, and why.
+    pub eager: Vec<(Bucket, String)>,
+    /// Calls that were compared with the module.
+    pub rechecks: u64,
+    /// How many of those differed.
+    pub mismatches: u64,
+}
+
+/// Why an engine gave no answers.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct EngineError {
+    message: String,
+    is_fatal: bool,
+}
+
+impl EngineError {
+    /// A failure that later batches need not meet.
+    pub fn new(error: impl ToString) -> Self {
+        Self { message: error.to_string(), is_fatal: false }
+    }
+
+    /// A failure that every later batch meets, such as a lost device. The worker ends; its rows go to another device.
+    pub fn fatal(error: impl ToString) -> Self {
+        Self { message: error.to_string(), is_fatal: true }
+    }
+
+    /// Whether every later batch fails, too.
+    pub fn is_fatal(&self) -> bool {
+        self.is_fatal
+    }
+}
+
+impl From<opara_candle::Error> for EngineError {
+    fn from(error: opara_candle::Error) -> Self {
+        match error {
+            opara_candle::Error::DeviceLost { .. } => Self::fatal(error),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<candle::Error> for EngineError {
+    fn from(error: candle::Error) -> Self {
+        opara_candle::Error::from(error).into()
+    }
+}

@@ -1,0 +1,28 @@
+//! Texts to vectors: tokenizer, BERT, pooling, and an executor with a plan for each bucket.
+//!
+//! ```
+//! use candle::{DType, Device};
+//! use opara_serve::batch::Buckets;
+//! use opara_serve::embed::{Size, TextModel};
+//!
+//! let model = TextModel::random(Size::Tiny, 7);
+//! let embedder = model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1, 2], [16], 32)?)?;
+//! let vectors = embedder.embed(&["a cat sleeps", "streams run kernels side by side", "bread"])?;
+//! assert_eq!((vectors.len(), vectors[0].len()), (3, embedder.width()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! An [`Embedder`] is an [`Engine`](crate::batch::Engine), so that a [`Batcher`](crate::batch::Batcher) can run it for many
+//! clients; [`Embedder::embed`] runs it for one caller, who has many texts.
+
+mod embedder;
+mod error;
+mod pooling;
+mod text_model;
+mod tokenizer;
+
+pub use embedder::Embedder;
+pub use error::{EmbedError, Result};
+pub use pooling::Pooling;
+pub use text_model::{Size, TextModel};
+pub use tokenizer::TextTokenizer;

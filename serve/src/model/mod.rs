@@ -1,0 +1,85 @@
+//! Models as the protocols see them: tensors by name in, tensors by name out.
+
+mod embedding;
+mod failure;
+mod models;
+mod tensor;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Instant;
+
+pub use embedding::EmbeddingModel;
+pub use failure::{Failure, Kind};
+pub use models::{Loader, Models, State};
+pub(crate) use tensor::checked_shape;
+pub use tensor::{Datatype, Tensor, TensorSpec, Values};
+
+use crate::batch::Health;
+
+/// Result of this module's functions.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// A future on the heap, so that models of all kinds fit into one map.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Whose a request is, and until when its answer is worth something.
+#[derive(Debug, Clone, Copy)]
+pub struct Context {
+    /// Clients take turns.
+    pub client: u64,
+    /// When the server gives up.
+    pub deadline: Instant,
+}
+
+/// Texts, or texts as token ids.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Texts {
+    /// UTF-8.
+    Plain(Vec<String>),
+    /// Token ids of the model's vocabulary.
+    Tokens(Vec<Vec<u32>>),
+}
+
+/// Vectors of texts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// One a text, in the order of the texts.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all texts.
+    pub tokens: usize,
+}
+
+/// A model that is served. What only some kinds of models do has a default that says so; text generation will be one more
+/// such method, which answers with a stream.
+pub trait Model: Send + Sync + 'static {
+    /// Inputs that it takes.
+    fn inputs(&self) -> Vec<TensorSpec>;
+
+    /// Outputs that it has.
+    fn outputs(&self) -> Vec<TensorSpec>;
+
+    /// What it computes, as the metadata's `platform`.
+    fn platform(&self) -> &'static str;
+
+    /// All outputs of a request.
+    fn infer(&self, inputs: Vec<Tensor>, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>>;
+
+    /// Vectors of texts.
+    fn embed(&self, texts: Texts, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
+        let _ = (texts, context);
+        Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })
+    }
+
+    /// Whether it takes requests.
+    fn is_ready(&self) -> bool;
+
+    /// Whether it will never again: its devices are lost to this process.
+    fn is_lost(&self) -> bool;
+
+    /// What an operator watches.
+    fn health(&self) -> Health;
+
+    /// Takes no more requests, and returns when those that it has taken are answered.
+    fn drain(&self);
+}

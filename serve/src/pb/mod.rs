@@ -1,0 +1,5 @@
+//! The messages, the service and the client of the Open Inference Protocol over gRPC. Generated from `proto/` by `gen/`.
+
+#![allow(missing_docs, clippy::all, reason = "it is generated")]
+
+include!("inference.rs");

@@ -1,0 +1,20 @@
+//! The protocols: each turns its requests into tensors or texts, and answers and failures into its own messages.
+
+pub mod oip_grpc;
+pub mod oip_http;
+mod oip_json;
+pub mod openai;
+mod raw;
+mod service;
+
+pub(crate) use service::Client;
+pub use service::{Limits, Service};
+
+/// Name and version in the metadata of the server.
+pub const NAME: &str = "opara-serve";
+/// The version of this crate.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Extensions of the Open Inference Protocol that are offered.
+pub const EXTENSIONS: [&str; 2] = ["binary_tensor_data", "model_repository"];
+/// The one version that every model has.
+pub const MODEL_VERSION: &str = "1";

@@ -1,0 +1,160 @@
+//! OpenAI's `/v1/embeddings`, and the list of models that its clients ask for.
+
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use base64::prelude::{Engine as _, BASE64_STANDARD};
+use serde::{Deserialize, Serialize};
+use serde_json::{json, Value};
+
+use crate::batch::Stage;
+use crate::model::{Embeddings, Failure, Kind, Result, Texts};
+
+use super::oip_http::{retry_after, status};
+use super::service::{Client, Service};
+
+const PROTOCOL: &str = "openai";
+
+/// All paths below `/v1`.
+pub fn router(service: Service) -> Router {
+    Router::new()
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(model))
+        .with_state(service)
+}
+
+/// Fields that are not here, such as `user`, are ignored.
+#[derive(Debug, Deserialize)]
+struct Body {
+    model: String,
+    input: Input,
+    #[serde(default)]
+    encoding_format: Format,
+    #[serde(default)]
+    dimensions: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "`input` must be a string, a list of strings, a list of tokens or a list of such lists")]
+enum Input {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    Rows(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Float,
+    Base64,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    object: &'static str,
+    data: Vec<Item<'a>>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Item<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Vector<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector<'a> {
+    Floats(&'a [f32]),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+async fn embeddings(State(service): State<Service>, request: Request) -> Response {
+    let result = embedded(&service, request).await;
+    service.count(PROTOCOL, &result);
+    result.unwrap_or_else(|failure| refusal(&failure))
+}
+
+async fn embedded(service: &Service, request: Request) -> Result<Response> {
+    let (parts, body) = request.into_parts();
+    let bytes = service.body(&parts, body).await?;
+    let body: Body = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::invalid(format!("the body is not a request for embeddings: {error}")))?;
+    let context = service.context(parts.extensions.get::<Client>(), None)?;
+    let texts = match body.input {
+        Input::Text(text) => Texts::Plain(vec![text]),
+        Input::Texts(texts) => Texts::Plain(texts),
+        Input::Tokens(tokens) => Texts::Tokens(vec![tokens]),
+        Input::Rows(rows) => Texts::Tokens(rows),
+    };
+    if matches!(&texts, Texts::Plain(texts) if texts.is_empty()) {
+        return Err(Failure::invalid("`input` is empty"));
+    }
+    if body.dimensions.is_some() {
+        let width = service.model(&body.model, "")?.outputs().first().and_then(|spec| spec.shape.last().copied());
+        if width != body.dimensions.map(|n| n as i64) {
+            let message = format!("this model's vectors have {} dimensions and no others", width.unwrap_or(0));
+            return Err(Failure::invalid(message));
+        }
+    }
+    let Embeddings { vectors, tokens } = service.embed(&body.model, texts, context).await?;
+    let vector =
+        |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    let item = |(index, floats)| Item {
+        object: "embedding",
+        index,
+        embedding: match body.encoding_format {
+            Format::Float => Vector::Floats(floats),
+            Format::Base64 => Vector::Base64(vector(floats)),
+        },
+    };
+    service.registry.model(&body.model).timed(Stage::Respond, || {
+        let data = vectors.iter().map(Vec::as_slice).enumerate().map(item).collect();
+        let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
+        let answer = Answer { object: "list", data, model: &body.model, usage };
+        Ok(Json(answer).into_response())
+    })
+}
+
+async fn models(State(service): State<Service>) -> Json<Value> {
+    let all: Vec<Value> = service.models.states().map(|(name, _)| told(name)).collect();
+    Json(json!({"object": "list", "data": all}))
+}
+
+async fn model(State(service): State<Service>, Path(name): Path<String>) -> Response {
+    match service.models.state(&name) {
+        Ok(_) => Json(told(&name)).into_response(),
+        Err(failure) => refusal(&failure),
+    }
+}
+
+fn told(name: &str) -> Value {
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "opara-serve"})
+}
+
+/// A failure as this protocol says it.
+pub(crate) fn refusal(failure: &Failure) -> Response {
+    let (class, code) = match failure.kind {
+        Kind::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
+        Kind::NotFound => ("invalid_request_error", Some("model_not_found")),
+        Kind::Full => ("rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Deadline | Kind::Unavailable | Kind::Internal => ("server_error", None),
+        _ => ("invalid_request_error", None),
+    };
+    let error = json!({"error": {"message": failure.message, "type": class, "param": null, "code": code}});
+    let mut response = (status(failure.kind), Json(error)).into_response();
+    retry_after(failure, response.headers_mut());
+    response
+}

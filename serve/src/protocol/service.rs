@@ -1,0 +1,171 @@
+//! What all protocols share: models, limits, counters, and the call of a model.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::request::Parts;
+
+use crate::batch::Registry;
+use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, Tensor, Texts};
+
+use super::MODEL_VERSION;
+
+/// Bounds on requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of a body or of a message of gRPC.
+    pub body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_time: Duration,
+    /// Rows of a request.
+    pub rows: usize,
+    /// How long a request may take from its arrival to its answer. Requests may ask for less.
+    pub request_time: Duration,
+}
+
+/// What all protocols share. Clones share it.
+#[derive(Clone)]
+pub struct Service {
+    /// The models.
+    pub models: Arc<Models>,
+    /// The counters.
+    pub registry: Arc<Registry>,
+    /// The bounds.
+    pub limits: Limits,
+    /// Whether clients may load and unload models.
+    pub may_control: bool,
+}
+
+/// Who sent a request, as the server found out; put into its extensions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client(pub u64);
+
+impl Service {
+    /// Who asks, and until when. `timeout` is the client's, in microseconds.
+    ///
+    /// # Errors
+    /// A timeout of zero.
+    pub(crate) fn context(&self, client: Option<&Client>, timeout: Option<u64>) -> Result<Context> {
+        let time = match timeout {
+            Some(0) => return Err(Failure::invalid("a timeout of 0 leaves no time for an answer")),
+            Some(micros) => Duration::from_micros(micros).min(self.limits.request_time),
+            None => self.limits.request_time,
+        };
+        Ok(Context { client: client.map_or(0, |client| client.0), deadline: Instant::now() + time })
+    }
+
+    /// The model of a request. An empty version means the one that there is.
+    pub(crate) fn model(&self, name: &str, version: &str) -> Result<Arc<dyn Model>> {
+        let model = self.models.get(name)?;
+        match version {
+            "" | MODEL_VERSION => Ok(model),
+            _ => Err(Failure::new(Kind::NotFound, format!("model {name:?} has version {MODEL_VERSION} and no other"))),
+        }
+    }
+
+    /// The outputs that are asked for, all where none is named.
+    pub(crate) async fn infer(
+        &self,
+        (name, version): (&str, &str),
+        inputs: Vec<Tensor>,
+        outputs: &[&str],
+        context: Context,
+    ) -> Result<Vec<Tensor>> {
+        let model = self.model(name, version)?;
+        let known = model.outputs();
+        if let Some(unknown) = outputs.iter().find(|output| known.iter().all(|spec| spec.name != **output)) {
+            return Err(Failure::invalid(format!("model {name:?} has no output {unknown:?}")));
+        }
+        if let Some(tensor) = inputs.iter().find(|t| t.shape.first().is_some_and(|&rows| rows > self.limits.rows)) {
+            return Err(self.too_many(tensor.shape[0]));
+        }
+        let all = model.infer(inputs, context).await?;
+        if outputs.is_empty() {
+            return Ok(all);
+        }
+        Ok(all.into_iter().filter(|tensor| outputs.contains(&tensor.name.as_str())).collect())
+    }
+
+    /// The vectors of texts.
+    pub(crate) async fn embed(&self, name: &str, texts: Texts, context: Context) -> Result<Embeddings> {
+        let rows = match &texts {
+            Texts::Plain(texts) => texts.len(),
+            Texts::Tokens(rows) => rows.len(),
+        };
+        if rows > self.limits.rows {
+            return Err(self.too_many(rows));
+        }
+        self.model(name, "")?.embed(texts, context).await
+    }
+
+    /// Loads a model on a thread that may block.
+    pub(crate) async fn load(&self, name: String) -> Result<()> {
+        self.may_control()?;
+        let models = self.models.clone();
+        let loaded = tokio::task::spawn_blocking(move || models.load(&name)).await;
+        loaded.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "loading the model panicked")))
+    }
+
+    /// Takes a model out of service.
+    pub(crate) async fn unload(&self, name: String) -> Result<()> {
+        self.may_control()?;
+        let models = self.models.clone();
+        let unloaded = tokio::task::spawn_blocking(move || models.unload(&name)).await;
+        unloaded.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unloading the model panicked")))
+    }
+
+    fn may_control(&self) -> Result<()> {
+        match self.may_control {
+            true => Ok(()),
+            false => Err(Failure::new(Kind::Forbidden, "this server does not let clients load and unload models")),
+        }
+    }
+
+    /// The body of a request over HTTP/1 or HTTP/2, within the limits.
+    pub(crate) async fn body(&self, parts: &Parts, body: axum::body::Body) -> Result<bytes::Bytes> {
+        if let Some(encoding) = parts.headers.get("content-encoding").filter(|value| *value != "identity") {
+            return Err(Failure::new(Kind::Encoding, format!("bodies encoded by {encoding:?} are not taken")));
+        }
+        let Limits { body_bytes, body_time, .. } = self.limits;
+        let too_large = || Failure::new(Kind::TooLarge, format!("the body exceeds {body_bytes} bytes"));
+        let announced = parts.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if announced.is_some_and(|bytes| bytes > body_bytes as u64) {
+            return Err(too_large());
+        }
+        match tokio::time::timeout(body_time, axum::body::to_bytes(body, body_bytes)).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(error)) if has_length_limit(&error) => Err(too_large()),
+            Ok(Err(_)) => Err(Failure::invalid("the body ended early")),
+            Err(_) => {
+                let message = format!("the body took longer than {} s", body_time.as_secs_f64());
+                Err(Failure::new(Kind::BodyTimeout, message))
+            }
+        }
+    }
+
+    /// Counts a request by how it ended.
+    pub(crate) fn count<T>(&self, protocol: &'static str, result: &Result<T>) {
+        let outcome = result.as_ref().map_or_else(Failure::outcome, |_| "ok");
+        self.registry.count(protocol, outcome);
+        if let Err(failure) = result {
+            // Without its message, which may quote the request.
+            tracing::debug!(protocol, outcome = failure.outcome(), "a request failed");
+        }
+    }
+
+    fn too_many(&self, rows: usize) -> Failure {
+        let limit = self.limits.rows;
+        Failure::new(Kind::TooLarge, format!("the request has {rows} rows, and at most {limit} are taken"))
+    }
+}
+
+fn has_length_limit(error: &axum::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if error.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
