@@ -117,6 +117,26 @@ fn a_table_built_by_the_first_call_counts_as_a_weight() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// candle's `narrow` over all of a tensor, its `contiguous` and its `to_dtype` may return the tensor itself.
+#[test]
+fn an_operator_that_returns_its_operand_is_no_state() -> anyhow::Result<()> {
+    let weight = waves(9, (4, 6))?;
+    let module = {
+        let weight = weight.clone();
+        move |t: &[Tensor]| {
+            let whole = ops::to_dtype(&ops::contiguous(&ops::narrow(&weight, 0, 0, 4)?)?, DType::F32)?;
+            Ok(vec![ops::add(&ops::narrow(&t[0], 1, 0, 6)?, &whole)?, ops::contiguous(&t[0])?])
+        }
+    };
+    let fast = OparaExecutor::builder().build_fn(module, &one(0)?)?;
+    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+    for i in 0..3 {
+        let x = one(i)?;
+        assert_same(&fast.call(&x)?, &[(&x[0] + &weight)?, x[0].clone()], i);
+    }
+    Ok(())
+}
+
 #[test]
 fn state_that_only_a_later_shape_shows_is_an_error_of_that_call() -> anyhow::Result<()> {
     let calls = AtomicUsize::new(0);
