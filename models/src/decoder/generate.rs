@@ -81,11 +81,13 @@ fn read(model: &Decoder, inputs: &[Tensor], writing: &Writing) -> candle::Result
 /// How steps run.
 enum Run {
     Eager,
-    /// Each by an executor.
-    Executors {
-        read: StepExecutor<Writing>,
-        step: StepExecutor<Writing>,
-    },
+    Executors(Box<Executors>),
+}
+
+/// What reads a part of the prompts, and what adds a token.
+struct Executors {
+    read: StepExecutor<Writing>,
+    step: StepExecutor<Writing>,
 }
 
 /// Writes texts for a batch of prompts. What reads a part of the prompts is one replayed graph, and what adds a token is another,

@@ -107,10 +107,12 @@ impl Gguf {
     /// Texts of a list.
     pub fn texts(&self, name: &str) -> Option<Vec<&str>> {
         let Value::Array(values) = self.value(name)? else { return None };
-        let text = |value| match value {
-            Value::String(text) => Some(text.as_str()),
-            _ => None,
-        };
+        fn text(value: &Value) -> Option<&str> {
+            match value {
+                Value::String(text) => Some(text),
+                _ => None,
+            }
+        }
         values.iter().map(text).collect()
     }
 
