@@ -83,7 +83,11 @@ fn every_policy_steps_as_eager_execution_does() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for policy in Policy::FIXED {
         let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
-        let executor = strict().policy(policy).race(false).stress(4).build_step(step, &input(1, &device)?, &state)?;
+        let executor = strict().policy(policy).benchmark_challengers(false).stress(4).build_step(
+            step,
+            &input(1, &device)?,
+            &state,
+        )?;
         for i in 0..20 {
             let outputs = executor.step(&input(i, &device)?, &mut state)?;
             assert_same(&outputs, &step(&input(i, &device)?, &eager)?);

@@ -346,7 +346,7 @@ mod generation {
         let beside = vec![1; 50];
         let [_, mut several] = both(&[Sampling::default(), drawn]);
         let [_, mut alone] = both(&[drawn]);
-        let expected = alone.generate(&[prompt.clone()], 20, &[], |_| ()).expect("a text").tokens;
+        let expected = alone.generate(std::slice::from_ref(&prompt), 20, &[], |_| ()).expect("a text").tokens;
         let got = several.generate(&[beside, prompt], 20, &[], |_| ()).expect("texts").tokens;
         assert_eq!(got[1], expected[0]);
     }

@@ -125,7 +125,7 @@ impl Generator {
         let of = model.clone();
         let steps = move |_: &[Tensor], writing: &Writing| step(&of, writing);
         let step = builder.clone().build_step(steps, &[], &writing)?;
-        Ok(Self { model, writing, run: Run::Executors { read, step } })
+        Ok(Self { model, writing, run: Run::Executors(Box::new(Executors { read, step })) })
     }
 
     /// Without executors.
@@ -141,7 +141,7 @@ impl Generator {
     pub fn executors(&self) -> Option<(&StepExecutor<Writing>, &StepExecutor<Writing>)> {
         match &self.run {
             Run::Eager => None,
-            Run::Executors { read, step } => Some((read, step)),
+            Run::Executors(executors) => Some((&executors.read, &executors.step)),
         }
     }
 
@@ -168,7 +168,7 @@ impl Generator {
             let inputs = part(prompts, at, model.device())?;
             let given = match run {
                 Run::Eager => read(model, &inputs, writing)?,
-                Run::Executors { read, .. } => read.step(&inputs, writing)?,
+                Run::Executors(executors) => executors.read.step(&inputs, writing)?,
             };
             if at + CHUNK >= longest {
                 token = given[0].to_vec1::<u32>()?;
@@ -189,8 +189,8 @@ impl Generator {
                     steps += 1;
                 }
             }
-            Run::Executors { step, .. } if texts.are_open() => {
-                for token in step.stream(writing, AHEAD).at_most(left) {
+            Run::Executors(executors) if texts.are_open() => {
+                for token in executors.step.stream(writing, AHEAD).at_most(left) {
                     each(&texts.add(&token?));
                     steps += 1;
                     if !texts.are_open() {
@@ -198,7 +198,7 @@ impl Generator {
                     }
                 }
             }
-            Run::Executors { .. } => {}
+            Run::Executors(_) => {}
         }
         Ok(Generated { tokens: texts.tokens, prompt: longest, reading, writing: start.elapsed(), steps })
     }

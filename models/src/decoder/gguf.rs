@@ -108,7 +108,7 @@ impl Gguf {
     pub fn texts(&self, name: &str) -> Option<Vec<&str>> {
         let Value::Array(values) = self.value(name)? else { return None };
         let text = |value| match value {
-            &Value::String(ref text) => Some(text.as_str()),
+            Value::String(text) => Some(text.as_str()),
             _ => None,
         };
         values.iter().map(text).collect()

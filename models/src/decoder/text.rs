@@ -91,11 +91,6 @@ impl Text {
         Ok(tokens.get_ids().to_vec())
     }
 
-    /// Whether there is a chat template.
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-
     /// The text of tokens, without special ones.
     ///
     /// # Errors

@@ -97,7 +97,7 @@ impl GraphReplay {
         // What is known to be freed was not launched: building a graph fails, too, if its memory was freed.
         let launched = self.launch(inputs, &mut self.built.lock()).map_err(|error| match error {
             lost @ Error::DeviceLost { .. } => lost,
-            _ if self.is_stale() => Error::Freed,
+            _ if self.is_stale() => Error::MemoryFreed,
             error => error,
         });
         let result = launched.and_then(|()| copy(outputs));

@@ -7,7 +7,7 @@ use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{expect, function, ptx, wide};
-use crate::cuda::operator::rows::{Rows, MOST};
+use crate::cuda::operator::rows::{Rows, MAX_THREADS};
 
 /// Where each row of `x` is largest.
 ///
@@ -38,6 +38,6 @@ pub(super) fn argmax<T: DeviceRepr>(
 
 /// A block for each row, of the whole warps that take it at once, if they can.
 fn block_of_row(rows: usize, columns: usize, wide: usize) -> LaunchConfig {
-    let threads = columns.div_ceil(wide).next_multiple_of(32).min(MOST);
+    let threads = columns.div_ceil(wide).next_multiple_of(32).min(MAX_THREADS);
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 }
 }

@@ -72,7 +72,7 @@ __device__ inline void normalise(float (&v)[EACH], unsigned dim, float eps, cons
     float squares = 0;
 #pragma unroll
     for (unsigned n = 0; n < EACH; n++) squares = fmaf(v[n], v[n], squares);
-    const float factor = rsqrtf(of_warp<Add>(squares, LANES) / dim + eps);
+    const float factor = rsqrtf(warp_reduce<Add>(squares, LANES) / dim + eps);
     float of_scale[EACH] = {};
     if (is_there) load_wide(scale, of_scale);
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T 
 #pragma unroll
                 for (unsigned n = 0; n < EACH; n++)
                     dot = fmaf(q[h][n], p == at ? new_key[n] : widen(key[a].at[n]), dot);
-                score[a] = of_warp<Add>(dot, LANES) * of.scale;
+                score[a] = warp_reduce<Add>(dot, LANES) * of.scale;
                 score[a] = p < stop ? score[a] * LOG2E : -INFINITY;
                 most = fmaxf(most, score[a]);
             }

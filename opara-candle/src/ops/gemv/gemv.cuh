@@ -49,7 +49,7 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, flo
         }
     }
     if (scale) {
-        squares = of_warp<Add>(squares);
+        squares = warp_reduce<Add>(squares);
         if (threadIdx.x % 32 == 0) sums[warp] = squares;
         __syncthreads();
         float all = 0;
@@ -131,7 +131,7 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     for (unsigned l = 0; l < LOADS; l++)
 #pragma unroll
         for (unsigned r = 0; r < R; r++) {
-            const float all = of_warp<Add>(sum[l][r]);
+            const float all = warp_reduce<Add>(sum[l][r]);
             if (lane == 0) partial[warp][l * R + r] = all;
         }
     __syncthreads();

@@ -19,9 +19,8 @@ pub type RmsScale<'a> = (&'a Tensor, f32);
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
 /// `(.., out)`: the products of a decoder's layer.
 ///
-/// On a GPU, up to eight rows of `x` are one launch, which reads the weight once at the speed of memory: each warp takes rows of
-/// the weight, 16 bytes a lane, and sums are in f32 in an order that depends on sizes alone. More rows are a norm, a product
-/// and a sum.
+/// On a GPU, up to eight rows of `x` are one launch, which reads the weight once: each warp takes rows of the weight, 16 bytes a
+/// lane, and sums are in f32 in an order that depends on the weight's size alone. More rows are a norm, a product and a sum.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
