@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
         Self { trace, last_users, is_written, graph: Graph::default(), states: HashMap::new(), inputs: HashMap::new() }
     }
 
-    /// Adds an op; `None` if it cannot be part of the run, which then is as it was for all purposes.
+    /// Adds an op; `None` if it cannot be part of the run. What was noted of it meanwhile changes nothing for the ops before it.
     fn take(&mut self, op: OpId) -> Option<()> {
         let trace = self.trace;
         let meaning = trace.ops[op].meaning.as_deref()?;
@@ -208,8 +208,8 @@ impl<'a> Run<'a> {
             return is_same.then_some(Value::Input(at));
         }
         // What a library holds for itself is no operand, and bytes are not known to be elements of anything.
-        // A weight that the pass writes is none, but state.
-        let is_state = role == Role::External && self.is_written[buffer];
+        // A weight or an input that the pass writes is state, whose value changes on the way.
+        let is_state = matches!(role, Role::External | Role::Input(_)) && self.is_written[buffer];
         if role == Role::Workspace || element == Element::Byte || is_state {
             return None;
         }

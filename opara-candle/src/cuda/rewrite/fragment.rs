@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::rewrite::Graph;
 
+use crate::arguments::{Rerun, StateArguments};
 use crate::backend::Function;
 use crate::cuda::capture::{capture, Capture};
 use crate::cuda::driver::CapturePool;
@@ -22,11 +23,17 @@ pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -
     let of = graph.clone();
     let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed));
     let pools = [CapturePool::take(&target.stream)?, CapturePool::take(&target.stream)?];
-    let mut earlier = capture(&target.stream, &target.device, &pools[0], &function, inputs)?;
+    // A run keeps no state: all of its arguments are inputs.
+    let stateless = StateArguments::default();
+    let pass = |number: usize, on: &Rerun| {
+        capture(&target.stream, &target.device, &pools[number % 2], &function, on, inputs.len())
+    };
+    let first = Rerun::of_copies(&stateless, inputs)?;
+    let mut earlier = pass(0, &first)?;
     let mut moved = Vec::new();
     for attempt in 1..=ATTEMPTS {
-        let elsewhere: Vec<Tensor> = inputs.iter().map(Tensor::force_contiguous).collect::<candle::Result<_>>()?;
-        let mut again = capture(&target.stream, &target.device, &pools[attempt % 2], &function, &elsewhere)?;
+        let elsewhere = Rerun::of_copies(&stateless, inputs)?;
+        let mut again = pass(attempt, &elsewhere)?;
         moved.push(elsewhere);
         if again.confirm(&earlier)?.is_none() {
             return sound(again);

@@ -66,6 +66,10 @@ struct Replacement {
 
 impl Rewriter {
     fn rewrite(mut self, program: Box<CudaProgram>) -> Result<RewrittenProgram> {
+        if self.examples.iter().any(|example| example.inputs.len() > program.capture.inputs) {
+            self.notes.push("nothing is rewritten: a step writes its state in place".into());
+            return Ok(self.unchanged(program));
+        }
         let trace = &program.capture.trace;
         let found = |region: &Region| !apply(&mut region.graph.clone(), &self.without(&[])).is_empty();
         let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
