@@ -277,7 +277,7 @@ fn a_run_ends_before_a_concatenation_that_others_finish() {
     maker.unknown(a);
     maker.op(Function::Copy, vec![all(a, 8)], View::contiguous(y, F16, 8, 8));
     let regions = regions(&maker.0);
-    assert_eq!(regions.iter().map(|region| region.ops.clone()).collect::<Vec<_>>(), [0..1]);
+    assert!(regions.len() == 1 && regions[0].ops == (0..1), "{regions:?}");
 }
 
 #[test]
