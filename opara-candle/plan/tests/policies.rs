@@ -253,7 +253,7 @@ fn the_checker_finds_invalid_schedules_and_layouts() {
         s.predecessors[3].clear()
     })
     .contains("op 3 does not wait for op 2"));
-    assert!(broken(&|s| s.predecessors[2] = vec![1, 1]).contains("ascending in launch order"));
+    assert!(broken(&|s| s.predecessors[2] = vec![1, 1]).contains("not in launch order"));
     assert!(broken(&|s| {
         s.stream[1] = 2;
         s.predecessors[1].clear()

@@ -30,31 +30,41 @@ template <typename T, unsigned R>
 __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, float eps, const T *x, const T *scale,
                              float *room) {
     constexpr unsigned N = WIDE<T>, PARTS = WARPS / R;
-    __shared__ float sums[WARPS];
+    // The sum of squares is one of eight parts, whatever R is: part i has every eighth chunk from chunk i on. So a row's norm does
+    // not depend on how many rows share the block.
+    __shared__ float sums[WARPS][R];
     const unsigned warp = threadIdx.x / 32, row = warp % R, part = warp / R;
     const unsigned first = (part * 32 + threadIdx.x % 32) * N, step = PARTS * 32 * N;
-    float *to = room + row * padded, squares = 0;
-    for (unsigned at = first; at < padded; at += step) {
-        Vec<T, N> v{};
-        if (row < rows && at < inner) v = load<T, N>(x + (size_t)row * inner + at);
+    float *to = room + row * padded, squares[R] = {};
+    for (unsigned begin = first; begin < padded; begin += R * step) {
 #pragma unroll
-        for (unsigned part = 0; part < N / 4; part++) {
-            Vec<float, 4> wide;
+        for (unsigned round = 0; round < R; round++) {
+            const unsigned at = begin + round * step;
+            if (at >= padded) break;
+            Vec<T, N> v{};
+            if (row < rows && at < inner) v = load<T, N>(x + (size_t)row * inner + at);
 #pragma unroll
-            for (unsigned n = 0; n < 4; n++) {
-                wide.at[n] = widen(v.at[part * 4 + n]);
-                squares = fmaf(wide.at[n], wide.at[n], squares);
+            for (unsigned four = 0; four < N / 4; four++) {
+                Vec<float, 4> wide;
+#pragma unroll
+                for (unsigned n = 0; n < 4; n++) {
+                    wide.at[n] = widen(v.at[four * 4 + n]);
+                    squares[round] = fmaf(wide.at[n], wide.at[n], squares[round]);
+                }
+                store<float, 4>(to + place<T>(at + four * 4), wide);
             }
-            store<float, 4>(to + place<T>(at + part * 4), wide);
         }
     }
     if (scale) {
-        squares = warp_reduce<Add>(squares);
-        if (threadIdx.x % 32 == 0) sums[warp] = squares;
+#pragma unroll
+        for (unsigned round = 0; round < R; round++) {
+            const float all = warp_reduce<Add>(squares[round]);
+            if (threadIdx.x % 32 == 0) sums[round * PARTS + part][row] = all;
+        }
         __syncthreads();
         float all = 0;
 #pragma unroll
-        for (unsigned part = 0; part < PARTS; part++) all += sums[part * R + row];
+        for (unsigned i = 0; i < WARPS; i++) all += sums[i][row];
         const float factor = rsqrtf(all / inner + eps);
         // Each thread has what it stored.
         for (unsigned at = first; at < inner; at += step) {
