@@ -52,6 +52,12 @@ impl OparaExecutor {
     /// [`Error::DeviceLost`] if every call on the device fails; [`Error::Stateful`] if the module keeps state on the host, or draws
     /// random numbers in a way that looks like state. A table that the first call creates and later calls reuse is not state. A module
     /// that cannot be captured is not an error: it runs eagerly.
+    ///
+    /// [`Error::Panicked`]: crate::Error::Panicked
+    /// [`Error::Driver`]: crate::Error::Driver
+    /// [`Error::OutOfMemory`]: crate::Error::OutOfMemory
+    /// [`Error::DeviceLost`]: crate::Error::DeviceLost
+    /// [`Error::Stateful`]: crate::Error::Stateful
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn new(
         module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::build_on_thread(move || make(), &input)`.
@@ -85,7 +91,7 @@ impl OparaExecutor {
     /// ```
     ///
     /// # Errors
-    /// Those of `make`, [`Error::Panicked`] if it panics, and those of [`new`](Self::new).
+    /// Those of `make`, [`Error::Panicked`](crate::Error::Panicked) if it panics, and those of [`new`](Self::new).
     pub fn build_on_thread<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
