@@ -32,7 +32,8 @@ fn service() -> Service {
     let metrics = registry.model("m");
     let loader: Loader = Arc::new(move || {
         let buckets = Buckets::new([1, 4, 8], [4, 16], 64)?;
-        let settings = batch::Settings::default().queue_rows(48).in_flight(2).metrics(metrics.clone());
+        // Sixteen clients ask for 40 rows on average; batches in flight hold 16 of them: the queue overflows on any machine.
+        let settings = batch::Settings::default().queue_rows(20).in_flight(2).metrics(metrics.clone());
         let tokenizer = TextModel::random(Size::Tiny, 0).tokenizer().clone();
         let batcher = Batcher::start([Moody::default()], buckets, settings);
         Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, 100, 2, metrics.clone())) as Arc<dyn Model>)
