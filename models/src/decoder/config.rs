@@ -3,46 +3,13 @@
 use opara_candle::ops::Activation;
 use serde_json::Value;
 
+use super::architecture::Architecture;
 use super::error::{DecoderError, Result};
 use super::rotary::{Rotary, Scaling};
 
-/// The architectures that [`Config`] describes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Architecture {
-    /// Llama 2 and 3, SmolLM2, and whatever else says `llama`.
-    Llama,
-    /// Mistral.
-    Mistral,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Qwen3.
-    Qwen3,
-    /// Gemma 3, the text model.
-    Gemma3,
-    /// Phi-3 and Phi-4-mini.
-    Phi3,
-}
-
 impl Architecture {
-    /// All of them, by the names of `config.json` and of GGUF.
-    const NAMES: [(&str, Self); 8] = [
-        ("llama", Self::Llama),
-        ("mistral", Self::Mistral),
-        ("qwen2", Self::Qwen2),
-        ("qwen3", Self::Qwen3),
-        ("gemma3", Self::Gemma3),
-        ("gemma3_text", Self::Gemma3),
-        ("phi3", Self::Phi3),
-        ("smollm2", Self::Llama),
-    ];
-
     pub(super) fn of(name: &str) -> Result<Self> {
-        let found = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, architecture)| *architecture);
-        found.ok_or_else(|| DecoderError::UnknownArchitecture { found: name.into() })
-    }
-
-    pub(super) fn names() -> String {
-        Self::NAMES.map(|(name, _)| name).join(", ")
+        Self::named(name).ok_or_else(|| DecoderError::UnknownArchitecture { found: name.into() })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use opara_weights::WeightsError;
 
-use super::config::Architecture;
+use super::architecture::Architecture;
 
 /// Why a decoder cannot be loaded or cannot generate.
 #[derive(Debug, thiserror::Error)]

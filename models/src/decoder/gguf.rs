@@ -13,10 +13,11 @@ use candle::quantized::{GgmlDType, QStorage, QTensor};
 use candle::{bail, DType, Device, Tensor};
 use opara_candle::ops::Activation;
 
-use super::config::{Architecture, Config, LayerConfig};
+use super::architecture::Architecture;
+use super::config::{Config, LayerConfig};
 use super::error::{DecoderError, Result};
+use super::matrix::Matrix;
 use super::rotary::{Rotary, Scaling};
-use super::weights::Matrix;
 
 /// An open file. Tensors are read when they are asked for.
 pub(super) struct Gguf {

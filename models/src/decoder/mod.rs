@@ -3,12 +3,14 @@
 //! One implementation has what differs between them as [`Config`]. A step takes the new tokens of each sequence and a [`Cache`] of
 //! fixed size; where tokens stand is on the device, so that one step serves every length of text.
 
+mod architecture;
 mod cache;
 mod config;
 mod error;
 mod generate;
 mod gguf;
 mod layer;
+mod matrix;
 mod room;
 mod rotary;
 mod sizes;
@@ -23,8 +25,9 @@ use candle_nn::VarBuilder;
 use opara_candle::{ops, scope};
 use opara_weights::Checkpoint;
 
+pub use self::architecture::Architecture;
 pub use self::cache::Cache;
-pub use self::config::{Architecture, Config, LayerConfig};
+pub use self::config::{Config, LayerConfig};
 pub use self::error::{DecoderError, Result};
 pub use self::generate::{Generated, Generator, Writing};
 pub use self::rotary::{Rotary, Scaling};
@@ -33,7 +36,8 @@ pub use self::text::Text;
 
 use self::gguf::Gguf;
 use self::layer::{Layer, Places};
-use self::weights::{Matrix, Norm, Product, Source};
+use self::matrix::Matrix;
+use self::weights::{Norm, Product, Source};
 
 impl Config {
     /// Of a checkpoint's `config.json`, with the tokens that end a text in `generation_config.json`, where that has them: the former

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use candle::quantized::{QMatMul, QTensor};
+use candle::quantized::QMatMul;
 use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::ops::{self, Activation};
 use opara_candle::scope;
 
 use super::gguf::Gguf;
+use super::matrix::Matrix;
 
 /// Where tensors come from. They are asked for by the names of transformers' Llama.
 pub(super) enum Source<'a> {
@@ -90,27 +91,6 @@ impl<'a> Source<'a> {
     /// A table of embeddings, and the product with the same weight if that is the head.
     pub fn table(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
         self.matrix(&format!("{name}.weight"), rows, columns)
-    }
-}
-
-/// One weight: `(rows, columns)`.
-#[derive(Debug, Clone)]
-pub(super) enum Matrix {
-    Dense(Tensor),
-    /// In blocks of GGUF's.
-    Quantized(Arc<QTensor>),
-}
-
-impl Matrix {
-    /// Rows by their ids.
-    pub fn embed(&self, ids: &Tensor) -> candle::Result<Tensor> {
-        match self {
-            Self::Dense(table) => ops::embedding(table, ids),
-            Self::Quantized(table) => {
-                let table = table.clone();
-                ops::custom("quantized_embedding", &[ids], move |t| table.embedding(t[0]))
-            }
-        }
     }
 }
 
