@@ -37,12 +37,15 @@ mod error;
 mod metrics;
 mod queue;
 mod rows;
+mod settings;
+mod shared;
 mod worker;
 
-pub use batcher::{Batcher, Job, Settings};
+pub use batcher::{Batcher, Job};
 pub use bucket::{Bucket, Buckets};
 pub use call::Pending;
 pub use engine::{Engine, EngineError, Health};
 pub use error::{Error, Result};
 pub use metrics::{Metrics, Registry, Stage};
 pub use rows::{Axis, Rows};
+pub use settings::Settings;

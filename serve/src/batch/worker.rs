@@ -3,7 +3,7 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::Instant;
 
-use super::batcher::{Shared, Waiting};
+use super::shared::{Shared, Waiting};
 use super::{Bucket, Engine, EngineError, Error, Stage};
 
 /// Runs batches on an engine until the batcher has drained or the engine's device is lost.

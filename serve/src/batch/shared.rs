@@ -1,0 +1,91 @@
+//! What a batcher and its workers share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::call::Call;
+use super::queue::Queue;
+use super::settings::Settings;
+use super::{Bucket, Buckets, Engine, EngineError, Error};
+
+/// A row that waits.
+pub(super) struct Waiting<E: Engine> {
+    pub row: E::Row,
+    pub lane: usize,
+    /// Which row of its request.
+    pub index: usize,
+    pub call: Arc<Call<E::Answer>>,
+    pub since: Instant,
+    /// Whether a device was lost on it.
+    pub is_retried: bool,
+}
+
+/// What the threads share.
+pub(super) struct Shared<E: Engine> {
+    pub engines: Vec<E>,
+    pub buckets: Buckets,
+    pub settings: Settings,
+    pub state: Mutex<State<E>>,
+    pub work: Condvar,
+}
+
+pub(super) struct State<E: Engine> {
+    pub queue: Queue<Waiting<E>>,
+    pub is_draining: bool,
+    pub workers: usize,
+    /// Seconds of a row in a batch, of late.
+    pub seconds_a_row: f64,
+}
+
+impl<E: Engine> Shared<E> {
+    /// The next batch, once there is one; `None` if the batcher drains and nothing is left.
+    pub fn next(&self) -> Option<(Bucket, Vec<Waiting<E>>)> {
+        let mut state = self.state.lock();
+        loop {
+            let now = Instant::now();
+            let batch = state.queue.take(&self.buckets, |waiting| waiting.call.is_over(now));
+            self.settings.metrics.queue.set(state.queue.len() as i64);
+            match batch {
+                Some(batch) => return Some(batch),
+                None if state.is_draining => return None,
+                None => self.work.wait(&mut state),
+            }
+        }
+    }
+
+    /// Notes how long a batch took.
+    pub fn took(&self, rows: usize, time: Duration) {
+        let mut state = self.state.lock();
+        let latest = time.as_secs_f64() / (rows * state.workers.max(1)) as f64;
+        // An eighth of the latest, so that some ten batches decide.
+        state.seconds_a_row += (latest - state.seconds_a_row) / if state.seconds_a_row > 0. { 8. } else { 1. };
+    }
+
+    /// Ends a worker whose device is lost. Its rows go to another device, once. Without one, every row that waits fails.
+    pub fn lose_worker(&self, rows: Vec<Waiting<E>>, error: &EngineError) {
+        let mut state = self.state.lock();
+        state.workers -= 1;
+        self.settings.metrics.workers.set(state.workers as i64);
+        for waiting in rows {
+            match state.workers > 0 && !waiting.is_retried {
+                true => state.queue.push_front(waiting.lane, Waiting { is_retried: true, ..waiting }),
+                false => waiting.call.fail(Error::Engine(error.clone())),
+            }
+        }
+        if state.workers == 0 {
+            state.queue.drain().for_each(|waiting| waiting.call.fail(Error::NoDevice));
+        }
+        drop(state);
+        self.work.notify_all();
+    }
+}
+
+impl<E: Engine> State<E> {
+    /// The time that the queue takes, in whole seconds, from 1 to 60.
+    pub fn retry_after(&self) -> Duration {
+        let seconds = self.seconds_a_row * self.queue.len() as f64;
+        Duration::from_secs(seconds.ceil().clamp(1., 60.) as u64)
+    }
+}
