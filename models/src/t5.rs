@@ -311,6 +311,7 @@ impl T5 {
             block.cross.forward(&mut x, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
             block.feed_forward.forward(&mut x)?;
         }
-        ops::squeeze(&self.head.forward(&x.read(&self.norm)?)?, 1)
+        let _scope = scope("lm_head");
+        ops::squeeze(&x.read_product(&self.norm, self.head.weight())?, 1)
     }
 }

@@ -8,6 +8,7 @@ mod generation;
 use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
+use opara_candle::{Carry, Mode, OparaExecutor, Policy};
 
 /// Dtypes with the relative error that they may make.
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
@@ -155,6 +156,38 @@ fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
     for neighbour in [0, 2] {
         let sum = whole.get(neighbour)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
         assert_eq!(sum as usize, 2 * 2 * 16 * 64, "sequence {neighbour}");
+    }
+    Ok(())
+}
+
+/// Attention loads its position and the places before it while the launch before it may still run: not where a launch before it
+/// writes them.
+#[test]
+fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, eps: 1e-5 };
+    let table = waves(7, (64, 64))?.to_device(&device)?;
+    let weight = (waves(3, (8 * 64, 256))? * 0.06)?.to_dtype(DType::F16)?.to_device(&device)?;
+    let x = [waves(1, (1, 1, 256))?.to_dtype(DType::F16)?.to_device(&device)?];
+    let step = move |x: &[Tensor], state: &Vec<Tensor>| {
+        let (position, cache) = (&state[0], &state[1]);
+        ops::advance(position, 1)?;
+        let qkv = ops::norm_linear(&x[0], None, &weight, None, None)?;
+        let new = NewTokens { qkv: &qkv, start: position, rotary: &table, norms: None };
+        Ok(vec![ops::cached_attention(&of, cache, new)?])
+    };
+    let cache = waves(5, (1, 2, 2, 64, 64))?.to_dtype(DType::F16)?.to_device(&device)?;
+    let start = vec![Tensor::new(&[3u32], &device)?, cache];
+    // One launch behind the other: each has one before it, which it need not wait for.
+    let builder = OparaExecutor::builder().policy(Policy::Sequential);
+    let fast = builder.build_step(step.clone(), &x, &start)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    let (mut ours, eager) = (start.fork()?, start.fork()?);
+    for at in 0..20 {
+        let expected = step(&x, &eager)?;
+        let got = fast.step(&x, &mut ours)?;
+        assert!(same_bits(&got[0], &expected[0])?, "step {at}");
+        assert!(same_bits(&ours[1], &eager[1])?, "the cache behind step {at}");
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! The sum that runs through a stack: every part reads it normalised, and adds to it.
 
-use candle::{DType, Module, Result, Tensor};
+use candle::{DType, Module, Result, Tensor, D};
 use candle_nn::VarBuilder;
-use opara_candle::nn::{rms_norm, RmsNorm};
-use opara_candle::ops;
+use opara_candle::nn::{rms_norm, Linear, RmsNorm};
+use opara_candle::{ops, scope};
 
 use super::Config;
 
@@ -51,6 +51,40 @@ impl Stream {
         let (sum, normed) = norm.forward_add(&self.sum, &part)?;
         self.sum = sum;
         Ok(normed)
+    }
+
+    /// The product of what is read, `(batch, seq, out)`. Few rows take one launch, norm and all.
+    pub fn read_product(&mut self, norm: &RmsNorm, weight: &Tensor) -> Result<Tensor> {
+        if !self.has_few_rows() {
+            return ops::linear(&self.read(norm)?, weight, None);
+        }
+        self.settle()?;
+        ops::norm_linear(&self.sum, Some(norm.scale()), weight, None, None)
+    }
+
+    /// Adds a product. Few rows take one launch for both.
+    pub fn add_product(&mut self, x: &Tensor, product: &Linear) -> Result<()> {
+        if !self.has_few_rows() {
+            return self.add(product.forward(x)?);
+        }
+        self.settle()?;
+        let _scope = scope(product.name());
+        self.sum = ops::norm_linear(x, None, product.weight(), None, Some(&self.sum))?;
+        Ok(())
+    }
+
+    /// Whether there are so few that products with them are made by a kernel that norms and adds, too.
+    pub fn has_few_rows(&self) -> bool {
+        const FEW: usize = 8;
+        let rows = self.sum.elem_count() / self.sum.dim(D::Minus1).unwrap_or(1).max(1);
+        self.sum.device().is_cuda() && rows <= FEW
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        if let Some(part) = self.pending.take() {
+            self.sum = ops::add(&self.sum, &part)?;
+        }
+        Ok(())
     }
 
     /// Adds a part.

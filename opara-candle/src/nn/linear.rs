@@ -50,6 +50,11 @@ impl Linear {
         Self { name: name.into(), weight, bias }
     }
 
+    /// What labels its launches.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// `(out_dim, in_dim)`.
     pub fn weight(&self) -> &Tensor {
         &self.weight

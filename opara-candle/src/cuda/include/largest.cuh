@@ -43,16 +43,18 @@ template <typename S> __device__ inline Largest<S> of_block(Largest<S> best, Lar
     return of_warp(lane < blockDim.x / 32 ? room[lane] : Largest<S>::none());
 }
 
-// Calls `f` with place and value of each element of a row that is this thread's: neighbours at once where they are aligned.
-template <typename T, typename F> __device__ inline void each(const T *x, unsigned columns, F f) {
+// Calls `f` with place and value of each element of a row that is one thread's, of so many that share the row: neighbours at once
+// where they are aligned.
+template <typename T, typename F>
+__device__ inline void each(const T *x, unsigned columns, unsigned thread, unsigned threads, F f) {
     constexpr unsigned N = WIDE<T>;
     if (columns % N == 0 && are_aligned(x)) {
-        for (unsigned at = threadIdx.x * N; at < columns; at += blockDim.x * N) {
+        for (unsigned at = thread * N; at < columns; at += threads * N) {
             const Vec<T, N> v = load<T, N>(x + at);
 #pragma unroll
             for (unsigned n = 0; n < N; n++) f(at + n, widen(v.at[n]));
         }
         return;
     }
-    for (unsigned at = threadIdx.x; at < columns; at += blockDim.x) f(at, widen(x[at]));
+    for (unsigned at = thread; at < columns; at += threads) f(at, widen(x[at]));
 }

@@ -41,11 +41,13 @@ pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
 /// that by itself.
 pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
     let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.module) && shipped.waits)?;
-    let is_early = |word: &usize| {
-        let argument = kernel.arguments.argument_at(*word);
+    let is_early = |word: usize| {
+        let argument = kernel.arguments.argument_at(word);
         argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
     };
-    Some(kernel.arguments.words().map(|(word, _)| word).filter(is_early).collect())
+    // Nothing is read through null.
+    let words = kernel.arguments.words().filter(|&(word, value)| value != 0 && is_early(word));
+    Some(words.map(|(word, _)| word).collect())
 }
 
 /// A kernel of the table.

@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::parameters::WORDS;
-use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, ptx};
+use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, prefer_shared, ptx, Capabilities};
 
 /// What tokens are drawn from.
 pub(super) struct Operands<'a, T> {
@@ -41,13 +41,16 @@ pub(super) fn sample<T: DeviceRepr>(
         return Ok(());
     }
     let function = function(device, &format!("opara_sample_{}", dtype.as_str()), "sample", ptx::SAMPLE)?;
+    prefer_shared(&function)?;
+    // A cluster of them has a row, where the code has any.
+    let shares = if Capabilities::of(device, ptx::SAMPLE)?.has_clusters() { 8 } else { 1 };
     let (rows, vocab, own) = (rows as u32, vocab as u32, u32::from(has_own_positions));
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&vocab).arg(&own).arg(&of.logits).arg(&of.parameters).arg(&of.positions);
     arg_or_null(&mut launch, of.seen.as_ref());
     launch.arg(y);
-    let config = LaunchConfig { grid_dim: (rows, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
+    let config = LaunchConfig { grid_dim: (rows, 1, shares), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * vocab` logits and marks, nothing through
     // null, the words of each row's parameters and a position for all or each, and writes each of `rows` tokens: all were
     // held against the slices above, and 31 bits count them.
