@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::CachedAttention;
-use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, prefer_shared, ptx, Capabilities};
+use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx, Capabilities};
 
 /// `THREADS` and `EACH` of `cached_attention.cuh`.
 const THREADS: u32 = 256;
@@ -96,7 +96,6 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     };
     let (name, module) = (dtype.as_str(), format!("cached_attention_{}", dtype.as_str()));
     let function = function(device, &format!("opara_cached_attention_{lanes}x{group}_{name}"), &module, code)?;
-    prefer_shared(&function)?;
     // What the kernel's clusters are made of, where the code has any.
     let blocks = if Capabilities::of(device, code)?.has_clusters() { 8 } else { 1 };
     let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0)].map(|n| n as u32);

@@ -6,9 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{
-    address, allow_shared, arg_or_null, expect, function, prefer_shared, ptx, wide, Capabilities,
-};
+use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::ops::Activation;
 
 /// `WARPS` and `LOADS` of `gemv.cuh`.
@@ -143,7 +141,6 @@ pub(super) fn gemv<T: DeviceRepr>(
     let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
     allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(STATIC))?;
-    prefer_shared(&function)?;
     let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
     let activation = of.activation.map(Activation::code);
     let stream = device.cuda_stream();

@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::parameters::WORDS;
-use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, prefer_shared, ptx, Capabilities};
+use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, ptx, Capabilities};
 
 /// What tokens are drawn from.
 pub(super) struct Operands<'a, T> {
@@ -41,7 +41,6 @@ pub(super) fn sample<T: DeviceRepr>(
         return Ok(());
     }
     let function = function(device, &format!("opara_sample_{}", dtype.as_str()), "sample", ptx::SAMPLE)?;
-    prefer_shared(&function)?;
     // A cluster of them has a row, where the code has any.
     let shares = if Capabilities::of(device, ptx::SAMPLE)?.has_clusters() { 8 } else { 1 };
     let (rows, vocab, own) = (rows as u32, vocab as u32, u32::from(has_own_positions));

@@ -9,9 +9,7 @@ mod wait;
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::sys::CUfunction_attribute::{
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-};
+use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
@@ -50,15 +48,6 @@ pub(crate) fn function(device: &CudaDevice, name: &str, module: &str, code: &str
 /// More than the device has.
 pub(crate) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
     function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32).w()
-}
-
-/// Has processors divide their memory in favour of shared memory while the kernel runs. Kernels that divide it differently cannot run
-/// on one processor at the same time.
-///
-/// # Errors
-/// A failed driver call.
-pub(crate) fn prefer_shared(function: &CudaFunction) -> Result<()> {
-    function.set_attribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100).w()
 }
 
 /// The device address of the slice.
