@@ -3,7 +3,7 @@
 #pragma once
 
 // From here on all that the kernels before have written is there. A kernel that has this calls it in all threads, and before that
-// only loads what no kernel of a graph writes: the table of effects says which argument.
+// only loads through arguments that the table of effects says. It begins early where no kernel before it writes to their memory.
 __device__ inline void wait_for_those_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
