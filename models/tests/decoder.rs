@@ -23,7 +23,7 @@ const MODELS: [&str; 11] = [
     "phi3-long",
 ];
 
-/// What transformers computed, and of what.
+/// Inputs and outputs of transformers.
 struct Reference {
     config: Config,
     tensors: HashMap<String, Tensor>,
@@ -92,7 +92,7 @@ fn a_text_read_in_parts_gives_the_same_logits() -> Result<()> {
     Ok(())
 }
 
-/// What an error says.
+/// The message of an error.
 fn told<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
     result.err().expect("an error").to_string()
 }
@@ -300,7 +300,7 @@ mod generation {
 
     #[test]
     fn greedy_texts_are_those_of_transformers() -> Result<()> {
-        // Where a text outgrows the context of LongRoPE's short factors, transformers reads it again with the long ones.
+        // If a text outgrows the context of LongRoPE's short factors, transformers encodes it again with the long ones.
         for name in MODELS.into_iter().filter(|name| *name != "phi3-long") {
             let reference = Reference::of(name);
             let prompts = reference.ids().narrow(1, 0, 10)?.to_vec2::<u32>()?;

@@ -13,7 +13,7 @@ pub(crate) struct Examples {
     pub further: Vec<Vec<Tensor>>,
     /// Are copies of the example with other floats used, too?
     pub altered: bool,
-    /// Which of the arguments are state. That of the example goes with all inputs.
+    /// The state among the arguments. All inputs run with the example's state.
     pub state: StateArguments,
 }
 

@@ -110,8 +110,7 @@ impl OparaExecutor {
         planned.timeline(inputs)
     }
 
-    /// What answers calls with inputs like these. A look at it is no call: it neither keeps a plan from having to go nor has a
-    /// lost one built again sooner.
+    /// The plan for inputs like these. Looking it up does not count as a call: it affects neither eviction nor rebuilding.
     fn entry(&self, inputs: &[Tensor], example: BuiltOn) -> Result<Arc<Entry>> {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {

@@ -27,7 +27,7 @@ pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f
     Ok(sample(device, f)?.gpu_us)
 }
 
-/// The result of `f`, whose error stays what it is, and the time that it took as [`once`] measures it.
+/// The result of `f`, with its own error type, and its time as [`once`] measures it.
 pub(crate) fn timed<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let mut result = None;
     let us = once(device, || {

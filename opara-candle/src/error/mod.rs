@@ -1,12 +1,18 @@
 //! The error type.
 
 mod convert;
+mod mismatch;
+mod state;
 
 use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
 use opara_plan::trace::FileError;
+
+pub use mismatch::Mismatch;
+pub(crate) use mismatch::STRESSED;
+pub use state::StateError;
 
 use crate::fault::Fault;
 
@@ -89,69 +95,12 @@ pub enum Error {
         source: candle::Error,
     },
 
-    /// A state has another number of tensors than the one that the step was built for.
-    #[error("the step was built for a state of {expected} tensors and got one of {got}")]
-    StateCount {
-        /// Tensors of the state that it was built for.
-        expected: usize,
-        /// Tensors of this one.
-        got: usize,
-    },
+    /// A step cannot run on this state.
+    #[error(transparent)]
+    State(#[from] StateError),
 
-    /// A tensor of a state has another shape or dtype than it had when the step was built.
-    #[error(
-        "tensor {index} of the state is {got_dtype:?} {got:?} where the step was built for {expected_dtype:?} \
-         {expected:?}: a state keeps its shapes and dtypes; build another step for others"
-    )]
-    StateShape {
-        /// Which tensor of the state.
-        index: usize,
-        /// The shape that it was built for.
-        expected: Shape,
-        /// The dtype that it was built for.
-        expected_dtype: DType,
-        /// This one's shape.
-        got: Shape,
-        /// This one's dtype.
-        got_dtype: DType,
-    },
-
-    /// A tensor of a state lies on another device than the one that the step was built on.
-    #[error(
-        "tensor {index} of the state is on {got:?} but the step is for {expected:?}: move it with `Tensor::to_device`"
-    )]
-    StateDevice {
-        /// Which tensor of the state.
-        index: usize,
-        /// Where the step runs.
-        expected: DeviceLocation,
-        /// Where this one is.
-        got: DeviceLocation,
-    },
-
-    /// A tensor of a state shares memory with another tensor of the call. What is read there would depend on the schedule.
-    #[error(
-        "tensor {index} of the state shares memory with {other}: give it memory of its own, with `Tensor::copy` or \
-         `Carry::fork`"
-    )]
-    StateShared {
-        /// Which tensor of the state.
-        index: usize,
-        /// What it shares memory with.
-        other: String,
-    },
-
-    /// A tensor of a state lies in memory as no replay can write it in place.
-    #[error("tensor {index} of the state {reason}: replace it by a copy, with `Tensor::force_contiguous`")]
-    StateLayout {
-        /// Which tensor of the state.
-        index: usize,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-
-    /// A stream was asked for of steps whose first output is no tensor of tokens.
-    #[error("a stream's steps give tokens of u32 as their first output, and not {}", got.map_or("nothing".into(), |dtype| format!("{dtype:?}")))]
+    /// The first output of a stream's step is not a tensor of token ids.
+    #[error("a stream needs steps whose first output holds token ids in u32, and got {}", got.map_or("none".into(), |dtype| format!("{dtype:?}")))]
     NotTokens {
         /// The dtype of the first output, if there is any.
         got: Option<DType>,
@@ -308,17 +257,8 @@ pub enum Error {
     },
 
     /// A replay's bits differ from the eager result's.
-    #[error("{}, so {}", difference(self), blame(mode))]
-    Mismatch {
-        /// Which kind of replay.
-        mode: &'static str,
-        /// Which output. The tensors of a step's state are counted on behind its outputs.
-        output: usize,
-        /// Elements whose bits differ.
-        differing: usize,
-        /// Elements of the output.
-        elements: usize,
-    },
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
 
     /// A trace that contradicts itself.
     #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
@@ -388,7 +328,7 @@ impl Error {
                 | FailsOnOtherValues { .. }
                 | NotCapturable { .. }
                 | DrawsRandomNumbers { .. }
-                | Mismatch { .. }
+                | Mismatch(_)
                 | MemoryFreed
         )
     }
@@ -407,27 +347,3 @@ impl Error {
         }
     }
 }
-
-/// Describes the difference of an [`Error::Mismatch`], without its cause.
-pub(crate) fn difference(mismatch: &Error) -> String {
-    match mismatch {
-        Error::Mismatch { mode, output, differing, elements } => format!(
-            "output {output} of the {mode} differs from the module's own result in {differing} of {elements} elements"
-        ),
-        other => other.to_string(),
-    }
-}
-
-/// The likely cause of a mismatch that every schedule shows.
-fn blame(mode: &str) -> &'static str {
-    match mode {
-        STRESSED => "the schedule misses a dependency: please report it",
-        _ => {
-            "the module is not a pure function of its inputs: its own code reads values of tensors, draws random numbers, \
-             or does something else at every call. Compute outputs from inputs and weights by operators alone"
-        }
-    }
-}
-
-/// The `mode` of [`Error::Mismatch`] for replays with delayed launches ([`Builder::stress`](crate::Builder::stress)).
-pub(crate) const STRESSED: &str = "replay under stress";

@@ -1,4 +1,4 @@
-//! Names for what is launched: scopes of layers and operators. `span_labels` makes scopes of `tracing` spans.
+//! Labels of launches: scopes of layers and operators. `span_labels` makes scopes of `tracing` spans.
 //!
 //! A scope costs one thread-local read unless something records on this thread.
 

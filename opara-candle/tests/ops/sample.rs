@@ -42,7 +42,7 @@ fn logits() -> Result<Tensor> {
     values(5, &[1, VOCAB], DType::F32)? * 4.
 }
 
-/// How often each token is drawn at so many positions.
+/// The number of draws of each token at this many positions.
 fn draws(logits: &Tensor, of: &Sampling, seen: Option<&Tensor>, positions: u32) -> Result<Vec<u32>> {
     let rows = logits.broadcast_as((positions as usize, VOCAB))?;
     let seen = seen.map(|seen| seen.broadcast_as((positions as usize, VOCAB))?.contiguous()).transpose()?;
@@ -121,7 +121,7 @@ fn greedy_and_what_is_not_finite() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let logits = logits.to_dtype(dtype)?;
             let tokens = ops::sample(&logits, &Sampler::new(&[of; 4], &Cpu)?, &position, None)?.to_vec1::<u32>()?;
-            // Of two that are equal to the last of the top k both take part.
+            // Tokens equal to the last of the top k are drawn, too.
             assert!(tokens[0] == 1 || temperature == 1. && tokens[0] == 2);
             assert_eq!(tokens[1..], [1, 1, 0]);
         }

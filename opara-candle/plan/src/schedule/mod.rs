@@ -61,8 +61,7 @@ pub trait Scheduler: std::fmt::Debug + Send + Sync {
 
     /// Schedules every op once.
     ///
-    /// # Errors
-    /// Its own, and those of [`Schedule::new`].
+    /// # Errors The scheduler's own, and errors of [`Schedule::new`].
     fn schedule(&self, problem: &Problem) -> Result<Schedule>;
 }
 

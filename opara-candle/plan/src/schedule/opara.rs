@@ -29,7 +29,7 @@ pub enum Resource {
     Registers,
     /// Threads of a block.
     Threads,
-    /// How long the op takes alone.
+    /// The op's duration alone.
     Duration,
 }
 
@@ -38,7 +38,7 @@ impl Resource {
     pub const ALL: [Resource; 5] =
         [Resource::Scarcest, Resource::SharedMemory, Resource::Registers, Resource::Threads, Resource::Duration];
 
-    /// How much an op needs.
+    /// The op's need of this resource.
     pub fn of(self, op: &OpProfile) -> f64 {
         match self {
             Resource::Scarcest => op.demand,

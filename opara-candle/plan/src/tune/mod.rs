@@ -162,7 +162,7 @@ pub struct Winner<R> {
     pub schedule: Schedule,
     /// The schedule, ready to run.
     pub runner: R,
-    /// How it was found.
+    /// The search's findings.
     pub findings: Findings,
 }
 

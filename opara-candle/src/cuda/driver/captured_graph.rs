@@ -19,7 +19,7 @@ pub(in crate::cuda) struct CapturedGraph {
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by host address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// Allocations and frees in order, except those that libraries made themselves: the graph contains those as nodes.
+    /// Allocations and frees in order. Allocations of libraries are nodes of the graph instead.
     memory: Vec<MemoryEvent>,
     /// Library calls in order.
     library_calls: Vec<LibraryCall>,

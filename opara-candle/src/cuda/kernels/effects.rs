@@ -13,7 +13,7 @@ pub(crate) struct Effects {
     pub element: Option<u64>,
     /// The bytes that are written.
     pub extent: Extent,
-    /// How their previous content is used.
+    /// The use of their previous content.
     pub before: Before,
     /// Input arguments that are read element by element, as many elements as are written; contiguous without `strides`.
     pub inputs: &'static [usize],
@@ -50,7 +50,7 @@ pub(crate) enum Factor {
     Over(u64),
 }
 
-/// How the previous content of the extent is used.
+/// The use of the extent's previous content.
 pub(crate) enum Before {
     /// Overwritten completely, and not read.
     Overwritten,

@@ -27,7 +27,7 @@ pub(super) fn advance<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&by).arg(counter);
-    // SAFETY: the arguments are those that the kernel declares, and it reads and writes `numel` elements, which there are.
+    // SAFETY: the arguments match the kernel's parameters. It reads and writes `numel` elements, and the slice has as many.
     unsafe { launch.launch(blocks(elements)) }.w()?;
     Ok(())
 }

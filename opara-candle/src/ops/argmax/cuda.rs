@@ -1,4 +1,4 @@
-//! Where rows are largest, on a GPU.
+//! The index of the largest element of each row, on a GPU.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::CudaDType;

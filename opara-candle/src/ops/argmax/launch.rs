@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{expect, function, ptx, wide};
 use crate::cuda::operator::rows::{Rows, MAX_THREADS};
 
-/// Where each row of `x` is largest.
+/// The index of the largest element of each row of `x`.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.

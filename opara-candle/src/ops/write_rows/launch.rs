@@ -60,9 +60,8 @@ pub(super) fn write_rows<T: DeviceRepr>(
         launch.arg(number);
     }
     launch.arg(&new).arg(&at).arg(buffer);
-    // SAFETY: the arguments are those that the kernel declares. It reads a position and the new rows along these strides,
-    // and writes rows of the buffer whose position is below `len`, all of which were held against the slices above; 31 bits
-    // count them.
+    // SAFETY: the arguments match the kernel's parameters. It reads positions and new rows along these strides, and writes rows
+    // of the buffer whose position is below `len`. All were checked against the slices above, and fit 31 bits.
     unsafe { launch.launch(blocks(written * element / unit)) }.w()?;
     Ok(())
 }

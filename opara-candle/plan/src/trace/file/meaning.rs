@@ -1,4 +1,4 @@
-//! How the meaning of an op is written. As in `record`, the order of fields and variants is the format.
+//! The encoding of an op's meaning. As in `record`, the order of fields and variants is the format.
 
 use serde::{Deserialize, Serialize};
 

@@ -106,7 +106,7 @@ enum ModeVariants {
     ReadWrite,
 }
 
-/// Which bytes of its buffer an access touches.
+/// The bytes of its buffer that an access touches.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Part<R> {
     /// All of it.

@@ -1,4 +1,4 @@
-//! The format as it is meant to be used; what is broken or hostile is in [`hostile`].
+//! Tests of valid files; tests of broken and hostile ones are in [`hostile`].
 
 mod hostile;
 mod samples;
@@ -47,7 +47,7 @@ fn version_1_stays_readable() {
     assert_eq!(read(GOLDEN).unwrap(), golden());
 }
 
-/// Compares what is compressed: how it is compressed is the compressor's business.
+/// Compares decompressed content: the compressed bytes depend on the version of the compressor.
 #[test]
 fn version_1_is_still_what_is_written() {
     let mut source = section::Source::new(GOLDEN);
