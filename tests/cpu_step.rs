@@ -162,7 +162,7 @@ fn states_that_cannot_be_stepped_are_refused_with_the_reason() -> opara_candle::
 
 #[test]
 fn host_code_that_reads_the_state_runs_eagerly() -> opara_candle::Result<()> {
-    // A replay would go on adding to the row that the recording was made at.
+    // A replay would always add to the row of the recording.
     let row = |x: &[Tensor], s: &Vec<Tensor>| {
         let at = s[0].to_vec1::<u32>()?[0] as usize;
         let sum = ops::sum_keepdim(&ops::narrow(&s[1], 0, at, 1)?, 0)?;

@@ -183,7 +183,7 @@ fn failing_events_with_per_thread_streams() -> anyhow::Result<()> {
     assert_survives(&Device::new_cuda(0)?, |call| call.starts_with("cuEvent") || call == "cuStreamWaitEvent")
 }
 
-/// The device has memory for a forward pass, but not for what building allocates in addition.
+/// The device has memory for a forward pass, but not for additional allocations of building.
 #[test]
 fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_rebuilt() -> anyhow::Result<()> {
     let _alone = alone();

@@ -73,7 +73,7 @@ fn argmax_is_that_of_the_cpu() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parameters of every kind for so many rows.
+/// Parameters of every kind for this many rows.
 fn parameters(rows: usize) -> Vec<Sampling> {
     let one = |row: usize| {
         let of = Sampling {
@@ -126,7 +126,7 @@ fn tokens_are_those_of_the_cpu() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All weights of one kind: the first digit does not tell tokens apart.
+/// All weights of one kind: the first digit is the same for many tokens.
 #[test]
 fn flat_and_spiked_logits_are_drawn_from_as_on_the_cpu() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

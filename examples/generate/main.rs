@@ -30,11 +30,11 @@ struct Args {
     #[command(flatten)]
     options: Options,
 
-    /// What to continue.
+    /// The text to continue.
     #[arg(long, default_value = "Once upon a time")]
     prompt: String,
 
-    /// A prompt of so many tokens instead, which mean nothing: for measurements.
+    /// A prompt of this many arbitrary tokens instead: for measurements.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     prompt_tokens: Option<usize>,
 
@@ -46,15 +46,15 @@ struct Args {
     #[arg(long, default_value_t = 48, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     tokens: usize,
 
-    /// Go on behind tokens that end a text: for measurements.
+    /// Continue after tokens that end a text: for measurements.
     #[arg(long)]
     ignore_end: bool,
 
-    /// How far tokens may be from the most likely one: 0 takes that one.
+    /// Temperature of sampling: 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.)]
     temperature: f32,
 
-    /// Draw from so many of the most likely tokens; 0 for all.
+    /// Draw from this many of the most likely tokens; 0 for all.
     #[arg(long, default_value_t = 0)]
     top_k: u32,
 
@@ -148,7 +148,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// How fast texts were written: medians.
+/// Speed of generation: medians.
 struct Speeds {
     first_ms: f64,
     read_per_s: f64,

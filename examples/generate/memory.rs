@@ -1,9 +1,9 @@
-//! What a generation takes of memory.
+//! Memory of a generation.
 
 use anyhow::Result;
 use candle::Device;
 
-/// In words: of a GPU what is not free, else the most that the process had.
+/// Describes the free memory of a GPU, or the peak memory of the process on the CPU.
 pub fn used(device: &Device) -> Result<String> {
     const MIB: f64 = (1u64 << 20) as f64;
     if device.is_cuda() {

@@ -55,7 +55,7 @@ fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
     (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?.max(0)?.to_scalar()
 }
 
-/// Logits of all tokens, given in parts of so many: `(batch, tokens, vocab)`.
+/// Logits of all tokens, given in parts of these lengths: `(batch, tokens, vocab)`.
 fn logits(model: &Decoder, ids: &Tensor, parts: &[usize]) -> Result<Tensor> {
     let mut cache = model.cache(ids.dim(0)?).expect("a cache");
     let (mut at, mut logits) = (0, Vec::new());

@@ -156,7 +156,7 @@ pub(crate) trait Replay: Send + Sync {
     /// and this thread is inside such a closure, too: two threads could then wait for each other forever.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. The errors are those of [`call`](Self::call).
+    /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. Errors: as for [`call`](Self::call).
     fn call_zero_copy(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())

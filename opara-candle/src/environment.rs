@@ -29,13 +29,13 @@ impl Cache {
 /// The settings of the environment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
-    /// `OPARA_OFF=1`: every executor runs its module as it is.
+    /// `OPARA_OFF=1`: every executor runs its module eagerly.
     pub is_off: bool,
     /// `OPARA_FUSE=0`: launches are not fused.
     pub no_fuse: bool,
     /// `OPARA_VERIFY=0`: replays are not compared with eager execution.
     pub no_verify: bool,
-    /// `OPARA_NUMERICS=exact`: no operator takes the place of candle's.
+    /// `OPARA_NUMERICS=exact`: no kernel of candle is replaced.
     pub is_exact: bool,
     /// `OPARA_CACHE`.
     pub cache: Option<Cache>,

@@ -6,7 +6,7 @@ use crate::arguments::StateArguments;
 use crate::backend::Example;
 use crate::verify::same_values;
 
-/// The inputs that building may use beside its first example.
+/// The inputs that building may use in addition to its first example.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Examples {
     /// Further examples that the user gave.
@@ -25,8 +25,7 @@ pub(crate) struct Other {
 }
 
 impl Examples {
-    /// The arguments beside `first`: the further examples that have its shapes and dtypes, and `first` with other floats in
-    /// its inputs.
+    /// Further arguments: the further examples that have its shapes and dtypes, and `first` with other floats in its inputs.
     ///
     /// Integers are never altered: an index out of range is an error on the CPU, and on a GPU an assertion that destroys the
     /// process's context; no example shows the range.

@@ -121,7 +121,7 @@ impl OparaExecutor {
     ///
     /// On a GPU these buffers are locked while `f` runs: other threads' calls of the same shapes wait until it returns, so it
     /// must not wait for them. `f` may call any other executor, and this one with other shapes. If another thread's closure
-    /// borrows the outputs of those shapes, the module runs eagerly instead of waiting, since both closures could wait for each
+    /// borrows the outputs of these shapes, the module runs eagerly instead of waiting, since both closures could wait for each
     /// other. A panic in `f` unwinds to the caller, and later calls work.
     ///
     /// # Errors
@@ -162,13 +162,13 @@ impl OparaExecutor {
         }
     }
 
-    /// Forgets everything that was built: the next call of any shape records the module anew. For changes of the module
-    /// that calls do not see.
+    /// Forgets everything that was built: the next call of any shape records the module again. Call it after changes of
+    /// the module that calls do not see.
     ///
     /// | change of the module | seen by the next call |
     /// |---|---|
     /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`](crate::Builder::fold_constants) |
-    /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one, which has the plan built anew; on the CPU no |
+    /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one: the plan is then rebuilt; on the CPU no |
     /// | a setting: a mode, a scale, a position, a flag for training | no |
     ///
     /// [`Builder::recheck`](crate::Builder::recheck) finds unseen changes some calls later.
@@ -327,8 +327,8 @@ impl OparaExecutor {
 
 /// For functions of one tensor to one tensor.
 ///
-/// # Errors
-/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], which `opara_candle::Error::from` makes of candle's error.
+/// # Errors As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], to which `opara_candle::Error::from` converts candle's
+/// error.
 impl Module for OparaExecutor {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let outputs = self.call(std::slice::from_ref(x))?;

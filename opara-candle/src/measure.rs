@@ -83,7 +83,7 @@ impl Planned {
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
-    /// Sets of arguments that runs take in turns.
+    /// Sets of arguments, one for each run in turn.
     sets: Vec<Rerun<'a>>,
     device: &'a Device,
     /// The set of the next run.

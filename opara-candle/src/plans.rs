@@ -32,7 +32,7 @@ impl Entry {
         Arc::new(Self { plan, calls: AtomicU64::new(0) })
     }
 
-    /// Counts a call, and says whether it is one of each so many.
+    /// Counts a call. Is its number a multiple of `every`?
     pub fn is_nth(&self, every: u64) -> bool {
         every > 0 && (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every)
     }

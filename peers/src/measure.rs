@@ -131,7 +131,7 @@ fn check_writable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Contestants whose kernels are timed: one of all those that replay the same kernels in another order.
+/// Contestants whose kernels are timed. Of contestants that replay the same kernels in another order, only one is.
 const PROFILED: [&str; 7] = [
     own::CANDLE_TUNED,
     "sequential",

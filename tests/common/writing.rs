@@ -3,7 +3,7 @@
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::{ops, Carry};
 
-/// A cache of rows, where the next one goes, and a sum of what was read.
+/// A cache of rows, the position of the next row, and a sum of all rows that were read.
 #[derive(Debug)]
 pub struct Writing {
     position: Tensor,

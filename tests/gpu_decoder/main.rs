@@ -1,5 +1,5 @@
-//! What decoders are made of on a GPU, against the same operators on the CPU, and their steps as graphs. Without a GPU, or without
-//! the `cuda` feature, each test says that it skips.
+//! Operators of decoders on a GPU against the CPU, and decoder steps as graphs. Without a GPU, or without the `cuda` feature,
+//! each test says that it skips.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -26,7 +26,7 @@ fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fm
     assert!(error <= tolerance, "{of}: off by {error:.2e}");
 }
 
-/// The values that a dtype makes of a tensor, in f32 on the host, and the tensor on the device.
+/// A tensor rounded to a dtype: in f32 on the host, and on the device.
 fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
     let x = x.to_dtype(dtype)?;
     Ok((x.to_dtype(DType::F32)?, x.to_device(device)?))
@@ -80,7 +80,8 @@ fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     Ok(())
 }
 
-/// Several steps behind texts of several lengths, with what is in the cache behind them, which nothing may read.
+/// Several steps after texts of several lengths. The cache holds other numbers beyond each text, which must not be
+/// read.
 fn attend(
     of: CachedAttention,
     pairs: usize,

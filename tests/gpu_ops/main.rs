@@ -438,8 +438,8 @@ fn embeddings_agree_with_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// A Transformer layer of fused operators, with branches that may run in parallel. A launch must wait for another where
-/// it reads what the other writes, and only there.
+/// A Transformer layer of fused operators, with branches that may run in parallel. A launch must wait for another
+/// exactly if it reads the other's results.
 #[test]
 fn fused_operators_are_replayed() {
     let Some(device) = gpu() else { return };

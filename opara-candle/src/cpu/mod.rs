@@ -71,7 +71,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
     if let Err(difference) = agree {
         // The difference may come from the values, from state, or from a table that the first call built: another call
-        // on the example tells.
+        // on the example decides.
         passes.push(pass(inputs)?);
         let agrees = state::check_calls(&passes, again, &contiguous)?;
         if !(agrees && recorded.is_empty()) {

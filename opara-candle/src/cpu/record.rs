@@ -138,7 +138,8 @@ where
     let label = scope::path();
     let noted = inputs.first().filter(|_| in_place).map_or(Ok(()), |target| recorder.note_write(name, target));
     let result = noted.and_then(|()| f(inputs));
-    // An operator that returns an operand as it is, such as `narrow` over all of it, computes nothing: the value keeps its source.
+    // An operator that returns its operand unchanged, such as `narrow` over all of it, computes nothing: the value keeps its
+    // source.
     let is_operand = |result: &&Tensor| inputs.iter().any(|input| input.id() == result.id());
     if let Some(result) = result.as_ref().ok().filter(|result| !is_operand(result)) {
         let sources: Vec<Source> = inputs

@@ -70,7 +70,7 @@ pub(super) fn read(
                 op.meaning = call.and_then(|call| meaning(&mut memory, call)).map(Box::new);
                 let from = found.map(|(nodes, _)| nodes.start);
                 if let Some(before) = trace.ops.last_mut().filter(|_| from.is_some() && from == of_last) {
-                    // The last launch of a call stands for the whole of it.
+                    // The last launch of a call represents the whole call.
                     before.meaning = op.meaning.is_some().then(|| Meaning::part().into());
                 }
                 of_last = from;

@@ -77,7 +77,7 @@ fn attempt(
     }
     let draws = matches!(captured, Err(Error::DrawsRandomNumbers { .. }));
     if captured.as_ref().is_err_and(Error::is_uncapturable) && !draws {
-        // It would go on running eagerly. Two calls in a row also find state that alternates.
+        // It would run eagerly from now on. Two calls in a row also find state that alternates.
         for _ in 0..2 {
             if answers.repeats.is_ok() {
                 answers.repeats = eager.repeats(&answers.examples[0])?;

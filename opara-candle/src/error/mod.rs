@@ -71,11 +71,11 @@ pub enum Error {
         "input {index} is on {got:?} but the executor was built on {expected:?}: move it with `Tensor::to_device`"
     )]
     InputDevice {
-        /// Which input.
+        /// Index of the input.
         index: usize,
-        /// Where the example was.
+        /// The example's device.
         expected: DeviceLocation,
-        /// Where this one is.
+        /// This input's device.
         got: DeviceLocation,
     },
 
@@ -85,7 +85,7 @@ pub enum Error {
          `Tensor::to_dtype`; the module's error: {source}"
     )]
     InputDType {
-        /// Which input.
+        /// Index of the input.
         index: usize,
         /// The example's dtype.
         expected: DType,
@@ -106,7 +106,7 @@ pub enum Error {
         got: Option<DType>,
     },
 
-    /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
+    /// A tensor was made outside the recorded operators, so a replay would not recompute it.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \
          not recorded: make it with `opara_candle::ops` or `opara_candle::nn`. On the CPU only these are recorded; a CUDA \
@@ -117,7 +117,7 @@ pub enum Error {
         op: String,
         /// Scope path of that operator.
         label: String,
-        /// Which argument it is.
+        /// Index of the argument.
         argument: usize,
         /// Its shape.
         shape: Shape,
@@ -130,7 +130,7 @@ pub enum Error {
          without any change"
     )]
     UntracedOutput {
-        /// Which output.
+        /// Index of the output.
         output: usize,
     },
 
@@ -142,9 +142,9 @@ pub enum Error {
     Unstable {
         /// Index of the launch that differs.
         at: usize,
-        /// What the first pass launched there.
+        /// The launch of the first pass.
         first: String,
-        /// What the second pass launched there.
+        /// The launch of the second pass.
         second: String,
     },
 
@@ -154,9 +154,9 @@ pub enum Error {
          {expected_dtype:?} {expected:?}: further examples need its shapes and dtypes"
     )]
     ExampleShape {
-        /// Which further example.
+        /// Index of the further example.
         example: usize,
-        /// Which input of it.
+        /// Index of the input in it.
         index: usize,
         /// Shape of the first example's input.
         expected: Shape,
@@ -178,7 +178,7 @@ pub enum Error {
         if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
     )]
     Stateful {
-        /// How it was detected.
+        /// The observation that shows it.
         reason: String,
         /// Scope path of the operator at which it was detected; empty if there is none.
         scope: String,
@@ -211,7 +211,7 @@ pub enum Error {
     /// The module draws random numbers. Its calls differ without state, and a replay would draw other numbers.
     #[error("the forward pass cannot be captured: {reason}")]
     DrawsRandomNumbers {
-        /// How and where it was detected.
+        /// The observation that shows it, and its place.
         reason: String,
     },
 
@@ -223,7 +223,7 @@ pub enum Error {
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
-    /// A trace or a schedule was asked for, but calls with these inputs run eagerly.
+    /// A trace or a schedule was requested, but calls with these inputs run eagerly.
     #[error("nothing is recorded for these inputs, since calls of them run eagerly: {reason}")]
     NotRecorded {
         /// Why these calls run eagerly.
@@ -263,11 +263,11 @@ pub enum Error {
     /// A trace that contradicts itself.
     #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
     InvalidTrace {
-        /// Which op.
+        /// Index of the op.
         op: usize,
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The contradiction.
         reason: String,
     },
 
@@ -276,7 +276,7 @@ pub enum Error {
     TraceFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and where.
+        /// The cause, with its position in the file.
         source: FileError,
     },
 
@@ -300,7 +300,7 @@ pub enum Error {
     /// A bug of this library.
     #[error("internal fault of opara-candle, please report it: {message}")]
     Internal {
-        /// What went wrong.
+        /// A description of the fault.
         message: String,
     },
 

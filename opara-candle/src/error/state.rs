@@ -22,7 +22,7 @@ pub enum StateError {
          {expected:?}: a state keeps its shapes and dtypes; build another step for others"
     )]
     Shape {
-        /// Which tensor of the state.
+        /// Index of the tensor in the state.
         index: usize,
         /// The shape that it was built for.
         expected: Shape,
@@ -39,11 +39,11 @@ pub enum StateError {
         "tensor {index} of the state is on {got:?} but the step is for {expected:?}: move it with `Tensor::to_device`"
     )]
     Device {
-        /// Which tensor of the state.
+        /// Index of the tensor in the state.
         index: usize,
-        /// Where the step runs.
+        /// The step's device.
         expected: DeviceLocation,
-        /// Where this one is.
+        /// This tensor's device.
         got: DeviceLocation,
     },
 
@@ -53,7 +53,7 @@ pub enum StateError {
          `Carry::fork`"
     )]
     Shared {
-        /// Which tensor of the state.
+        /// Index of the tensor in the state.
         index: usize,
         /// The tensor that it shares memory with.
         other: String,
@@ -62,9 +62,9 @@ pub enum StateError {
     /// A tensor's layout in memory does not let a replay write it in place.
     #[error("tensor {index} of the state {reason}: replace it by a copy, with `Tensor::force_contiguous`")]
     Layout {
-        /// Which tensor of the state.
+        /// Index of the tensor in the state.
         index: usize,
-        /// What is wrong with it.
+        /// The property of the layout.
         reason: &'static str,
     },
 }

@@ -51,7 +51,7 @@ pub(super) fn build(
             let report = Report { reason: Some(reason), ..blank(options) };
             Plan { recorded, trace, ..Plan::eager(report) }
         }
-        // The executor builds once more.
+        // The executor builds again.
         Err(Halt::Failed(error @ Error::MemoryFreed)) => return Err(error),
         Err(Halt::Failed(error)) if runs_eagerly(&error, build.has_answered, options) => {
             tracing::warn!(reason = %error, "calls of these shapes run eagerly");

@@ -16,7 +16,7 @@ fn h200() -> DeviceModel {
     DeviceModel::named("h200").unwrap()
 }
 
-/// An op of so many blocks that takes `us` alone, and so many bytes of a buffer of its own.
+/// An op of `blocks` blocks that takes `us` alone, and writes its own buffer of `bytes` bytes.
 fn op(name: &str, blocks: u32, us: u64, buffer: usize, bytes: u64) -> Op {
     let launch = Launch { grid: [blocks, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };
     let region = Region::contiguous(0, bytes);

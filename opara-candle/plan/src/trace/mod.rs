@@ -89,9 +89,9 @@ pub struct Op {
 pub enum Work {
     /// A CUDA kernel.
     Kernel(Launch),
-    /// A device memset of so many bytes.
+    /// A device memset of this many bytes.
     Memset(u64),
-    /// A device-to-device copy of so many bytes.
+    /// A device-to-device copy of this many bytes.
     Memcpy(u64),
     /// An operator that runs on host threads.
     Host {

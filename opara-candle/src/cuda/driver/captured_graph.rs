@@ -77,7 +77,7 @@ impl LaunchNode {
 }
 
 impl LaunchNode {
-    /// Lets the pointer that stands at an offset among the arguments, as in [`Pointer`](super::Pointer), be this address.
+    /// Sets the pointer at an offset of the arguments, as in [`Pointer`](super::Pointer), to this address.
     pub fn point(&mut self, word: usize, address: u64) {
         match self {
             LaunchNode::Kernel(kernel) => kernel.arguments.set_word(word, address),

@@ -64,10 +64,9 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
     Ok(tensor.force_contiguous()?)
 }
 
-/// A copy of so many elements from an address on, as one row.
+/// Copies `count` elements from an address, as one row.
 ///
-/// # Errors
-/// An address that is not that of so many bytes on the device, or no memory for the copy.
+/// # Errors Fewer bytes at the address on the device, or no memory for the copy.
 pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Tensor> {
     let copy = Tensor::zeros(elements, dtype, device)?;
     let bytes = bytes_of(&copy);

@@ -30,8 +30,8 @@ pub(super) fn argmax<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(x).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and writes each of
-    // `rows` of `y`: both were held against the slices above, and `Rows::of` saw that 31 bits count rows and columns.
+    // SAFETY: the arguments match the kernel's parameters. It reads `rows * columns` elements of `x` and writes each of `rows` of
+    // `y`: both were held against the slices above, and `Rows::of` saw that 31 bits count rows and columns.
     unsafe { launch.launch(block_of_row(of.rows(), of.columns(), wide(dtype))) }.w()?;
     Ok(())
 }

@@ -32,7 +32,7 @@ impl Sampling {
     /// Bits as the kernels read them.
     fn words(&self) -> Result<[u32; WORDS]> {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, seed } = *self;
-        /// The least temperature beside 0.
+        /// The least temperature above 0.
         const COLDEST: f32 = 1e-3;
         let temperature_fits = temperature == 0. || (COLDEST..f32::INFINITY).contains(&temperature);
         let others_fit = top_p > 0. && top_p <= 1. && (0. ..=1.).contains(&min_p);

@@ -27,7 +27,7 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
 
 /// The custom operator on contiguous rows.
 struct Softmax {
-    /// Where the rows of the bias start, if there is a bias.
+    /// Offsets of the bias's rows, if there is a bias.
     starts: Option<RowStarts>,
 }
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::trace::{Region, Role};
 use samples::{golden, nasnet_like, traces};
 
-/// Written by the first release of version 1: every later one must read it. Never write it anew.
+/// Written by the first release of version 1: every later one must read it. Never overwrite it.
 pub(super) const GOLDEN: &[u8] = include_bytes!("../../../../tests/data/version-1.trace");
 
 pub(super) fn bytes(trace: &Trace) -> Vec<u8> {
