@@ -89,7 +89,7 @@ fn a_state_is_saved_put_back_forked_and_reset() -> opara_candle::Result<()> {
 
 #[test]
 fn state_has_a_role_and_what_is_only_read_of_it_is_not_folded() -> anyhow::Result<()> {
-    // Nothing but the state: without its role all of this would be a constant.
+    // Reads only the state. Without the role of state, everything would be a constant.
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![ops::affine(&ops::to_dtype(length, DType::F32)?, 2., 0.)?]);
     let mut length = Tensor::new(&[3u32], CPU)?;
     let executor = strict().build_step(read, &[], &length)?;
@@ -279,7 +279,7 @@ fn a_recheck_that_finds_a_difference_leaves_the_state_of_the_module() -> opara_c
     Ok(())
 }
 
-/// A pool of rows that its states share, of which each writes its own.
+/// A pool of rows that several states share. Each state writes its own row.
 struct Pooled {
     pool: Tensor,
     row: Tensor,

@@ -11,7 +11,7 @@ use opara_candle::{Mode, Numerics, OparaExecutor};
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
-/// The half distance from one to the next number.
+/// The unit roundoff: half the distance from 1 to the next number.
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -34,7 +34,7 @@ impl Block {
     fn new(name: &str, [out, inner, kernel]: [usize; 3], stride: usize, groups: usize, dtype: DType) -> Result<Self> {
         let numbers = opara_weights::seeded(7, DType::F32, common::CPU);
         let numbers = numbers.pp(name);
-        // A number for each channel, with mean 0 and variance 1.
+        // Random numbers of mean 0 and variance 1, one per channel.
         let vector = |name: &str| numbers.get((out, 1), name)?.reshape(out);
         let norm = [vector("mean")?, (vector("variance")?.abs()? + 0.5)?, (vector("scale")? + 1.)?, vector("shift")?];
         let weight = numbers.get((out, inner / groups, kernel, kernel), "weight")?;
@@ -166,7 +166,7 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Numbers that strain a norm folded into weights: far from the mean, cancelling, large and tiny.
+/// Numbers that are hard for a norm folded into weights: far from the mean, cancelling, large and tiny.
 #[test]
 fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -196,7 +196,7 @@ fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A layer of a transformer out of plain operators: attention of 4 heads of 32 with a mask, and two products with GELU between.
+/// A Transformer layer of plain operators: attention of 4 heads of 32 with a mask, and two matmuls with GELU in between.
 #[derive(Clone)]
 struct Layer {
     weights: Vec<Tensor>,

@@ -1,5 +1,5 @@
-//! Steps that carry a state on, on a GPU, as an application runs them. Without a GPU, or without the `cuda` feature, each
-//! test says that it skips.
+//! Steps with a state on a GPU, as an application runs them. Without a GPU, or without the `cuda` feature, each test says that it
+//! skips.
 
 mod common;
 
@@ -190,7 +190,7 @@ fn executors_are_built_while_another_thread_steps() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts up, and passes the tokens through a chain of operators that takes the GPU a while.
+/// Counts up, and passes the tokens through a long chain of operators, to keep the GPU busy.
 fn count(_: &[Tensor], tokens: &Tensor) -> Result<Vec<Tensor>> {
     ops::advance(tokens, 1)?;
     Ok(vec![ops::affine(tokens, 1., 0.)?])

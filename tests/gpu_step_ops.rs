@@ -56,7 +56,7 @@ fn argmax_is_that_of_the_cpu() -> anyhow::Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         for columns in [1, 5, 32, 1000, 32_128, 151_936] {
             let mut values = waves(3, (3, columns))?.flatten_all()?.to_vec1::<f32>()?;
-            // Equal ones far apart, and NaN in the last row.
+            // Equal elements far apart, and NaN in the last row.
             let middle = columns / 2;
             for at in [middle, columns - 1, columns + columns / 3, 2 * columns - 1] {
                 values[at] = 9.;

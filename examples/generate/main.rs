@@ -1,4 +1,4 @@
-//! Text generation: prints text as it comes, and how fast that was.
+//! Text generation: prints text as it is generated, and its speed.
 //!
 //!     cargo run --release --features cudnn --example generate -- --model FOLDER --dtype bf16 --prompt "Once upon a time"
 //!
@@ -38,7 +38,7 @@ struct Args {
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     prompt_tokens: Option<usize>,
 
-    /// Ask the model as an assistant, by its chat template.
+    /// Put the prompt into the model's chat template.
     #[arg(long)]
     chat: bool,
 
@@ -58,7 +58,7 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     top_k: u32,
 
-    /// Draw from the most likely tokens that have this probability together.
+    /// Draw from the most likely tokens that together have this probability.
     #[arg(long, default_value_t = 1.)]
     top_p: f32,
 
@@ -84,7 +84,7 @@ fn run() -> Result<()> {
     let model = Arc::new(source.load(options, context, &device)?);
 
     let drawn = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, ..Sampling::default() };
-    // Each text of a batch has a seed of its own: the first one's text does not depend on how many there are.
+    // Each text of a batch has its own seed, so the first text does not depend on the batch size.
     let sampling: Vec<_> = (0..options.batch as u64).map(|at| Sampling { seed: options.seed + at, ..drawn }).collect();
     let prompts = vec![prompt; options.batch];
     let ends = if args.ignore_end { Vec::new() } else { source.ends() };

@@ -48,7 +48,8 @@ pub struct Plan<'a> {
 
 /// Runs all threads until the deadline. A thread that hangs ends the program with exit code 1.
 ///
-/// # Errors Only errors of starting; errors of operations are counted.
+/// # Errors
+/// Only errors of starting; errors of operations are counted.
 pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
     let deadline = Instant::now() + plan.length;
     let doing: Vec<Arc<Mutex<&'static str>>> = (0..plan.threads).map(|_| Arc::new(Mutex::new("starting"))).collect();

@@ -30,7 +30,7 @@ pub struct Counts {
     pub stress: u64,
     /// Policy of the schedule that is compared with the sequential one.
     pub policy: Policy,
-    /// Are its launches fused? Those of the sequential schedule never are.
+    /// Are its launches fused? The sequential schedule's never are.
     pub fuse: bool,
     /// May launches be rewritten? If so, bits differ from eager execution's.
     pub is_accurate: bool,

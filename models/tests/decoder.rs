@@ -1,4 +1,4 @@
-//! Decoders against transformers' on the same weights, and their steps against whole passes.
+//! Decoders compared with transformers on the same weights, and their steps with whole passes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -106,13 +106,13 @@ mod gguf {
 
     use super::*;
 
-    /// The row that GGUF has at each place, of a weight whose rows are heads of pairs.
+    /// The order of a weight's rows in GGUF, for heads whose rotary pairs are neighbours.
     fn paired(rows: usize, heads: usize) -> Vec<u32> {
         let dim = rows / heads;
         (0..rows).map(|row| (row / dim * dim + row % dim % 2 * (dim / 2) + row % dim / 2) as u32).collect()
     }
 
-    /// The seeded model as llama.cpp's converter writes it, with its matrices in a type.
+    /// The seeded model as llama.cpp's converter writes it, with matrices of a given type.
     fn file(folder: &Path, config: &Config, matrices: GgmlDType) -> Result<PathBuf> {
         let weights = opara_weights::seeded(11, DType::F32, CPU);
         let mut tensors = Vec::new();
@@ -313,7 +313,7 @@ mod generation {
         Ok(())
     }
 
-    /// Three texts of a small model, by executors and eagerly.
+    /// Three texts of a small model, by executors and by eager execution.
     fn both(sampling: &[Sampling]) -> [Generator; 2] {
         let model = Arc::new(load(&Config::tiny(), 200));
         let fast = Generator::new(model.clone(), sampling, &OparaExecutor::builder()).expect("executors");

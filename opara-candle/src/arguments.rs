@@ -53,7 +53,7 @@ impl StateArguments {
         self.shared.iter().filter(|shared| !**shared).count()
     }
 
-    /// All that a pass answers: its outputs, and the state that it left behind.
+    /// The answers of a pass: its outputs, then the state after it.
     pub fn answers(&self, mut outputs: Vec<Tensor>, arguments: &[Tensor]) -> Vec<Tensor> {
         let (_, state) = self.split(arguments);
         outputs.extend(state.iter().zip(&self.shared).filter(|(_, shared)| !**shared).map(|(t, _)| t.clone()));
@@ -69,7 +69,7 @@ impl StateArguments {
         inputs.iter().cloned().chain(state).collect()
     }
 
-    /// Writes the state that is at the end of a pass's answers to the state among the arguments.
+    /// Copies the state at the end of a pass's answers to the state among the arguments.
     pub fn store(&self, answers: &[Tensor], arguments: &[Tensor]) -> Result<()> {
         let own = self.answers(Vec::new(), arguments);
         let from = &answers[answers.len().saturating_sub(own.len())..];
@@ -146,7 +146,7 @@ pub(crate) fn write(to: &Tensor, from: &Tensor) -> Result<()> {
 
 /// Are two tensors views of one storage?
 pub(crate) fn share_memory(a: &Tensor, b: &Tensor) -> bool {
-    // One after the other: a thread must not hold the lock of a storage twice.
+    // One lock after the other: both tensors may have the same storage.
     let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0) as usize;
     let a = address(a);
     a == address(b)

@@ -36,7 +36,7 @@ pub struct Usage {
 /// Does some work and watches the pool; on the CPU there is nothing to watch.
 ///
 /// # Errors
-/// Those of `f`, and of the driver.
+/// Errors of `f`, and of the driver.
 pub fn watch<T, E: From<crate::Error>>(
     device: &Device,
     f: impl FnOnce() -> Result<T, E>,

@@ -88,9 +88,9 @@ impl OparaExecutor {
     /// Replays the module, and returns new output tensors that no later call overwrites.
     ///
     /// # Errors
-    /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new
-    /// shape those of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that borrows the
-    /// outputs of the same shapes.
+    /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new shape errors
+    /// of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that
+    /// borrows the outputs of the same shapes.
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.call_with(inputs, &|| Ok(inputs.to_vec()))
     }
@@ -125,7 +125,7 @@ impl OparaExecutor {
     /// other. A panic in `f` unwinds to the caller, and later calls work.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
+    /// Errors of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
     /// dtypes, in eager mode too, so that it does not depend on what could be captured.
     pub fn call_zero_copy<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.call_zero_copy_with(inputs, &|| Ok(inputs.to_vec()), f)
@@ -327,7 +327,8 @@ impl OparaExecutor {
 
 /// For functions of one tensor to one tensor.
 ///
-/// # Errors As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], to which `opara_candle::Error::from` converts candle's
+/// # Errors
+/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], to which `opara_candle::Error::from` converts candle's
 /// error.
 impl Module for OparaExecutor {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {

@@ -126,7 +126,8 @@ impl Snapshot {
 
     /// Restores the saved contents, into the same state or another one of the same shapes and dtypes.
     ///
-    /// # Errors A state of other shapes or dtypes, which stays unchanged.
+    /// # Errors
+    /// A state of other shapes or dtypes, which stays unchanged.
     pub fn restore(&self, state: &mut impl Carry) -> Result<()> {
         let tensors = state.tensors();
         if tensors.len() != self.0.len() {

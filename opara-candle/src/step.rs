@@ -61,7 +61,8 @@ impl Builder {
     /// # Ok::<(), opara_candle::Error>(())
     /// ```
     ///
-    /// # Errors [`Error::State`](crate::Error::State) for a state that cannot be stepped, and errors of
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) for a state that cannot be stepped, and errors of
     /// [`OparaExecutor::new`].
     pub fn build_step<S, F>(mut self, step: F, inputs: &[Tensor], state: &S) -> Result<StepExecutor<S>>
     where
@@ -88,7 +89,8 @@ impl<S: Carry> StepExecutor<S> {
     /// After an error of the device or of the step itself, the state may be partly updated: restore a
     /// [`Snapshot`](crate::Snapshot).
     ///
-    /// # Errors [`Error::State`](crate::Error::State) for a state that this step cannot run on, which stays unchanged; and errors
+    /// # Errors
+    /// [`Error::State`](crate::Error::State) for a state that this step cannot run on, which stays unchanged; and errors
     /// of [`OparaExecutor::call`].
     pub fn step(&self, inputs: &[Tensor], state: &mut S) -> Result<Vec<Tensor>> {
         self.executor.call_with(&self.arguments(inputs, state)?, &|| example(inputs, state))
@@ -97,7 +99,8 @@ impl<S: Carry> StepExecutor<S> {
     /// Like [`step`](Self::step), but `f` borrows the outputs without a copy: the next step overwrites them. The rules
     /// of [`OparaExecutor::call_zero_copy`] apply.
     ///
-    /// # Errors Errors of [`step`](Self::step) and of [`OparaExecutor::call_zero_copy`].
+    /// # Errors
+    /// Errors of [`step`](Self::step) and of [`OparaExecutor::call_zero_copy`].
     pub fn call_zero_copy<R>(&self, inputs: &[Tensor], state: &mut S, f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.executor.call_zero_copy_with(&self.arguments(inputs, state)?, &|| example(inputs, state), f)
     }
@@ -109,7 +112,8 @@ impl<S: Carry> StepExecutor<S> {
 
     /// The trace that is replayed for inputs and a state like these: [`OparaExecutor::trace`].
     ///
-    /// # Errors Errors of [`OparaExecutor::trace`] and of [`step`](Self::step).
+    /// # Errors
+    /// Errors of [`OparaExecutor::trace`] and of [`step`](Self::step).
     pub fn trace(&self, inputs: &[Tensor], state: &S) -> Result<Trace> {
         self.executor.trace_with(&self.arguments(inputs, state)?, &|| example(inputs, state))
     }
@@ -161,7 +165,7 @@ where
     Arc::new(move |arguments| Ok(caught(|| Ok(run(arguments)?))?))
 }
 
-/// Tensors of the same shapes and dtypes, of one element in memory.
+/// Tensors of the same shapes and dtypes that are views of one element, and so take no memory.
 fn without_memory(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let like = |t: &Tensor| Tensor::zeros((), t.dtype(), t.device())?.broadcast_as(t.shape());
     Ok(tensors.iter().map(like).collect::<candle::Result<_>>()?)

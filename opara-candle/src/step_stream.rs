@@ -167,7 +167,7 @@ impl<S: Carry> Iterator for StepStream<'_, S> {
         match &tokens {
             Ok(Some(tokens)) if !self.stops.is_empty() => self.is_over = self.stops_with(tokens),
             Ok(Some(_)) => {}
-            // After an error the state may be anything.
+            // After an error the state may be partly updated.
             Ok(None) | Err(_) => self.is_over = true,
         }
         tokens.transpose()

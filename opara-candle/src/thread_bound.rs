@@ -27,7 +27,8 @@ thread_local! {
 
 /// Builds a function on its own capture thread, and returns a function that any thread can call. `inputs` are the first call's.
 ///
-/// # Errors Errors of `make`, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
+/// # Errors
+/// Errors of `make`, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
 pub(crate) fn build<F>(make: impl FnOnce() -> candle::Result<F> + Send + 'static, inputs: &[Tensor]) -> Result<Function>
 where
     F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,

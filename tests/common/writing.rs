@@ -1,4 +1,4 @@
-//! A step with a cache, on any device: the same for tests of the CPU and of GPUs.
+//! A step with a cache, for tests of the CPU and of GPUs.
 
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::{ops, Carry};

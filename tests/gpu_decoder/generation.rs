@@ -11,7 +11,7 @@ use opara_models::decoder::{Config, Decoder, Generator};
 use super::assert_near;
 use super::common::{gpu, CPU};
 
-/// Small ones of every kind: heads that kernels take, and such that they do not.
+/// Small models of every kind, with head sizes that kernels support, and others.
 fn configs() -> Vec<(&'static str, Config)> {
     let small = |json: serde_json::Value| Config::from_json(&json).expect("a configuration");
     let base = |kind: &str| {

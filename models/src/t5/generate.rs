@@ -77,7 +77,7 @@ impl Generator {
     /// [`T5Encoder::forward`](super::T5Encoder::forward).
     ///
     /// # Errors
-    /// Those of the model and of its executors.
+    /// Errors of the model and of its executors.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Vec<Vec<u32>>> {
         let inputs = inputs(ids, attention_mask);
         let executors = self.executors_for(&inputs)?;
@@ -125,7 +125,7 @@ impl T5 {
     /// The same as [`Generator::generate`], without executors.
     ///
     /// # Errors
-    /// Those of the model; more tokens than `n_positions`, or none.
+    /// Errors of the model; more tokens than `n_positions`, or none.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>, max_tokens: usize) -> Result<Vec<Vec<u32>>> {
         check(self, max_tokens)?;
         let memory = read(self, &inputs(ids, attention_mask))?;

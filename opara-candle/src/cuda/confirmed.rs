@@ -19,7 +19,8 @@ pub(super) struct Confirmed {
 
 /// Captures a module until two captures in a row agree.
 ///
-/// # Errors [`Error::Stateful`] or [`Error::Unstable`] if no two captures in a row agree, and errors of [`capture`].
+/// # Errors
+/// [`Error::Stateful`] or [`Error::Unstable`] if no two captures in a row agree, and errors of [`capture`].
 pub(super) fn confirmed(
     target: &Target,
     function: &Function,

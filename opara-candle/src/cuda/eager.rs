@@ -85,7 +85,7 @@ impl<'a> Eager<'a> {
     /// Runs a pass that captures the module on these arguments. It leaves the module's state as it was, too.
     ///
     /// # Errors
-    /// Those of `pass`, and of putting the state back.
+    /// Errors of `pass`, and of putting the state back.
     pub fn capture<T>(&mut self, on: &[Tensor], pass: impl FnOnce() -> Result<T>) -> Result<T> {
         let captured = self.state.watch(&self.own(on)?, pass);
         self.state.restore()?;

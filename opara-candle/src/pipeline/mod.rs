@@ -53,7 +53,8 @@ use crate::{cuda, Error, Result};
 
 /// Builds a plan for inputs like these.
 ///
-/// # Errors The module's own errors, and the reason of a failed capture with `OnUncapturable::Error`.
+/// # Errors
+/// The module's own errors, and the reason of a failed capture with `OnUncapturable::Error`.
 pub(crate) fn build(
     function: &Function,
     inputs: &[Tensor],

@@ -10,7 +10,8 @@ use crate::Result;
 
 /// Collects the numbers of all stages.
 ///
-/// # Errors Comparing the examples' inputs fails.
+/// # Errors
+/// Comparing the examples' inputs fails.
 pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Result<Report> {
     let instance = &verified.instance;
     let (recorded, examples) = (fused.recorded.ops.len(), &fused.examples);

@@ -1,4 +1,4 @@
-//! Operators that write in place, and argmax, against loops.
+//! Operators that write in place, and argmax, compared with plain loops.
 
 use candle::{DType, Device::Cpu, Result, Tensor};
 use opara_candle::ops;

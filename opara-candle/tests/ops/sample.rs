@@ -1,4 +1,4 @@
-//! Tokens drawn from logits, against a definition in double precision.
+//! Sampling, compared with a definition in double precision.
 
 use candle::{DType, Device::Cpu, Result, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling};

@@ -25,7 +25,7 @@ impl SimulatedAndMeasured {
     /// not follow from the trace.
     ///
     /// # Errors
-    /// Those of the policies.
+    /// Errors of the policies.
     pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
         let device = DeviceModel::of(&trace.device);
         let problem = prepared.problem();

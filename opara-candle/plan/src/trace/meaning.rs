@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::BufferId;
 
-/// The type of elements.
+/// The type of elements. The order is the encoding in trace files: add types at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Element {
     /// Bytes without a type.
@@ -101,6 +101,8 @@ pub struct Window {
 }
 
 /// A function of the operands `a`, `b`, ... The result has the operands' dimensions unless stated otherwise.
+///
+/// The order of variants and fields is the encoding in trace files: add variants at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Function {
     /// Zeros, in bytes.

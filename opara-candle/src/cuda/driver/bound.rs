@@ -13,7 +13,7 @@ pub(super) struct Bound {
     pub places: Vec<(usize, usize, u64)>,
 }
 
-// SAFETY: a handle of the graph beside it, with copied parameters.
+// SAFETY: `node` is a handle of a graph that its owner keeps, and the parameters are copies.
 unsafe impl Send for Bound {}
 
 pub(super) enum BoundLaunch {

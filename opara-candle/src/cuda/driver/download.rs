@@ -50,7 +50,8 @@ impl Download {
 
     /// Waits for the copy, and returns the first `elements` elements.
     ///
-    /// # Errors A failed driver call, also one that an earlier operation of the stream caused.
+    /// # Errors
+    /// A failed driver call, also one that an earlier operation of the stream caused.
     pub fn wait(&self, elements: usize) -> Result<Vec<u32>> {
         self.arrived.wait()?;
         Ok(self.host.as_slice().w()?[..elements].to_vec())

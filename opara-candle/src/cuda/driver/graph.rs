@@ -317,7 +317,8 @@ unsafe impl Send for Executable {}
 impl Executable {
     /// Launches the graph on the device's stream.
     ///
-    /// # Errors Arguments of other sizes than the captured ones, other arenas than the relocation's, or a failed driver call.
+    /// # Errors
+    /// Arguments of other sizes than the captured ones, other arenas than the relocation's, or a failed driver call.
     pub fn launch(&mut self, arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
         let arguments = self.moved.launched_with(arguments, arenas)?;
         self.graph.stream.bind()?;
@@ -326,7 +327,7 @@ impl Executable {
             let before = std::mem::take(&mut self.arguments);
             for bound in self.bound.iter_mut().filter(|bound| bound.moves(&before, &arguments)) {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
-                // function, geometry and size are those of the node; launches in flight keep what they were given.
+                // function, geometry and size are the node's own; launches in flight keep what they were given.
                 unsafe { bound.bind_to(self.raw, &arguments)? };
             }
             self.arguments = arguments;

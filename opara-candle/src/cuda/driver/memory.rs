@@ -66,7 +66,8 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
 
 /// Copies `count` elements from an address, as one row.
 ///
-/// # Errors Fewer bytes at the address on the device, or no memory for the copy.
+/// # Errors
+/// Fewer bytes at the address on the device, or no memory for the copy.
 pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Tensor> {
     let copy = Tensor::zeros(elements, dtype, device)?;
     let bytes = bytes_of(&copy);
@@ -263,7 +264,8 @@ impl Relocation {
 
     /// Addresses of the module's arguments in a launch.
     ///
-    /// # Errors Arguments that differ from the captured ones in size, or other arenas than this relocation's.
+    /// # Errors
+    /// Arguments that differ from the captured ones in size, or other arenas than this relocation's.
     pub(super) fn launched_with(&self, module_arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
         let fit = |&(at, bytes): &(usize, u64)| module_arguments.get(at).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = module_arguments.iter().all(Tensor::is_contiguous);

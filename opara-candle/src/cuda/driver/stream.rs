@@ -223,7 +223,8 @@ impl Stream {
 
     /// Captures what `f` launches from this thread on this stream, without running it. `f` must not allocate.
     ///
-    /// # Errors Those of [`capture`](Self::capture).
+    /// # Errors
+    /// Errors of [`capture`](Self::capture).
     pub fn capture_only<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, CapturedGraph)> {
         self.capture_in(None, f).map_err(|broken| broken.error)
     }

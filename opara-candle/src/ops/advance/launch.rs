@@ -8,7 +8,7 @@ use cudarc::driver::{CudaViewMut, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{blocks, function, ptx};
 
-/// Adds `by` to each of these.
+/// Adds `by` to each counter.
 ///
 /// # Errors
 /// More elements than 31 bits count, or a launch that fails.

@@ -11,7 +11,7 @@ use crate::cuda::driver::kernels::uninit;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{elements, rows_of};
 
-/// `None` where candle's operator has to do it, or has to refuse.
+/// `None` leaves the operands to candle's operator, which also reports errors.
 pub(super) fn argmax(x: &Tensor) -> Result<Option<Tensor>> {
     if rows_of(x, &[]).is_none() {
         return Ok(None);

@@ -154,7 +154,7 @@ fn logarithm(x: f32) -> f32 {
     logarithm_of(m + -1., e as f32)
 }
 
-/// An exponentially distributed number of 32 random bits: -ln(1 - v), as exact for a small v as for others.
+/// An exponentially distributed number from 32 random bits: -ln(1 - v), accurate for small v, too.
 fn exponentially(random: u32) -> f32 {
     let v = random as f32 * 2f32.powi(-32) + 2f32.powi(-33);
     if v < 0.25 {

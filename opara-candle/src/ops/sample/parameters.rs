@@ -64,7 +64,8 @@ impl Sampler {
 
     /// A sampler with these [`parameters`](Self::parameters).
     ///
-    /// # Errors A tensor of another shape or dtype.
+    /// # Errors
+    /// A tensor of another shape or dtype.
     pub fn of(parameters: Tensor) -> Result<Self> {
         if parameters.dtype() != DType::U32 || parameters.rank() != 2 || parameters.dim(1)? != WORDS {
             bail!("parameters are (rows, {WORDS}) of u32, not {:?} {:?}", parameters.dtype(), parameters.dims())
@@ -80,7 +81,8 @@ impl Sampler {
 
     /// Other parameters for one row, from the next call on.
     ///
-    /// # Errors Parameters that are out of range, or a row that does not exist.
+    /// # Errors
+    /// Parameters that are out of range, or a row that does not exist.
     pub fn set(&self, row: usize, sampling: &Sampling) -> Result<()> {
         let words = Tensor::new(&[sampling.words()?], self.0.device())?;
         self.0.slice_set(&words, 0, row)

@@ -9,8 +9,8 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr, PushKernelArg
 use super::places::{Places, Strides};
 use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
 
-/// Writes rows of `new`, with its strides along the outer dimensions and from row to row, to the buffer, from the positions
-/// `at` on, with their strides.
+/// Writes rows of `new` to the buffer, from the positions `at` on. `new` and `at` come with their strides along the outer
+/// dimensions, and `new` with its row stride.
 ///
 /// # Errors
 /// Slices that are too short, more elements than 31 bits count, or a launch that fails.

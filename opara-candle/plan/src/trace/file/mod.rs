@@ -7,7 +7,6 @@ mod decode;
 mod encode;
 mod error;
 mod limits;
-mod meaning;
 mod record;
 mod section;
 #[cfg(test)]
@@ -30,7 +29,8 @@ const VERSION: u16 = 1;
 impl Trace {
     /// Writes the trace to a file, replacing an existing one.
     ///
-    /// # Errors [`TraceFileError`] with the path, if the file cannot be written, or [`load`](Trace::load) would refuse
+    /// # Errors
+    /// [`TraceFileError`] with the path, if the file cannot be written, or [`load`](Trace::load) would refuse
     /// the trace.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), TraceFileError> {
         let path = path.as_ref();

@@ -41,7 +41,8 @@ unsafe fn handle_for(caller: cublasHandle_t) -> cublasHandle_t {
 
 /// Does a factor lie on the host, and does `is` accept it?
 ///
-/// # Safety The handle must exist. The factor must be a pointer of the handle's pointer mode to `scale_bytes` bytes.
+/// # Safety
+/// The handle must exist. The factor must be a pointer of the handle's pointer mode to `scale_bytes` bytes.
 unsafe fn factor_is(
     handle: cublasHandle_t,
     factor: *const c_void,

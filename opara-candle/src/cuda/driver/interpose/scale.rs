@@ -15,7 +15,8 @@ pub(super) unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
 
 /// Is this float on the host 1?
 ///
-/// # Safety `value` must point to `bytes` bytes.
+/// # Safety
+/// `value` must point to `bytes` bytes.
 pub(super) unsafe fn is_one(value: *const c_void, bytes: usize) -> bool {
     // SAFETY: the caller vouches for it.
     let found = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };

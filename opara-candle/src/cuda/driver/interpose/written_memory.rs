@@ -109,7 +109,8 @@ impl WrittenMemory {
 
     /// Runs a pass and watches its writes, except writes to the allocations that contain the addresses `own`.
     ///
-    /// # Errors No memory for a copy. The write was then not made.
+    /// # Errors
+    /// No memory for a copy. The write was then not made.
     pub fn watch<T>(&mut self, own: &[u64], pass: impl FnOnce() -> T) -> Result<T> {
         let own = own.iter().filter_map(|&address| allocation_at(address));
         self.live = own.map(|allocation| (allocation.start, allocation.bytes as usize)).collect();
