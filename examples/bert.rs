@@ -8,12 +8,12 @@
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use candle::{DType, Device, Tensor};
+use candle::{DType, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as candle_bert;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_examples::{exit_code, Model, Options, Show, Tokenizer};
+use opara_examples::{exit_code, Model, Options, Show, Tokenizer, Tokens};
 use opara_models::bert::{BertModel, Config, HiddenAct};
 
 const SENTENCES: [&str; 6] = [
@@ -93,7 +93,8 @@ fn run() -> Result<()> {
         [] => SENTENCES.to_vec(),
         given => given.iter().map(String::as_str).collect(),
     };
-    let batches = batches(&sentences, &tokenizer, options.batch, &device)?;
+    let batches = tokenizer.batches(&sentences, options.batch, &device)?;
+    let batches = batches.into_iter().map(inputs).collect::<candle::Result<Vec<_>>>()?;
     let example = &batches[0];
     let fast = model.executor(options.builder(), example)?;
     let embeddings =
@@ -138,17 +139,10 @@ fn candle_config(config: &Config) -> candle_bert::Config {
     }
 }
 
-/// Builds the model's inputs for all sentences in batches of `size`. The last batch is filled up with the first
-/// sentences again, so that one schedule fits all batches.
-fn batches(sentences: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
-    let count = sentences.len().div_ceil(size);
-    let filled: Vec<&str> = sentences.iter().copied().cycle().take(count * size).collect();
-    let inputs = filled.chunks(size).map(|batch| {
-        let tokens = tokenizer.encode(batch, device)?;
-        let types = tokens.ids.zeros_like()?;
-        Ok(vec![tokens.ids, types, tokens.mask])
-    });
-    inputs.collect()
+/// The model's inputs: token ids, token types and attention mask.
+fn inputs(Tokens { ids, mask }: Tokens) -> candle::Result<Vec<Tensor>> {
+    let types = ids.zeros_like()?;
+    Ok(vec![ids, types, mask])
 }
 
 /// Computes one embedding of length 1 per sentence: the mean of its tokens' hidden states, normalized.

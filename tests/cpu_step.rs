@@ -9,7 +9,9 @@ use std::thread;
 use candle::{DType, Device, Result, Tensor};
 use common::writing::{assert_same, input, step, Writing};
 use opara_candle::trace::Role;
-use opara_candle::{ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor};
+use opara_candle::{
+    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor,
+};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -83,7 +85,10 @@ fn a_state_is_saved_put_back_forked_and_reset() -> opara_candle::Result<()> {
     assert_same(&state.tensors(), &Writing::new(CPU)?.tensors());
     run(&mut state, 0..5)?;
     assert_same(&run(&mut state, 5..9)?, &after);
-    assert!(matches!(saved.restore(&mut vec![Tensor::zeros(1, DType::U32, CPU)?]), Err(Error::State(StateError::Count { .. }))));
+    assert!(matches!(
+        saved.restore(&mut vec![Tensor::zeros(1, DType::U32, CPU)?]),
+        Err(Error::State(StateError::Count { .. }))
+    ));
     Ok(())
 }
 
@@ -149,11 +154,17 @@ fn states_that_cannot_be_stepped_are_refused_with_the_reason() -> opara_candle::
     assert!(matches!(refused(vec![zeros(2)?]), Error::State(StateError::Count { expected: 2, got: 1 })));
     assert!(matches!(refused(vec![zeros(2)?, zeros(3)?]), Error::State(StateError::Shape { index: 1, .. })));
     let other_type = Tensor::zeros((2, 2), DType::F64, CPU)?;
-    assert!(matches!(refused(vec![other_type, zeros(2)?]), Error::State(StateError::Shape { index: 0, got_dtype: DType::F64, .. })));
+    assert!(matches!(
+        refused(vec![other_type, zeros(2)?]),
+        Error::State(StateError::Shape { index: 0, got_dtype: DType::F64, .. })
+    ));
     let shared = zeros(2)?;
     assert!(matches!(refused(vec![shared.clone(), shared]), Error::State(StateError::Shared { index: 1, .. })));
     let error = refused(vec![zeros(2)?, x[0].clone()]);
-    assert!(matches!(&error, Error::State(StateError::Shared { index: 1, other }) if other.contains("input 0")), "{error}");
+    assert!(
+        matches!(&error, Error::State(StateError::Shared { index: 1, other }) if other.contains("input 0")),
+        "{error}"
+    );
     assert!(matches!(refused(vec![zeros(2)?.t()?, zeros(2)?]), Error::State(StateError::Layout { index: 0, .. })));
     let built = strict().build_step(keep, &x, &vec![zeros(2)?.t()?, zeros(2)?]);
     assert!(matches!(built, Err(Error::State(StateError::Layout { index: 0, .. }))));

@@ -11,7 +11,9 @@ use candle::{DType, Device, Result, Tensor};
 use common::writing::{assert_same, input, step, Writing};
 use common::{beside, devices, gpu};
 use opara_candle::trace::{AccessMode, Role};
-use opara_candle::{ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StateError, StepExecutor};
+use opara_candle::{
+    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StateError, StepExecutor,
+};
 use opara_models::t5::{Config, Generator, T5};
 
 fn strict() -> Builder {
@@ -158,13 +160,19 @@ fn states_that_cannot_be_stepped_are_refused() -> anyhow::Result<()> {
     let x = [Tensor::ones(4, DType::F32, &device)?];
     let executor = strict().build_step(add, &x, &Tensor::zeros(4, DType::F32, &device)?)?;
     let refused = |mut state: Tensor| executor.step(&x, &mut state).expect_err("it cannot be stepped");
-    assert!(matches!(refused(Tensor::zeros(4, DType::F32, &Device::Cpu)?), Error::State(StateError::Device { index: 0, .. })));
+    assert!(matches!(
+        refused(Tensor::zeros(4, DType::F32, &Device::Cpu)?),
+        Error::State(StateError::Device { index: 0, .. })
+    ));
     let odd = Tensor::zeros(5, DType::F32, &device)?.narrow(0, 1, 4)?;
     assert!(matches!(refused(odd), Error::State(StateError::Layout { index: 0, .. })));
     assert!(matches!(refused(x[0].clone()), Error::State(StateError::Shared { index: 0, .. })));
     let mut sum = Tensor::zeros(4, DType::F32, &device)?;
     let mut lent = executor.call_zero_copy(&x, &mut sum, |outputs| outputs[0].clone())?;
-    assert!(matches!(executor.step(&x, &mut lent), Err(Error::State(StateError::Shared { .. }))), "an output of the executor");
+    assert!(
+        matches!(executor.step(&x, &mut lent), Err(Error::State(StateError::Shared { .. }))),
+        "an output of the executor"
+    );
     executor.step(&x, &mut sum)?;
     assert_eq!(sum.to_vec1::<f32>()?, [2.; 4]);
     Ok(())

@@ -11,5 +11,5 @@ pub fn used(device: &Device) -> Result<String> {
     }
     let told = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let most = told.lines().find_map(|line| line.strip_prefix("VmHWM:")).map(str::trim);
-    Ok(most.map_or("not told by the system".into(), |most| format!("{most} at most")))
+    Ok(most.map_or("unknown".into(), |most| format!("{most} at most")))
 }

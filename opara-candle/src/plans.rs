@@ -57,13 +57,13 @@ impl Cause {
     fn reason(self, max_shapes: usize) -> String {
         match self {
             Cause::Evicted => format!(
-                "plans for {max_shapes} sets of input shapes are kept, and those of more take turns: raise \
+                "there are more sets of input shapes than the {max_shapes} plans that are kept: raise \
                  `Builder::max_shapes`"
             ),
             Cause::Freed => "the module keeps freeing memory that its recorded passes read: let it keep a tensor for \
                              each shape, as a cache or a table, for as long as it lives"
                 .into(),
-            Cause::Differed => "a re-check found other outputs than those of the module".into(),
+            Cause::Differed => "a re-check found other outputs than the module's".into(),
         }
     }
 }

@@ -5,7 +5,7 @@ use candle::{Device, Tensor};
 use super::driver::{self, Stream};
 use crate::Result;
 
-/// A CUDA device on which modules can be captured: candle's device with a stream of its own
+/// A CUDA device on which modules can be captured: candle's device with its own stream
 /// (`Device::new_cuda_with_stream`).
 ///
 /// `Device::new_cuda` works, too, but each thread then has its own stream. Other threads may use the device while

@@ -120,7 +120,7 @@ impl GraphReplay {
         let (inputs, state) = inputs.split_at(self.program.capture.inputs.min(inputs.len()));
         let is_ours = |tensor: &Tensor| self.fixed.outputs.iter().any(|output| share_memory(tensor, output));
         if let Some(index) = state.iter().position(is_ours) {
-            return Err(StateError::Shared { index, other: "an output that the executor has lent".into() }.into());
+            return Err(StateError::Shared { index, other: "an output buffer of the executor".into() }.into());
         }
         let state = state.iter().cloned().map(Ok);
         let inputs = inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs));

@@ -22,7 +22,9 @@ impl Mismatch {
     /// Describes the difference, without its cause.
     pub(crate) fn difference(&self) -> String {
         let Self { mode, output, differing, elements } = self;
-        format!("output {output} of the {mode} differs from the module's own result in {differing} of {elements} elements")
+        format!(
+            "output {output} of the {mode} differs from the module's own result in {differing} of {elements} elements"
+        )
     }
 
     /// The likely cause if every schedule shows the difference.

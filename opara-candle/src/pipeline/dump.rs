@@ -52,7 +52,7 @@ impl Dump {
             fs::write(&file, bytes)
         });
         if let Err(error) = written {
-            tracing::warn!(file = %file.display(), %error, "what a stage gave cannot be written down");
+            tracing::warn!(file = %file.display(), %error, "the result of a stage cannot be written");
         }
     }
 }

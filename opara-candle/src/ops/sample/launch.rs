@@ -35,7 +35,7 @@ pub(super) fn sample<T: DeviceRepr>(
     expect("the logits", of.logits.len(), rows * vocab)?;
     expect("the parameters", of.parameters.len(), rows * WORDS)?;
     expect("the positions", of.positions.len(), if has_own_positions { rows } else { 1 })?;
-    expect("what was seen", of.seen.as_ref().map_or(rows * vocab, CudaView::len), rows * vocab)?;
+    expect("the marks", of.seen.as_ref().map_or(rows * vocab, CudaView::len), rows * vocab)?;
     expect("the tokens", y.len(), rows)?;
     if rows * vocab == 0 {
         return Ok(());
@@ -67,7 +67,7 @@ pub(super) fn mark(
 ) -> Result<()> {
     check(rows, vocab)?;
     expect("the tokens", tokens.len(), rows)?;
-    expect("what was seen", seen.len(), rows * vocab)?;
+    expect("the marks", seen.len(), rows * vocab)?;
     if rows * vocab == 0 {
         return Ok(());
     }

@@ -96,7 +96,7 @@ struct Mark;
 
 fn check_seen(seen: &Tensor, rows: usize, vocab: usize) -> Result<()> {
     if seen.dtype() != DType::U8 || seen.dims() != [rows, vocab] || !seen.is_contiguous() {
-        bail!("what was seen is {:?} {:?}, and not contiguous u8 {:?}", seen.dtype(), seen.layout(), [rows, vocab])
+        bail!("`seen` is {:?} {:?}: it must be contiguous u8 {:?}", seen.dtype(), seen.layout(), [rows, vocab])
     }
     Ok(())
 }
