@@ -143,7 +143,7 @@ fn the_readme_is_short_and_names_no_commit() -> Result<()> {
 }
 
 #[test]
-fn dependencies_in_pages_are_those_of_the_workspace() -> Result<()> {
+fn dependencies_in_pages_equal_the_workspaces() -> Result<()> {
     let manifest = read("Cargo.toml")?;
     for page in ["README.md", "docs/tutorial.md"] {
         let text = read(page)?;

@@ -24,7 +24,7 @@ fn built(state: &Writing) -> opara_candle::Result<StepExecutor<Writing>> {
 }
 
 #[test]
-fn a_hundred_steps_are_those_of_eager_execution() -> opara_candle::Result<()> {
+fn a_hundred_steps_equal_eager_execution() -> opara_candle::Result<()> {
     let (mut state, eager) = (Writing::new(CPU)?, Writing::new(CPU)?);
     let executor = built(&state)?;
     let report = executor.report();
@@ -93,7 +93,7 @@ fn a_state_is_saved_put_back_forked_and_reset() -> opara_candle::Result<()> {
 }
 
 #[test]
-fn state_has_a_role_and_what_is_only_read_of_it_is_not_folded() -> anyhow::Result<()> {
+fn state_has_a_role_and_reads_of_it_are_not_folded() -> anyhow::Result<()> {
     // Reads only the state. Without the role of state, everything would be a constant.
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![ops::affine(&ops::to_dtype(length, DType::F32)?, 2., 0.)?]);
     let mut length = Tensor::new(&[3u32], CPU)?;
@@ -192,7 +192,7 @@ fn host_code_that_reads_the_state_runs_eagerly() -> opara_candle::Result<()> {
 }
 
 #[test]
-fn writes_to_what_is_not_declared_run_eagerly_and_building_undoes_them() -> opara_candle::Result<()> {
+fn writes_to_undeclared_state_run_eagerly_and_building_undoes_them() -> opara_candle::Result<()> {
     let weight = Tensor::zeros(2, DType::F32, CPU)?;
     let x = [Tensor::ones(2, DType::F32, CPU)?];
     let captured = weight.clone();

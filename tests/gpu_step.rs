@@ -25,7 +25,7 @@ fn built(state: &Writing, device: &Device) -> opara_candle::Result<StepExecutor<
 }
 
 #[test]
-fn a_hundred_steps_are_those_of_eager_execution() -> anyhow::Result<()> {
+fn a_hundred_steps_equal_eager_execution() -> anyhow::Result<()> {
     for device in devices()? {
         let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
         let executor = built(&state, &device)?;
@@ -43,7 +43,7 @@ fn a_hundred_steps_are_those_of_eager_execution() -> anyhow::Result<()> {
 }
 
 #[test]
-fn operators_in_place_touch_what_they_say_and_no_more() -> anyhow::Result<()> {
+fn operators_in_place_write_only_their_target() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let state = Writing::new(&device)?;
     let trace = built(&state, &device)?.trace(&input(1, &device)?, &state)?;
@@ -123,7 +123,7 @@ fn a_state_is_saved_put_back_forked_and_reset() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_only_read_of_a_state_is_not_folded_and_candles_own_writes_are_state() -> anyhow::Result<()> {
+fn reads_of_a_state_are_not_folded_and_candles_own_writes_are_state() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![length.to_dtype(DType::F32)?.affine(2., 0.)?]);
     let mut length = Tensor::new(&[3u32], &device)?;

@@ -96,7 +96,7 @@ fn parameters(rows: usize) -> Vec<Sampling> {
 }
 
 #[test]
-fn tokens_are_those_of_the_cpu() -> anyhow::Result<()> {
+fn tokens_equal_the_cpus() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut drawn = std::collections::BTreeSet::new();
     for (rows, vocab) in [(1, 7), (16, 50), (24, 1000), (16, 32_128), (8, 151_936), (3, 2047)] {

@@ -93,7 +93,7 @@ fn run() -> Result<()> {
     if source.is_random() {
         writeln!(out, "token ids of random weights, which mean nothing:")?;
     }
-    // The first text as it comes.
+    // Prints the first text while it is generated.
     let mut pieces = source.pieces();
     let mut failed: Result<()> = Ok(());
     let first = fast.generate(&prompts, args.tokens, &ends, |tokens| {
@@ -118,7 +118,7 @@ fn run() -> Result<()> {
 
     writeln!(
         out,
-        "\nprompt of {} tokens, {} tokens written behind each of {}:",
+        "\nprompt of {} tokens, {} tokens written after it, batch {}:",
         first.prompt, args.tokens, options.batch
     )?;
     for (name, speeds) in [("eager", &of_eager), ("replay", &speeds)] {

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_and_what_is_none_is_warned_of() {
+    fn values_are_read_and_invalid_ones_are_warnings() {
         let nothing = (Environment::default(), Vec::new());
         assert_eq!(read(&[]), nothing);
         assert_eq!(read(&[("OPARA_OFF", ""), ("OPARA_CACHE", "")]), nothing, "empty is not set");

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differed_is_never_built_again() {
+    fn shapes_that_differed_are_never_rebuilt() {
         let plans = Plans::new(1, key(0));
         let entry = plans.insert(key(0), plan(), 0);
         plans.distrust(&key(0), &entry, "it differs".into());

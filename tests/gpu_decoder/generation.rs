@@ -32,7 +32,7 @@ fn load(config: &Config, dtype: DType, device: &Device) -> Result<Decoder> {
 }
 
 #[test]
-fn logits_on_a_gpu_are_those_of_the_cpu() -> Result<()> {
+fn logits_on_a_gpu_equal_the_cpus() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (name, config) in configs() {
         let (here, there) = (load(&config, DType::F32, CPU)?, load(&config, DType::F32, &device)?);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_not_modelled() {
+    fn measured_ops_are_not_modelled() {
         let device = DeviceModel::named("h200").unwrap();
         let bytes = 480_000_000;
         let of = |nanos| {

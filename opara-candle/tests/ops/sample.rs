@@ -112,7 +112,7 @@ fn a_row_does_not_depend_on_its_neighbours() -> Result<()> {
 }
 
 #[test]
-fn greedy_and_what_is_not_finite() -> Result<()> {
+fn greedy_and_non_finite_logits() -> Result<()> {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let logits = Tensor::new(&[[1f32, 5., 5., 0.], [0., nan, 9., nan], [1., inf, inf, 2.], [-inf; 4]], &Cpu)?;
     let position = Tensor::zeros(1, DType::U32, &Cpu)?;

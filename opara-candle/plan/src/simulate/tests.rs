@@ -65,7 +65,7 @@ fn small_kernels_overlap_and_large_ones_do_not() {
 }
 
 #[test]
-fn what_shares_bandwidth_slows_down() {
+fn ops_that_share_bandwidth_slow_down() {
     let bytes = 40_000_000;
     let memory = |buffer| op("uexp_f32", 132, 10, buffer, bytes);
     let compute = |buffer| op("ampere_sgemm", 132, 10, buffer, bytes / 3);
@@ -82,7 +82,7 @@ fn what_shares_bandwidth_slows_down() {
 }
 
 #[test]
-fn what_is_in_flight_is_limited() {
+fn ops_in_flight_are_limited() {
     let prepared = prepared((0..6).map(|i| op("a", 1, 10, i, 64)).collect());
     let schedule = Schedule::new(&prepared.graph, (0..6).collect(), (0..6).collect()).unwrap();
     let device = DeviceModel { queues: 2, ..h200() };

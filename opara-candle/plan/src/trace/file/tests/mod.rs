@@ -49,7 +49,7 @@ fn version_1_stays_readable() {
 
 /// Compares decompressed content: the compressed bytes depend on the version of the compressor.
 #[test]
-fn version_1_is_still_what_is_written() {
+fn version_1_is_still_written() {
     let mut source = section::Source::new(GOLDEN);
     assert_eq!(source.exactly(10).unwrap(), [&MAGIC[..], &[1, 0]].concat());
     for (tag, content) in encode::contents(&golden()).unwrap() {
