@@ -25,6 +25,9 @@ const SENTENCES: [&str; 6] = [
     "On Sundays a fresh loaf comes out of her oven.",
 ];
 
+/// Default tokens per sentence.
+const SEQ_LEN: usize = 128;
+
 /// Computes sentence similarity with BERT.
 #[derive(Parser)]
 struct Args {
@@ -34,9 +37,10 @@ struct Args {
     #[command(flatten)]
     show: Show,
 
-    /// Tokens per sentence: shorter sentences are padded, longer ones truncated.
-    #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    seq_len: usize,
+    /// Tokens per sentence: shorter sentences are padded, longer ones truncated. Default: 128, or the model's maximum if
+    /// that is smaller.
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    seq_len: Option<usize>,
 
     /// Size of the model if there is no config.json.
     #[arg(long, value_enum, default_value = "base")]
@@ -76,15 +80,17 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
+    ensure!(args.sentences.len() != 1, "give two sentences or more: they are compared with each other");
     options.start();
     let mut out = options.out();
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
     let config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
-    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
     let positions = config.max_position_embeddings;
-    ensure!(args.seq_len <= positions, "--seq-len {} is more than the model's {positions}", args.seq_len);
+    let seq_len = args.seq_len.unwrap_or(positions.min(SEQ_LEN));
+    ensure!(seq_len <= positions, "--seq-len {seq_len} is more than the model's {positions}");
+    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, seq_len)?;
 
     let native = args.native || device.is_cpu();
     let model = options.load(checkpoint.as_ref(), &device, |vb| load(native, vb, &config))?;

@@ -80,6 +80,7 @@ fn run() -> Result<()> {
     let device = options.device();
     let source = Source::find(&args)?;
     let prompt = source.prompt(&args)?;
+    ensure!(!prompt.is_empty(), "the prompt has no tokens");
     let context = prompt.len() + args.tokens;
     let model = Arc::new(source.load(options, context, &device)?);
 

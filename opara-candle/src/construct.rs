@@ -111,8 +111,8 @@ impl OparaExecutor {
             tracing::warn!(
                 inputs = ?unvaried_inputs,
                 verified_inputs,
-                "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
-                 does not depend on them in a way that a replay does not follow"
+                "verification does not change integers: pass other values of these inputs to `Builder::example`, to detect \
+                 host code of the module that depends on them"
             );
         }
         self

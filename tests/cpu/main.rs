@@ -11,8 +11,7 @@ use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use common::{same_bits, waves, CPU};
 use opara_candle::ops::ConvConfig;
-use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
 use opara_models::bert::{BertModel, Config};
 
 /// Replays a module on several inputs under every policy, and compares with eager execution.

@@ -2,7 +2,7 @@
 
 use candle::{DType, Module, Tensor};
 use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{ops, Error, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+use opara_candle::{ops, Error, Mode, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
 
 use super::common::{same_bits, waves, CPU};
 use super::Block;

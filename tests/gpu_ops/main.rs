@@ -20,6 +20,9 @@ const DTYPES: [(DType, f64); 4] = [(DType::F64, 1e-12), (DType::F32, 2e-3), (DTy
 const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
 
+/// Row lengths: for one thread and for many, multiples of a vector and not, fitting into registers and not.
+const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
+
 /// Asserts that `got` is close to `expected`, relative to the largest value of the latter.
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {

@@ -4,7 +4,7 @@ use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops;
 
 use super::common::{gpu, layouts, same_bits, waves, CPU};
-use super::{assert_near, both, ACTIVATIONS, DTYPES};
+use super::{assert_near, both, ACTIVATIONS, COLUMNS, DTYPES};
 
 #[test]
 fn matmuls_with_bias_and_activation() -> Result<()> {

@@ -1,13 +1,10 @@
 //! Norms and softmax of rows.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Result, Tensor};
 use opara_candle::ops;
 
-use super::common::{gpu, layouts, same_bits, waves, CPU};
-use super::{assert_near, both, DTYPES};
-
-/// Row lengths: for one thread and for many, multiples of a vector and not, fitting into registers and not.
-const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
+use super::common::{gpu, layouts, same_bits, waves};
+use super::{assert_near, both, COLUMNS, DTYPES};
 
 /// Rows normalised to variance one, and to mean zero unless only squares count, in f64.
 fn standard(x: &Tensor, centred: bool, eps: f32) -> Result<Tensor> {

@@ -21,6 +21,12 @@ pub(crate) trait Element: WithDType {
     /// Rounds `from` to `to`, which has the same length.
     fn narrow(from: &[Self::Sum], to: &mut [Self]);
 
+    /// These elements as accumulators; `None` if they need a conversion.
+    fn as_sums(from: &[Self]) -> Option<&[Self::Sum]>;
+
+    /// These elements as accumulators; `None` if they need a conversion.
+    fn as_sums_mut(to: &mut [Self]) -> Option<&mut [Self::Sum]>;
+
     /// The converted elements: `from` itself if no conversion is needed, otherwise written to `scratch`.
     fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<Self::Sum>) -> &'a [Self::Sum];
 }
@@ -186,6 +192,16 @@ macro_rules! own_sum {
                 to.copy_from_slice(from);
             }
 
+            #[inline(always)]
+            fn as_sums(from: &[Self]) -> Option<&[Self]> {
+                Some(from)
+            }
+
+            #[inline(always)]
+            fn as_sums_mut(to: &mut [Self]) -> Option<&mut [Self]> {
+                Some(to)
+            }
+
             fn widened<'a>(from: &'a [Self], _: &'a mut Vec<Self>) -> &'a [Self] {
                 from
             }
@@ -210,6 +226,14 @@ macro_rules! half {
 
             fn narrow(from: &[f32], to: &mut [Self]) {
                 to.convert_from_f32_slice(from);
+            }
+
+            fn as_sums(_: &[Self]) -> Option<&[f32]> {
+                None
+            }
+
+            fn as_sums_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+                None
             }
 
             fn widened<'a>(from: &'a [Self], scratch: &'a mut Vec<f32>) -> &'a [f32] {

@@ -39,8 +39,8 @@ impl Sampling {
         let penalty_fits = repetition_penalty > 0. && repetition_penalty.is_finite();
         if !(temperature_fits && others_fit && penalty_fits) {
             bail!(
-                "{self:?}: the temperature is 0 or {COLDEST} and more, top-p above 0 and up to 1, min-p from 0 to 1, the \
-                 repetition penalty above 0"
+                "{self:?} is out of range: the temperature must be 0 or at least {COLDEST}, top-p above 0 and at most 1, min-p \
+                 from 0 to 1, and the repetition penalty above 0"
             )
         }
         let bits = [temperature, top_p, min_p, repetition_penalty].map(|x| (x + 0.).to_bits());
