@@ -153,7 +153,7 @@ fn parameters_and_shapes_that_cannot_be_are_named() -> Result<()> {
         Sampling { repetition_penalty: 0., ..Sampling::default() },
     ] {
         let error = Sampler::new(&[of], &Cpu).expect_err("out of range").to_string();
-        assert!(error.contains("the temperature is 0 or"), "{error}");
+        assert!(error.contains("the temperature must be 0 or"), "{error}");
     }
     let (sampler, position) = (Sampler::new(&[Sampling::default()], &Cpu)?, Tensor::zeros(1, DType::U32, &Cpu)?);
     let one = Tensor::zeros((1, 4), DType::F32, &Cpu)?;

@@ -4,7 +4,7 @@ use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tens
 use pulp::{Arch, Simd, WithSimd};
 
 use super::RowStarts;
-use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, WORTH_A_THREAD};
+use crate::cpu::kernels::{each, elements, joined, joined_in_any_order, larger, Element, Sum, WORTH_A_THREAD};
 
 /// Elements per parallel task: 12 microseconds of one core, which is the most that a core waits for others at the end.
 const TASK: usize = 4096;
@@ -86,13 +86,13 @@ fn rows<T: Element>(columns: usize, x: &[T], bias: Option<(&[T], RowStarts)>) ->
                     (Some(x), None) => x,
                     (_, None) => {
                         T::widen(x, values);
-                        values
+                        &*values
                     }
                     (_, Some((bias, starts))) => {
                         T::widen(x, values);
                         T::widen(&bias[starts.of_row(task * per_task + i)..][..columns], second);
                         values.iter_mut().zip(&*second).for_each(|(x, &bias)| *x += bias);
-                        values
+                        &*values
                     }
                 };
                 match T::as_sums_mut(y) {
@@ -131,7 +131,7 @@ impl<A: Sum> WithSimd for Largest<'_, A> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> A {
-        joined(self.0, A::NEG_INFINITY, larger)
+        joined_in_any_order(self.0, A::NEG_INFINITY, larger)
     }
 }
 
