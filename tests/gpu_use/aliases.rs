@@ -1,11 +1,9 @@
 //! Tensors that are several inputs, outputs or weights at once, and outputs that the caller overwrites.
 
-use std::sync::{Arc, OnceLock};
-
-use candle::{DType, Module, Result, Tensor};
+use candle::{DType, Result, Tensor};
 use opara_candle::{Mode, OparaExecutor};
 
-use super::common::{answers_like, assert_same, gpu, one_on, refused, replayed, waves};
+use super::common::{answers_like, assert_same, gpu, one_on, replayed, waves};
 
 #[test]
 fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {

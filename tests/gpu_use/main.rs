@@ -7,7 +7,7 @@ mod common;
 
 use std::sync::{Arc, OnceLock};
 
-use candle::{DType, Module, Result, Tensor};
+use candle::{DType, Module, Tensor};
 use common::{
     alternate_and_borrow, answers_like, assert_same, counts, gpu, layouts, one_on, refused, replayed, waves, DTYPES,
 };
