@@ -127,7 +127,7 @@ impl CudaProgram {
                 poison.push(graph.fill(block, 0xff, &[])?);
             }
         }
-        // What a kernel may load while those before it still run: weights, if no launch writes to any, and arguments that no
+        // A kernel may load these while its predecessors still run: weights, if no launch writes to any, and arguments that no
         // launch before it has written to.
         let writes_external = |access: &Access| {
             access.mode != AccessMode::Read && ops.trace.buffers[access.buffer].role == Role::External
@@ -188,8 +188,8 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Me
     Ok(())
 }
 
-/// Adds a captured launch after the nodes `after`; returns its node. A kernel that waits by itself may begin early, if all that it
-/// loads before is settled by then: pointers are given by their offsets in its arguments.
+/// Adds a captured launch after the nodes `after`; returns its node. A kernel with early loads may begin before its predecessors
+/// have ended if `is_settled` holds for the offset of each argument that it loads from early.
 fn add(
     graph: &mut GraphBuilder,
     op: &CapturedLaunch,
