@@ -8,6 +8,7 @@ use candle::Tensor;
 use crate::prepared::{Prepared, Settings};
 use crate::report::{Mode, Rewrite};
 use crate::schedule::Schedule;
+use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
@@ -69,6 +70,8 @@ pub(crate) struct RewrittenProgram {
     pub notes: Vec<String>,
     /// With the outputs that replays have to give.
     pub examples: Vec<Example>,
+    /// What its parts took.
+    pub times: StageTimes,
     pub program: Box<dyn Program>,
 }
 

@@ -3,7 +3,7 @@
 use candle::{Result, Tensor};
 use opara_plan::rewrite::{Graph, Value};
 
-pub(crate) use super::evaluation::Arithmetic;
+pub(crate) use super::evaluation::{Arithmetic, Numbers};
 use super::evaluation::Evaluation;
 use super::operators::compute;
 
@@ -11,8 +11,13 @@ use super::operators::compute;
 ///
 /// # Errors
 /// A graph that cannot be computed so, or an operator that failed.
-pub(crate) fn evaluate(graph: &Graph, inputs: &[Tensor], arithmetic: Arithmetic) -> Result<Vec<Tensor>> {
-    let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, compute);
+pub(crate) fn evaluate(
+    graph: &Graph,
+    inputs: &[Tensor],
+    arithmetic: Arithmetic,
+    numbers: Numbers,
+) -> Result<Vec<Tensor>> {
+    let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
     let users = graph.users();
     let live = graph.live();
     for at in (0..graph.nodes.len()).filter(|&at| live[at]) {

@@ -5,6 +5,7 @@ use opara_plan::rewrite::{Compute, Node, Operand, Step};
 use opara_plan::trace::{Function, Window};
 
 use super::evaluation::{concat, lens, Arithmetic, Evaluation};
+use super::indexed::{index_select, rotary, select};
 use super::strided::shaped;
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Activation, ConvConfig, PoolConfig};
@@ -111,6 +112,9 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::MaxPool(window) => pool(of, node, window, true)?,
         Function::MeanPool(window) => pool(of, node, window, false)?,
+        Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
+        Function::Where => select(of, node)?,
+        Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }

@@ -32,6 +32,9 @@ enum ElementVariants {
     F16,
     Bf16,
     F32,
+    U8,
+    U32,
+    I64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -64,6 +67,20 @@ enum FunctionVariants {
     MaxPool(#[serde(with = "WindowFields")] trace::Window),
     MeanPool(#[serde(with = "WindowFields")] trace::Window),
     Part,
+    IndexSelect { left: u64, from: u64, right: u64 },
+    Where,
+    Rotary(#[serde(with = "RotaryFields")] trace::Rotary),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "trace::Rotary")]
+struct RotaryFields {
+    outer: u64,
+    tokens: u64,
+    heads: u64,
+    size: u64,
+    is_of_neighbours: bool,
+    angles: u64,
 }
 
 impl Meaning {
