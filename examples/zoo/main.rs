@@ -191,7 +191,9 @@ fn run_unchanged(args: &Args, device: &Device, mut json: Option<File>) -> Result
             match caught(|| unchanged::measure(entry, device, dtype, args.iters, &numerics, traces)) {
                 Ok(row) => {
                     writeln!(stdout(), "{row}")?;
-                    json.as_mut().map_or(Ok(()), |json| writeln!(json, "{}", serde_json::to_string(&row)?).map_err(Error::from))?;
+                    json.as_mut().map_or(Ok(()), |json| {
+                        writeln!(json, "{}", serde_json::to_string(&row)?).map_err(Error::from)
+                    })?;
                 }
                 Err(error) => writeln!(stdout(), "{} {}: {}", entry.name, dtype.as_str(), message(&error))?,
             }

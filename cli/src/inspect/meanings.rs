@@ -49,7 +49,11 @@ impl Meanings {
             region.ops.clone().for_each(|op| is_known[op] = true);
             fits.extend(rules::apply(&mut region.graph.clone(), &[], &Default::default()));
         }
-        let rules = rules::counted(&fits).into_iter().map(|(name, rules::Applied { times, saved })| Rule { name, times, saved });
+        let rules = rules::counted(&fits).into_iter().map(|(name, rules::Applied { times, saved })| Rule {
+            name,
+            times,
+            saved,
+        });
         let costs = profile(trace);
         let total: f64 = prepared.ops.per_call.iter().map(|&op| costs[op].us).sum();
         let mut by_name: BTreeMap<&str, Unknown> = BTreeMap::new();

@@ -31,7 +31,8 @@ impl Set {
     /// # Errors
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
-        let is_hopeless = outputs.iter().map(super::accuracy::has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
+        let is_hopeless =
+            outputs.iter().map(super::accuracy::has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
         let (numbers, recorded, outputs) = match is_hopeless {
             false => (Numbers::All, None, outputs),
             true => {
@@ -152,8 +153,10 @@ fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
     let mut passed: HashSet<(&'static str, usize)> = HashSet::new();
     let original = joined(graph);
     // candle's values of all nodes.
-    let mut typed: Vec<Evaluation> =
-        sets.iter().map(|set| Evaluation::new(&original, &set.inputs, Arithmetic::Typed, set.numbers, compute)).collect();
+    let mut typed: Vec<Evaluation> = sets
+        .iter()
+        .map(|set| Evaluation::new(&original, &set.inputs, Arithmetic::Typed, set.numbers, compute))
+        .collect();
     for (at, _) in original.live().into_iter().enumerate().filter(|(_, is_live)| *is_live) {
         typed.iter_mut().try_for_each(|typed| typed.tensor(Value::Node(at)).map(drop))?;
     }
@@ -196,12 +199,14 @@ fn alone(
         return Ok(Ok(()));
     }
     let of = |graph, arithmetic| Evaluation::new(graph, &set.inputs, arithmetic, set.numbers, compute);
-    let (mut other, mut reference) =
-        (of(changed, Arithmetic::Typed), of(original, Arithmetic::In(DType::F64)));
+    let (mut other, mut reference) = (of(changed, Arithmetic::Typed), of(original, Arithmetic::In(DType::F64)));
     for operand in &changed.nodes[at].operands {
         if let Value::Node(_) = operand.value {
             let value = typed.tensor(operand.value)?;
-            reference.assume(operand.value, value.to_dtype(Arithmetic::In(DType::F64).dtype(original.element(operand.value)))?);
+            reference.assume(
+                operand.value,
+                value.to_dtype(Arithmetic::In(DType::F64).dtype(original.element(operand.value)))?,
+            );
             other.assume(operand.value, value);
         }
     }

@@ -3,8 +3,8 @@
 use candle::{Result, Tensor};
 use opara_plan::rewrite::{Graph, Value};
 
-pub(crate) use super::evaluation::{Arithmetic, Numbers};
 use super::evaluation::Evaluation;
+pub(crate) use super::evaluation::{Arithmetic, Numbers};
 use super::operators::compute;
 
 /// What a graph's outputs are for these inputs, of any shape: elements count in order.

@@ -26,6 +26,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::FusedConvolution { window, steps, relu } => fused_convolution(of, node, window, steps, *relu),
         Compute::Attention { scale } => attention(of, node, *scale),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
+        Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
     }
 }
 
@@ -272,6 +273,21 @@ fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<
         Some(name) => bail!("{name} is no activation of a product"),
     };
     ops::linear_act(&x?, &weight?.contiguous()?, Some(&bias?.contiguous()?), activation)
+}
+
+/// One product with all weights below each other.
+fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<Tensor> {
+    let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
+    let mut next = || operands.next().unwrap_or_else(|| bail!("a product has no weight"));
+    let x = next()?;
+    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    for &has_bias in have_bias {
+        let weight = next()?;
+        biases.push(if has_bias { next()? } else { Tensor::zeros(weight.dim(0)?, x.dtype(), x.device())? });
+        weights.push(weight);
+    }
+    let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
+    ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)
 }
 
 /// A pool, which padding is never part of.

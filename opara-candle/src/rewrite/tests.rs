@@ -181,6 +181,32 @@ fn a_product_with_what_follows_computes_the_same() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn products_beside_each_other_compute_the_same_as_one() -> Result<()> {
+    let x = operand(Value::Input(0), 0, &[(1, 0), (5, 8), (8, 1)]);
+    let weight = |input: usize| operand(Value::Input(input), 0, &[(1, 0), (8, 1), (3, 8)]);
+    let rows = |node: usize| operand(Value::Node(node), 0, &[(15, 1)]);
+    let mut nodes = vec![
+        node(Function::Matmul, vec![x.clone(), weight(1)], 15),
+        node(Function::Matmul, vec![x, weight(2)], 15),
+        node(Function::Binary("add".into()), vec![rows(1), operand(Value::Input(3), 0, &[(5, 0), (3, 1)])], 15),
+    ];
+    let compute = Compute::Concat { rows: 5, widths: vec![3, 3] };
+    nodes.push(Node { compute, operands: vec![rows(0), rows(2)], element: Element::F32, len: 30, launches: 2 });
+    let inputs = vec![input(40, false), input(24, true), input(24, true), input(3, true)];
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(3), buffer: 9 }] };
+    let inputs = [numbers(40, 0.7)?, numbers(24, 1.3)?, numbers(24, 0.6)?, numbers(3, 0.9)?];
+    let x = inputs[0].reshape((5, 8))?;
+    let of = |weight: &Tensor| x.matmul(&weight.reshape((3, 8))?.t()?);
+    let expected = Tensor::cat(&[of(&inputs[1])?, of(&inputs[2])?.broadcast_add(&inputs[3])?], 1)?;
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]), 2);
+    for graph in [graph, changed] {
+        assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    }
+    Ok(())
+}
+
 /// A graph of f16, on inputs of f32.
 fn choice(mut graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice, String>> {
     graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);
@@ -196,14 +222,17 @@ fn two_convolutions() -> Graph {
     let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
     let mut nodes = Vec::new();
     for branch in 0..2 {
-        let (image, weight) =
-            (operand(Value::Input(2 * branch), 0, &[(1, 64), (64, 1), (1, 1), (1, 1)]), all(Value::Input(2 * branch + 1), 512));
+        let (image, weight) = (
+            operand(Value::Input(2 * branch), 0, &[(1, 64), (64, 1), (1, 1), (1, 1)]),
+            all(Value::Input(2 * branch + 1), 512),
+        );
         let window = Window { kernel: [1; 2], ..window(0, 1) };
         nodes.push(node(Function::Convolution(window), vec![image, weight], 8));
         let y = all(Value::Node(2 * branch), 8);
         nodes.push(node(Function::Binary("mul".into()), vec![y, all(Value::Input(4 + branch), 8)], 8));
     }
-    let inputs = [64, 512, 64, 512, 8, 8].into_iter().enumerate().map(|(at, len)| input(len, at != 0 && at != 2)).collect();
+    let inputs =
+        [64, 512, 64, 512, 8, 8].into_iter().enumerate().map(|(at, len)| input(len, at != 0 && at != 2)).collect();
     let outputs = [1, 3].map(|node| Output { value: Value::Node(node), buffer: 9 }).into();
     Graph { inputs, nodes, outputs }
 }
@@ -221,7 +250,10 @@ fn what_is_less_accurate_costs_itself_alone() -> Result<()> {
     let fits: Vec<_> = fits.iter().map(|fit| (fit.rule, fit.at)).collect();
     assert_eq!(fits, [("convolution", 0), ("convolution", 2), ("convolution-norm", 1)], "{notes:?}");
     assert_eq!(graph.live(), [false, true, true, true]);
-    assert!(notes.len() == 1 && notes[0].starts_with("convolution-norm stays out 1 times: its mean error"), "{notes:?}");
+    assert!(
+        notes.len() == 1 && notes[0].starts_with("convolution-norm stays out 1 times: its mean error"),
+        "{notes:?}"
+    );
     Ok(())
 }
 
@@ -242,10 +274,15 @@ fn masked_product() -> Graph {
     let nodes = vec![
         node(Function::Binary("mul".into()), vec![all(Value::Input(3)), operand(Value::Input(4), 0, &[(12, 0)])], 12),
         node(Function::Matmul, vec![x, weight], 12),
-        node(Function::Binary("add".into()), vec![all(Value::Node(1)), operand(Value::Input(2), 0, &[(4, 0), (3, 1)])], 12),
+        node(
+            Function::Binary("add".into()),
+            vec![all(Value::Node(1)), operand(Value::Input(2), 0, &[(4, 0), (3, 1)])],
+            12,
+        ),
         node(Function::Binary("add".into()), vec![all(Value::Node(2)), all(Value::Node(0))], 12),
     ];
-    let inputs = [(32, false), (24, true), (3, true), (12, true), (1, true)].map(|(len, is_constant)| input(len, is_constant));
+    let inputs =
+        [(32, false), (24, true), (3, true), (12, true), (1, true)].map(|(len, is_constant)| input(len, is_constant));
     Graph { inputs: inputs.into(), nodes, outputs: vec![Output { value: Value::Node(3), buffer: 9 }] }
 }
 
@@ -267,16 +304,23 @@ fn a_run_that_gives_nan_alone_is_judged_without_them() -> Result<()> {
 fn elements_are_chosen_and_rotated_as_by_candle() -> Result<()> {
     // Rows 2, 0, 2 of (4, 6); then the odd ones where a condition holds; then rotated as one head of 3 tokens.
     let row = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
-    let of_heads =
-        Rotary { outer: 1, tokens: 3, heads: 1, size: 6, is_of_neighbours: false, angles: 0 };
+    let of_heads = Rotary { outer: 1, tokens: 3, heads: 1, size: 6, is_of_neighbours: false, angles: 0 };
     let mut nodes = vec![
-        node(Function::IndexSelect { left: 1, from: 4, right: 6 }, vec![row(Value::Input(0), 24), row(Value::Input(1), 3)], 18),
+        node(
+            Function::IndexSelect { left: 1, from: 4, right: 6 },
+            vec![row(Value::Input(0), 24), row(Value::Input(1), 3)],
+            18,
+        ),
         node(
             Function::Where,
             vec![row(Value::Input(2), 18), row(Value::Node(0), 18), operand(Value::Input(3), 0, &[(18, 0)])],
             18,
         ),
-        node(Function::Rotary(of_heads), vec![row(Value::Node(1), 18), row(Value::Input(4), 9), row(Value::Input(5), 9)], 18),
+        node(
+            Function::Rotary(of_heads),
+            vec![row(Value::Node(1), 18), row(Value::Input(4), 9), row(Value::Input(5), 9)],
+            18,
+        ),
     ];
     let mut inputs = [24, 3, 18, 1, 9, 9].map(|len| input(len, false)).to_vec();
     (inputs[1].element, inputs[2].element) = (Element::U32, Element::U8);

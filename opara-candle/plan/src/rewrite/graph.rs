@@ -128,6 +128,12 @@ pub enum Compute {
         /// The name of what follows in the catalogue.
         activation: Option<String>,
     },
+    /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
+    /// weight, `(columns, inner)`, and its bias.
+    ProductConcat {
+        /// Whether each has a bias.
+        have_bias: Vec<bool>,
+    },
 }
 
 /// What is done to each channel.

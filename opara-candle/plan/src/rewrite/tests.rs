@@ -254,6 +254,53 @@ fn a_bias_and_an_activation_become_part_of_the_product() {
     assert_eq!(node.operands[1].dims, [Dim { len: 3, stride: 8 }, Dim { len: 8, stride: 1 }]);
 }
 
+/// Products of x, (5, 8), with three weights of 4, 4 and 2 columns, the first with a bias, beside each other.
+fn products_beside_each_other() -> Trace {
+    let mut maker = Maker::default();
+    let x = maker.buffer(40, Role::Input(0));
+    let mut parts = Vec::new();
+    for columns in [4, 4, 2] {
+        let weight = maker.weight(columns * 8);
+        let operands = vec![view(x, 0, &[(1, 0), (5, 8), (8, 1)]), view(weight, 0, &[(1, 0), (8, 1), (columns, 8)])];
+        parts.push((maker.made(Function::Matmul, operands, 5 * columns), columns));
+    }
+    let bias = maker.weight(4);
+    parts[0].0 = maker.made(binary("add"), vec![all(parts[0].0, 20), view(bias, 0, &[(5, 0), (4, 1)])], 20);
+    let y = maker.buffer(50, Role::Output(0));
+    let mut at = 0;
+    for (part, columns) in parts {
+        let rows = |buffer, first, stride| view(buffer, first, &[(5, stride), (columns, 1)]);
+        maker.op(Function::Copy, vec![rows(part, 0, columns)], rows(y, at, 10));
+        at += columns;
+    }
+    maker.0
+}
+
+#[test]
+fn products_of_one_operand_beside_each_other_become_one() {
+    let mut graph = regions(&products_beside_each_other())[0].graph.clone();
+    let applied = apply(&mut graph, &[]);
+    assert_eq!(
+        applied.iter().map(|(name, applied)| (*name, applied.saved)).collect::<Vec<_>>(),
+        [("product-bias", 1), ("product-concat", 6)]
+    );
+    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+    assert_eq!(graph.nodes[at].compute, Compute::ProductConcat { have_bias: vec![true, false, false] });
+    let dims = |operand: &Operand| operand.dims.iter().map(|dim| dim.len).collect::<Vec<_>>();
+    let lens: Vec<_> = graph.nodes[at].operands.iter().map(dims).collect();
+    assert_eq!(lens, [vec![5, 8], vec![4, 8], vec![4], vec![4, 8], vec![2, 8]]);
+    assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
+}
+
+#[test]
+fn products_of_different_operands_stay_apart() {
+    let mut trace = products_beside_each_other();
+    // Another part of x for the second one.
+    trace.ops[1].meaning.as_mut().unwrap().reads[0].first = 1;
+    let mut graph = regions(&trace)[0].graph.clone();
+    assert_eq!(apply(&mut graph, &[]).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["product-bias"]);
+}
+
 #[test]
 fn a_run_ends_before_what_is_not_known() {
     let mut maker = Maker::default();

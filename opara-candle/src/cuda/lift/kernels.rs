@@ -156,14 +156,8 @@ impl Arguments<'_> {
         }
         let row = |len| vec![Dim { len, stride: 1 }];
         let of_angles = angles.max(1) * tokens * (size / 2);
-        let function = Function::Rotary(Rotary {
-            outer,
-            tokens,
-            heads,
-            size,
-            is_of_neighbours: kind == Rope::I,
-            angles,
-        });
+        let function =
+            Function::Rotary(Rotary { outer, tokens, heads, size, is_of_neighbours: kind == Rope::I, angles });
         Some(Meaning {
             function,
             reads: vec![

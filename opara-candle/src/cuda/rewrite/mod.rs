@@ -37,7 +37,9 @@ pub(super) fn rewrite(
     examples: Vec<Example>,
     rewriting: Rewriting,
 ) -> Result<RewrittenProgram> {
-    capture_thread::run(move || Rewriter { rewriting, examples, notes: Vec::new(), times: StageTimes::default() }.rewrite(program))
+    capture_thread::run(move || {
+        Rewriter { rewriting, examples, notes: Vec::new(), times: StageTimes::default() }.rewrite(program)
+    })
 }
 
 struct Rewriter {

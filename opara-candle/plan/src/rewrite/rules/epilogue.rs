@@ -49,7 +49,10 @@ fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> 
     let steps = steps.iter().copied().chain([step]).collect();
     let compute = Compute::FusedConvolution { window: *window, steps, relu: false };
     let operands = before.operands.iter().cloned().chain([vector]).collect();
-    Some(Better { node: Node { compute, operands, launches: node.launches + before.launches, ..node.clone() }, saved: 1 })
+    Some(Better {
+        node: Node { compute, operands, launches: node.launches + before.launches, ..node.clone() },
+        saved: 1,
+    })
 }
 
 /// The operand as a vector of one element a channel of a convolution's result of `len` elements.

@@ -8,6 +8,7 @@ mod epilogue;
 mod facts;
 mod grouped_convolution;
 mod product;
+mod product_concat;
 mod softmax;
 
 use hashbrown::HashSet;
@@ -71,6 +72,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "attention", at: attention::at },
     // What is added to each column of a product with a weight: part of it.
     Rule { name: "product-bias", at: product::bias },
+    // Products of one operand whose columns lie beside each other: one of all.
+    Rule { name: "product-concat", at: product_concat::at },
     // An activation behind that: part of it.
     Rule { name: "product-activation", at: product::activation },
 ];

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use crate::trace::{
-    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role, Rotary,
-    Trace, View, Window, Work,
+    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role,
+    Rotary, Trace, View, Window, Work,
 };
 
 fn device() -> DeviceSpec {
