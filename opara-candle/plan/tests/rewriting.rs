@@ -19,6 +19,24 @@ const DINOV2: &[(&str, usize)] = &[
     ("product-activation", 12),
 ];
 
+const EVA2: &[(&str, usize)] = &[
+    ("convolution", 1),
+    ("convolution-bias", 1),
+    ("softmax", 12),
+    ("attention", 12),
+    ("product-bias", 73),
+    ("product-concat", 12),
+    ("product-activation", 12),
+];
+
+const MOBILENET: &[(&str, usize)] = &[
+    ("grouped-convolution", 15),
+    ("convolution", 31),
+    ("convolution-norm", 184),
+    ("convolution-relu", 30),
+    ("product-bias", 1),
+];
+
 const VIT: &[(&str, usize)] =
     &[("convolution", 1), ("convolution-bias", 1), ("attention", 12), ("product-bias", 73), ("product-activation", 12)];
 
@@ -29,11 +47,16 @@ const MODELS: &[Expected] = &[
     // Twelve layers of attention and two products with GELU between; the mask is an input's.
     ("bert-base-f16", &[("softmax", 12), ("attention", 12), ("product-bias", 72), ("product-activation", 12)], 6),
     ("dinov2-small-f16", DINOV2, 3),
+    // The bias of the scores is looked up in a table; the patches' weight is copied before.
+    ("beit-base-f16", DINOV2, 3),
+    ("eva2-base-f16", EVA2, 3),
     ("vit-base-f32", VIT, 3),
     // Grouped heads; a rotary embedding is no part of a rule, and ends no run.
     ("qwen2-0.5b-f16", &[("attention", 24), ("product-bias", 72)], 1),
     // Heads of 96 have no kernel: softmax alone.
     ("hiera-tiny-f16", HIERA, 0),
+    // One convolution a channel, 9,529 launches.
+    ("mobilenetv4-small-f32", MOBILENET, 0),
 ];
 
 fn trace(model: &str) -> Result<Trace> {

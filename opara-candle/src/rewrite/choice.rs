@@ -76,6 +76,9 @@ pub(crate) struct Choice {
 /// # Errors
 /// The inner one says why nothing stands.
 pub(crate) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<std::result::Result<Choice, String>> {
+    // Its kernel computes rows that are not finite once more, without tensor cores.
+    let is_slow = sets.iter().any(|set| set.numbers == Numbers::Finite).then_some("attention");
+    let without = &without.iter().copied().chain(is_slow).collect::<Vec<_>>()[..];
     let attempt = |without: &[&str], refused: &HashSet<(&str, usize)>| -> Result<std::result::Result<Choice, String>> {
         let mut changed = graph.clone();
         let fits = rules::apply(&mut changed, without, refused);
@@ -85,13 +88,14 @@ pub(crate) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         let compared = checked(&changed, sets)?;
         Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new() }))
     };
+    let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
     let first = match attempt(without, &HashSet::new())? {
-        Ok(choice) => return Ok(Ok(choice)),
+        Ok(choice) => return Ok(Ok(Choice { notes: slow.into_iter().collect(), ..choice })),
         Err(reason) => reason,
     };
     let Refused { nodes, reasons } = refused(graph, without, sets)?;
     let notes = reasons.into_iter().map(|(rule, (times, why))| format!("{rule} stays out {times} times: {why}"));
-    let notes: Vec<String> = notes.collect();
+    let notes: Vec<String> = slow.into_iter().chain(notes).collect();
     if !nodes.is_empty() {
         if let Ok(choice) = attempt(without, &nodes)? {
             return Ok(Ok(Choice { notes, ..choice }));

@@ -6,6 +6,7 @@
 
 pub(crate) mod accuracy;
 pub(crate) mod choice;
+mod depthwise;
 pub(crate) mod evaluate;
 mod evaluation;
 mod indexed;

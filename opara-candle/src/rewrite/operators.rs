@@ -4,6 +4,7 @@ use candle::{bail, DType, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Node, Operand, Step};
 use opara_plan::trace::{Function, Window};
 
+use super::depthwise::depthwise;
 use super::evaluation::{concat, lens, Arithmetic, Evaluation};
 use super::indexed::{index_select, rotary, select};
 use super::strided::shaped;
@@ -238,6 +239,11 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &
         None => weight,
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    if dtype == DType::F64 && window.groups > 1 && weight.dims()[..2] == [window.groups as usize, 1] {
+        let y = depthwise(&x.contiguous()?, &weight, window)?;
+        let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.reshape((1, (), 1, 1))?))?;
+        return if relu { y.relu() } else { Ok(y) };
+    }
     let config = ConvConfig::default()
         .stride(stride[0])
         .padding((padding[0], padding[1]))
