@@ -1,5 +1,5 @@
-//! What decoders are made of on a GPU, against the same operators on the CPU, and their steps as graphs. Without a GPU, or without
-//! the `cuda` feature, each test says that it skips.
+//! Operators of decoders on a GPU against the CPU, and decoder steps as graphs. Without a GPU, or without the `cuda` feature,
+//! each test says that it skips.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -9,10 +9,10 @@ use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
 
-/// Dtypes with the relative error that they may make.
+/// Dtypes with their maximum relative error.
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
 
-/// Fails unless `got` is near `expected`, measured by the largest value there.
+/// Fails unless `got` is near `expected`, relative to the largest expected value.
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let error = || -> Result<f64> {
@@ -26,7 +26,7 @@ fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fm
     assert!(error <= tolerance, "{of}: off by {error:.2e}");
 }
 
-/// The values that a dtype makes of a tensor, in f32 on the host, and the tensor on the device.
+/// A tensor rounded to a dtype: in f32 on the host, and on the device.
 fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
     let x = x.to_dtype(dtype)?;
     Ok((x.to_dtype(DType::F32)?, x.to_device(device)?))
@@ -35,7 +35,7 @@ fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
 #[test]
 fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // Rows of a warp and less, of several chunks, of a number that splits do not divide, and one of many.
+    // Rows of at most a warp, rows of several chunks, a row length that splits do not divide, and a long row.
     for (columns, inner) in [(7, 64), (96, 896), (1152, 896), (40, 4872), (3000, 264)] {
         for (dtype, tolerance) in DTYPES {
             let scaled = |i, shape, by: f64| both(&(waves(i, shape)? * by)?, dtype, &device);
@@ -80,7 +80,8 @@ fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     Ok(())
 }
 
-/// Several steps behind texts of several lengths, with what is in the cache behind them, which nothing may read.
+/// Several steps after texts of several lengths. The cache holds other numbers beyond each text, which must not be
+/// read.
 fn attend(
     of: CachedAttention,
     pairs: usize,

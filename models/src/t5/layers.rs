@@ -29,7 +29,7 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Of matrices of shape `(n * width, d_model)`, each of which makes `n` products.
+    /// Concatenates `weights`. A matrix of shape `(n * width, d_model)` gives `n` products.
     pub fn new(name: &'static str, weights: &[Tensor], width: usize) -> Result<Self> {
         let weight = Tensor::cat(weights, 0)?;
         let (out, input) = weight.dims2()?;
@@ -157,7 +157,7 @@ pub(super) struct FeedForward {
 
 enum Input {
     Plain(Linear),
-    /// What the activation is applied to, then what it is multiplied with.
+    /// Two matmuls: the activation is applied to the first result, and the second multiplies it.
     Gated(Products),
 }
 

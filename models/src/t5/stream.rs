@@ -1,4 +1,4 @@
-//! The sum that runs through a stack: every part reads it normalised, and adds to it.
+//! The residual stream of a stack: every layer reads it normalised, and adds to it.
 
 use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -7,10 +7,10 @@ use opara_candle::ops;
 
 use super::Config;
 
-/// What the sum is multiplied with.
+/// The factor by which the residual stream is scaled.
 ///
-/// It outgrows f16 in trained models. Every reader normalises it first, so its size does not matter: in f16 all that is
-/// added to it is made smaller by a power of two, which costs no precision and no time.
+/// The stream outgrows f16 in trained models. Every reader normalises it first, so its scale does not matter: in f16
+/// everything that is added to it is scaled down by a power of two, which costs no precision and no time.
 pub(super) fn stream_scale(dtype: DType) -> f64 {
     if dtype == DType::F16 {
         1. / 64.
@@ -19,7 +19,7 @@ pub(super) fn stream_scale(dtype: DType) -> f64 {
     }
 }
 
-/// `weight` as it has to be to add to the stream.
+/// Scales a weight whose products are added to the stream.
 pub(super) fn onto_stream(weight: Tensor) -> Result<Tensor> {
     match stream_scale(weight.dtype()) {
         1. => Ok(weight),
@@ -27,13 +27,13 @@ pub(super) fn onto_stream(weight: Tensor) -> Result<Tensor> {
     }
 }
 
-/// Normalises what it reads from the stream.
+/// The norm of a layer's input, with epsilon scaled like the stream.
 pub(super) fn stream_norm(config: &Config, vb: VarBuilder) -> Result<RmsNorm> {
     let eps = config.layer_norm_epsilon * stream_scale(vb.dtype()).powi(2);
     rms_norm(config.d_model, eps, vb)
 }
 
-/// The sum, and what the next reader adds to it: that is one launch with its norm.
+/// The residual stream: a sum, and a part that the next reader adds to it in the same launch as its norm.
 pub(super) struct Stream {
     sum: Tensor,
     pending: Option<Tensor>,

@@ -127,7 +127,7 @@ impl CudaProgram {
                 poison.push(graph.fill(block, 0xff, &[])?);
             }
         }
-        // Only then may a kernel load its weights while those before it still run.
+        // If so, a kernel may load its weights while its predecessors still run.
         let writes_external = |access: &Access| {
             access.mode != AccessMode::Read && ops.trace.buffers[access.buffer].role == Role::External
         };
@@ -177,8 +177,8 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Me
     Ok(())
 }
 
-/// Adds a captured launch after the nodes `after`; returns its node. If memory from before the pass is constant, a kernel that loads
-/// nothing else before it waits for those before it may begin early.
+/// Adds a captured launch after the nodes `after`; returns its node. If memory from before the pass is constant (`is_constant`),
+/// a kernel whose early loads read only such memory may begin before its predecessors have ended.
 fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize], is_constant: bool) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
         (LaunchNode::Kernel(kernel), pointers) => {

@@ -69,7 +69,7 @@ impl Linear {
         ops::linear_act(x, &self.weight, self.bias.as_ref(), activation)
     }
 
-    /// `x · weightᵀ` without the bias, for a next layer that adds it: see
+    /// `x · weightᵀ` without the bias, if the next layer adds it: see
     /// [`LayerNorm::forward_add`](super::LayerNorm::forward_add).
     ///
     /// # Errors

@@ -81,7 +81,7 @@ pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
 }
 
 impl RmsNorm {
-    /// A layer of this scale, which has the size of the last dimension. `name` labels its launches.
+    /// A layer with this scale, whose size is the last dimension. `name` labels its launches.
     pub fn new(name: impl Into<String>, scale: Tensor, eps: f64) -> Self {
         Self { name: name.into(), scale, eps }
     }

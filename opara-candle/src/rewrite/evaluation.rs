@@ -47,8 +47,8 @@ impl Numbers {
         if self == Numbers::All || !tensor.dtype().is_float() {
             return Ok(tensor);
         }
-        // Infinity minus itself, and NaN, are not equal to themselves.
-        let nothing = (&tensor - &tensor)?;
+        // Zero times infinity, and NaN, are not equal to themselves.
+        let nothing = (&tensor * 0.)?;
         nothing.eq(&nothing)?.where_cond(&tensor, &tensor.zeros_like()?)
     }
 }

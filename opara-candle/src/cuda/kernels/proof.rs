@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::effects::{Before, Effects, Extent, Factor};
 use super::ptx::Entry;
 
-/// The parameters that a register's value is computed from, by index; `None` stands for a table of constants.
+/// The parameters that a register's value is computed from, by index; `None` is a table of constants.
 type Origins = BTreeSet<Option<usize>>;
 
 /// `@%p1 st.global.f32 [%rd1+4], %f1`: the operation's parts and the operands.
@@ -38,8 +38,8 @@ impl<'a> Instruction<'a> {
         bracket.filter(|_| accesses && !elsewhere)?.split(['+', ']']).next()
     }
 
-    /// Splits the source operands in two: those that do not carry an address into the result, such as factors and
-    /// shifts (they make offsets), and those that do.
+    /// Splits the source operands in two: operands that carry no address into the result, such as factors and shifts
+    /// (they make offsets), and operands that do.
     fn sources(&self) -> (&[&'a str], &[&'a str]) {
         let sources = self.operands.get(1..).unwrap_or_default();
         sources.split_at(match self.operation.as_slice() {
@@ -57,7 +57,7 @@ impl<'a> Instruction<'a> {
 }
 
 fn instructions(code: &str) -> Vec<Instruction<'_>> {
-    // Device functions may stand between two kernels.
+    // Device functions may lie between two kernels.
     let code = code.split(".func").next().unwrap_or_default();
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.flat_map(|line| line.split(';')).filter_map(Instruction::parse).collect()

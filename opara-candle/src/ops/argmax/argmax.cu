@@ -1,4 +1,4 @@
-// Where rows are largest.
+// The index of the largest element of each row.
 #include "largest.cuh"
 
 template <typename T>

@@ -1,5 +1,5 @@
-// Draws a token of each row, and marks tokens as seen. `cpu.rs` does the same, operation by operation: each is one that
-// IEEE 754 rounds, none is contracted, and masses are summed as integers, so that the tokens are the same ones.
+// Draws a token for each row, and marks tokens as seen. `cpu.rs` does the same operations. Both draw the same tokens,
+// since each operation rounds as IEEE 754 says, none is contracted, and weights are summed as integers.
 #include "largest.cuh"
 #include <cstdint>
 
@@ -46,7 +46,7 @@ __device__ inline float logarithm(float x) {
     return logarithm_of(__fadd_rn(m, -1.f), (float)e);
 }
 
-// An exponentially distributed number of 32 random bits: -ln(1 - v), as exact for a small v as for others.
+// An exponentially distributed number from 32 random bits: -ln(1 - v), accurate for small v, too.
 __device__ inline float exponentially(unsigned random) {
     const float v = __fadd_rn(__fmul_rn(__uint2float_rn(random), 0x1p-32f), 0x1p-33f);
     if (v < .25f) return -logarithm_of(-v, 0.f);
@@ -66,15 +66,15 @@ __device__ inline uint4 philox(uint4 counter, uint2 key) {
     return counter;
 }
 
-// 2^40 times the weight of a token.
+// The weight of a token, times 2^40.
 __device__ inline unsigned long long mass(float scaled) {
     return __float2ull_rz(__fmul_rn(exponential(scaled), 0x1p40f));
 }
 
-// How far below the largest a token is: bits of a number that is not negative, which are ordered as it is.
+// The distance of a token's logit below the largest, as the bits of a non-negative float, which compare like the float.
 __device__ inline unsigned depth(float scaled) { return __float_as_uint(scaled) & 0x7fffffffu; }
 
-// The first digit of a depth: eighths, so that tokens spread over many. Then its bytes.
+// The first digit of a depth, in eighths, so that tokens spread over many digits. The bytes of the depth follow.
 __device__ inline unsigned eighths(unsigned depth) {
     const float many = __uint_as_float(depth) * 8.f;
     return many < 255.f ? (unsigned)many : 255u;
@@ -86,7 +86,7 @@ struct Room {
     unsigned digit;
 };
 
-// The digit up to which the weights add up to what is wanted, and what is wanted of that one.
+// Finds the digit at which the sum of weights reaches `wanted`, and the part of `wanted` that remains for that digit.
 __device__ inline void pick(Room &room) {
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -111,8 +111,8 @@ __device__ inline void pick(Room &room) {
     __syncthreads();
 }
 
-// The least depth up to which tokens weigh `wanted(weight of all)`. `visit` calls a function with the depth and the weight
-// of each token of this thread that counts.
+// The least depth up to which the tokens' weights reach `wanted(total weight)`. `visit` calls a function with the depth and
+// weight of each of this thread's tokens.
 template <typename V, typename W> __device__ inline unsigned limit_of(Room &room, V visit, W wanted) {
     auto gather = [&](auto digit) {
         for (unsigned n = threadIdx.x; n < 256; n += blockDim.x) room.weights[n] = 0;
