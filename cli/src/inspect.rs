@@ -1,6 +1,7 @@
 //! `opara inspect`: shows the content of a trace.
 
 mod kernels;
+mod meanings;
 mod resources;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use opara_plan::trace::{DeviceSpec, Role, Trace, Work};
 use serde::Serialize;
 
 use self::kernels::Kernels;
+use self::meanings::Meanings;
 use self::resources::Resources;
 use crate::input::{self, Input};
 
@@ -34,6 +36,8 @@ pub struct Inspection {
     resources: Option<Resources>,
     graph: Graph,
     kernels: Kernels,
+    /// If the trace has meanings.
+    meanings: Option<Meanings>,
     memory: Memory,
 }
 
@@ -103,6 +107,7 @@ impl Args {
                 critical_path_us,
             },
             kernels: Kernels::of(&prepared, self.top),
+            meanings: Meanings::of(&trace, &prepared, self.top),
             memory: Memory::of(&trace, &prepared),
             device: trace.device,
         })
@@ -182,6 +187,7 @@ impl fmt::Display for Inspection {
         if let Some(resources) = &self.resources {
             write!(f, "\n{resources}")?;
         }
-        write!(f, "\n{}", self.kernels)
+        write!(f, "\n{}", self.kernels)?;
+        self.meanings.iter().try_for_each(|meanings| write!(f, "\n{meanings}"))
     }
 }

@@ -15,6 +15,7 @@ mod entry;
 mod measure;
 mod memory;
 mod text;
+mod unchanged;
 mod vision;
 
 use std::fs::File;
@@ -75,6 +76,11 @@ struct Args {
     /// Agreement of replays with eager execution: `exact` compares bits, `accurate` allows rewriting.
     #[arg(long, default_value = "exact", value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
     numerics: String,
+
+    /// Only build executors with these numerics and measure them, without eager passes: `exact`, `accurate`, or both. The lines of
+    /// `--json` are then those of results/unchanged.json.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
+    unchanged: Vec<String>,
 
     /// File to write one line of JSON per row to.
     #[arg(long)]
@@ -157,6 +163,9 @@ fn run() -> Result<()> {
     if let Some(folder) = &args.traces {
         std::fs::create_dir_all(folder).context("the folder of --traces")?;
     }
+    if !args.unchanged.is_empty() {
+        return run_unchanged(&args, &device, json);
+    }
     writeln!(stdout(), "{Header}")?;
     for entry in chosen() {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
@@ -167,6 +176,27 @@ fn run() -> Result<()> {
             };
             let row = Row { model: entry.name, dtype: dtype.as_str(), outcome };
             print(&row, json.as_mut())?;
+        }
+    }
+    Ok(())
+}
+
+/// Measures what `--unchanged` asks for.
+fn run_unchanged(args: &Args, device: &Device, mut json: Option<File>) -> Result<()> {
+    let numerics: Vec<&'static str> =
+        ["exact", "accurate"].into_iter().filter(|name| args.unchanged.iter().any(|asked| asked == name)).collect();
+    for entry in zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name)) {
+        for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
+            let traces = args.traces.as_deref();
+            match caught(|| unchanged::measure(entry, device, dtype, args.iters, &numerics, traces)) {
+                Ok(row) => {
+                    writeln!(stdout(), "{row}")?;
+                    json.as_mut().map_or(Ok(()), |json| {
+                        writeln!(json, "{}", serde_json::to_string(&row)?).map_err(Error::from)
+                    })?;
+                }
+                Err(error) => writeln!(stdout(), "{} {}: {}", entry.name, dtype.as_str(), message(&error))?,
+            }
         }
     }
     Ok(())

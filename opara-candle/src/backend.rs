@@ -8,6 +8,7 @@ use candle::Tensor;
 use crate::prepared::{Prepared, Settings};
 use crate::report::{Mode, Rewrite};
 use crate::schedule::Schedule;
+use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::{Error, Result};
 
@@ -70,6 +71,8 @@ pub(crate) struct RewrittenProgram {
     pub notes: Vec<String>,
     /// Examples with the outputs that replays are compared with.
     pub examples: Vec<Example>,
+    /// What its parts took.
+    pub times: StageTimes,
     pub program: Box<dyn Program>,
 }
 

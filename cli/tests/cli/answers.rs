@@ -24,6 +24,19 @@ fn inspect_shows_the_content_of_a_trace() {
 }
 
 #[test]
+fn inspect_tells_rules_that_fit_from_ops_that_are_not_recognised() {
+    let bert = concat!(env!("CARGO_MANIFEST_DIR"), "/../opara-candle/plan/tests/data/meanings/bert-base-f16.trace");
+    opara(&["inspect", bert]).success().stdout(contains("rules that fit").and(contains("not recognised")));
+    let meanings = &json(&["inspect", bert])["meanings"];
+    assert_eq!(meanings["rules"][1]["name"], "attention");
+    assert_eq!((&meanings["rules"][1]["times"], &meanings["unknown"][0]["name"]), (&12.into(), &"is_u32_f16".into()));
+    assert!(
+        json(&["inspect", &trace("native-googlenet-f32")])["meanings"].is_null(),
+        "nothing is known of an older one"
+    );
+}
+
+#[test]
 fn every_policys_plan_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");

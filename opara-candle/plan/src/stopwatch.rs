@@ -11,14 +11,19 @@ impl StageTimes {
     /// Runs `f` and adds its time to `stage`.
     pub fn time<T>(&mut self, stage: &'static str, f: impl FnOnce() -> T) -> T {
         let (result, us) = wall_us(f);
-        *self.0.entry(stage).or_default() += us / 1e3;
+        self.add(stage, us / 1e3);
         result
+    }
+
+    /// Adds to the time of a stage.
+    pub fn add(&mut self, stage: &'static str, ms: f64) {
+        *self.0.entry(stage).or_default() += ms;
     }
 
     /// Moves a part of one stage's time to another stage.
     pub fn move_ms(&mut self, from: &'static str, to: &'static str, ms: f64) {
-        *self.0.entry(from).or_default() -= ms;
-        *self.0.entry(to).or_default() += ms;
+        self.add(from, -ms);
+        self.add(to, ms);
     }
 }
 

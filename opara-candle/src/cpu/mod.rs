@@ -19,6 +19,7 @@ use crate::backend::{
 };
 use crate::examples::{Examples, Other};
 use crate::report::Mode;
+use crate::timing::StageTimes;
 use crate::{Error, Result};
 
 /// The number of threads that operators may use. candle counts the machine's cores; this process may have fewer, by its
@@ -93,7 +94,7 @@ impl Program for record::CpuProgram {
     fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting) -> Result<RewrittenProgram> {
         let trace = self.trace().into();
         let (rewrites, notes) = (Vec::new(), Vec::new());
-        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, program: self })
+        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, times: StageTimes::default(), program: self })
     }
 
     fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {

@@ -30,8 +30,9 @@ pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build:
     let Some(rewriting) = rewriting.filter(|_| build.device.is_cuda()) else {
         return Ok(Rewritten { trace: recorded.clone(), recorded, program, examples, rewrites: Vec::new(), notes });
     };
-    let RewrittenProgram { trace, rewrites, room, notes: kept, examples, program } =
+    let RewrittenProgram { trace, rewrites, room, notes: kept, examples, times, program } =
         build.times.time("rewrite", || program.rewrite(examples, rewriting))?;
+    times.0.into_iter().for_each(|(part, ms)| build.times.move_ms("rewrite", part, ms));
     trace.validate()?;
     notes.extend(kept);
     build.is_rewritten = !rewrites.is_empty();

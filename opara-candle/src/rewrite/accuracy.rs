@@ -1,6 +1,6 @@
 //! What "no less accurate" means, and whether it holds: of results in place of candle's, by double precision.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Result, Tensor};
 
 /// How far a result may be from double precision, in units of the type's rounding, where candle's is so far.
 ///
@@ -49,8 +49,30 @@ pub(crate) fn compare(
     other: &Tensor,
 ) -> Result<std::result::Result<Compared, String>> {
     let unit = unit(candle.dtype());
-    let on_host = |t: &Tensor| t.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     Ok(compared(unit, &on_host(reference)?, &on_host(candle)?, &on_host(other)?))
+}
+
+/// The elements, converted where they are: that takes a GPU no time.
+fn on_host(t: &Tensor) -> Result<Vec<f64>> {
+    t.flatten_all()?.to_dtype(DType::F64)?.to_vec1()
+}
+
+/// Whether no element is finite.
+pub(crate) fn has_no_finite(t: &Tensor) -> Result<bool> {
+    Ok(!on_host(t)?.iter().any(|value| value.is_finite()))
+}
+
+/// Whether a result is NaN, and infinite, where candle's is.
+///
+/// # Errors
+/// The inner one says where it is not.
+pub(crate) fn same_kinds(candle: &Tensor, other: &Tensor) -> Result<std::result::Result<(), String>> {
+    let (candle, other) = (on_host(candle)?, on_host(other)?);
+    let is_same = |(c, o): (&f64, &f64)| c.is_nan() == o.is_nan() && (o.is_finite() || o.is_nan() || c == o);
+    Ok(match candle.iter().zip(&other).position(|pair| !is_same(pair)) {
+        None => Ok(()),
+        Some(at) => Err(format!("element {at} is {} where candle's is {}", other[at], candle[at])),
+    })
 }
 
 /// Half the distance from one to the next number.
@@ -114,7 +136,6 @@ fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std:
 /// The inner one says why not: then launches are not where they belong.
 pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
     const ROOM: f64 = 16.;
-    let on_host = |t: &Tensor| t.to_device(&Device::Cpu)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
     let (candle, other) = (on_host(candle)?, on_host(other)?);
     let (mut squares, mut differences) = (0., 0.);
     for (at, (c, o)) in candle.iter().zip(&other).enumerate() {
@@ -132,6 +153,8 @@ pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::r
 
 #[cfg(test)]
 mod tests {
+    use candle::Device;
+
     use super::*;
 
     const U: f64 = 1. / 2048.;

@@ -21,12 +21,35 @@ impl Arithmetic {
     /// The type of a value of these elements.
     pub fn dtype(self, element: Element) -> DType {
         match (self, element) {
-            (Arithmetic::In(dtype), _) => dtype,
-            (_, Element::Byte) => DType::U8,
+            (Arithmetic::In(dtype), Element::F16 | Element::Bf16 | Element::F32) => dtype,
+            (_, Element::Byte | Element::U8) => DType::U8,
+            (_, Element::U32) => DType::U32,
+            (_, Element::I64) => DType::I64,
             (_, Element::F16) => DType::F16,
             (_, Element::Bf16) => DType::BF16,
             (_, Element::F32) => DType::F32,
         }
+    }
+}
+
+/// Which numbers values are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Numbers {
+    /// Whatever comes out.
+    All,
+    /// What is finite; zeros stand for all else.
+    Finite,
+}
+
+impl Numbers {
+    /// A value of these.
+    fn of(self, tensor: Tensor) -> Result<Tensor> {
+        if self == Numbers::All || !tensor.dtype().is_float() {
+            return Ok(tensor);
+        }
+        // Zero times infinity, and NaN, are not equal to themselves.
+        let nothing = (&tensor * 0.)?;
+        nothing.eq(&nothing)?.where_cond(&tensor, &tensor.zeros_like()?)
     }
 }
 
@@ -38,6 +61,7 @@ pub(super) struct Evaluation<'a> {
     graph: &'a Graph,
     inputs: &'a [Tensor],
     pub arithmetic: Arithmetic,
+    numbers: Numbers,
     compute: Compute,
     known: HashMap<Value, Tensor>,
     /// The same in f32, of what depends on weights alone.
@@ -46,8 +70,19 @@ pub(super) struct Evaluation<'a> {
 
 impl<'a> Evaluation<'a> {
     /// Nothing is known yet.
-    pub fn new(graph: &'a Graph, inputs: &'a [Tensor], arithmetic: Arithmetic, compute: Compute) -> Self {
-        Self { graph, inputs, arithmetic, compute, known: HashMap::new(), constants: None }
+    pub fn new(
+        graph: &'a Graph,
+        inputs: &'a [Tensor],
+        arithmetic: Arithmetic,
+        numbers: Numbers,
+        compute: Compute,
+    ) -> Self {
+        Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), constants: None }
+    }
+
+    /// Takes a value for known.
+    pub fn assume(&mut self, value: Value, tensor: Tensor) {
+        self.known.insert(value, tensor);
     }
 
     /// Forgets a value that nobody reads any more.
@@ -82,14 +117,15 @@ impl<'a> Evaluation<'a> {
                 tensor
             }
         };
+        let tensor = self.numbers.of(tensor)?;
         self.known.insert(value, tensor.clone());
         Ok(tensor)
     }
 
     /// A vector that depends on weights alone, in f32 without the rounding in between.
     pub fn constant(&mut self, operand: &Operand) -> Result<Tensor> {
-        let Self { graph, inputs, compute, .. } = *self;
-        let in_f32 = || Box::new(Self::new(graph, inputs, Arithmetic::In(DType::F32), compute));
+        let Self { graph, inputs, numbers, compute, .. } = *self;
+        let in_f32 = || Box::new(Self::new(graph, inputs, Arithmetic::In(DType::F32), numbers, compute));
         let of = self.constants.get_or_insert_with(in_f32);
         of.operand(operand, &[operand.len() as usize])
     }

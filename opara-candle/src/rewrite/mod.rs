@@ -5,8 +5,11 @@
 //! recorded ones is a device's.
 
 pub(crate) mod accuracy;
+pub(crate) mod choice;
+mod depthwise;
 pub(crate) mod evaluate;
 mod evaluation;
+mod indexed;
 mod operators;
 mod strided;
 #[cfg(test)]

@@ -4,7 +4,9 @@ use candle::{bail, DType, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Node, Operand, Step};
 use opara_plan::trace::{Function, Window};
 
+use super::depthwise::depthwise;
 use super::evaluation::{concat, lens, Arithmetic, Evaluation};
+use super::indexed::{index_select, rotary, select};
 use super::strided::shaped;
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Activation, ConvConfig, PoolConfig};
@@ -25,6 +27,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::FusedConvolution { window, steps, relu } => fused_convolution(of, node, window, steps, *relu),
         Compute::Attention { scale } => attention(of, node, *scale),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
+        Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
     }
 }
 
@@ -111,6 +114,9 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::MaxPool(window) => pool(of, node, window, true)?,
         Function::MeanPool(window) => pool(of, node, window, false)?,
+        Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
+        Function::Where => select(of, node)?,
+        Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }
@@ -233,6 +239,11 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &
         None => weight,
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    if dtype == DType::F64 && window.groups > 1 && weight.dims()[..2] == [window.groups as usize, 1] {
+        let y = depthwise(&x.contiguous()?, &weight, window)?;
+        let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.reshape((1, (), 1, 1))?))?;
+        return if relu { y.relu() } else { Ok(y) };
+    }
     let config = ConvConfig::default()
         .stride(stride[0])
         .padding((padding[0], padding[1]))
@@ -268,6 +279,21 @@ fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<
         Some(name) => bail!("{name} is no activation of a product"),
     };
     ops::linear_act(&x?, &weight?.contiguous()?, Some(&bias?.contiguous()?), activation)
+}
+
+/// One product with all weights below each other.
+fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<Tensor> {
+    let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
+    let mut next = || operands.next().unwrap_or_else(|| bail!("a product has no weight"));
+    let x = next()?;
+    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    for &has_bias in have_bias {
+        let weight = next()?;
+        biases.push(if has_bias { next()? } else { Tensor::zeros(weight.dim(0)?, x.dtype(), x.device())? });
+        weights.push(weight);
+    }
+    let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
+    ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)
 }
 
 /// A pool, which padding is never part of.

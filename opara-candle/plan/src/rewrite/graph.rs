@@ -22,8 +22,8 @@ pub struct Input {
     pub element: Element,
     /// How many it has.
     pub len: u64,
-    /// Whether it was there before the pass: a weight.
-    pub is_weight: bool,
+    /// Whether it is the same in every pass: a weight, or what the host uploads.
+    pub is_constant: bool,
 }
 
 /// A buffer that the run fills.
@@ -128,6 +128,12 @@ pub enum Compute {
         /// The name of what follows in the catalogue.
         activation: Option<String>,
     },
+    /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
+    /// weight, `(columns, inner)`, and its bias.
+    ProductConcat {
+        /// Whether each has a bias.
+        have_bias: Vec<bool>,
+    },
 }
 
 /// What is done to each channel.
@@ -212,17 +218,21 @@ impl Graph {
         live
     }
 
-    /// For each node, whether it depends on weights alone.
+    /// For each node, whether it depends on constants alone.
     pub fn constant(&self) -> Vec<bool> {
         let mut constant: Vec<bool> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
-            let is_constant = |operand: &Operand| match operand.value {
-                Value::Input(at) => self.inputs[at].is_weight,
-                Value::Node(at) => constant[at],
-            };
-            constant.push(node.operands.iter().all(is_constant));
+            constant.push(node.operands.iter().all(|operand| self.is_constant(operand.value, &constant)));
         }
         constant
+    }
+
+    /// Whether a value depends on constants alone, if that is known of the nodes.
+    pub fn is_constant(&self, value: Value, nodes: &[bool]) -> bool {
+        match value {
+            Value::Input(at) => self.inputs[at].is_constant,
+            Value::Node(at) => nodes[at],
+        }
     }
 }
 

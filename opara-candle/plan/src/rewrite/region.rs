@@ -76,6 +76,8 @@ struct Run<'a> {
     last_users: &'a [Option<OpId>],
     is_written: &'a [bool],
     graph: Graph,
+    /// For each node, whether it depends on constants alone.
+    constant: Vec<bool>,
     states: HashMap<BufferId, State>,
     /// By buffer.
     inputs: HashMap<BufferId, usize>,
@@ -83,7 +85,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(trace: &'a Trace, last_users: &'a [Option<OpId>], is_written: &'a [bool]) -> Self {
-        Self { trace, last_users, is_written, graph: Graph::default(), states: HashMap::new(), inputs: HashMap::new() }
+        let (graph, constant) = (Graph::default(), Vec::new());
+        Self { trace, last_users, is_written, graph, constant, states: HashMap::new(), inputs: HashMap::new() }
     }
 
     /// Adds an op; `None` if it cannot be part of the run. What was noted of it meanwhile changes nothing for the ops before it.
@@ -123,6 +126,9 @@ impl<'a> Run<'a> {
             _ => {}
         }
         let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
+        if self.looks_up(&meaning.function, &operands) {
+            return None;
+        }
         let mut element = to.element;
         let (mut first, mut dims) = (to.first, to.dims.clone());
         if let (Function::Copy, Element::Byte, [from]) = (&meaning.function, to.element, &mut operands[..]) {
@@ -161,12 +167,23 @@ impl<'a> Run<'a> {
         Some(())
     }
 
+    /// Whether it takes rows of a table by what a call gives: no rule is about that, and the table may be a vocabulary's.
+    fn looks_up(&self, function: &Function, operands: &[Operand]) -> bool {
+        let is_constant = |operand: &Operand| self.graph.is_constant(operand.value, &self.constant);
+        match (function, operands) {
+            (Function::IndexSelect { .. }, [table, ids]) => is_constant(table) && !is_constant(ids),
+            _ => false,
+        }
+    }
+
     fn set(&mut self, buffer: BufferId, state: State) -> Option<()> {
         self.states.insert(buffer, state);
         Some(())
     }
 
     fn push(&mut self, node: Node) -> Value {
+        let is_constant = |operand: &Operand| self.graph.is_constant(operand.value, &self.constant);
+        self.constant.push(node.operands.iter().all(is_constant));
         self.graph.nodes.push(node);
         Value::Node(self.graph.nodes.len() - 1)
     }
@@ -194,8 +211,9 @@ impl<'a> Run<'a> {
                 self.states.insert(buffer, State::Whole(value));
                 value
             }
-            Some(State::Upload(_) | State::Scratch(_)) => return None,
-            None => return self.input(buffer, element),
+            Some(State::Scratch(_)) => return None,
+            // It stays where it is, and is the same in every pass.
+            Some(State::Upload(_)) | None => return self.input(buffer, element),
         };
         (element == Element::Byte || self.graph.element(value) == element).then_some(value)
     }
@@ -214,7 +232,8 @@ impl<'a> Run<'a> {
             return None;
         }
         let len = self.trace.buffers[buffer].bytes / element.bytes();
-        self.graph.inputs.push(Input { buffer, element, len, is_weight: role == Role::External });
+        let is_constant = role == Role::External || self.states.contains_key(&buffer);
+        self.graph.inputs.push(Input { buffer, element, len, is_constant });
         self.inputs.insert(buffer, self.graph.inputs.len() - 1);
         Some(Value::Input(self.graph.inputs.len() - 1))
     }
@@ -226,7 +245,9 @@ impl<'a> Run<'a> {
     fn finish(mut self, ops: Range<OpId>) -> Result<Option<Region>, OpId> {
         let is_needed = |buffer: BufferId| {
             let role = self.trace.buffers[buffer].role;
-            matches!(role, Role::Output(_)) || self.last_users[buffer].is_some_and(|last| last >= ops.end)
+            matches!(role, Role::Output(_))
+                || self.last_users[buffer].is_some_and(|last| last >= ops.end)
+                || self.inputs.contains_key(&buffer)
         };
         let mut needed: Vec<BufferId> = self.states.keys().copied().filter(|&buffer| is_needed(buffer)).collect();
         needed.sort_unstable();

@@ -1,6 +1,6 @@
 //! Graphs and rules on traces made by hand.
 
-use super::rules::apply;
+use super::rules::{self, Applied};
 use super::*;
 use crate::trace::{
     Access, AccessMode, Buffer, BufferId, Dim, Element, Function, Meaning, Op, Region as Bytes, Role, Trace, View,
@@ -8,6 +8,11 @@ use crate::trace::{
 };
 
 const F16: Element = Element::F16;
+
+/// Applies the rules that are not `without`, and counts where they fitted.
+fn apply(graph: &mut Graph, without: &[&str]) -> Vec<(&'static str, Applied)> {
+    rules::counted(&rules::apply(graph, without, &Default::default()))
+}
 
 /// A trace as it is made.
 #[derive(Default)]
@@ -160,7 +165,7 @@ fn depthwise(groups: u64, last: u64) -> Trace {
 fn one_convolution_a_group_becomes_one_of_all() {
     let mut graph = regions(&depthwise(6, 80))[0].graph.clone();
     let applied = apply(&mut graph, &[]);
-    assert_eq!(applied, [("grouped-convolution", rules::Applied { times: 1, saved: 11 })]);
+    assert_eq!(applied, [("grouped-convolution", Applied { times: 1, saved: 11 })]);
     let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
     let node = &graph.nodes[at];
     let expected = Window { groups: 6, ..window(3, 1) };
@@ -173,7 +178,7 @@ fn one_convolution_a_group_becomes_one_of_all() {
 #[test]
 fn groups_that_do_not_follow_one_another_stay_apart() {
     let mut graph = regions(&depthwise(6, 64))[0].graph.clone();
-    assert_eq!(apply(&mut graph, &[]), [("convolution", rules::Applied { times: 6, saved: 0 })]);
+    assert_eq!(apply(&mut graph, &[]), [("convolution", Applied { times: 6, saved: 0 })]);
 }
 
 /// Attention of 2 heads of 32 for 6 tokens, out of one product, with a mask; softmax as five launches.
@@ -249,6 +254,53 @@ fn a_bias_and_an_activation_become_part_of_the_product() {
     assert_eq!(node.operands[1].dims, [Dim { len: 3, stride: 8 }, Dim { len: 8, stride: 1 }]);
 }
 
+/// Products of x, (5, 8), with three weights of 4, 4 and 2 columns, the first with a bias, beside each other.
+fn products_beside_each_other() -> Trace {
+    let mut maker = Maker::default();
+    let x = maker.buffer(40, Role::Input(0));
+    let mut parts = Vec::new();
+    for columns in [4, 4, 2] {
+        let weight = maker.weight(columns * 8);
+        let operands = vec![view(x, 0, &[(1, 0), (5, 8), (8, 1)]), view(weight, 0, &[(1, 0), (8, 1), (columns, 8)])];
+        parts.push((maker.made(Function::Matmul, operands, 5 * columns), columns));
+    }
+    let bias = maker.weight(4);
+    parts[0].0 = maker.made(binary("add"), vec![all(parts[0].0, 20), view(bias, 0, &[(5, 0), (4, 1)])], 20);
+    let y = maker.buffer(50, Role::Output(0));
+    let mut at = 0;
+    for (part, columns) in parts {
+        let rows = |buffer, first, stride| view(buffer, first, &[(5, stride), (columns, 1)]);
+        maker.op(Function::Copy, vec![rows(part, 0, columns)], rows(y, at, 10));
+        at += columns;
+    }
+    maker.0
+}
+
+#[test]
+fn products_of_one_operand_beside_each_other_become_one() {
+    let mut graph = regions(&products_beside_each_other())[0].graph.clone();
+    let applied = apply(&mut graph, &[]);
+    assert_eq!(
+        applied.iter().map(|(name, applied)| (*name, applied.saved)).collect::<Vec<_>>(),
+        [("product-bias", 1), ("product-concat", 6)]
+    );
+    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+    assert_eq!(graph.nodes[at].compute, Compute::ProductConcat { have_bias: vec![true, false, false] });
+    let dims = |operand: &Operand| operand.dims.iter().map(|dim| dim.len).collect::<Vec<_>>();
+    let lens: Vec<_> = graph.nodes[at].operands.iter().map(dims).collect();
+    assert_eq!(lens, [vec![5, 8], vec![4, 8], vec![4], vec![4, 8], vec![2, 8]]);
+    assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
+}
+
+#[test]
+fn products_of_different_operands_stay_apart() {
+    let mut trace = products_beside_each_other();
+    // Another part of x for the second one.
+    trace.ops[1].meaning.as_mut().unwrap().reads[0].first = 1;
+    let mut graph = regions(&trace)[0].graph.clone();
+    assert_eq!(apply(&mut graph, &[]).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["product-bias"]);
+}
+
 #[test]
 fn a_run_ends_before_what_is_not_known() {
     let mut maker = Maker::default();
@@ -264,7 +316,7 @@ fn a_run_ends_before_what_is_not_known() {
     let outputs = |at: usize| regions[at].graph.outputs.iter().map(|output| output.buffer).collect::<Vec<_>>();
     assert_eq!((outputs(0), outputs(1)), (vec![b], vec![c]));
     assert_eq!(regions[1].graph.inputs[0].buffer, b);
-    assert!(!regions[1].graph.inputs[0].is_weight);
+    assert!(!regions[1].graph.inputs[0].is_constant);
 }
 
 #[test]

@@ -18,16 +18,28 @@ pub enum Element {
     Bf16,
     /// 32 bits.
     F32,
+    /// Unsigned integers of 8 bits: conditions, which hold where they are not 0.
+    U8,
+    /// Unsigned integers of 32 bits.
+    U32,
+    /// Signed integers of 64 bits.
+    I64,
 }
 
 impl Element {
     /// Bytes of one element.
     pub fn bytes(self) -> u64 {
         match self {
-            Element::Byte => 1,
+            Element::Byte | Element::U8 => 1,
             Element::F16 | Element::Bf16 => 2,
-            Element::F32 => 4,
+            Element::F32 | Element::U32 => 4,
+            Element::I64 => 8,
         }
+    }
+
+    /// Whether it is a floating-point number.
+    pub fn is_float(self) -> bool {
+        matches!(self, Element::F16 | Element::Bf16 | Element::F32)
     }
 }
 
@@ -139,6 +151,36 @@ pub enum Function {
     MeanPool(Window),
     /// A part of a library call. The call's last launch has its meaning.
     Part,
+    /// Of `a`, `(left, from, right)`, those of the middle dimension that the integers `b` name: `(left, integers, right)`.
+    IndexSelect {
+        /// Elements of the outer dimension.
+        left: u64,
+        /// Those of the middle one.
+        from: u64,
+        /// Those of the inner one.
+        right: u64,
+    },
+    /// `b` where the integer `a` is not 0, else `c`.
+    Where,
+    /// Rotary embedding of `a` by the cosines `b` and the sines `c`.
+    Rotary(Rotary),
+}
+
+/// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rotary {
+    /// Sequences, with the heads if those are outside the tokens.
+    pub outer: u64,
+    /// Tokens of each.
+    pub tokens: u64,
+    /// Heads of each token, if they are inside; else 1.
+    pub heads: u64,
+    /// Elements of a head.
+    pub size: u64,
+    /// Whether a pair are neighbours; else they are half a head apart.
+    pub is_of_neighbours: bool,
+    /// How many of `outer` have angles of their own, one after another; 0 if all have the same.
+    pub angles: u64,
 }
 
 /// An op as a function of views.

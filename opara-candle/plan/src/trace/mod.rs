@@ -8,7 +8,7 @@ mod meaning;
 mod region;
 
 pub use file::{FileError, TraceFileError};
-pub use meaning::{is_contiguous, Dim, Element, Function, Meaning, View, Window};
+pub use meaning::{is_contiguous, Dim, Element, Function, Meaning, Rotary, View, Window};
 pub use region::Region;
 
 use serde::{Deserialize, Serialize};

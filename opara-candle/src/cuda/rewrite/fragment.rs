@@ -10,7 +10,7 @@ use crate::backend::Function;
 use crate::cuda::capture::{capture, Capture};
 use crate::cuda::driver::CapturePool;
 use crate::cuda::target::Target;
-use crate::rewrite::evaluate::{evaluate, Arithmetic};
+use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::trace::Role;
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -> Result<Capture> {
     const ATTEMPTS: usize = 4;
     let of = graph.clone();
-    let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed));
+    let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed, Numbers::All));
     let pools = [CapturePool::take(&target.stream)?, CapturePool::take(&target.stream)?];
     // A run keeps no state: all of its arguments are inputs.
     let stateless = StateArguments::default();

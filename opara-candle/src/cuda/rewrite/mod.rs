@@ -10,9 +10,9 @@ mod values;
 
 use std::sync::Arc;
 
-use candle::{DType, Tensor};
-use hashbrown::HashMap;
-use opara_plan::rewrite::rules::{apply, Applied, RULES};
+use candle::Tensor;
+use hashbrown::{HashMap, HashSet};
+use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
 use opara_plan::rewrite::{regions, Graph, Region};
 
 use self::fragment::fragment;
@@ -24,21 +24,12 @@ use super::target::Target;
 use crate::backend::{Example, Rewriting, RewrittenProgram};
 use crate::prepared::Settings;
 use crate::report::Rewrite;
-use crate::rewrite::accuracy::{compare, near, Compared};
-use crate::rewrite::evaluate::{evaluate, Arithmetic};
+use crate::rewrite::accuracy::{near, Compared};
+use crate::rewrite::choice::{choose, Choice, Set};
+use crate::rewrite::evaluate::Arithmetic;
+use crate::timing::{wall_us, StageTimes};
 use crate::trace::{BufferId, Role};
 use crate::{capture_thread, Error, Result};
-
-/// What is left out, one attempt after the other, until a run is no less accurate than candle's: nothing; folding norms into
-/// weights, which round once more then; products and attention, which in f32 are of three products of TF32; other kernels for
-/// convolutions of one group, which in f32 may round operands to TF32.
-const ATTEMPTS: &[&[&str]] = &[
-    &[],
-    &["convolution-norm"],
-    &["convolution-norm", "attention", "product-bias"],
-    &["convolution"],
-    &["convolution", "attention", "product-bias"],
-];
 
 /// The program with other operators in the place of recorded launches.
 pub(super) fn rewrite(
@@ -46,13 +37,16 @@ pub(super) fn rewrite(
     examples: Vec<Example>,
     rewriting: Rewriting,
 ) -> Result<RewrittenProgram> {
-    capture_thread::run(move || Rewriter { rewriting, examples, notes: Vec::new() }.rewrite(program))
+    capture_thread::run(move || {
+        Rewriter { rewriting, examples, notes: Vec::new(), times: StageTimes::default() }.rewrite(program)
+    })
 }
 
 struct Rewriter {
     rewriting: Rewriting,
     examples: Vec<Example>,
     notes: Vec<String>,
+    times: StageTimes,
 }
 
 /// A run that gives way.
@@ -60,7 +54,7 @@ struct Replacement {
     region: Region,
     graph: Arc<Graph>,
     inputs: Vec<Tensor>,
-    applied: Vec<(&'static str, Applied)>,
+    fits: Vec<Fit>,
     compared: Compared,
 }
 
@@ -71,13 +65,16 @@ impl Rewriter {
             return Ok(self.unchanged(program));
         }
         let trace = &program.capture.trace;
-        let found = |region: &Region| !apply(&mut region.graph.clone(), &self.without(&[])).is_empty();
+        let fits = |region: &Region| rules::apply(&mut region.graph.clone(), &self.without(), &HashSet::new());
+        let found = |region: &Region| !fits(region).is_empty();
         let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
         if regions.is_empty() {
             return Ok(self.unchanged(program));
         }
         let wanted = wanted(&program.capture, &regions);
-        let (mut program, values) = run(program, &self.examples, &wanted, self.rewriting.settings);
+        let settings = self.rewriting.settings;
+        let (mut program, values) =
+            self.times.time("rewrite values", || run(program, &self.examples, &wanted, settings));
         let (values, candle_us) = match values {
             Ok(values) => values,
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
@@ -94,8 +91,8 @@ impl Rewriter {
         // The last first: what comes before keeps its place.
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
         let (mut rewrites, mut spliced, mut room, mut apart) = (Vec::new(), Vec::new(), 0, 0.);
-        for Replacement { region, graph, inputs, applied, compared } in replacements.into_iter().rev() {
-            let captured = match fragment(&target, &graph, &inputs) {
+        for Replacement { region, graph, inputs, fits, compared } in replacements.into_iter().rev() {
+            let captured = match self.times.time("rewrite capture", || fragment(&target, &graph, &inputs)) {
                 Ok(captured) => captured,
                 Err(error @ Error::DeviceLost { .. }) => return Err(error),
                 Err(error) => {
@@ -103,7 +100,7 @@ impl Rewriter {
                     continue;
                 }
             };
-            let weights = graph.inputs.iter().filter(|input| input.is_weight);
+            let weights = graph.inputs.iter().filter(|input| input.is_constant);
             room += weights.map(|input| program.capture.trace.buffers[input.buffer].bytes).sum::<u64>();
             let buffers: [Vec<BufferId>; 2] = [
                 graph.inputs.iter().map(|input| input.buffer).collect(),
@@ -112,14 +109,15 @@ impl Rewriter {
             let [inputs, outputs] = &buffers;
             apart += compared.apart();
             spliced.push(program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]));
-            rewrites.extend(applied.into_iter().map(|applied| told(applied, compared)));
+            rewrites.extend(counted(&fits).into_iter().map(|counted| told(counted, compared)));
         }
         if spliced.is_empty() {
             return Ok(self.unchanged(program));
         }
         program.watch_externals();
         let settings = Settings { constant_room: room, ..self.rewriting.settings };
-        let (mut program, values) = run(program, &self.examples, &Wanted::new(), settings);
+        let (mut program, values) =
+            self.times.time("rewrite run", || run(program, &self.examples, &Wanted::new(), settings));
         let refused = match values {
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
             Err(error) => error.to_string(),
@@ -135,8 +133,9 @@ impl Rewriter {
                         example.outputs = values.outputs;
                     }
                     let trace = program.capture.trace.clone().into();
-                    let Self { examples, notes, .. } = self;
-                    return Ok(RewrittenProgram { trace, rewrites: merged(rewrites), room, notes, examples, program });
+                    let Self { examples, notes, times, .. } = self;
+                    let rewrites = merged(rewrites);
+                    return Ok(RewrittenProgram { trace, rewrites, room, notes, examples, times, program });
                 }
             },
         };
@@ -160,14 +159,14 @@ impl Rewriter {
     }
 
     /// Rules that are not used.
-    fn without<'a>(&'a self, here: &[&'a str]) -> Vec<&'a str> {
-        self.rewriting.without.iter().map(String::as_str).chain(here.iter().copied()).collect()
+    fn without(&self) -> Vec<&str> {
+        self.rewriting.without.iter().map(String::as_str).collect()
     }
 
     fn unchanged(self, program: Box<CudaProgram>) -> RewrittenProgram {
         let trace = program.capture.trace.clone().into();
-        let Self { examples, notes, .. } = self;
-        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, program }
+        let Self { examples, notes, times, .. } = self;
+        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, times, program }
     }
 
     /// What may take the place of a run, if anything may.
@@ -175,37 +174,33 @@ impl Rewriter {
     /// # Errors
     /// A lost device.
     fn replacement(&mut self, program: &CudaProgram, region: Region, values: &[Values]) -> Result<Option<Replacement>> {
-        let mut reasons: Vec<String> = Vec::new();
-        let sets = match self.sets(program, &region, values) {
+        let stays = |why: String| format!("launches {:?} stay candle's: {why}", region.ops);
+        let (sets, us) = wall_us(|| self.sets(program, &region, values));
+        self.times.add("rewrite references", us / 1e3);
+        let sets = match sets {
             Ok(sets) => sets,
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
             Err(error) => {
-                self.notes.push(format!("launches {:?} stay candle's: {error}", region.ops));
+                self.notes.push(stays(error.to_string()));
                 return Ok(None);
             }
         };
-        let mut tried: Vec<Graph> = Vec::new();
-        for without in ATTEMPTS {
-            let mut graph = region.graph.clone();
-            let applied = apply(&mut graph, &self.without(without));
-            // What leaves out nothing was tried before.
-            if applied.is_empty() || tried.contains(&graph) {
-                continue;
+        let (chosen, us) = wall_us(|| choose(&region.graph, &self.without(), &sets));
+        self.times.add("rewrite checks", us / 1e3);
+        let why = match chosen {
+            Ok(Ok(Choice { graph, fits, compared, notes })) => {
+                let told = |note| format!("of launches {:?} {note}", region.ops);
+                self.notes.extend(notes.into_iter().map(told));
+                let inputs = sets.into_iter().next().map(|set| set.inputs).unwrap_or_default();
+                return Ok(Some(Replacement { region, graph: graph.into(), inputs, fits, compared }));
             }
-            tried.push(graph.clone());
-            match checked(&graph, &sets) {
-                Ok(Ok(compared)) => {
-                    let inputs = sets.into_iter().next().map(|set| set.inputs).unwrap_or_default();
-                    return Ok(Some(Replacement { region, graph: graph.into(), inputs, applied, compared }));
-                }
-                Ok(Err(reason)) => reasons.push(reason),
-                Err(error) => match Error::from(error) {
-                    error @ Error::DeviceLost { .. } => return Err(error),
-                    error => reasons.push(error.to_string()),
-                },
-            }
-        }
-        self.notes.push(format!("launches {:?} stay candle's: {}", region.ops, reasons.join("; ")));
+            Ok(Err(reason)) => reason,
+            Err(error) => match Error::from(error) {
+                error @ Error::DeviceLost { .. } => return Err(error),
+                error => error.to_string(),
+            },
+        };
+        self.notes.push(stays(why));
         Ok(None)
     }
 
@@ -216,7 +211,7 @@ impl Rewriter {
             program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
         let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
         let mut weights: HashMap<BufferId, Tensor> = HashMap::new();
-        for input in region.graph.inputs.iter().filter(|input| input.is_weight) {
+        for input in region.graph.inputs.iter().filter(|input| buffers[input.buffer].role == Role::External) {
             let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
             let dtype = Arithmetic::Typed.dtype(input.element);
             weights.insert(input.buffer, copy_of(&program.device, address, dtype, input.len as usize)?);
@@ -233,44 +228,12 @@ impl Rewriter {
             let of = |buffer| of(example, values, buffer);
             let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
             let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
-            let references = in_double_precision(&region.graph, &inputs)?;
-            Ok(Set { inputs, outputs, references })
+            let set = Set::new(&region.graph, inputs, outputs)?;
+            program.device.synchronize()?;
+            Ok(set)
         };
         self.examples.iter().zip(values).map(set).collect()
     }
-}
-
-/// What a run read and gave.
-struct Set {
-    inputs: Vec<Tensor>,
-    outputs: Vec<Tensor>,
-    /// What double precision gives in their place.
-    references: Vec<Tensor>,
-}
-
-/// A graph's outputs in double precision. Grouped convolutions are one each there: candle takes seconds for thousands of groups.
-fn in_double_precision(graph: &Graph, inputs: &[Tensor]) -> candle::Result<Vec<Tensor>> {
-    let others: Vec<&str> = RULES.iter().map(|rule| rule.name).filter(|name| *name != "grouped-convolution").collect();
-    let mut joined = graph.clone();
-    apply(&mut joined, &others);
-    let arithmetic = Arithmetic::In(DType::F64);
-    evaluate(&joined, inputs, arithmetic).or_else(|_| evaluate(graph, inputs, arithmetic))
-}
-
-/// Holds what a changed graph computes against double precision; the worst of its outputs.
-fn checked(changed: &Graph, sets: &[Set]) -> candle::Result<std::result::Result<Compared, String>> {
-    let mut worst = Compared::default();
-    for Set { inputs, outputs, references } in sets {
-        let changed = evaluate(changed, inputs, Arithmetic::Typed)?;
-        for ((reference, candle), other) in references.iter().zip(outputs).zip(&changed) {
-            match compare(reference, candle, other)? {
-                Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
-                Ok(_) => {}
-                Err(reason) => return Ok(Err(reason)),
-            }
-        }
-    }
-    Ok(Ok(worst))
 }
 
 /// The intermediate buffers that the regions read and give.

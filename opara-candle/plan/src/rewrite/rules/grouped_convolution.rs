@@ -1,32 +1,25 @@
 //! Grouped convolutions, which candle runs as one convolution a group.
 
-use super::super::graph::{Compute, Graph, Node, Operand, Value};
-use super::Applied;
+use super::{Better, Facts};
+use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function, Window};
 
 /// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.
-pub(super) fn apply(graph: &mut Graph) -> Applied {
-    let mut applied = Applied::default();
-    let users = graph.users();
-    for at in 0..graph.nodes.len() {
-        let Some(node) = joined(graph, &users, at) else { continue };
-        applied.times += 1;
-        applied.saved += node.launches - 1;
-        graph.nodes[at] = node;
-    }
-    applied
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+    let node = joined(facts, at)?;
+    let saved = node.launches - 1;
+    Some(Better { node, saved })
 }
 
 /// The one convolution that this concatenation is.
-fn joined(graph: &Graph, users: &[Vec<usize>], at: usize) -> Option<Node> {
-    let concat = &graph.nodes[at];
+fn joined(facts: &Facts, at: usize) -> Option<Node> {
+    let concat = facts.node(at);
     let Compute::Concat { rows, .. } = concat.compute else { return None };
     let groups = concat.operands.len() as u64;
     let part = |operand: &Operand| {
         let Value::Node(of) = operand.value else { return None };
-        let node = &graph.nodes[of];
-        let Compute::Recorded(Function::Convolution(window)) = node.compute else { return None };
-        (operand.is_whole(node.len) && users[of].len() == 1).then_some((node, window))
+        let Function::Convolution(window) = *facts.recorded(of)? else { return None };
+        facts.only(operand).map(|of| (facts.node(of), window))
     };
     let parts = concat.operands.iter().map(part).collect::<Option<Vec<_>>>()?;
     let (first, window) = *parts.first().filter(|_| groups > 1)?;

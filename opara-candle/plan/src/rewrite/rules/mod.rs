@@ -5,19 +5,44 @@
 mod attention;
 mod convolution;
 mod epilogue;
+mod facts;
 mod grouped_convolution;
 mod product;
+mod product_concat;
 mod softmax;
 
-use super::graph::Graph;
+use hashbrown::HashSet;
+
+pub use self::facts::Facts;
+use super::graph::{Graph, Node};
 
 /// A rule.
 #[derive(Clone, Copy)]
 pub struct Rule {
     /// Its name in reports.
     pub name: &'static str,
-    /// Changes the graph wherever it fits.
-    pub apply: fn(&mut Graph) -> Applied,
+    /// What takes the place of a node, if it fits there.
+    pub at: fn(&Facts, usize) -> Option<Better>,
+}
+
+/// A node that takes the place of another one, and gives the same value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Better {
+    /// The node.
+    pub node: Node,
+    /// Launches that become part of it.
+    pub saved: usize,
+}
+
+/// A place where a rule fitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// The rule's name.
+    pub rule: &'static str,
+    /// The node.
+    pub at: usize,
+    /// Launches that became part of it.
+    pub saved: usize,
 }
 
 /// What came of a rule.
@@ -32,28 +57,48 @@ pub struct Applied {
 /// All rules, in the order in which they are applied: one may build on what those before it gave.
 pub const RULES: &[Rule] = &[
     // One convolution for each group, and their concatenation: one convolution.
-    Rule { name: "grouped-convolution", apply: grouped_convolution::apply },
+    Rule { name: "grouped-convolution", at: grouped_convolution::at },
     // A convolution by the library and algorithm that are the fastest, with sums in f32.
-    Rule { name: "convolution", apply: convolution::apply },
+    Rule { name: "convolution", at: convolution::at },
     // What is added to each channel of a convolution: part of it.
-    Rule { name: "convolution-bias", apply: epilogue::bias },
+    Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.
-    Rule { name: "convolution-norm", apply: epilogue::norm },
+    Rule { name: "convolution-norm", at: epilogue::norm },
     // `max(x, 0)` behind a convolution: part of it.
-    Rule { name: "convolution-relu", apply: epilogue::relu },
+    Rule { name: "convolution-relu", at: epilogue::relu },
     // Softmax of five launches: one.
-    Rule { name: "softmax", apply: softmax::apply },
+    Rule { name: "softmax", at: softmax::at },
     // Two products with a softmax between: one launch that writes no scores.
-    Rule { name: "attention", apply: attention::apply },
+    Rule { name: "attention", at: attention::at },
     // What is added to each column of a product with a weight: part of it.
-    Rule { name: "product-bias", apply: product::bias },
+    Rule { name: "product-bias", at: product::bias },
+    // Products of one operand whose columns lie beside each other: one of all.
+    Rule { name: "product-concat", at: product_concat::at },
     // An activation behind that: part of it.
-    Rule { name: "product-activation", apply: product::activation },
+    Rule { name: "product-activation", at: product::activation },
 ];
 
-/// Applies the rules that are not `without`; for each that fitted its name and what came of it.
-pub fn apply(graph: &mut Graph, without: &[&str]) -> Vec<(&'static str, Applied)> {
-    let used = RULES.iter().filter(|rule| !without.contains(&rule.name));
-    let applied = used.map(|rule| (rule.name, (rule.apply)(graph)));
-    applied.filter(|(_, applied)| applied.times > 0).collect()
+/// Applies the rules that are not `without`, wherever they fit but at those nodes where they are `refused`.
+pub fn apply(graph: &mut Graph, without: &[&str], refused: &HashSet<(&str, usize)>) -> Vec<Fit> {
+    let mut fits = Vec::new();
+    for rule in RULES.iter().filter(|rule| !without.contains(&rule.name)) {
+        let facts = Facts::of(graph);
+        for at in 0..facts.graph.nodes.len() {
+            let is_asked = facts.live[at] && !refused.contains(&(rule.name, at));
+            let Some(Better { node, saved }) = is_asked.then(|| (rule.at)(&facts, at)).flatten() else { continue };
+            fits.push(Fit { rule: rule.name, at, saved });
+            facts.graph.nodes[at] = node;
+        }
+    }
+    fits
+}
+
+/// For each rule that fitted, how often.
+pub fn counted(fits: &[Fit]) -> Vec<(&'static str, Applied)> {
+    let of = |rule: &Rule| {
+        let fits = fits.iter().filter(|fit| fit.rule == rule.name);
+        let add = |Applied { times, saved }, fit: &Fit| Applied { times: times + 1, saved: saved + fit.saved };
+        (rule.name, fits.fold(Applied::default(), add))
+    };
+    RULES.iter().map(of).filter(|(_, applied)| applied.times > 0).collect()
 }

@@ -1,75 +1,76 @@
 //! Products with a weight, and what follows them.
 
-use super::super::graph::{strides_over, Compute, Graph, Operand, Value};
-use super::Applied;
+use super::{Better, Facts};
+use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::{Dim, Function};
 
 /// Activations that can be part of a product.
 const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
 
-/// Lets a sum with one number a column be part of a product with a weight.
-pub(super) fn bias(graph: &mut Graph) -> Applied {
-    let (users, constant, mut applied) = (graph.users(), graph.constant(), Applied::default());
-    let is_constant = |graph: &Graph, operand: &Operand| match operand.value {
-        Value::Input(input) => graph.inputs[input].is_weight,
-        Value::Node(of) => constant[of],
-    };
-    for at in 0..graph.nodes.len() {
-        let node = &graph.nodes[at];
-        let [y, bias] = &node.operands[..] else { continue };
-        let Value::Node(of) = y.value else { continue };
-        let product = &graph.nodes[of];
-        let is_sum = matches!(&node.compute, Compute::Recorded(Function::Binary(name)) if name == "add");
-        let is_only = y.is_whole(node.len) && product.len == node.len && users[of].len() == 1;
-        let (Compute::Recorded(Function::Matmul), [x, weight]) = (&product.compute, &product.operands[..]) else {
-            continue;
-        };
-        let (Some([1, rows, inner]), Some([_, _, columns])) = (lens(x), lens(weight)) else { continue };
-        let by_rows = weight.dims[1].stride == 1 && (weight.dims[2].stride == inner || columns == 1);
-        let Some(strides) = strides_over(&bias.dims, &[rows, columns]) else { continue };
-        let [0, stride] = strides[..] else { continue };
-        let is_typed = [x, weight, bias].iter().all(|operand| graph.element(operand.value) == node.element);
-        if !(is_sum && is_only && by_rows && is_typed && is_constant(graph, weight) && is_constant(graph, bias)) {
-            continue;
+/// A product with a weight: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
+pub(super) struct Product {
+    pub x: Operand,
+    pub weight: Operand,
+    pub bias: Option<Operand>,
+    pub launches: usize,
+}
+
+impl Product {
+    /// The one that a node is, if its weight is constant and lies row by row.
+    pub fn of(facts: &Facts, at: usize) -> Option<Self> {
+        let node = facts.node(at);
+        if let (Compute::Linear { activation: None }, [x, weight, bias]) = (&node.compute, &node.operands[..]) {
+            let (x, weight, bias) = (x.clone(), weight.clone(), Some(bias.clone()));
+            return Some(Self { x, weight, bias, launches: node.launches });
         }
-        let bias = Operand { dims: vec![Dim { len: columns, stride }], ..bias.clone() };
+        let (Function::Matmul, [x, weight]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
+        let (Some([1, _, inner]), Some([_, _, columns])) = (lens(x), lens(weight)) else { return None };
+        let by_rows = weight.dims[1].stride == 1 && (weight.dims[2].stride == inner || columns == 1);
+        if !by_rows || !facts.have_type_of(node, [x, weight]) || !facts.is_constant(weight) {
+            return None;
+        }
         let x = Operand { dims: x.dims[1..].to_vec(), ..x.clone() };
         let weight = Operand { dims: vec![weight.dims[2], weight.dims[1]], ..weight.clone() };
-        let launches = product.launches + node.launches;
-        let node = &mut graph.nodes[at];
-        node.compute = Compute::Linear { activation: None };
-        node.operands = vec![x, weight, bias];
-        node.launches = launches;
-        applied.times += 1;
-        applied.saved += 1;
+        Some(Self { x, weight, bias: None, launches: node.launches })
     }
-    applied
+
+    pub fn rows(&self) -> u64 {
+        self.x.dims[0].len
+    }
+
+    pub fn columns(&self) -> u64 {
+        self.weight.dims[0].len
+    }
+}
+
+/// Lets a sum with one number a column be part of a product with a weight.
+pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
+    let node = facts.node(at);
+    let [y, bias] = facts.binary(at, "add")?;
+    let of = facts.only(y)?;
+    let product = Product::of(facts, of).filter(|product| product.bias.is_none())?;
+    let [0, stride] = strides_over(&bias.dims, &[product.rows(), product.columns()])?[..] else { return None };
+    let is_typed = facts.node(of).element == node.element && facts.have_type_of(node, [bias]);
+    if facts.node(of).len != node.len || !is_typed || !facts.is_constant(bias) {
+        return None;
+    }
+    let bias = Operand { dims: vec![Dim { len: product.columns(), stride }], ..bias.clone() };
+    let compute = Compute::Linear { activation: None };
+    let launches = product.launches + node.launches;
+    let operands = vec![product.x, product.weight, bias];
+    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
 /// Lets an activation be part of a product.
-pub(super) fn activation(graph: &mut Graph) -> Applied {
-    let (users, mut applied) = (graph.users(), Applied::default());
-    for at in 0..graph.nodes.len() {
-        let node = &graph.nodes[at];
-        let (Compute::Recorded(Function::Unary(name)), [y]) = (&node.compute, &node.operands[..]) else { continue };
-        let Value::Node(of) = y.value else { continue };
-        let product = &graph.nodes[of];
-        let is_only = y.is_whole(node.len) && product.len == node.len && users[of].len() == 1;
-        let fits =
-            is_only && product.compute == Compute::Linear { activation: None } && product.element == node.element;
-        if !fits || !ACTIVATIONS.contains(&name.as_str()) {
-            continue;
-        }
-        let (activation, operands) = (Some(name.clone()), product.operands.clone());
-        let launches = product.launches + node.launches;
-        let node = &mut graph.nodes[at];
-        node.compute = Compute::Linear { activation };
-        node.operands = operands;
-        node.launches = launches;
-        applied.times += 1;
-        applied.saved += 1;
-    }
-    applied
+pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
+    let node = facts.node(at);
+    let (Function::Unary(name), [y]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
+    let product = facts.node(facts.only(y)?);
+    let fits = product.compute == Compute::Linear { activation: None } && product.element == node.element;
+    let compute = Compute::Linear { activation: Some(name.clone()) };
+    let (operands, launches) = (product.operands.clone(), product.launches + node.launches);
+    let is_known = ACTIVATIONS.contains(&name.as_str());
+    (fits && is_known).then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
 /// The lengths of three dimensions.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::section::{self, Tag};
 use super::*;
-use crate::trace::{Dim, Element, Function, Meaning, Region, Role, View, Window};
+use crate::trace::{Dim, Element, Function, Meaning, Region, Role, Rotary, View, Window};
 use samples::{golden, nasnet_like, traces};
 
 /// Written by the first release of version 1: every later one must read it. Never overwrite it.
@@ -81,8 +81,12 @@ fn functions_and_elements_keep_their_numbers() {
         Function::MaxPool(_) => 14,
         Function::MeanPool(_) => 15,
         Function::Part => 16,
+        Function::IndexSelect { .. } => 17,
+        Function::Where => 18,
+        Function::Rotary(_) => 19,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
+    let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
     let all = [
         (Function::Zeros, vec![]),
         (Function::Upload, vec![]),
@@ -101,6 +105,9 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::MaxPool(window), (1..=9).collect()),
         (Function::MeanPool(window), (1..=9).collect()),
         (Function::Part, vec![]),
+        (Function::IndexSelect { left: 1, from: 2, right: 3 }, vec![1, 2, 3]),
+        (Function::Where, vec![]),
+        (Function::Rotary(rotary), vec![1, 2, 3, 4, 1, 5]),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();
@@ -111,8 +118,12 @@ fn functions_and_elements_keep_their_numbers() {
         Element::F16 => 1,
         Element::Bf16 => 2,
         Element::F32 => 3,
+        Element::U8 => 4,
+        Element::U32 => 5,
+        Element::I64 => 6,
     };
-    for element in [Element::Byte, Element::F16, Element::Bf16, Element::F32] {
+    let elements = [Element::Byte, Element::F16, Element::Bf16, Element::F32, Element::U8, Element::U32, Element::I64];
+    for element in elements {
         assert_eq!(postcard::to_stdvec(&element).unwrap(), [number(element)]);
     }
     let view = View { buffer: 7, element: Element::F32, first: 1, dims: vec![Dim { len: 2, stride: 3 }] };

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use crate::trace::{
-    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role, Trace,
-    View, Window, Work,
+    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role,
+    Rotary, Trace, View, Window, Work,
 };
 
 fn device() -> DeviceSpec {
@@ -131,6 +131,9 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::Convolution(window),
         Function::MaxPool(window),
         Function::Part,
+        Function::IndexSelect { left: 2, from: 300, right: 7 },
+        Function::Where,
+        Function::Rotary(Rotary { outer: 2, tokens: 9, heads: 1, size: 64, is_of_neighbours: true, angles: 0 }),
     ]);
     // Buffers large enough for every view below.
     let large: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].bytes >= 80).collect();

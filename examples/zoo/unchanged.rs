@@ -1,0 +1,95 @@
+//! Measures an entry of the zoo with candle's bits and with candle's accuracy: no eager pass beside those of building.
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{ensure, Result};
+use candle::{DType, Device};
+use opara_candle::{Mode, Numerics, OparaExecutor, Report};
+use opara_examples::{Latencies, Run};
+use serde::Serialize;
+
+use crate::entry::{Entry, Model, Target};
+
+/// A row of `results/unchanged.json`, and how it came about.
+#[derive(Serialize)]
+pub struct Row {
+    model: &'static str,
+    dtype: &'static str,
+    batch: usize,
+    /// Median microseconds of a call with [`Numerics::Exact`].
+    exact_us: Option<f64>,
+    /// The same with [`Numerics::Accurate`].
+    accurate_us: Option<f64>,
+    /// The worst error of what is rewritten, in roundings.
+    error: Option<f64>,
+    /// candle's error there.
+    candle_error: Option<f64>,
+    /// By numerics.
+    reports: Vec<(&'static str, Report)>,
+}
+
+/// Builds executors with these numerics, and measures them side by side. Saves the trace as recorded in the folder `traces`, and beside
+/// it the ops that are replayed, with their times.
+///
+/// # Errors
+/// An error of the model, the executors or the driver; a model that is not captured.
+pub fn measure(
+    entry: &Entry,
+    device: &Device,
+    dtype: DType,
+    iters: usize,
+    numerics: &[&'static str],
+    traces: Option<&Path>,
+) -> Result<Row> {
+    let model = (entry.build)(&Target { device: device.clone(), dtype })?;
+    let Model { inputs, .. } = &model;
+    let build = |name: &str| -> Result<OparaExecutor> {
+        let numerics = if name == "accurate" { Numerics::Accurate } else { Numerics::Exact };
+        // Build times are those of a first build.
+        let executor = model.executor(OparaExecutor::builder().numerics(numerics).kernel_cache(None))?;
+        let Report { mode, reason, .. } = executor.report();
+        ensure!(mode != Mode::Eager, "it runs eagerly: {}", reason.unwrap_or_default());
+        Ok(executor)
+    };
+    let built = numerics.iter().map(|&name| Ok((name, build(name)?))).collect::<Result<Vec<_>>>()?;
+    let calls: Vec<_> = built
+        .iter()
+        .map(|(name, executor)| (*name, move || Ok(executor.call_zero_copy(inputs, |_| Vec::new())?)))
+        .collect();
+    let runs: Vec<Run> = calls.iter().map(|(name, call)| (*name, call as _)).collect();
+    let latencies = Latencies::measure(device, iters, &runs)?;
+    if let (Some(folder), Some((_, last))) = (traces, built.last()) {
+        let name = format!("{}-{}", entry.name, dtype.as_str());
+        last.recorded_trace(inputs)?.save(folder.join(format!("{name}.trace")))?;
+        last.measure(inputs)?.save(folder.join(format!("{name}-replayed.trace")))?;
+    }
+    let us = |name| latencies.get(name).map(|latency| latency.median_us);
+    let reports: Vec<_> = built.iter().map(|(name, executor)| (*name, executor.report())).collect();
+    let rewrites = reports.iter().flat_map(|(_, report)| &report.rewrites);
+    let worst = rewrites.max_by(|a, b| a.error.total_cmp(&b.error)).copied();
+    Ok(Row {
+        model: entry.name,
+        dtype: dtype.as_str(),
+        batch: 1,
+        exact_us: us("exact"),
+        accurate_us: us("accurate"),
+        error: worst.map(|rewrite| rewrite.error),
+        candle_error: worst.map(|rewrite| rewrite.candle_error),
+        reports,
+    })
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.0}"));
+        write!(f, "{:<24}{:<5}{:>8}{:>8}", self.model, self.dtype, us(self.exact_us), us(self.accurate_us))?;
+        for (name, report) in &self.reports {
+            let stages: Vec<String> = report.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.0}")).collect();
+            write!(f, "\n    {name}: built in ms: {}", stages.join(", "))?;
+            let lines = report.rewrites.iter().map(ToString::to_string).chain(report.notes.iter().cloned());
+            lines.into_iter().try_for_each(|line| write!(f, "\n    {line}"))?;
+        }
+        Ok(())
+    }
+}

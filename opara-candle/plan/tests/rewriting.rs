@@ -1,0 +1,108 @@
+//! Which rules of rewriting fit the recorded passes of candle-transformers' models, recorded on one NVIDIA H100 by
+//! `--example zoo -- --unchanged accurate --traces FOLDER`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use opara_plan::rewrite::{regions, rules};
+use opara_plan::trace::Trace;
+
+/// A model, how often each rule fits, and how many launches are in no run.
+type Expected = (&'static str, &'static [(&'static str, usize)], usize);
+
+const DINOV2: &[(&str, usize)] = &[
+    ("convolution", 1),
+    ("convolution-bias", 1),
+    ("softmax", 12),
+    ("attention", 12),
+    ("product-bias", 49),
+    ("product-activation", 12),
+];
+
+const EVA2: &[(&str, usize)] = &[
+    ("convolution", 1),
+    ("convolution-bias", 1),
+    ("softmax", 12),
+    ("attention", 12),
+    ("product-bias", 73),
+    ("product-concat", 12),
+    ("product-activation", 12),
+];
+
+const MOBILENET: &[(&str, usize)] = &[
+    ("grouped-convolution", 15),
+    ("convolution", 31),
+    ("convolution-norm", 184),
+    ("convolution-relu", 30),
+    ("product-bias", 1),
+];
+
+const VIT: &[(&str, usize)] =
+    &[("convolution", 1), ("convolution-bias", 1), ("attention", 12), ("product-bias", 73), ("product-activation", 12)];
+
+const HIERA: &[(&str, usize)] =
+    &[("convolution", 1), ("convolution-bias", 1), ("softmax", 11), ("product-bias", 52), ("product-activation", 12)];
+
+const MODELS: &[Expected] = &[
+    // Twelve layers of attention and two products with GELU between; the mask is an input's.
+    ("bert-base-f16", &[("softmax", 12), ("attention", 12), ("product-bias", 72), ("product-activation", 12)], 5),
+    ("dinov2-small-f16", DINOV2, 3),
+    // The bias of the scores is looked up in a table; the patches' weight is copied before.
+    ("beit-base-f16", DINOV2, 3),
+    ("eva2-base-f16", EVA2, 3),
+    ("vit-base-f32", VIT, 3),
+    // Grouped heads; a rotary embedding is no part of a rule, and ends no run.
+    ("qwen2-0.5b-f16", &[("attention", 24), ("product-bias", 72)], 1),
+    // Heads of 96 have no kernel: softmax alone.
+    ("hiera-tiny-f16", HIERA, 0),
+    // One convolution a channel, 9,529 launches.
+    ("mobilenetv4-small-f32", MOBILENET, 0),
+];
+
+fn trace(model: &str) -> Result<Trace> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/meanings/{model}.trace"));
+    Trace::load(&file).with_context(|| format!("{}", file.display()))
+}
+
+#[test]
+fn rules_fit_recorded_models() -> Result<()> {
+    for (model, expected, outside) in MODELS {
+        let trace = trace(model)?;
+        let (mut fits, mut inside) = (Vec::new(), 0);
+        for region in regions(&trace) {
+            inside += region.ops.len();
+            fits.extend(rules::apply(&mut region.graph.clone(), &[], &Default::default()));
+        }
+        let counted: Vec<_> = rules::counted(&fits).into_iter().map(|(name, applied)| (name, applied.times)).collect();
+        assert_eq!((&counted[..], trace.ops.len() - inside), (*expected, *outside), "{model}");
+    }
+    Ok(())
+}
+
+/// A rule that is left out fits nowhere, and no other rule fits more often for it but those that it takes nodes from.
+#[test]
+fn rules_that_are_left_out_fit_nowhere() -> Result<()> {
+    for (model, ..) in MODELS {
+        for region in regions(&trace(model)?) {
+            for rule in rules::RULES {
+                let fits = rules::apply(&mut region.graph.clone(), &[rule.name], &Default::default());
+                assert!(fits.iter().all(|fit| fit.rule != rule.name), "{model}: {}", rule.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where a rule is refused at every node it fits nowhere, and the graph stays as it was.
+#[test]
+fn rules_that_are_refused_everywhere_change_nothing() -> Result<()> {
+    for (model, ..) in MODELS {
+        for region in regions(&trace(model)?) {
+            let nodes = || rules::RULES.iter().flat_map(|rule| (0..region.graph.nodes.len()).map(|at| (rule.name, at)));
+            let mut graph = region.graph.clone();
+            assert!(rules::apply(&mut graph, &[], &nodes().collect()).is_empty());
+            assert_eq!(graph, region.graph, "{model}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Nodes that choose among elements, and rotary embeddings.
+
+use candle::{Result, Tensor};
+use candle_nn::rotary_emb::{rope, rope_i, rope_thd};
+use opara_plan::rewrite::Node;
+use opara_plan::trace::Rotary;
+
+use super::evaluation::Evaluation;
+
+/// The elements of the middle one of three dimensions that the second operand names.
+pub(super) fn index_select(of: &mut Evaluation, node: &Node, shape: [u64; 3]) -> Result<Tensor> {
+    let [x, ids] = [of.operand(&node.operands[0], &shape.map(|len| len as usize))?, of.own(&node.operands[1])?];
+    x.contiguous()?.index_select(&ids.flatten_all()?.contiguous()?, 1)
+}
+
+/// The second operand where the first is not 0, else the third.
+pub(super) fn select(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
+    let operands = of.operands(node)?;
+    let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
+    let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
+    let [condition, one, other] = [0, 1, 2].map(|at| operands[at].broadcast_as(&shape[..])?.contiguous());
+    condition?.where_cond(&one?, &other?)
+}
+
+/// A rotary embedding by candle's kernel.
+pub(super) fn rotary(of: &mut Evaluation, node: &Node, rotary: &Rotary) -> Result<Tensor> {
+    let Rotary { outer, tokens, heads, size, is_of_neighbours, angles } = *rotary;
+    let shape = match (heads, angles) {
+        (1, angles) => [angles.max(1), outer / angles.max(1), tokens, size],
+        _ => [outer, tokens, heads, size],
+    };
+    let x = of.operand(&node.operands[0], &shape.map(|len| len as usize))?.contiguous()?;
+    let of_angles = if angles == 0 { vec![tokens, size / 2] } else { vec![angles, tokens, size / 2] };
+    let of_angles: Vec<usize> = of_angles.into_iter().map(|len| len as usize).collect();
+    let [cos, sin] = [1, 2].map(|at| of.operand(&node.operands[at], &of_angles)?.contiguous());
+    match (is_of_neighbours, heads) {
+        (true, _) => rope_i(&x, &cos?, &sin?),
+        (false, 1) => rope(&x, &cos?, &sin?),
+        (false, _) => rope_thd(&x, &cos?, &sin?),
+    }
+}
