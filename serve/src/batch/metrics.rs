@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 
+use super::text_metrics::{TextFamilies, TextMetrics};
 use super::Health;
 
 /// What a request goes through.
@@ -41,8 +42,8 @@ impl EncodeLabelValue for Stage {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfModel {
-    model: String,
+pub(super) struct OfModel {
+    pub model: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,9 +53,9 @@ struct OfStage {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
-    model: String,
-    kind: &'static str,
+pub(super) struct OfKind {
+    pub model: String,
+    pub kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -85,6 +86,7 @@ pub struct Registry {
     eager: Family<OfReason, Gauge>,
     rechecks: Family<OfModel, Gauge>,
     mismatches: Family<OfModel, Gauge>,
+    texts: TextFamilies,
 }
 
 impl Default for Registry {
@@ -116,6 +118,7 @@ impl Default for Registry {
         let eager = register!("eager", "Buckets that run eagerly, with the reason", Family::default());
         let rechecks = register!("rechecks", "Calls that were compared with the module", Family::default());
         let mismatches = register!("mismatches", "Compared calls that differed", Family::default());
+        let texts = TextFamilies::register(&mut registry);
         Self {
             registry,
             requests,
@@ -129,6 +132,7 @@ impl Default for Registry {
             eager,
             rechecks,
             mismatches,
+            texts,
         }
     }
 }
@@ -148,6 +152,11 @@ impl Registry {
             padding_tokens: kind("padding"),
             stages: [Stage::Parse, Stage::Tokenize, Stage::Queue, Stage::Execute, Stage::Respond].map(stage),
         }
+    }
+
+    /// Those of one model that writes texts. The same name gives the same counters.
+    pub fn texts(&self, name: &str) -> TextMetrics {
+        self.texts.of(name)
     }
 
     /// Counts a request.

@@ -39,6 +39,7 @@ mod queue;
 mod rows;
 mod settings;
 mod shared;
+mod text_metrics;
 mod worker;
 
 pub use batcher::{Batcher, Job};
@@ -47,5 +48,7 @@ pub use call::Pending;
 pub use engine::{Engine, EngineError, Health};
 pub use error::{Error, Result};
 pub use metrics::{Metrics, Registry, Stage};
+pub(crate) use queue::Queue;
 pub use rows::{Axis, Rows};
 pub use settings::Settings;
+pub use text_metrics::TextMetrics;

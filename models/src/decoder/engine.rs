@@ -1,0 +1,151 @@
+//! What a batch of slots runs on: one graph that reads a part of a prompt, and one that adds tokens for each size of batch.
+
+use std::sync::Arc;
+
+use candle::{DType, Tensor};
+use opara_candle::{Builder, Mode, StepExecutor};
+
+use super::error::Result;
+use super::slots::{read, step, Part, Slot, Slots};
+use super::Decoder;
+
+/// Steps that a GPU is given before the host waits for the first one's tokens.
+const AHEAD: usize = 4;
+
+/// Slots on the device, and how their sequences read and write.
+pub(super) struct Engine {
+    pub model: Arc<Decoder>,
+    slots: Slots,
+    /// Sizes of a batch: powers of two, and the number of slots.
+    buckets: Vec<usize>,
+    run: Run,
+    /// No token: `(1, vocab)`.
+    none_seen: Tensor,
+}
+
+enum Run {
+    Eager,
+    Executors(Executors),
+}
+
+struct Executors {
+    /// The state is the keys and values of one slot.
+    read: StepExecutor<Vec<Tensor>>,
+    /// One for each bucket.
+    steps: Vec<StepExecutor<Slots>>,
+}
+
+impl Engine {
+    /// By executors with these settings, or eagerly.
+    pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
+        let buckets: Vec<usize> =
+            std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
+        let none_seen = Tensor::zeros((1, model.config.vocab), DType::U8, model.device())?;
+        let state = Slots::new(&model, slots)?;
+        let run = match builder {
+            None => Run::Eager,
+            Some(builder) => Run::Executors(Executors::build(&model, &state, &buckets, &none_seen, builder)?),
+        };
+        Ok(Self { model, slots: state, buckets, run, none_seen })
+    }
+
+    pub fn slots(&self) -> usize {
+        self.buckets.last().copied().unwrap_or(1)
+    }
+
+    /// The size of the smallest batch that has so many slots.
+    pub fn bucket(&self, slots: usize) -> usize {
+        self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(self.slots())
+    }
+
+    /// Why steps run eagerly though executors were asked for; one reason for each.
+    pub fn eager(&self) -> Vec<String> {
+        let Run::Executors(Executors { read, steps }) = &self.run else { return Vec::new() };
+        let reports = std::iter::once(read.report()).chain(steps.iter().map(StepExecutor::report));
+        let eager = reports.filter(|report| report.mode == Mode::Eager);
+        eager.map(|report| report.reason.unwrap_or_default()).collect()
+    }
+
+    /// Puts on the device what the host knows of each slot.
+    pub fn tell(&self, slots: &[Slot]) -> Result<()> {
+        Ok(self.slots.tell(slots)?)
+    }
+
+    /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them.
+    pub fn seen(&self, tokens: impl IntoIterator<Item = u32>) -> Result<Tensor> {
+        let mut seen = vec![0u8; self.model.config.vocab];
+        for token in tokens {
+            seen[token as usize] = 1;
+        }
+        Ok(Tensor::from_vec(seen, (1, self.model.config.vocab), self.model.device())?)
+    }
+
+    pub fn none_seen(&self) -> &Tensor {
+        &self.none_seen
+    }
+
+    pub fn set_seen(&self, slot: usize, seen: &Tensor) -> Result<()> {
+        Ok(self.slots.set_seen(slot, seen)?)
+    }
+
+    pub fn copy(&self, from: usize, to: usize) -> Result<()> {
+        Ok(self.slots.copy(from, to)?)
+    }
+
+    /// Reads a part of a prompt into a slot; gives the token behind it, which need not be there yet.
+    pub fn read(&self, slot: usize, part: &Part) -> Result<Tensor> {
+        let inputs = part.inputs(self.model.device())?;
+        let mut layers = self.slots.keys_and_values(slot)?;
+        let mut given = match &self.run {
+            Run::Eager => read(&self.model, &inputs, &layers)?,
+            Run::Executors(executors) => executors.read.step(&inputs, &mut layers)?,
+        };
+        Ok(given.swap_remove(0))
+    }
+
+    /// Steps the slots of a bucket, at most so many times. `each` gets a step's tokens, one a slot, and says whether more steps are
+    /// wanted; those that were enqueued by then are given, too.
+    pub fn write(&self, bucket: usize, at_most: usize, mut each: impl FnMut(&[u32]) -> bool) -> Result<()> {
+        let mut slots = self.slots.first(bucket)?;
+        match &self.run {
+            Run::Eager => {
+                for _ in 0..at_most {
+                    if !each(&step(&self.model, &slots)?[0].to_vec1()?) {
+                        break;
+                    }
+                }
+            }
+            Run::Executors(executors) => {
+                let at = self.buckets.iter().position(|of| *of == bucket).unwrap_or(0);
+                let mut stream = executors.steps[at].stream(&mut slots, AHEAD).at_most(at_most);
+                while let Some(tokens) = stream.next() {
+                    if !each(&tokens?) {
+                        stream.enqueue_no_more();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executors {
+    fn build(
+        model: &Arc<Decoder>,
+        slots: &Slots,
+        buckets: &[usize],
+        none_seen: &Tensor,
+        builder: &Builder,
+    ) -> Result<Self> {
+        let part = Part { tokens: &[0], start: 0, sampling: Default::default(), seen: none_seen };
+        let of = model.clone();
+        let reads = move |inputs: &[Tensor], layers: &Vec<Tensor>| read(&of, inputs, layers);
+        let read = builder.clone().build_step(reads, &part.inputs(model.device())?, &slots.keys_and_values(0)?)?;
+        let steps = buckets.iter().map(|&bucket| {
+            let of = model.clone();
+            let steps = move |_: &[Tensor], slots: &Slots| step(&of, slots);
+            Ok(builder.clone().build_step(steps, &[], &slots.first(bucket)?)?)
+        });
+        Ok(Self { read, steps: steps.collect::<Result<_>>()? })
+    }
+}
