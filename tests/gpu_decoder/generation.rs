@@ -12,7 +12,7 @@ use super::assert_near;
 use super::common::{gpu, CPU};
 
 /// Small ones of every kind: heads that kernels take, and such that they do not.
-fn configs() -> Vec<(&'static str, Config)> {
+pub fn configs() -> Vec<(&'static str, Config)> {
     let small = |json: serde_json::Value| Config::from_json(&json).expect("a configuration");
     let base = |kind: &str| {
         serde_json::json!({

@@ -120,7 +120,7 @@ impl Load {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
         let room = settings.room(decoder.config().max_positions);
-        let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
+        let builder = OparaExecutor::builder();
         let scheduler = |device: &Device| decoder.scheduler(room, device, Some(&builder));
         let schedulers = devices.iter().map(scheduler).collect::<Result<Vec<_>, _>>()?;
         for reason in schedulers.iter().flat_map(Scheduler::eager) {

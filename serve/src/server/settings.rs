@@ -122,7 +122,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "is_false")]
     pub truncate: bool,
 
-    /// Compare one batch in so many with the module: see `Builder::recheck`. Default: 0, never.
+    /// Compare one batch of an embedder in so many with the module: see `Builder::recheck`. Default: 0, never.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recheck: Option<u64>,
