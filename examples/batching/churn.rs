@@ -93,7 +93,10 @@ impl Churn {
         let (now, level) = (used(device)?, level.unwrap_or_default());
         let (cancelled, ended, wrong) = (of(&tally.cancelled), of(&tally.ended), of(&tally.wrong));
         ensure!(wrong == 0, "{wrong} tokens or ends of {sequences} sequences are not those that each has alone");
-        ensure!(cancelled + ended == sequences, "of {sequences} sequences {cancelled} were cancelled and {ended} ended");
+        ensure!(
+            cancelled + ended == sequences,
+            "of {sequences} sequences {cancelled} were cancelled and {ended} ended"
+        );
         let grown = [0, 1].map(|at| now[at].saturating_sub(level[at]));
         Ok(Self { tokens: of(&tally.tokens), sequences, cancelled, time, grown })
     }

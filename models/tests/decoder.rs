@@ -435,7 +435,9 @@ mod text {
         assert_eq!(text.rest(&held).expect("a rest"), "");
         assert_eq!(text.encode_chat(&said_by_user("hi")).expect("tokens"), b"user: hi\nassistant:".map(u32::from));
         // Bytes of no text, and one that ends within a character.
-        for bytes in [&[0xff, 0xfe, 65, 0x80, 0x80, 66][..], &[0xe4, 0xb8], &[65, 0xf0, 0x9f, 0x98], &[0xf0, 0x9f, 65, 0xc3]] {
+        for bytes in
+            [&[0xff, 0xfe, 65, 0x80, 0x80, 66][..], &[0xe4, 0xb8], &[65, 0xf0, 0x9f, 0x98], &[0xf0, 0x9f, 65, 0xc3]]
+        {
             let (mut held, mut told) = (Pieces::default(), String::new());
             for byte in bytes {
                 told += &text.piece(&mut held, *byte).expect("a piece");

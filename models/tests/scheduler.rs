@@ -186,7 +186,8 @@ fn parts_that_were_read_are_not_read_again() {
     assert_eq!(alone(&mut scheduler, &of(&long, 5)).cached, 0);
     // In the slot that has them.
     let other = [&long[..270], &[1, 2, 3]].concat();
-    for (prompt, cached) in [(&long[..], 256), (&other, 256), (&long[..256], 128), (&long[..257], 256), (&long[1..], 0)] {
+    for (prompt, cached) in [(&long[..], 256), (&other, 256), (&long[..256], 128), (&long[..257], 256), (&long[1..], 0)]
+    {
         let (request, length) = (of(prompt, 9), prompt.len());
         let text = alone(&mut scheduler, &request);
         assert_eq!(text.cached, cached, "of {length} tokens");

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use candle::{DType, Tensor};
+use candle::Tensor;
+use opara_candle::ops::Sampling;
 use opara_candle::{Builder, Mode, StepExecutor};
 
 use super::error::Result;
@@ -18,14 +19,10 @@ pub(super) struct Engine {
     slots: Slots,
     /// Sizes of a batch: powers of two, and the number of slots.
     buckets: Vec<usize>,
-    run: Run,
+    /// Without them steps run eagerly.
+    executors: Option<Box<Executors>>,
     /// No token: `(1, vocab)`.
     none_seen: Tensor,
-}
-
-enum Run {
-    Eager,
-    Executors(Executors),
 }
 
 struct Executors {
@@ -40,13 +37,11 @@ impl Engine {
     pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
         let buckets: Vec<usize> =
             std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
-        let none_seen = Tensor::zeros((1, model.config.vocab), DType::U8, model.device())?;
+        let none_seen = seen(&model, [])?;
         let state = Slots::new(&model, slots)?;
-        let run = match builder {
-            None => Run::Eager,
-            Some(builder) => Run::Executors(Executors::build(&model, &state, &buckets, &none_seen, builder)?),
-        };
-        Ok(Self { model, slots: state, buckets, run, none_seen })
+        let build = |builder| Executors::build(&model, &state, &buckets, builder);
+        let executors = builder.map(build).transpose()?.map(Box::new);
+        Ok(Self { model, slots: state, buckets, executors, none_seen })
     }
 
     pub fn slots(&self) -> usize {
@@ -60,7 +55,7 @@ impl Engine {
 
     /// Why steps run eagerly though executors were asked for; one reason for each.
     pub fn eager(&self) -> Vec<String> {
-        let Run::Executors(Executors { read, steps }) = &self.run else { return Vec::new() };
+        let Some(Executors { read, steps }) = self.executors.as_deref() else { return Vec::new() };
         let reports = std::iter::once(read.report()).chain(steps.iter().map(StepExecutor::report));
         let eager = reports.filter(|report| report.mode == Mode::Eager);
         eager.map(|report| report.reason.unwrap_or_default()).collect()
@@ -73,11 +68,7 @@ impl Engine {
 
     /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them.
     pub fn seen(&self, tokens: impl IntoIterator<Item = u32>) -> Result<Tensor> {
-        let mut seen = vec![0u8; self.model.config.vocab];
-        for token in tokens {
-            seen[token as usize] = 1;
-        }
-        Ok(Tensor::from_vec(seen, (1, self.model.config.vocab), self.model.device())?)
+        Ok(seen(&self.model, tokens)?)
     }
 
     pub fn none_seen(&self) -> &Tensor {
@@ -96,9 +87,9 @@ impl Engine {
     pub fn read(&self, slot: usize, part: &Part) -> Result<Tensor> {
         let inputs = part.inputs(self.model.device())?;
         let mut layers = self.slots.keys_and_values(slot)?;
-        let mut given = match &self.run {
-            Run::Eager => read(&self.model, &inputs, &layers)?,
-            Run::Executors(executors) => executors.read.step(&inputs, &mut layers)?,
+        let mut given = match &self.executors {
+            None => read(&self.model, &inputs, &layers)?,
+            Some(executors) => executors.read.step(&inputs, &mut layers)?,
         };
         Ok(given.swap_remove(0))
     }
@@ -107,15 +98,15 @@ impl Engine {
     /// wanted; those that were enqueued by then are given, too.
     pub fn write(&self, bucket: usize, at_most: usize, mut each: impl FnMut(&[u32]) -> bool) -> Result<()> {
         let mut slots = self.slots.first(bucket)?;
-        match &self.run {
-            Run::Eager => {
+        match &self.executors {
+            None => {
                 for _ in 0..at_most {
                     if !each(&step(&self.model, &slots)?[0].to_vec1()?) {
                         break;
                     }
                 }
             }
-            Run::Executors(executors) => {
+            Some(executors) => {
                 let at = self.buckets.iter().position(|of| *of == bucket).unwrap_or(0);
                 let mut stream = executors.steps[at].stream(&mut slots, AHEAD).at_most(at_most);
                 while let Some(tokens) = stream.next() {
@@ -130,17 +121,18 @@ impl Engine {
 }
 
 impl Executors {
-    fn build(
-        model: &Arc<Decoder>,
-        slots: &Slots,
-        buckets: &[usize],
-        none_seen: &Tensor,
-        builder: &Builder,
-    ) -> Result<Self> {
-        let part = Part { tokens: &[0], start: 0, sampling: Default::default(), seen: none_seen };
+    fn build(model: &Arc<Decoder>, slots: &Slots, buckets: &[usize], builder: &Builder) -> Result<Self> {
+        let part = |tokens: &[u32], start, sampling, seen: &Tensor| {
+            Part { tokens, start, sampling, seen }.inputs(model.device())
+        };
+        let first = part(&[0], 0, Sampling::default(), &seen(model, [])?)?;
+        // Of other values, so that the host code is seen not to depend on any. There are places for a whole part behind its start.
+        let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
+        let tokens: Vec<u32> = (1..=99).map(|token| token % model.config.vocab as u32).collect();
+        let further = part(&tokens, 64, drawn, &seen(model, tokens.iter().copied())?)?;
         let of = model.clone();
         let reads = move |inputs: &[Tensor], layers: &Vec<Tensor>| read(&of, inputs, layers);
-        let read = builder.clone().build_step(reads, &part.inputs(model.device())?, &slots.keys_and_values(0)?)?;
+        let read = builder.clone().example(&further).build_step(reads, &first, &slots.keys_and_values(0)?)?;
         let steps = buckets.iter().map(|&bucket| {
             let of = model.clone();
             let steps = move |_: &[Tensor], slots: &Slots| step(&of, slots);
@@ -148,4 +140,13 @@ impl Executors {
         });
         Ok(Self { read, steps: steps.collect::<Result<_>>()? })
     }
+}
+
+/// Marks tokens: `(1, vocab)` of u8.
+fn seen(model: &Decoder, tokens: impl IntoIterator<Item = u32>) -> candle::Result<Tensor> {
+    let mut seen = vec![0u8; model.config.vocab];
+    for token in tokens {
+        seen[token as usize] = 1;
+    }
+    Tensor::from_vec(seen, (1, model.config.vocab), model.device())
 }

@@ -194,7 +194,9 @@ impl Scheduler {
     fn close_up(&mut self) -> Result<()> {
         while let Some(last) = self.seats.iter().rposition(|seat| !seat.is_free()) {
             let free = self.seats.iter().position(Seat::is_free);
-            let Some(free) = free.filter(|_| self.engine.bucket(self.live()) < self.engine.bucket(last + 1)) else { break };
+            let Some(free) = free.filter(|_| self.engine.bucket(self.live()) < self.engine.bucket(last + 1)) else {
+                break;
+            };
             self.engine.copy(last, free)?;
             self.seats.swap(last, free);
             // The slot behind has what it had.
@@ -264,7 +266,7 @@ impl Scheduler {
                 let sequence = &mut seats[slot].sequence;
                 *has_changed |= sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some();
             }
-            !*has_changed && !(has_room && is_awaited())
+            !(*has_changed || has_room && is_awaited())
         })
     }
 }

@@ -11,7 +11,9 @@ use crate::batch::{EngineError, Error, Result, TextMetrics};
 #[derive(Debug)]
 pub(super) enum Event {
     /// Its prompt is being read; so many of its tokens were in the cache.
-    Begun { cached: usize },
+    Begun {
+        cached: usize,
+    },
     Token(u32),
     /// The last event.
     Ended(Result<Finish>),
@@ -44,8 +46,7 @@ pub(super) struct Receiver {
 
 pub(super) fn channel(metrics: TextMetrics) -> (Delivery, Receiver) {
     let (sender, events) = unbounded_channel();
-    let delivery =
-        Delivery { events: sender, metrics, since: Instant::now(), has_begun: false, has_token: false };
+    let delivery = Delivery { events: sender, metrics, since: Instant::now(), has_begun: false, has_token: false };
     (delivery, Receiver { events })
 }
 

@@ -23,7 +23,8 @@ impl StopStrings {
         }
         let may_begin = |at: &usize| self.stops.iter().any(|stop| stop.starts_with(&self.held[*at..]));
         let starts = self.held.char_indices().map(|(at, _)| at);
-        let certain = starts.filter(|at| self.held.len() - at < self.longest()).find(may_begin).unwrap_or(self.held.len());
+        let certain =
+            starts.filter(|at| self.held.len() - at < self.longest()).find(may_begin).unwrap_or(self.held.len());
         let rest = self.held.split_off(certain);
         (std::mem::replace(&mut self.held, rest), false)
     }

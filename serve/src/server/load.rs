@@ -23,7 +23,12 @@ use super::settings::Settings;
 pub fn models(settings: &Settings, registry: &Arc<Registry>) -> Result<Models> {
     let devices = devices(settings)?;
     let loader = |name: String, open: Box<dyn Fn() -> Result<Source> + Send + Sync>| -> (String, Loader) {
-        let of = Load { name: name.clone(), settings: settings.clone(), registry: registry.clone(), devices: devices.clone() };
+        let of = Load {
+            name: name.clone(),
+            settings: settings.clone(),
+            registry: registry.clone(),
+            devices: devices.clone(),
+        };
         let load = move || match open()? {
             Source::Embedder(model) => of.embedder(&model),
             Source::Decoder(decoder) => of.decoder(&decoder),
@@ -88,7 +93,10 @@ impl Load {
     fn embedder(&self, model: &TextModel) -> Result<Arc<dyn Model>> {
         let Self { name, settings, registry, devices } = self;
         if model.is_random() {
-            tracing::warn!(model = name, "its weights are random and its tokenizer hashes words: its vectors mean nothing");
+            tracing::warn!(
+                model = name,
+                "its weights are random and its tokenizer hashes words: its vectors mean nothing"
+            );
         }
         let buckets = settings.buckets(model.limit())?;
         let embedder = |device: &Device| {

@@ -31,8 +31,7 @@ pub fn texts(settings: &Settings, context: usize) -> Result<Texts> {
     let decoder = Arc::new(Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?);
     let registry = Arc::new(Registry::default());
     let (metrics, counters) = (registry.texts("m"), registry.model("m"));
-    let (of, slots, limit) =
-        (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));
+    let (of, slots, limit) = (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));
     let loader: Loader = Arc::new(move || {
         let writer = Writer::start(vec![Scheduler::new(of.clone(), slots, None)?], limit, metrics.clone());
         let model = GenerationModel::new(Generator::new(writer, Arc::new(Text::of_bytes()?)), counters.clone());
@@ -47,7 +46,8 @@ pub fn texts(settings: &Settings, context: usize) -> Result<Texts> {
 impl Texts {
     /// The tokens that the model writes behind a prompt when nothing else is written.
     pub fn alone(&self, prompt: &[u32], most: usize, sampling: Sampling) -> Result<Vec<u32>> {
-        let written = Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, &[0], |_| ())?;
+        let written =
+            Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, &[0], |_| ())?;
         Ok(written.tokens.into_iter().next().unwrap_or_default())
     }
 
@@ -173,7 +173,10 @@ async fn texts_end_before_a_stop_string() -> Result<()> {
             (pieces(&events, "/choices/0/text"), finish)
         } else {
             let reply = reply.json()?;
-            (reply["choices"][0]["text"].as_str().context("a text")?.to_owned(), reply["choices"][0]["finish_reason"].clone())
+            (
+                reply["choices"][0]["text"].as_str().context("a text")?.to_owned(),
+                reply["choices"][0]["finish_reason"].clone(),
+            )
         };
         assert_eq!((text.as_str(), finish), (expected, json!("stop")), "streamed: {is_streamed}");
     }
@@ -209,7 +212,8 @@ async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
     }
     let embedded = post(&of.router, "/v1/embeddings", json!({"model": "m", "input": "a"}).to_string()).await?;
     assert_eq!(embedded.json()?["error"]["message"], "this model does not embed texts");
-    let inferred = post(&of.router, "/v2/models/m/infer", super::one("text", "BYTES", json!([1]), json!(["a"]))).await?;
+    let inferred =
+        post(&of.router, "/v2/models/m/infer", super::one("text", "BYTES", json!([1]), json!(["a"]))).await?;
     assert!(inferred.json()?["error"].as_str().context("an error")?.contains("/v1/completions"));
     let other = super::setup(super::small())?;
     let written = post(&other.router, "/v1/completions", json!({"model": "bert", "prompt": "a"}).to_string()).await?;

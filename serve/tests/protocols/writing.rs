@@ -20,7 +20,8 @@ const ENDLESS: usize = 1 << 16;
 
 /// A stream that goes on until it is dropped; its first piece was told.
 async fn endless(of: &Texts) -> Result<Body> {
-    let body = json!({"model": "m", "prompt": "on and on", "max_tokens": ENDLESS - 100, "temperature": 0, "stream": true});
+    let body =
+        json!({"model": "m", "prompt": "on and on", "max_tokens": ENDLESS - 100, "temperature": 0, "stream": true});
     let request = Request::post("/v1/completions").body(Body::from(body.to_string()))?;
     let mut body = of.router.clone().oneshot(request).await?.into_body();
     body.frame().await.context("a piece")??;
@@ -94,7 +95,8 @@ async fn a_client_that_goes_frees_its_slot() -> Result<()> {
 /// A request whose client goes while it waits takes no slot, and one that waits too long has an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
-    let settings = Settings { sequences: Some(1), queue_rows: Some(1), request_seconds: Some(2.), ..Settings::default() };
+    let settings =
+        Settings { sequences: Some(1), queue_rows: Some(1), request_seconds: Some(2.), ..Settings::default() };
     let of = texts(&settings, ENDLESS)?;
     let running = endless(&of).await?;
     let waits = post(&of.router, "/v1/completions", short(json!({})));
@@ -106,7 +108,10 @@ async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
     };
     let (late, refused) = tokio::join!(waits, refused);
     let (late, refused): (Reply, Reply) = (late?, refused?);
-    assert_eq!((refused.status.as_u16(), refused.json()?["error"]["code"].clone()), (429, json!("rate_limit_exceeded")));
+    assert_eq!(
+        (refused.status.as_u16(), refused.json()?["error"]["code"].clone()),
+        (429, json!("rate_limit_exceeded"))
+    );
     assert!(refused.headers.contains_key("retry-after"));
     assert_eq!((late.status.as_u16(), late.json()?["error"]["type"].clone()), (504, json!("server_error")));
     // The stream has begun: the deadline is not its own any more.

@@ -114,7 +114,9 @@ impl Asked {
     pub fn read(bytes: &[u8], form: Form) -> Result<Self> {
         let body: Body = serde_json::from_slice(bytes)
             .map_err(|error| Failure::invalid(format!("the body is not a request for a text: {error}")))?;
-        if let Some(name) = REFUSED.into_iter().find(|name| body.others.get(*name).is_some_and(|v| !is_neutral(name, v))) {
+        if let Some(name) =
+            REFUSED.into_iter().find(|name| body.others.get(*name).is_some_and(|v| !is_neutral(name, v)))
+        {
             return Err(Failure::invalid(match name {
                 "n" | "best_of" => format!("`{name}` must be 1: send several requests, which are written at once"),
                 _ => format!("`{name}` is not supported: leave it out"),
@@ -252,7 +254,8 @@ mod tests {
 
     #[test]
     fn defaults_are_openais() {
-        let text = read(Form::Text, json!({"seed": -1, "user": "u", "n": 1, "echo": false, "logit_bias": {}})).expect("sound");
+        let text =
+            read(Form::Text, json!({"seed": -1, "user": "u", "n": 1, "echo": false, "logit_bias": {}})).expect("sound");
         assert_eq!((text.model.as_str(), text.prompt), ("m", Prompt::Text("p".into())));
         let expected = Sampling { temperature: 1., seed: u64::MAX, ..Sampling::default() };
         assert_eq!((text.wanted.sampling, text.wanted.tokens), (expected, Some(16)));

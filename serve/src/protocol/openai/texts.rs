@@ -46,7 +46,8 @@ async fn written(service: &Service, request: Request, form: Form) -> Result<Resp
     }
     // A failure before the first piece still has a status of its own.
     let first = answer.next().await?;
-    let mut streaming = Streaming { ready: frame.beginning().into_iter().map(event).collect(), frame, answer, is_over: false };
+    let mut streaming =
+        Streaming { ready: frame.beginning().into_iter().map(event).collect(), frame, answer, is_over: false };
     streaming.told(Ok(first));
     let events = unfold(streaming, |mut streaming| async { Some((streaming.next().await?, streaming)) });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
