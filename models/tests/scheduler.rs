@@ -39,7 +39,7 @@ impl Kept {
     }
 
     fn text(&self) -> std::sync::MutexGuard<'_, Text> {
-        self.text.lock().expect("nobody panicked")
+        self.text.lock().expect("no test panicked")
     }
 }
 
@@ -72,7 +72,7 @@ fn alone(scheduler: &mut Scheduler, request: &Request) -> Text {
     while scheduler.live() > 0 {
         scheduler.turn(|| false).expect("it runs");
     }
-    let mut text = text.lock().expect("nobody panicked");
+    let mut text = text.lock().expect("no test panicked");
     std::mem::take(&mut text)
 }
 
@@ -102,7 +102,7 @@ fn random(scheduler: &mut Scheduler, expected: &mut Scheduler, seed: u64, reques
             let Some(request) = waiting.pop_front() else { break };
             let hears = if rng.u32(0..4) == 0 { rng.usize(1..20) } else { usize::MAX };
             let (kept, text) = Kept::new(hears);
-            text.lock().expect("nobody panicked").is_gone = rng.u32(0..8) == 0;
+            text.lock().expect("no test panicked").is_gone = rng.u32(0..8) == 0;
             scheduler.join(request.clone(), kept).expect("a slot is free");
             texts.push((request, hears, text));
         }
@@ -110,7 +110,7 @@ fn random(scheduler: &mut Scheduler, expected: &mut Scheduler, seed: u64, reques
         scheduler.turn(|| rng.u32(0..4) < interrupts).expect("it runs");
     }
     for (index, (request, hears, text)) in texts.iter().enumerate() {
-        let text = text.lock().expect("nobody panicked");
+        let text = text.lock().expect("no test panicked");
         let alone = alone(expected, request);
         let heard = &alone.tokens[..alone.tokens.len().min(*hears)];
         if !text.is_gone || !text.tokens.is_empty() {

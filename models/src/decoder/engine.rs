@@ -1,4 +1,4 @@
-//! What a batch of slots runs on: one graph that reads a part of a prompt, and one that adds tokens for each size of batch.
+//! The graphs of a batch of slots: one reads a part of a prompt, and one for each size of batch adds tokens.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Engine {
         eager.map(|report| report.reason.unwrap_or_default()).collect()
     }
 
-    /// Puts on the device what the host knows of each slot.
+    /// Copies the host's view of all slots to the device.
     pub fn tell(&self, slots: &[Slot]) -> Result<()> {
         Ok(self.slots.tell(slots)?)
     }
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Steps the slots of a bucket, at most so many times. `each` gets a step's tokens, one a slot, and says whether more steps are
-    /// wanted; those that were enqueued by then are given, too.
+    /// wanted. It also gets the tokens of steps that were enqueued by then.
     pub fn write(&self, bucket: usize, at_most: usize, mut each: impl FnMut(&[u32]) -> bool) -> Result<()> {
         let mut slots = self.slots.first(bucket)?;
         match &self.executors {

@@ -40,7 +40,6 @@ pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
 pub use self::scheduler::Scheduler;
 pub use self::sequence::{End, Listener, Request};
-pub use self::slots::Slots;
 pub use self::template::Message;
 pub use self::text::Text;
 

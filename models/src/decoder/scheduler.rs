@@ -26,7 +26,7 @@ use super::Decoder;
 ///
 /// impl Listener for Printed {
 ///     fn token(&mut self, token: u32) -> bool {
-///         self.0.send(token).is_ok() // Whoever dropped the receiver wants no more.
+///         self.0.send(token).is_ok() // false, where the receiver was dropped, cancels
 ///     }
 ///     fn end(&mut self, _: End) {}
 /// }
@@ -44,9 +44,9 @@ use super::Decoder;
 pub struct Scheduler {
     engine: Engine,
     seats: Vec<Seat>,
-    /// Counts sequences.
-    turns: u64,
-    /// Whether the device does not know who is in which slot.
+    /// Sequences that have joined so far.
+    joined: u64,
+    /// Whether the slots on the device are not as the host knows them.
     has_changed: bool,
 }
 
@@ -56,7 +56,7 @@ struct Seat {
     sequence: Option<Sequence>,
     /// Tokens whose keys and values are in the slot, whole parts of a prompt as they were read.
     kept: Vec<u32>,
-    /// The [`Sequence::turn`] of the latest one.
+    /// The [`Sequence::number`] of the latest one.
     used: u64,
 }
 
@@ -88,7 +88,7 @@ impl Scheduler {
     pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
         let engine = Engine::new(model, slots.max(1), builder)?;
         let seats = std::iter::repeat_with(Seat::default).take(engine.slots()).collect();
-        Ok(Self { engine, seats, turns: 0, has_changed: true })
+        Ok(Self { engine, seats, joined: 0, has_changed: true })
     }
 
     /// The model.
@@ -118,16 +118,16 @@ impl Scheduler {
     pub fn join(&mut self, request: Request, mut listener: Box<dyn Listener>) -> Result<()> {
         request.check(&self.engine.model)?;
         let (slot, cached) = self.seat(&request.prompt)?;
-        self.turns += 1;
+        self.joined += 1;
         self.has_changed = true;
         let seat = &mut self.seats[slot];
-        (seat.used, seat.kept) = (self.turns, request.prompt[..cached].to_vec());
+        (seat.used, seat.kept) = (self.joined, request.prompt[..cached].to_vec());
         listener.begin(cached);
         if request.most == 0 {
             listener.end(End::Length);
             return Ok(());
         }
-        seat.sequence = Some(Sequence::new(request, listener, self.turns, cached));
+        seat.sequence = Some(Sequence::new(request, listener, self.joined, cached));
         Ok(())
     }
 
@@ -182,7 +182,7 @@ impl Scheduler {
         self.write(is_awaited)
     }
 
-    /// Frees the slots of prompts that nobody wants read.
+    /// Frees the slots of prompts whose listeners are gone.
     fn dismiss(&mut self) {
         let is_gone = |sequence: &mut Sequence| !sequence.writes() && sequence.listener.is_gone();
         for seat in &mut self.seats {
@@ -210,10 +210,10 @@ impl Scheduler {
     fn read(&mut self) -> Result<()> {
         let reading = self.seats.iter_mut().enumerate().filter_map(|(slot, seat)| {
             let Seat { sequence, kept, .. } = seat;
-            let reading = sequence.as_ref().filter(|sequence| !sequence.writes())?.turn;
+            let reading = sequence.as_ref().filter(|sequence| !sequence.writes())?.number;
             Some((reading, slot, sequence, kept))
         });
-        let Some((_, slot, place, kept)) = reading.min_by_key(|(turn, ..)| *turn) else { return Ok(()) };
+        let Some((_, slot, place, kept)) = reading.min_by_key(|(number, ..)| *number) else { return Ok(()) };
         let Some(sequence) = place else { return Ok(()) };
         let (prompt, start) = (&sequence.request.prompt, sequence.read);
         let tokens = &prompt[start..prompt.len().min(start + CHUNK)];

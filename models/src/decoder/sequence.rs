@@ -50,13 +50,13 @@ pub trait Listener: Send {
         let _ = cached;
     }
 
-    /// One more token. False ends the sequence, without [`end`](Self::end): nobody wants it any more.
+    /// One more token. False cancels the sequence: it ends without a call of [`end`](Self::end).
     fn token(&mut self, token: u32) -> bool;
 
     /// There are no more tokens. The token that ended the text was not given.
     fn end(&mut self, end: End);
 
-    /// Whether nobody wants the sequence any more. Asked before its prompt is read, and between the parts of that.
+    /// Whether the sequence is cancelled. Asked before its prompt is read, and between the parts of that.
     fn is_gone(&self) -> bool {
         false
     }
@@ -66,8 +66,8 @@ pub trait Listener: Send {
 pub(super) struct Sequence {
     pub request: Request,
     pub listener: Box<dyn Listener>,
-    /// When it came, among others.
-    pub turn: u64,
+    /// Counts sequences in the order in which they joined.
+    pub number: u64,
     /// Tokens of the prompt that were read.
     pub read: usize,
     written: usize,
@@ -75,8 +75,8 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(request: Request, listener: Box<dyn Listener>, turn: u64, read: usize) -> Self {
-        Self { request, listener, turn, read, written: 0, last: 0 }
+    pub fn new(request: Request, listener: Box<dyn Listener>, number: u64, read: usize) -> Self {
+        Self { request, listener, number, read, written: 0, last: 0 }
     }
 
     pub fn writes(&self) -> bool {

@@ -8,10 +8,10 @@ use super::cache::{Cache, CHUNK};
 use super::error::Result;
 use super::Decoder;
 
-/// A slot for each sequence of a batch: its keys and values, and all that differs between sequences in a step. The step is the same
-/// whoever is in which slot.
+/// A slot for each sequence of a batch: its keys and values, and all that differs between sequences in a step. So the step is one
+/// graph, whichever sequences are in the slots.
 #[derive(Clone)]
-pub struct Slots {
+pub(super) struct Slots {
     /// The last token of each, `(slots, 1)`, u32.
     token: Tensor,
     cache: Cache,
@@ -19,11 +19,11 @@ pub struct Slots {
     writes: Tensor,
     /// `(slots, 8)`.
     sampler: Tensor,
-    /// Tokens that were there before, `(slots, vocab)`, u8: for sequences with a repetition penalty.
+    /// Which tokens the text has so far, `(slots, vocab)`, u8: for sequences with a repetition penalty.
     seen: Tensor,
 }
 
-/// What the host tells of a slot.
+/// A slot as the host knows it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slot {
     /// The last token.
@@ -37,7 +37,7 @@ pub(super) struct Slot {
 }
 
 impl Slots {
-    pub(super) fn new(model: &Decoder, slots: usize) -> Result<Self> {
+    pub fn new(model: &Decoder, slots: usize) -> Result<Self> {
         let (device, vocab) = (model.device(), model.config.vocab);
         Ok(Self {
             token: Tensor::zeros((slots, 1), DType::U32, device)?,
@@ -49,18 +49,18 @@ impl Slots {
     }
 
     /// The first `slots` of them, in the same memory.
-    pub(super) fn first(&self, slots: usize) -> candle::Result<Self> {
+    pub fn first(&self, slots: usize) -> candle::Result<Self> {
         let first = self.tensors().iter().map(|tensor| tensor.narrow(0, 0, slots)).collect::<candle::Result<_>>()?;
         Ok(self.with(first))
     }
 
     /// The keys and values of one slot, in the same memory: of each layer `(1, 2, kv_heads, capacity, head_dim)`.
-    pub(super) fn keys_and_values(&self, slot: usize) -> candle::Result<Vec<Tensor>> {
+    pub fn keys_and_values(&self, slot: usize) -> candle::Result<Vec<Tensor>> {
         self.cache.layers.iter().map(|layer| layer.narrow(0, slot, 1)).collect()
     }
 
-    /// Puts on the device what the host knows of each slot.
-    pub(super) fn tell(&self, slots: &[Slot]) -> candle::Result<()> {
+    /// Copies the host's view of all slots to the device.
+    pub fn tell(&self, slots: &[Slot]) -> candle::Result<()> {
         let device = self.token.device();
         let numbers = |of: &dyn Fn(&Slot) -> u32| Tensor::from_iter(slots.iter().map(of), device);
         ops::assign(&self.token, &numbers(&|slot| slot.token)?.unsqueeze(1)?)?;
@@ -71,12 +71,12 @@ impl Slots {
     }
 
     /// The tokens that a slot's repetition penalty is for: `(1, vocab)` of u8.
-    pub(super) fn set_seen(&self, slot: usize, seen: &Tensor) -> candle::Result<()> {
+    pub fn set_seen(&self, slot: usize, seen: &Tensor) -> candle::Result<()> {
         self.seen.slice_set(seen, 0, slot)
     }
 
     /// Gives a slot the keys and values, and the tokens seen, of another one.
-    pub(super) fn copy(&self, from: usize, to: usize) -> candle::Result<()> {
+    pub fn copy(&self, from: usize, to: usize) -> candle::Result<()> {
         self.cache.layers.iter().chain([&self.seen]).try_for_each(|tensor| {
             // By a copy, since memory is not read and written at once.
             tensor.slice_set(&tensor.narrow(0, from, 1)?.force_contiguous()?, 0, to)
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_touches_the_slots_of_others() {
+    fn reading_and_writing_touch_no_other_slot() {
         let (config, device) = (Config::tiny(), Device::Cpu);
         let model = Decoder::load(opara_weights::seeded(3, DType::F32, &device), &config, 256).expect("a model");
         let slots = Slots::new(&model, 3).expect("slots");

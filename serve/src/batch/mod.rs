@@ -34,6 +34,7 @@ mod bucket;
 mod call;
 mod engine;
 mod error;
+mod labels;
 mod metrics;
 mod queue;
 mod rows;

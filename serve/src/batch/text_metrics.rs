@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 use prometheus_client::registry::Registry;
 
-use super::metrics::{OfKind, OfModel};
+use super::labels::{OfKind, OfModel};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfState {
@@ -72,6 +72,6 @@ pub struct TextMetrics {
 
 impl Default for TextMetrics {
     fn default() -> Self {
-        super::Registry::default().texts("")
+        TextFamilies::register(&mut Registry::default()).of("")
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens on their way from a worker to whoever asked for them.
+//! Tokens on their way from a worker to the request's handler.
 
 use std::time::Instant;
 

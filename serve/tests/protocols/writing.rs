@@ -92,7 +92,16 @@ async fn a_client_that_goes_frees_its_slot() -> Result<()> {
     Ok(())
 }
 
-/// A request whose client goes while it waits takes no slot, and one that waits too long has an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_counts_as_under_way_until_its_client_goes() -> Result<()> {
+    let of = texts(&Settings { max_requests: Some(1), ..Settings::default() }, ENDLESS)?;
+    let stream = endless(&of).await?;
+    assert_eq!(get(&of.router, "/v1/models").await?.status.as_u16(), 429);
+    drop(stream);
+    assert_eq!(get(&of.router, "/v1/models").await?.status.as_u16(), 200);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
     let settings =
