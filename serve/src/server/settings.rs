@@ -101,8 +101,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<usize>,
 
-    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256, and 32,128 on the
-    /// CPU.
+    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<usize>,
@@ -270,16 +269,16 @@ impl Settings {
     /// # Errors
     /// Settings that contradict each other.
     pub(super) fn buckets(&self, limit: usize) -> Result<Buckets> {
-        let or = |given: &[usize], cpu: &[usize], gpu: &[usize]| match given {
-            [] if self.cpu => cpu.to_vec(),
-            [] => gpu.to_vec(),
-            given => given.to_vec(),
+        let batches = match &self.batches[..] {
+            [] if self.cpu => &[1, 4],
+            [] => &[1, 2, 4, 8, 16, 32][..],
+            given => given,
         };
-        let batches = or(&self.batches, &[1, 4], &[1, 2, 4, 8, 16, 32]);
-        let lengths = or(&self.lengths, &[32, 128], &[16, 32, 64, 128, 256]);
-        let lengths = lengths.into_iter().filter(|&length| length < limit).chain([limit]);
+        let lengths = if self.lengths.is_empty() { &[16, 32, 64, 128, 256][..] } else { &self.lengths };
+        let lengths = lengths.iter().copied();
+        let lengths = lengths.filter(|&length| length < limit).chain([limit]);
         let tokens = self.batch_tokens.unwrap_or(if self.cpu { 512 } else { 8_192 });
-        Ok(Buckets::new(batches, lengths, tokens)?)
+        Ok(Buckets::new(batches.iter().copied(), lengths, tokens)?)
     }
 
     /// How a decoder that takes texts of up to `limit` tokens runs on a device.
