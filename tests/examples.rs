@@ -135,6 +135,31 @@ fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
 }
 
 #[test]
+fn sequences_that_come_and_go_write_what_they_write_alone() -> Result<()> {
+    let short = [
+        "--cpu",
+        "--random",
+        "tiny",
+        "--longest",
+        "16",
+        "--tokens",
+        "200",
+        "--slots",
+        "3",
+        "--requests",
+        "4",
+        "--json",
+    ];
+    let answer = example("batching", &short)?.success();
+    let told: serde_json::Value = serde_json::from_slice(&answer.get_output().stdout)?;
+    assert_eq!(told["equal_to_alone"], true, "{told}");
+    assert!(told["tokens"].as_u64() >= Some(200) && told["speeds"].as_array().map(Vec::len) == Some(3), "{told}");
+    let stderr = stderr(&example("batching", &["--cpu", "--model", "x"])?.code(1));
+    assert!(stderr.contains("random weights"), "{stderr}");
+    Ok(())
+}
+
+#[test]
 fn text_is_generated_by_random_weights_and_by_a_folder() -> Result<()> {
     let short = ["--cpu", "--tokens", "5", "--iters", "1", "--batch", "2", "--temperature", "0.7", "--json"];
     let json = |args: &[&str]| -> Result<serde_json::Value> {

@@ -96,6 +96,27 @@ impl<'a, S> StepStream<'a, S> {
         self
     }
 
+    /// Enqueues no more steps. Those that are ahead can still be taken.
+    ///
+    /// ```
+    /// # use candle::{DType, Device, Tensor};
+    /// # use opara_candle::{ops, OparaExecutor};
+    /// # let count = |_: &[Tensor], token: &Tensor| ops::advance(token, 1).map(|()| vec![token.clone()]);
+    /// # let mut token = Tensor::zeros(1, DType::U32, &Device::Cpu)?;
+    /// # let step = OparaExecutor::builder().build_step(count, &[], &token)?;
+    /// let mut stream = step.stream(&mut token, 4);
+    /// let mut tokens: Vec<u32> = stream.next().transpose()?.unwrap_or_default();
+    /// stream.enqueue_no_more();
+    /// for ahead in stream.by_ref() {
+    ///     tokens.extend(ahead?);
+    /// }
+    /// assert_eq!(tokens.len(), stream.steps()); // Up to four on a GPU, one on the CPU.
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    pub fn enqueue_no_more(&mut self) {
+        self.at_most = self.steps;
+    }
+
     /// Number of steps that the state has advanced by, including steps whose tokens were not taken yet.
     pub fn steps(&self) -> usize {
         self.steps

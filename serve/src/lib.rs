@@ -3,15 +3,17 @@
 //! - [`batch`] is the batcher: a queue whose rows become batches of a few shapes, for any executor. It needs no runtime and
 //!   no network.
 //! - [`embed`] is a text embedder on it: tokenizer, BERT, and an executor with one plan for each shape of a batch.
-//! - [`protocol`] and [`server`] answer the Open Inference Protocol over HTTP and gRPC, and OpenAI's `/v1/embeddings`. They
-//!   are the feature `server`, which is on by default.
+//! - [`generate`] writes texts with a decoder: tokenizer, chat template, and a batch that requests join and leave at every step.
+//! - [`protocol`] and [`server`] answer the Open Inference Protocol over HTTP and gRPC, and OpenAI's embeddings, completions and
+//!   chat completions. They are the feature `server`, which is on by default.
 //!
-//! Imports go from the bottom of this list to its top: `batch`, `embed`, `model`, `protocol`, `server`.
+//! Imports go from the bottom of this list to its top: `batch`, `embed`, `generate`, `model`, `protocol`, `server`.
 
 #![forbid(unsafe_code)]
 
 pub mod batch;
 pub mod embed;
+pub mod generate;
 #[cfg(feature = "server")]
 pub mod model;
 #[cfg(feature = "server")]

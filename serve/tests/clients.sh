@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unmodified clients from PyPI against the server, a model with random weights and a real one; then two replicas behind
+# Unmodified clients from PyPI against the server, models with random weights and a real one; then two replicas behind
 # HAProxy. Installs what it needs: packages into a folder of the cache, HAProxy from Debian. Needs the built program and
 # example: cargo build --release -p opara-serve --bins --examples
 set -euo pipefail
@@ -41,6 +41,11 @@ check() {
         sleep 0.2
     done
     "$venv/bin/python" serve/tests/python/clients.py http://127.0.0.1:18099 "$name" "$scratch/expected.json"
+    # Without a model a decoder with random weights is served, too.
+    if [[ " $* " != *" --model "* ]]; then
+        "$target/examples/texts" > "$scratch/texts.json"
+        "$venv/bin/python" serve/tests/python/texts.py http://127.0.0.1:18099 tiny-decoder "$scratch/texts.json"
+    fi
     # Nothing of a request's text is in the log.
     ! grep -q 'windowsill' "$scratch/log"
     kill -TERM "$server"; wait "$server"; server=

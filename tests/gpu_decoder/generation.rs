@@ -12,7 +12,7 @@ use super::assert_near;
 use super::common::{gpu, CPU};
 
 /// Small models of every kind, with head sizes that kernels support, and others.
-fn configs() -> Vec<(&'static str, Config)> {
+pub fn configs() -> Vec<(&'static str, Config)> {
     let small = |json: serde_json::Value| Config::from_json(&json).expect("a configuration");
     let base = |kind: &str| {
         serde_json::json!({

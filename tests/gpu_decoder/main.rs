@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod generation;
+mod scheduling;
 
 use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};

@@ -49,6 +49,13 @@ pub enum DecoderError {
         batch: usize,
     },
 
+    /// A request for a slot while all are in use.
+    #[error("all {slots} slots are in use: wait until a sequence has ended")]
+    NoSlot {
+        /// Sequences at once.
+        slots: usize,
+    },
+
     /// A token that the vocabulary does not have.
     #[error("token {token} is not one of the vocabulary's {vocab}")]
     UnknownToken {

@@ -206,24 +206,30 @@ impl Generator {
     }
 
     fn check(&self, prompts: &[Vec<u32>], most: usize) -> Result<()> {
-        let (batch, vocab) = (self.writing.batch()?, self.model.config.vocab);
+        let batch = self.writing.batch()?;
         if prompts.len() != batch {
             return Err(DecoderError::Batch { found: prompts.len(), batch });
         }
-        for (index, prompt) in prompts.iter().enumerate() {
-            if prompt.is_empty() {
-                return Err(DecoderError::EmptyPrompt { index });
-            }
-            if let Some(&token) = prompt.iter().find(|&&token| token as usize >= vocab) {
-                return Err(DecoderError::UnknownToken { token, vocab });
-            }
-            self.model.fits(prompt.len(), most)?;
-        }
-        Ok(())
+        prompts.iter().enumerate().try_for_each(|(index, prompt)| {
+            self.model.check(prompt, index)?;
+            self.model.fits(prompt.len(), most)
+        })
     }
 }
 
 impl Decoder {
+    /// Fails for a prompt that cannot be read; `index` is its place in a batch.
+    pub(super) fn check(&self, prompt: &[u32], index: usize) -> Result<()> {
+        let vocab = self.config.vocab;
+        if prompt.is_empty() {
+            return Err(DecoderError::EmptyPrompt { index });
+        }
+        match prompt.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(DecoderError::UnknownToken { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
     /// Fails for a text that is longer than the context.
     ///
     /// # Errors

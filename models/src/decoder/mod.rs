@@ -4,16 +4,22 @@
 //! fixed size; where tokens stand is on the device, so that one step serves every length of text.
 
 mod architecture;
+mod bytes;
 mod cache;
 mod config;
+mod engine;
 mod error;
 mod generate;
 mod gguf;
 mod layer;
 mod matrix;
+mod pieces;
 mod room;
 mod rotary;
+mod scheduler;
+mod sequence;
 mod sizes;
+mod slots;
 mod template;
 mod text;
 mod weights;
@@ -30,7 +36,10 @@ pub use self::cache::Cache;
 pub use self::config::{Config, LayerConfig};
 pub use self::error::{DecoderError, Result};
 pub use self::generate::{Generated, Generator, Writing};
+pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
+pub use self::scheduler::Scheduler;
+pub use self::sequence::{End, Listener, Request};
 pub use self::template::Message;
 pub use self::text::Text;
 

@@ -15,12 +15,12 @@ use super::template::{beside, Message, Template};
 
 /// A model's tokenizer, and its chat template, if it has one.
 pub struct Text {
-    tokenizer: Tokenizer,
-    template: Option<Template>,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) template: Option<Template>,
     /// Where they are from.
-    path: PathBuf,
+    pub(super) path: PathBuf,
     /// The token that every text begins with, where the tokenizer does not add it by itself.
-    bos: Option<u32>,
+    pub(super) bos: Option<u32>,
 }
 
 impl Text {
@@ -91,18 +91,17 @@ impl Text {
         Ok(tokens.get_ids().to_vec())
     }
 
+    /// Whether conversations have a template.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
     /// The text of tokens, without special ones.
     ///
     /// # Errors
     /// [`DecoderError::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.tokenizer.decode(tokens, true).map_err(DecoderError::Tokenizer)
-    }
-
-    /// What gives the text of tokens one by one: nothing where a character is not complete.
-    pub fn pieces(&self) -> impl FnMut(u32) -> Result<String> + '_ {
-        let mut stream = self.tokenizer.decode_stream(true);
-        move |token| Ok(stream.step(token).map_err(DecoderError::Tokenizer)?.unwrap_or_default())
     }
 }
 

@@ -10,6 +10,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 
+use super::labels::{OfKind, OfModel};
+use super::text_metrics::{TextFamilies, TextMetrics};
 use super::Health;
 
 /// What a request goes through.
@@ -41,20 +43,9 @@ impl EncodeLabelValue for Stage {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfModel {
-    model: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfStage {
     model: String,
     stage: Stage,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
-    model: String,
-    kind: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -85,6 +76,7 @@ pub struct Registry {
     eager: Family<OfReason, Gauge>,
     rechecks: Family<OfModel, Gauge>,
     mismatches: Family<OfModel, Gauge>,
+    texts: TextFamilies,
 }
 
 impl Default for Registry {
@@ -116,6 +108,7 @@ impl Default for Registry {
         let eager = register!("eager", "Buckets that run eagerly, with the reason", Family::default());
         let rechecks = register!("rechecks", "Calls that were compared with the module", Family::default());
         let mismatches = register!("mismatches", "Compared calls that differed", Family::default());
+        let texts = TextFamilies::register(&mut registry);
         Self {
             registry,
             requests,
@@ -129,6 +122,7 @@ impl Default for Registry {
             eager,
             rechecks,
             mismatches,
+            texts,
         }
     }
 }
@@ -148,6 +142,11 @@ impl Registry {
             padding_tokens: kind("padding"),
             stages: [Stage::Parse, Stage::Tokenize, Stage::Queue, Stage::Execute, Stage::Respond].map(stage),
         }
+    }
+
+    /// Those of one model that writes texts. The same name gives the same counters.
+    pub fn texts(&self, name: &str) -> TextMetrics {
+        self.texts.of(name)
     }
 
     /// Counts a request.

@@ -88,6 +88,16 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Takes the row that is due. Rows that are over are dropped.
+    pub fn take_one(&mut self, is_over: impl Fn(&T) -> bool) -> Option<T> {
+        loop {
+            let row = self.pop(self.due(self.lanes.len())?);
+            if let Some(row) = row.filter(|row| !is_over(row)) {
+                return Some(row);
+            }
+        }
+    }
+
     /// Which of the first lanes has the row that is due.
     fn due(&self, lanes: usize) -> Option<usize> {
         let firsts = self.lanes[..lanes].iter().enumerate();

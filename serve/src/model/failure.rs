@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use opara_models::decoder::DecoderError;
+
 use crate::batch;
 use crate::embed::EmbedError;
+use crate::generate::GenerateError;
 
 /// Of what kind a failure is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub enum Kind {
     BodyTimeout,
     /// The request exceeds a limit.
     TooLarge,
+    /// Prompt and answer exceed the model's context.
+    ContextLength,
     /// The body has an encoding that is not supported.
     Encoding,
     /// The queue is full.
@@ -77,6 +82,7 @@ impl Kind {
             Kind::Method => "method",
             Kind::BodyTimeout => "body_timeout",
             Kind::TooLarge => "too_large",
+            Kind::ContextLength => "context_length",
             Kind::Encoding => "encoding",
             Kind::Full => "full",
             Kind::Deadline => "deadline",
@@ -114,5 +120,26 @@ impl From<EmbedError> for Failure {
             _ => Kind::Internal,
         };
         Self::new(kind, error.to_string())
+    }
+}
+
+impl From<GenerateError> for Failure {
+    fn from(error: GenerateError) -> Self {
+        let error = match error {
+            GenerateError::Queue(error) => return error.into(),
+            GenerateError::Decoder(error) => error,
+            error => return Self::new(Kind::Internal, error.to_string()),
+        };
+        match error {
+            DecoderError::TooLong { .. } => Self::new(Kind::ContextLength, error.to_string()),
+            DecoderError::EmptyPrompt { .. } => Self::invalid("the prompt has no tokens"),
+            DecoderError::UnknownToken { .. } => Self::invalid(error.to_string()),
+            // Without the place of its files.
+            DecoderError::NoTemplate { .. } => {
+                Self::invalid("this model has no chat template: give it a prompt by /v1/completions")
+            }
+            DecoderError::Template(_) | DecoderError::Tokenizer(_) => Self::invalid(error.to_string()),
+            _ => Self::new(Kind::Internal, error.to_string()),
+        }
     }
 }

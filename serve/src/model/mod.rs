@@ -2,6 +2,7 @@
 
 mod embedding;
 mod failure;
+mod generation;
 mod models;
 mod tensor;
 
@@ -11,11 +12,13 @@ use std::time::Instant;
 
 pub use embedding::EmbeddingModel;
 pub use failure::{Failure, Kind};
+pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};
 pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 
 use crate::batch::Health;
+use crate::generate::{Answer, Prompt, Wanted};
 
 /// Result of this module's functions.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -50,8 +53,7 @@ pub struct Embeddings {
     pub tokens: usize,
 }
 
-/// A model that is served. What only some kinds of models do has a default that says so; text generation will be one more
-/// such method, which answers with a stream.
+/// A model that is served. What only some kinds of models do has a default that says so.
 pub trait Model: Send + Sync + 'static {
     /// Inputs that it takes.
     fn inputs(&self) -> Vec<TensorSpec>;
@@ -69,6 +71,12 @@ pub trait Model: Send + Sync + 'static {
     fn embed(&self, texts: Texts, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
         let _ = (texts, context);
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })
+    }
+
+    /// A text behind a prompt, as it comes.
+    fn generate(&self, prompt: Prompt, wanted: Wanted, context: Context) -> BoxFuture<'_, Result<Answer>> {
+        let _ = (prompt, wanted, context);
+        Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not write texts")) })
     }
 
     /// Whether it takes requests.

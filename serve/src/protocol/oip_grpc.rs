@@ -122,7 +122,7 @@ pub(crate) fn status(failure: &Failure) -> Status {
         Kind::Unauthorized => Code::Unauthenticated,
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
-        Kind::TooLarge => Code::InvalidArgument,
+        Kind::TooLarge | Kind::ContextLength => Code::InvalidArgument,
         Kind::Full => Code::ResourceExhausted,
         Kind::BodyTimeout | Kind::Deadline => Code::DeadlineExceeded,
         Kind::Unavailable => Code::Unavailable,

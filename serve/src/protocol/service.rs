@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::http::request::Parts;
 
 use crate::batch::Registry;
+use crate::generate::{Answer, Prompt, Wanted};
 use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, Tensor, Texts};
 
 use super::MODEL_VERSION;
@@ -96,6 +97,17 @@ impl Service {
             return Err(self.too_many(rows));
         }
         self.model(name, "")?.embed(texts, context).await
+    }
+
+    /// A text behind a prompt, as it comes.
+    pub(crate) async fn generate(
+        &self,
+        name: &str,
+        prompt: Prompt,
+        wanted: Wanted,
+        context: Context,
+    ) -> Result<Answer> {
+        self.model(name, "")?.generate(prompt, wanted, context).await
     }
 
     /// Loads a model on a thread that may block.

@@ -7,10 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{ensure, Context, Result};
+use axum::body::{Body, HttpBody};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{header, HeaderMap};
 use axum::middleware::Next;
 use axum::response::Response;
+use http_body_util::BodyExt;
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
@@ -82,12 +84,22 @@ pub(super) async fn admit(State(access): State<Access>, mut request: Request, ne
     if OPEN.contains(&request.uri().path()) {
         return next.run(request).await;
     }
-    let Ok(_place) = access.places.try_acquire() else {
+    let Ok(place) = access.places.try_acquire_owned() else {
         let mut failure = Failure::new(Kind::Full, "too many requests are under way");
         failure.retry_after = Some(std::time::Duration::from_secs(1));
         return refuse(&request, &failure);
     };
-    next.run(request).await
+    let response = next.run(request).await;
+    match response.body().size_hint().exact() {
+        Some(_) => response,
+        // A stream is under way until it ends or its client goes.
+        None => response.map(|body| {
+            Body::new(body.map_frame(move |frame| {
+                let _held = &place;
+                frame
+            }))
+        }),
+    }
 }
 
 /// A failure as the protocol of the request says it.

@@ -1,16 +1,20 @@
 //! Makes the models that the settings name.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use candle::{DType, Device};
+use anyhow::{ensure, Context, Result};
+use candle::Device;
 use opara_candle::OparaExecutor;
+use opara_models::decoder::Scheduler;
+use opara_weights::Checkpoint;
 
 use crate::batch::{self, Batcher, Registry};
 use crate::embed::{Size, TextModel};
-use crate::model::{EmbeddingModel, Loader, Model, Models};
+use crate::generate::{is_gguf, Generator, Room, TextDecoder, Writer};
+use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 
-use super::settings::{Dtype, Settings};
+use super::settings::Settings;
 
 /// The models that the settings name, not loaded yet.
 ///
@@ -18,22 +22,58 @@ use super::settings::{Dtype, Settings};
 /// Settings that contradict each other; a GPU that cannot be used.
 pub fn models(settings: &Settings, registry: &Arc<Registry>) -> Result<Models> {
     let devices = devices(settings)?;
-    let named = settings.models()?;
-    let loader = |name: &str, open: Box<dyn Fn() -> Result<TextModel> + Send + Sync>| -> Loader {
-        let (settings, registry, devices, name) =
-            (settings.clone(), registry.clone(), devices.clone(), name.to_owned());
-        Arc::new(move || load(&name, &open()?, &devices, &settings, &registry))
+    let loader = |name: String, open: Box<dyn Fn() -> Result<Source> + Send + Sync>| -> (String, Loader) {
+        let of = Load {
+            name: name.clone(),
+            settings: settings.clone(),
+            registry: registry.clone(),
+            devices: devices.clone(),
+        };
+        let load = move || match open()? {
+            Source::Embedder(model) => of.embedder(&model),
+            Source::Decoder(decoder) => of.decoder(&decoder),
+        };
+        (name, Arc::new(load))
     };
+    let named = settings.models()?;
     if named.is_empty() {
         let (size, seed) = (settings.size.unwrap_or(Size::Base), settings.seed.unwrap_or(0));
-        let open = move || Ok(TextModel::random(size, seed));
-        return Ok(Models::new([("bert".to_owned(), loader("bert", Box::new(open)))]));
+        return Ok(Models::new([
+            loader("bert".into(), Box::new(move || Ok(Source::Embedder(TextModel::random(size, seed))))),
+            loader("tiny-decoder".into(), Box::new(move || Ok(Source::Decoder(TextDecoder::random(seed)?)))),
+        ]));
     }
-    let of_folder = |(name, folder): (String, std::path::PathBuf)| {
-        let loader = loader(&name, Box::new(move || Ok(TextModel::open(&folder)?)));
-        (name, loader)
-    };
-    Ok(Models::new(named.into_iter().map(of_folder)))
+    let of_path = |(name, path): (String, PathBuf)| loader(name, Box::new(move || Source::open(&path)));
+    Ok(Models::new(named.into_iter().map(of_path)))
+}
+
+/// A model that is not on a device yet.
+enum Source {
+    Embedder(TextModel),
+    Decoder(TextDecoder),
+}
+
+impl Source {
+    /// What a checkpoint says it is: a BERT is an embedder, all else must be a decoder that is known.
+    fn open(path: &Path) -> Result<Self> {
+        if is_gguf(path) {
+            return Ok(Self::Decoder(TextDecoder::open(path)?));
+        }
+        ensure!(path.is_dir(), "{}: there is no such folder", path.display());
+        let config: serde_json::Value = Checkpoint::find(&path.display().to_string())?.config()?;
+        match config.get("model_type").and_then(|kind| kind.as_str()) {
+            None | Some("bert") => Ok(Self::Embedder(TextModel::open(path)?)),
+            Some(_) => Ok(Self::Decoder(TextDecoder::open(path).context("not a BERT, and no decoder")?)),
+        }
+    }
+}
+
+/// What models are loaded by.
+struct Load {
+    name: String,
+    settings: Settings,
+    registry: Arc<Registry>,
+    devices: Vec<Device>,
 }
 
 fn devices(settings: &Settings) -> Result<Vec<Device>> {
@@ -48,38 +88,56 @@ fn devices(settings: &Settings) -> Result<Vec<Device>> {
     ordinals.into_iter().map(device).collect()
 }
 
-/// Loads a model on every device and builds all of its plans.
-fn load(
-    name: &str,
-    model: &TextModel,
-    devices: &[Device],
-    settings: &Settings,
-    registry: &Registry,
-) -> Result<Arc<dyn Model>> {
-    if model.is_random() {
-        tracing::warn!(model = name, "its weights are random and its tokenizer hashes words: its vectors mean nothing");
+impl Load {
+    /// Loads an embedder on every device and builds all of its plans.
+    fn embedder(&self, model: &TextModel) -> Result<Arc<dyn Model>> {
+        let Self { name, settings, registry, devices } = self;
+        if model.is_random() {
+            tracing::warn!(
+                model = name,
+                "its weights are random and its tokenizer hashes words: its vectors mean nothing"
+            );
+        }
+        let buckets = settings.buckets(model.limit())?;
+        let embedder = |device: &Device| {
+            let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
+            model.embedder_by(builder, device, settings.dtype(), &buckets)
+        };
+        let engines = devices.iter().map(embedder).collect::<Result<Vec<_>, _>>()?;
+        let metrics = registry.model(name);
+        let batching = batch::Settings::default()
+            .queue_rows(settings.queue_rows())
+            .in_flight(settings.in_flight())
+            .metrics(metrics.clone());
+        let batcher = Batcher::start(engines, buckets, batching);
+        batcher.warm_up(|bucket, done, all| tracing::info!(model = name, %bucket, done, all, "a plan is built"))?;
+        for (bucket, reason) in batcher.health().eager {
+            tracing::warn!(model = name, %bucket, reason, "batches of this bucket run eagerly");
+        }
+        let tokenizer = model.tokenizer().clone().cut(settings.truncate);
+        Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, model.vocabulary(), model.width(), metrics)))
     }
-    let buckets = settings.buckets(model.limit())?;
-    let dtype = match settings.dtype.unwrap_or_default() {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::Bf16 => DType::BF16,
-    };
-    let embedder = |device: &Device| {
-        let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
-        model.embedder_by(builder, device, dtype, &buckets)
-    };
-    let engines = devices.iter().map(embedder).collect::<Result<Vec<_>, _>>()?;
-    let metrics = registry.model(name);
-    let batching = batch::Settings::default()
-        .queue_rows(settings.queue_rows.unwrap_or(4_096))
-        .in_flight(settings.in_flight())
-        .metrics(metrics.clone());
-    let batcher = Batcher::start(engines, buckets, batching);
-    batcher.warm_up(|bucket, done, all| tracing::info!(model = name, %bucket, done, all, "a plan is built"))?;
-    for (bucket, reason) in batcher.health().eager {
-        tracing::warn!(model = name, %bucket, reason, "batches of this bucket run eagerly");
+
+    /// Loads a decoder on every device and builds its graphs.
+    fn decoder(&self, decoder: &TextDecoder) -> Result<Arc<dyn Model>> {
+        let Self { name, settings, registry, devices } = self;
+        if decoder.is_random() {
+            tracing::warn!(model = name, "its weights are random and its tokens are bytes: its texts mean nothing");
+        }
+        if !decoder.text().has_template() {
+            tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
+        }
+        let room = settings.room(decoder.config().max_positions);
+        let builder = OparaExecutor::builder();
+        let scheduler = |device: &Device| decoder.scheduler(room, device, Some(&builder));
+        let schedulers = devices.iter().map(scheduler).collect::<Result<Vec<_>, _>>()?;
+        for reason in schedulers.iter().flat_map(Scheduler::eager) {
+            tracing::warn!(model = name, reason, "it runs eagerly");
+        }
+        let Room { sequences, context, .. } = room;
+        tracing::info!(model = name, sequences, context, "its graphs are built");
+        let writer = Writer::start(schedulers, settings.queue_rows(), registry.texts(name));
+        let generator = Generator::new(writer, decoder.text().clone());
+        Ok(Arc::new(GenerationModel::new(generator, registry.model(name))))
     }
-    let tokenizer = model.tokenizer().clone().cut(settings.truncate);
-    Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, model.vocabulary(), model.width(), metrics)))
 }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
+use candle::DType;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Buckets;
 use crate::embed::Size;
+use crate::generate::Room;
 use crate::protocol::Limits;
 
 use super::telemetry::LogFormat;
@@ -25,9 +27,9 @@ pub enum Dtype {
     Bf16,
 }
 
-/// Serves models over the Open Inference Protocol (HTTP and gRPC) and OpenAI's embeddings.
+/// Serves models over the Open Inference Protocol (HTTP and gRPC), and OpenAI's embeddings and completions.
 ///
-/// All flags can be set in a file, too, by the same names with `_` for `-`; models there are a list of "NAME=DIR".
+/// All flags can be set in a file, too, by the same names with `_` for `-`; models there are a list of "NAME=PATH".
 #[derive(Debug, Clone, Default, Parser, Serialize, Deserialize)]
 #[command(version, name = "opara-serve")]
 #[serde(default, deny_unknown_fields)]
@@ -52,13 +54,13 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grpc_port: Option<u16>,
 
-    /// A model: its name, and the folder of its checkpoint. May be given several times. Without one, a model `bert` with
-    /// random weights is served.
-    #[arg(long = "model", value_name = "NAME=DIR")]
+    /// A model: its name, and the folder of its checkpoint, which says what kind of model it is, or a GGUF file. May be given
+    /// several times. Without one, `bert` (embeddings) and `tiny-decoder` (texts) with random weights are served.
+    #[arg(long = "model", value_name = "NAME=PATH")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<String>,
 
-    /// Size of the model with random weights. Default: base.
+    /// Size of `bert` with random weights. Default: base.
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
@@ -82,6 +84,17 @@ pub struct Settings {
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
+
+    /// Texts that a decoder writes at once, on each device. Default: 8, and 4 on the CPU.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences: Option<usize>,
+
+    /// Tokens of a text that a decoder writes, prompt and answer together. Default: 4096, or the model's own limit if that is
+    /// less.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
 
     /// Rows that a batch may have. Default: 1,2,4,8,16,32, and 1,4 on the CPU.
     #[arg(long, value_delimiter = ',')]
@@ -108,12 +121,12 @@ pub struct Settings {
     #[serde(skip_serializing_if = "is_false")]
     pub truncate: bool,
 
-    /// Compare one batch in so many with the module: see `Builder::recheck`. Default: 0, never.
+    /// Compare one batch of an embedder in so many with the module: see `Builder::recheck`. Default: 0, never.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recheck: Option<u64>,
 
-    /// Rows that may wait for a worker, for each model. Default: 4096.
+    /// Rows, or texts to write, that may wait for a worker, for each model. Default: 4096.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_rows: Option<usize>,
@@ -138,7 +151,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_seconds: Option<f64>,
 
-    /// Seconds after which a request without an answer fails. Default: 60.
+    /// Seconds after which a request without an answer, or a stream without a beginning, fails. Default: 60.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_seconds: Option<f64>,
@@ -227,6 +240,7 @@ impl Settings {
             ensure!((0. ..=86_400.).contains(&seconds), "{seconds} seconds are not between 0 and a day");
         }
         ensure!(self.request_seconds != Some(0.), "request-seconds must be more than 0");
+        ensure!(self.sequences != Some(0) && self.context != Some(0), "sequences and context must be more than 0");
         ensure!(
             cfg!(feature = "otel") || self.otlp_endpoint.is_none(),
             "this build has no traces: build with the feature otel"
@@ -234,11 +248,11 @@ impl Settings {
         Ok(())
     }
 
-    /// Names and folders.
+    /// Names, and folders or files.
     pub(super) fn models(&self) -> Result<Vec<(String, PathBuf)>> {
         let mut models: Vec<(String, PathBuf)> = Vec::new();
         for model in &self.model {
-            let Some((name, folder)) = model.split_once('=') else { bail!("model {model:?} is not NAME=DIR") };
+            let Some((name, folder)) = model.split_once('=') else { bail!("model {model:?} is not NAME=PATH") };
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             ensure!(
                 !name.is_empty() && name.chars().all(is_plain),
@@ -265,6 +279,27 @@ impl Settings {
         let lengths = lengths.filter(|&length| length < limit).chain([limit]);
         let tokens = self.batch_tokens.unwrap_or(if self.cpu { 512 } else { 8_192 });
         Ok(Buckets::new(batches.iter().copied(), lengths, tokens)?)
+    }
+
+    /// How a decoder that takes texts of up to `limit` tokens runs on a device.
+    pub(super) fn room(&self, limit: usize) -> Room {
+        Room {
+            sequences: self.sequences.unwrap_or(if self.cpu { 4 } else { 8 }),
+            context: self.context.unwrap_or(limit.min(4_096)),
+            dtype: self.dtype(),
+        }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        match self.dtype.unwrap_or_default() {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::Bf16 => DType::BF16,
+        }
+    }
+
+    pub(super) fn queue_rows(&self) -> usize {
+        self.queue_rows.unwrap_or(4_096)
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -321,11 +356,12 @@ mod tests {
         for (file, expected) in [
             ("prt = 1", "unknown field `prt`"),
             ("port = \"x\"", "port"),
-            ("model = [\"a\"]", "is not NAME=DIR"),
+            ("model = [\"a\"]", "is not NAME=PATH"),
             ("model = [\"a=x\", \"a=y\"]", "two models"),
             ("model = [\"../a=x\"]", "letters, digits"),
             ("tls_cert = \"x\"", "TLS needs both"),
             ("request_seconds = -1", "not between"),
+            ("sequences = 0", "more than 0"),
         ] {
             let error = flags(file, &[]).expect_err(file);
             assert!(format!("{error:#}").contains(expected), "{file}: {error:#}");

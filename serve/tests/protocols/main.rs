@@ -7,6 +7,8 @@ mod grpc;
 mod http;
 mod openai;
 mod operation;
+mod texts;
+mod writing;
 
 use std::sync::Arc;
 

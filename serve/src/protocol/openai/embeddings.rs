@@ -1,29 +1,16 @@
-//! OpenAI's `/v1/embeddings`, and the list of models that its clients ask for.
+//! `/v1/embeddings`.
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::Json;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
-use serde_json::{json, Value};
 
 use crate::batch::Stage;
-use crate::model::{Embeddings, Failure, Kind, Result, Texts};
+use crate::model::{Embeddings, Failure, Result, Texts};
 
-use super::oip_http::{retry_after, status};
-use super::service::{Client, Service};
-
-const PROTOCOL: &str = "openai";
-
-/// All paths below `/v1`.
-pub fn router(service: Service) -> Router {
-    Router::new()
-        .route("/v1/embeddings", post(embeddings))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{name}", get(model))
-        .with_state(service)
-}
+use super::super::service::{Client, Service};
+use super::{refusal, PROTOCOL};
 
 /// Fields that are not here, such as `user`, are ignored.
 #[derive(Debug, Deserialize)]
@@ -81,7 +68,7 @@ struct Usage {
     total_tokens: usize,
 }
 
-async fn embeddings(State(service): State<Service>, request: Request) -> Response {
+pub(super) async fn embeddings(State(service): State<Service>, request: Request) -> Response {
     let result = embedded(&service, request).await;
     service.count(PROTOCOL, &result);
     result.unwrap_or_else(|failure| refusal(&failure))
@@ -126,35 +113,4 @@ async fn embedded(service: &Service, request: Request) -> Result<Response> {
         let answer = Answer { object: "list", data, model: &body.model, usage };
         Ok(Json(answer).into_response())
     })
-}
-
-async fn models(State(service): State<Service>) -> Json<Value> {
-    let all: Vec<Value> = service.models.states().map(|(name, _)| told(name)).collect();
-    Json(json!({"object": "list", "data": all}))
-}
-
-async fn model(State(service): State<Service>, Path(name): Path<String>) -> Response {
-    match service.models.state(&name) {
-        Ok(_) => Json(told(&name)).into_response(),
-        Err(failure) => refusal(&failure),
-    }
-}
-
-fn told(name: &str) -> Value {
-    json!({"id": name, "object": "model", "created": 0, "owned_by": "opara-serve"})
-}
-
-/// A failure as this protocol says it.
-pub(crate) fn refusal(failure: &Failure) -> Response {
-    let (class, code) = match failure.kind {
-        Kind::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
-        Kind::NotFound => ("invalid_request_error", Some("model_not_found")),
-        Kind::Full => ("rate_limit_error", Some("rate_limit_exceeded")),
-        Kind::Deadline | Kind::Unavailable | Kind::Internal => ("server_error", None),
-        _ => ("invalid_request_error", None),
-    };
-    let error = json!({"error": {"message": failure.message, "type": class, "param": null, "code": code}});
-    let mut response = (status(failure.kind), Json(error)).into_response();
-    retry_after(failure, response.headers_mut());
-    response
 }

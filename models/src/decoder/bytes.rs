@@ -1,0 +1,40 @@
+//! A tokenizer whose tokens are bytes, for models of random weights.
+
+use tokenizers::decoders::byte_level::ByteLevel;
+use tokenizers::models::bpe::{Vocab, BPE};
+use tokenizers::Tokenizer;
+
+use super::error::{DecoderError, Result};
+use super::template::Template;
+use super::text::Text;
+
+/// Conversations as lines.
+const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";
+
+impl Text {
+    /// Of 256 tokens, one for each byte, with a chat template that writes a line for each message: for models of random weights.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn of_bytes() -> Result<Self> {
+        let vocab: Vocab = (0u8..=255).map(|byte| (letter(byte).to_string(), u32::from(byte))).collect();
+        let model = BPE::builder().vocab_and_merges(vocab, Vec::new());
+        let mut tokenizer = Tokenizer::new(model.build().map_err(DecoderError::Tokenizer)?);
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
+        tokenizer.with_decoder(Some(ByteLevel::default()));
+        let template = Some(Template::new(TEMPLATE.to_owned(), None, None)?);
+        Ok(Self { tokenizer, template, path: "tokens that are bytes".into(), bos: None })
+    }
+}
+
+/// The letter that a byte has in vocabularies of bytes, as in GPT-2's: itself if it can be printed.
+fn letter(byte: u8) -> char {
+    let is_printed = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    match is_printed(byte) {
+        true => char::from(byte),
+        false => {
+            let others = (0..byte).filter(|byte| !is_printed(*byte)).count() as u32;
+            char::from_u32(256 + others).unwrap_or_default()
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The graphs of a batch of slots: one reads a part of a prompt, and one for each size of batch adds tokens.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+use opara_candle::ops::Sampling;
+use opara_candle::{Builder, Mode, StepExecutor};
+
+use super::error::Result;
+use super::slots::{read, step, Part, Slot, Slots};
+use super::Decoder;
+
+/// Steps that a GPU is given before the host waits for the first one's tokens.
+const AHEAD: usize = 4;
+
+/// Slots on the device, and how their sequences read and write.
+pub(super) struct Engine {
+    pub model: Arc<Decoder>,
+    slots: Slots,
+    /// Sizes of a batch: powers of two, and the number of slots.
+    buckets: Vec<usize>,
+    /// Without them steps run eagerly.
+    executors: Option<Box<Executors>>,
+    /// No token: `(1, vocab)`.
+    none_seen: Tensor,
+}
+
+struct Executors {
+    /// The state is the keys and values of one slot.
+    read: StepExecutor<Vec<Tensor>>,
+    /// One for each bucket.
+    steps: Vec<StepExecutor<Slots>>,
+}
+
+impl Engine {
+    /// By executors with these settings, or eagerly.
+    pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
+        let buckets: Vec<usize> =
+            std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
+        let none_seen = seen(&model, [])?;
+        let state = Slots::new(&model, slots)?;
+        let build = |builder| Executors::build(&model, &state, &buckets, builder);
+        let executors = builder.map(build).transpose()?.map(Box::new);
+        Ok(Self { model, slots: state, buckets, executors, none_seen })
+    }
+
+    pub fn slots(&self) -> usize {
+        self.buckets.last().copied().unwrap_or(1)
+    }
+
+    /// The size of the smallest batch that has so many slots.
+    pub fn bucket(&self, slots: usize) -> usize {
+        self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(self.slots())
+    }
+
+    /// Why steps run eagerly though executors were asked for; one reason for each.
+    pub fn eager(&self) -> Vec<String> {
+        let Some(Executors { read, steps }) = self.executors.as_deref() else { return Vec::new() };
+        let reports = std::iter::once(read.report()).chain(steps.iter().map(StepExecutor::report));
+        let eager = reports.filter(|report| report.mode == Mode::Eager);
+        eager.map(|report| report.reason.unwrap_or_default()).collect()
+    }
+
+    /// Copies the host's view of all slots to the device.
+    pub fn tell(&self, slots: &[Slot]) -> Result<()> {
+        Ok(self.slots.tell(slots)?)
+    }
+
+    /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them.
+    pub fn seen(&self, tokens: impl IntoIterator<Item = u32>) -> Result<Tensor> {
+        Ok(seen(&self.model, tokens)?)
+    }
+
+    pub fn none_seen(&self) -> &Tensor {
+        &self.none_seen
+    }
+
+    pub fn set_seen(&self, slot: usize, seen: &Tensor) -> Result<()> {
+        Ok(self.slots.set_seen(slot, seen)?)
+    }
+
+    pub fn copy(&self, from: usize, to: usize) -> Result<()> {
+        Ok(self.slots.copy(from, to)?)
+    }
+
+    /// Reads a part of a prompt into a slot; gives the token behind it, which need not be there yet.
+    pub fn read(&self, slot: usize, part: &Part) -> Result<Tensor> {
+        let inputs = part.inputs(self.model.device())?;
+        let mut layers = self.slots.keys_and_values(slot)?;
+        let mut given = match &self.executors {
+            None => read(&self.model, &inputs, &layers)?,
+            Some(executors) => executors.read.step(&inputs, &mut layers)?,
+        };
+        Ok(given.swap_remove(0))
+    }
+
+    /// Steps the slots of a bucket, at most so many times. `each` gets a step's tokens, one a slot, and says whether more steps are
+    /// wanted. It also gets the tokens of steps that were enqueued by then.
+    pub fn write(&self, bucket: usize, at_most: usize, mut each: impl FnMut(&[u32]) -> bool) -> Result<()> {
+        let mut slots = self.slots.first(bucket)?;
+        match &self.executors {
+            None => {
+                for _ in 0..at_most {
+                    if !each(&step(&self.model, &slots)?[0].to_vec1()?) {
+                        break;
+                    }
+                }
+            }
+            Some(executors) => {
+                let at = self.buckets.iter().position(|of| *of == bucket).unwrap_or(0);
+                let mut stream = executors.steps[at].stream(&mut slots, AHEAD).at_most(at_most);
+                while let Some(tokens) = stream.next() {
+                    if !each(&tokens?) {
+                        stream.enqueue_no_more();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executors {
+    fn build(model: &Arc<Decoder>, slots: &Slots, buckets: &[usize], builder: &Builder) -> Result<Self> {
+        let part = |tokens: &[u32], start, sampling, seen: &Tensor| {
+            Part { tokens, start, sampling, seen }.inputs(model.device())
+        };
+        let first = part(&[0], 0, Sampling::default(), &seen(model, [])?)?;
+        // Of other values, so that the host code is seen not to depend on any. There are places for a whole part behind its start.
+        let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
+        let tokens: Vec<u32> = (1..=99).map(|token| token % model.config.vocab as u32).collect();
+        let further = part(&tokens, 64, drawn, &seen(model, tokens.iter().copied())?)?;
+        let of = model.clone();
+        let reads = move |inputs: &[Tensor], layers: &Vec<Tensor>| read(&of, inputs, layers);
+        let read = builder.clone().example(&further).build_step(reads, &first, &slots.keys_and_values(0)?)?;
+        let steps = buckets.iter().map(|&bucket| {
+            let of = model.clone();
+            let steps = move |_: &[Tensor], slots: &Slots| step(&of, slots);
+            Ok(builder.clone().build_step(steps, &[], &slots.first(bucket)?)?)
+        });
+        Ok(Self { read, steps: steps.collect::<Result<_>>()? })
+    }
+}
+
+/// Marks tokens: `(1, vocab)` of u8.
+fn seen(model: &Decoder, tokens: impl IntoIterator<Item = u32>) -> candle::Result<Tensor> {
+    let mut seen = vec![0u8; model.config.vocab];
+    for token in tokens {
+        seen[token as usize] = 1;
+    }
+    Tensor::from_vec(seen, (1, model.config.vocab), model.device())
+}

@@ -1,0 +1,14 @@
+//! Labels that several kinds of metrics have.
+
+use prometheus_client::encoding::EncodeLabelSet;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OfModel {
+    pub model: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OfKind {
+    pub model: String,
+    pub kind: &'static str,
+}

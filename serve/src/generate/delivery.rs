@@ -1,0 +1,110 @@
+//! Tokens on their way from a worker to the request's handler.
+
+use std::time::Instant;
+
+use opara_models::decoder::{End, Listener};
+use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
+
+use crate::batch::{EngineError, Error, Result, TextMetrics};
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Its prompt is being read; so many of its tokens were in the cache.
+    Begun {
+        cached: usize,
+    },
+    Token(u32),
+    /// The last event.
+    Ended(Result<Finish>),
+}
+
+/// Why a text has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, or one of the strings that end it came.
+    Stop,
+    /// It is as long as was asked for.
+    Length,
+}
+
+/// The worker's end. No more events come than tokens were asked for, so that the channel needs no bound.
+pub(super) struct Delivery {
+    events: UnboundedSender<Event>,
+    metrics: TextMetrics,
+    /// When the request came, then when its latest token did.
+    since: Instant,
+    has_begun: bool,
+    has_token: bool,
+}
+
+/// The other end. Dropping it cancels the request.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    events: UnboundedReceiver<Event>,
+}
+
+pub(super) fn channel(metrics: TextMetrics) -> (Delivery, Receiver) {
+    let (sender, events) = unbounded_channel();
+    let delivery = Delivery { events: sender, metrics, since: Instant::now(), has_begun: false, has_token: false };
+    (delivery, Receiver { events })
+}
+
+impl Receiver {
+    /// The next event. There is one after another until [`Event::Ended`].
+    pub async fn next(&mut self) -> Event {
+        let stopped = || Event::Ended(Err(Error::Engine(EngineError::new("it stopped before the text was written"))));
+        self.events.recv().await.unwrap_or_else(stopped)
+    }
+
+    /// Takes no more events.
+    pub fn close(&mut self) {
+        self.events.close();
+    }
+}
+
+impl Delivery {
+    pub fn fail(&self, error: Error) {
+        // The client may be gone, here and below.
+        let _ = self.events.send(Event::Ended(Err(error)));
+    }
+}
+
+impl Listener for Delivery {
+    fn begin(&mut self, cached: usize) {
+        self.has_begun = true;
+        self.metrics.running.inc();
+        self.metrics.cached.inc_by(cached as u64);
+        let _ = self.events.send(Event::Begun { cached });
+    }
+
+    fn token(&mut self, token: u32) -> bool {
+        let time = self.since.elapsed().as_secs_f64();
+        let histogram = if self.has_token { &self.metrics.between } else { &self.metrics.first };
+        histogram.observe(time);
+        (self.since, self.has_token) = (Instant::now(), true);
+        self.metrics.written.inc();
+        self.events.send(Event::Token(token)).is_ok()
+    }
+
+    fn end(&mut self, end: End) {
+        let result = match end {
+            End::Stop => Ok(Finish::Stop),
+            End::Length => Ok(Finish::Length),
+            End::Failed(reason) => Err(Error::Engine(EngineError::new(reason))),
+        };
+        let _ = self.events.send(Event::Ended(result));
+    }
+
+    fn is_gone(&self) -> bool {
+        self.events.is_closed()
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if self.has_begun {
+            self.metrics.running.dec();
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Texts from a decoder, for many requests at once, by continuous batching.
+//!
+//! A [`Writer`] owns a bounded queue and a thread for each device, with a [`Scheduler`](opara_models::decoder::Scheduler) of so many
+//! slots. Requests join its batch and leave it at every step. A [`Generator`] adds tokenizer and chat template, and an [`Answer`] is
+//! the text as it comes.
+//!
+//! ```
+//! use candle::{DType, Device};
+//! use opara_serve::batch::TextMetrics;
+//! use opara_serve::generate::{Generator, Prompt, Room, TextDecoder, Wanted, Writer};
+//!
+//! let decoder = TextDecoder::random(7)?; // or TextDecoder::open("model.gguf".as_ref())?
+//! let room = Room { sequences: 4, context: 256, dtype: DType::F32 };
+//! let scheduler = decoder.scheduler(room, &Device::Cpu, None)?;
+//! let writer = Writer::start(vec![scheduler], 100, TextMetrics::default());
+//! let generator = Generator::new(writer, decoder.text().clone());
+//! let prompt = generator.encode(Prompt::Text("once upon".into()))?;
+//! let mut answer = generator.answer(prompt, Wanted { tokens: Some(5), ..Wanted::default() }, 0)?;
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! while let Some(piece) = answer.next().await? {
+//!     print!("{piece}");
+//! }
+//! # Ok::<(), opara_serve::generate::GenerateError>(()) })?;
+//! assert_eq!(answer.usage().prompt, 9);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Promises
+//! - The same seed gives the same text, whatever else is written at the time.
+//! - Each request gets one end or one error. An error of the device fails the texts that are under way, and no others.
+//! - An [`Answer`] that is dropped cancels its request: it takes no further step.
+//! - Requests get slots in fair order among clients, and in order of arrival for each.
+
+mod answer;
+mod delivery;
+mod error;
+mod generator;
+mod shared;
+mod source;
+mod stop;
+mod worker;
+mod writer;
+
+pub use answer::{Answer, Usage};
+pub use delivery::Finish;
+pub use error::{GenerateError, Result};
+pub use generator::{Generator, Prompt, Wanted};
+#[cfg(feature = "server")]
+pub(crate) use source::is_gguf;
+pub use source::{Room, TextDecoder};
+pub use writer::Writer;

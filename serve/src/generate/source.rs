@@ -1,0 +1,103 @@
+//! A decoder before it is on a device: where its weights come from, its sizes, its tokenizer.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle::{DType, Device};
+use opara_candle::Builder;
+use opara_models::decoder::{Config, Decoder, DecoderError, Scheduler, Text};
+use opara_weights::Checkpoint;
+
+use super::{GenerateError, Result};
+
+enum Weights {
+    Checkpoint(Box<Checkpoint>),
+    Gguf(PathBuf),
+    Seeded(u64),
+}
+
+/// A decoder with its tokenizer, from a checkpoint, a GGUF file or with random weights.
+pub struct TextDecoder {
+    weights: Weights,
+    config: Config,
+    text: Arc<Text>,
+}
+
+/// How a decoder runs on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// Texts at once.
+    pub sequences: usize,
+    /// Tokens of each, prompt and answer together.
+    pub context: usize,
+    /// Type of weights and activations. Quantised weights stay so on the CPU.
+    pub dtype: DType,
+}
+
+/// Is this a GGUF file, by its name?
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+impl TextDecoder {
+    /// The checkpoint in this folder (`config.json`, `tokenizer.json`, weights and, for conversations, a chat template), or this
+    /// GGUF file.
+    ///
+    /// # Errors
+    /// Files that are missing or not sound; an architecture that is not known.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.exists() {
+            return Err(GenerateError::NoSuchPath { path: path.into() });
+        }
+        if is_gguf(path) {
+            let (config, text) = (Config::of_gguf(path)?, Text::of_gguf(path)?);
+            return Ok(Self { weights: Weights::Gguf(path.into()), config, text: Arc::new(text) });
+        }
+        let checkpoint = Checkpoint::find(&path.display().to_string()).map_err(DecoderError::from)?;
+        let (config, text) = (Config::of_checkpoint(&checkpoint)?, Text::of_checkpoint(&checkpoint)?);
+        Ok(Self { weights: Weights::Checkpoint(Box::new(checkpoint)), config, text: Arc::new(text) })
+    }
+
+    /// A tiny one of random weights of a seed, whose tokens are bytes: its texts mean nothing.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn random(seed: u64) -> Result<Self> {
+        let config = Config { vocab: 256, max_positions: 1_024, eos: vec![0], ..Config::tiny() };
+        Ok(Self { weights: Weights::Seeded(seed), config, text: Arc::new(Text::of_bytes()?) })
+    }
+
+    /// Whether its weights are random.
+    pub fn is_random(&self) -> bool {
+        matches!(self.weights, Weights::Seeded(_))
+    }
+
+    /// What the model is.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Its tokenizer and chat template.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.text
+    }
+
+    /// The model on a device, ready to write, by executors with these settings or eagerly.
+    ///
+    /// # Errors
+    /// A context that is longer than the model's, no room on the device, weights that do not fit, and what building an executor
+    /// may fail with.
+    pub fn scheduler(&self, room: Room, device: &Device, builder: Option<&Builder>) -> Result<Scheduler> {
+        let Room { sequences, context, dtype } = room;
+        let dense = |weights| {
+            self.config.fits(sequences, context, dtype, device)?;
+            Decoder::load(weights, &self.config, context)
+        };
+        let model = match &self.weights {
+            Weights::Gguf(path) => Decoder::load_gguf(path, dtype, device, sequences, context),
+            Weights::Checkpoint(checkpoint) => dense(checkpoint.weights(dtype, device).map_err(DecoderError::from)?),
+            Weights::Seeded(seed) => dense(opara_weights::seeded(*seed, dtype, device)),
+        }?;
+        Ok(Scheduler::new(Arc::new(model), sequences, builder)?)
+    }
+}

@@ -1,0 +1,222 @@
+//! OpenAI's completions: what the generator writes in process, whole and in pieces.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use candle::{DType, Device};
+use opara_candle::ops::Sampling;
+use opara_models::decoder::{Config, Decoder, Generator as Alone, Message, Scheduler, Text};
+use opara_serve::batch::Registry;
+use opara_serve::generate::{Generator, Writer};
+use opara_serve::model::{GenerationModel, Loader, Model, Models};
+use opara_serve::protocol::Service;
+use opara_serve::server::{router, Settings};
+use serde_json::{json, Value};
+
+use super::{get, post, Reply};
+
+/// A server with a decoder of random weights whose tokens are bytes, and the same decoder.
+pub struct Texts {
+    pub router: Router,
+    pub service: Service,
+    pub decoder: Arc<Decoder>,
+    pub text: Text,
+}
+
+pub const CONTEXT: usize = 400;
+
+pub fn texts(settings: &Settings, context: usize) -> Result<Texts> {
+    let config = Config { vocab: 256, max_positions: context, eos: vec![0], ..Config::tiny() };
+    let decoder = Arc::new(Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?);
+    let registry = Arc::new(Registry::default());
+    let (metrics, counters) = (registry.texts("m"), registry.model("m"));
+    let (of, slots, limit) = (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));
+    let loader: Loader = Arc::new(move || {
+        let writer = Writer::start(vec![Scheduler::new(of.clone(), slots, None)?], limit, metrics.clone());
+        let model = GenerationModel::new(Generator::new(writer, Arc::new(Text::of_bytes()?)), counters.clone());
+        Ok(Arc::new(model) as Arc<dyn Model>)
+    });
+    let models = Arc::new(Models::new([("m".to_owned(), loader)]));
+    models.load("m").map_err(|failure| anyhow::anyhow!(failure.message))?;
+    let service = Service { models, registry, limits: settings.limits(), may_control: false };
+    Ok(Texts { router: router(&service, settings)?, service, decoder, text: Text::of_bytes()? })
+}
+
+impl Texts {
+    /// The tokens that the model writes behind a prompt when nothing else is written.
+    pub fn alone(&self, prompt: &[u32], most: usize, sampling: Sampling) -> Result<Vec<u32>> {
+        let written =
+            Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, &[0], |_| ())?;
+        Ok(written.tokens.into_iter().next().unwrap_or_default())
+    }
+
+    /// The same of a text, as a text.
+    pub fn told(&self, prompt: &str, most: usize, sampling: Sampling) -> Result<String> {
+        Ok(self.text.decode(&self.alone(&self.text.encode(prompt)?, most, sampling)?)?)
+    }
+}
+
+/// The events of a stream, without the one that ends it.
+pub fn events(reply: &Reply) -> Result<Vec<Value>> {
+    let text = std::str::from_utf8(&reply.body)?;
+    let (events, end) = text.trim_end().rsplit_once("\n\n").context("several events")?;
+    anyhow::ensure!(end == "data: [DONE]", "the end is {end:?}");
+    let event = |line: &str| Ok(serde_json::from_str(line.strip_prefix("data: ").context("data")?)?);
+    events.split("\n\n").map(event).collect()
+}
+
+/// What a stream says, piece by piece.
+fn pieces(events: &[Value], at: &str) -> String {
+    events.iter().filter_map(|event| event.pointer(at)?.as_str()).collect()
+}
+
+#[tokio::test]
+async fn completions_are_what_the_generator_writes() -> Result<()> {
+    let of = texts(&Settings::default(), CONTEXT)?;
+    let greedy = Sampling::default();
+    let drawn = Sampling { temperature: 0.7, top_k: 50, top_p: 0.9, min_p: 0.01, seed: 5, ..greedy };
+    for (prompt, sampling) in [("once upon a time", greedy), ("é", drawn), ("tell me ".repeat(30).as_str(), drawn)] {
+        let tokens = of.alone(&of.text.encode(prompt)?, 40, sampling)?;
+        let expected = of.text.decode(&tokens)?;
+        let body = json!({
+            "model": "m", "prompt": prompt, "max_tokens": 40, "temperature": sampling.temperature, "top_k": sampling.top_k,
+            "top_p": sampling.top_p, "min_p": sampling.min_p, "seed": sampling.seed,
+        });
+        let reply = post(&of.router, "/v1/completions", body.to_string()).await?.json()?;
+        assert_eq!(reply["choices"][0]["text"], expected, "behind {prompt:?}");
+        let finish = if tokens.len() < 40 { "stop" } else { "length" };
+        assert_eq!(reply["choices"][0]["finish_reason"], finish);
+        assert_eq!(reply["object"], "text_completion");
+        let usage = &reply["usage"];
+        let (asked, written) = (prompt.len(), tokens.len());
+        assert_eq!([&usage["prompt_tokens"], &usage["completion_tokens"]], [&json!(asked), &json!(written)]);
+        assert_eq!(usage["total_tokens"], json!(asked + written));
+
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        streamed["stream_options"] = json!({"include_usage": true});
+        let reply = post(&of.router, "/v1/completions", streamed.to_string()).await?;
+        assert_eq!(reply.headers["content-type"], "text/event-stream");
+        let events = events(&reply)?;
+        assert_eq!(pieces(&events, "/choices/0/text"), expected, "behind {prompt:?}");
+        let (end, rest) = events.split_last().context("events")?;
+        assert_eq!((&end["choices"], &end["usage"]["completion_tokens"]), (&json!([]), &json!(written)));
+        assert!(rest.iter().all(|event| event["usage"].is_null() && event["id"] == end["id"]));
+        assert_eq!(rest.last().context("an end")?["choices"][0]["finish_reason"], finish);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
+    let of = texts(&Settings::default(), CONTEXT)?;
+    let prompt: Vec<u32> = (0..300).map(|at| at * 7 % 256).collect();
+    let expected = of.text.decode(&of.alone(&prompt, 9, Sampling::default())?)?;
+    let body = json!({"model": "m", "prompt": [prompt], "max_tokens": 9, "temperature": 0}).to_string();
+    for cached in [0, 256] {
+        let reply = post(&of.router, "/v1/completions", body.clone()).await?.json()?;
+        assert_eq!(reply["choices"][0]["text"], expected);
+        assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], cached);
+    }
+    let metrics = String::from_utf8(get(&of.router, "/metrics").await?.body)?;
+    for line in [
+        "opara_text_tokens_total{model=\"m\",kind=\"prompt\"} 600",
+        "opara_text_tokens_total{model=\"m\",kind=\"cached\"} 256",
+        "opara_text_sequences{model=\"m\",state=\"running\"} 0",
+        "opara_text_sequences{model=\"m\",state=\"waiting\"} 0",
+        "opara_text_first_token_seconds_count{model=\"m\"} 2",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn conversations_go_through_the_template() -> Result<()> {
+    let of = texts(&Settings::default(), CONTEXT)?;
+    let said = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let prompt = of.text.encode_chat(&[said("system", "be brief"), said("user", "hello")])?;
+    let sampling = Sampling { temperature: 1., seed: 8, ..Sampling::default() };
+    let expected = of.text.decode(&of.alone(&prompt, 20, sampling)?)?;
+    let mut body = json!({
+        "model": "m", "seed": 8, "max_completion_tokens": 20,
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+    });
+    let reply = post(&of.router, "/v1/chat/completions", body.to_string()).await?.json()?;
+    assert_eq!(reply["object"], "chat.completion");
+    assert_eq!(reply["choices"][0]["message"], json!({"role": "assistant", "content": expected, "refusal": null}));
+    body["stream"] = json!(true);
+    let events = events(&post(&of.router, "/v1/chat/completions", body.to_string()).await?)?;
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    assert_eq!(pieces(&events, "/choices/0/delta/content"), expected);
+    assert!(events.iter().all(|event| event["object"] == "chat.completion.chunk" && event.get("usage").is_none()));
+    Ok(())
+}
+
+#[tokio::test]
+async fn texts_end_before_a_stop_string() -> Result<()> {
+    let of = texts(&Settings::default(), CONTEXT)?;
+    let whole = of.told("abc", 60, Sampling::default())?;
+    // Of letters from the middle, so that pieces of it are held back.
+    let (at, _) = whole.char_indices().nth(9).context("a longer text")?;
+    let stop: String = whole[at..].chars().take(2).collect();
+    let expected = &whole[..whole.find(&stop).context("it is there")?];
+    for is_streamed in [false, true] {
+        let body = json!({
+            "model": "m", "prompt": "abc", "max_tokens": 60, "temperature": 0, "stop": [stop, "never"], "stream": is_streamed,
+        });
+        let reply = post(&of.router, "/v1/completions", body.to_string()).await?;
+        let (text, finish) = if is_streamed {
+            let events = events(&reply)?;
+            let finish = events.last().context("an end")?["choices"][0]["finish_reason"].clone();
+            (pieces(&events, "/choices/0/text"), finish)
+        } else {
+            let reply = reply.json()?;
+            (
+                reply["choices"][0]["text"].as_str().context("a text")?.to_owned(),
+                reply["choices"][0]["finish_reason"].clone(),
+            )
+        };
+        assert_eq!((text.as_str(), finish), (expected, json!("stop")), "streamed: {is_streamed}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
+    let of = texts(&Settings::default(), CONTEXT)?;
+    for (status, body) in [
+        (400, json!({"model": "m"})),
+        (400, json!({"prompt": "a"})),
+        (400, json!({"model": "m", "prompt": ""})),
+        (400, json!({"model": "m", "prompt": [256]})),
+        (400, json!({"model": "m", "prompt": ["a", "b"]})),
+        (400, json!({"model": "m", "prompt": "a", "n": 3})),
+        (400, json!({"model": "m", "prompt": "a", "logprobs": 2})),
+        (400, json!({"model": "m", "prompt": "a", "temperature": 7})),
+        (404, json!({"model": "other", "prompt": "a"})),
+    ] {
+        let reply = post(&of.router, "/v1/completions", body.to_string()).await?;
+        assert_eq!(reply.status.as_u16(), status, "{body}: {}", String::from_utf8_lossy(&reply.body));
+        assert!(reply.json()?["error"]["message"].is_string());
+    }
+    for body in [
+        json!({"model": "m", "prompt": "a".repeat(CONTEXT)}),
+        json!({"model": "m", "prompt": "a", "max_tokens": CONTEXT, "stream": true}),
+    ] {
+        let reply = post(&of.router, "/v1/completions", body.to_string()).await?;
+        let error = &reply.json()?["error"];
+        assert_eq!((reply.status.as_u16(), &error["code"]), (400, &json!("context_length_exceeded")), "{error}");
+        assert!(error["message"].as_str().context("a message")?.contains("400"), "{error}");
+    }
+    let embedded = post(&of.router, "/v1/embeddings", json!({"model": "m", "input": "a"}).to_string()).await?;
+    assert_eq!(embedded.json()?["error"]["message"], "this model does not embed texts");
+    let inferred =
+        post(&of.router, "/v2/models/m/infer", super::one("text", "BYTES", json!([1]), json!(["a"]))).await?;
+    assert!(inferred.json()?["error"].as_str().context("an error")?.contains("/v1/completions"));
+    let other = super::setup(super::small())?;
+    let written = post(&other.router, "/v1/completions", json!({"model": "bert", "prompt": "a"}).to_string()).await?;
+    assert_eq!(written.json()?["error"]["message"], "this model does not write texts");
+    Ok(())
+}
