@@ -59,7 +59,7 @@ fn load(
     if model.is_random() {
         tracing::warn!(model = name, "its weights are random and its tokenizer hashes words: its vectors mean nothing");
     }
-    let buckets = settings.buckets(model.limit())?;
+    let buckets = settings.buckets(model)?;
     let dtype = match settings.dtype.unwrap_or_default() {
         Dtype::F32 => DType::F32,
         Dtype::F16 => DType::F16,

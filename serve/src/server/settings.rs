@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Buckets;
-use crate::embed::Size;
+use crate::embed::{Size, TextModel};
 use crate::protocol::Limits;
 
 use super::telemetry::LogFormat;
@@ -255,17 +255,8 @@ impl Settings {
     ///
     /// # Errors
     /// Settings that contradict each other.
-    pub(super) fn buckets(&self, limit: usize) -> Result<Buckets> {
-        let or = |given: &[usize], cpu: &[usize], gpu: &[usize]| match given {
-            [] if self.cpu => cpu.to_vec(),
-            [] => gpu.to_vec(),
-            given => given.to_vec(),
-        };
-        let batches = or(&self.batches, &[1, 4], &[1, 2, 4, 8, 16, 32]);
-        let lengths = or(&self.lengths, &[32, 128], &[16, 32, 64, 128, 256]);
-        let lengths = lengths.into_iter().filter(|&length| length < limit).chain([limit]);
-        let tokens = self.batch_tokens.unwrap_or(if self.cpu { 512 } else { 8_192 });
-        Ok(Buckets::new(batches, lengths, tokens)?)
+    pub(super) fn buckets(&self, model: &TextModel) -> Result<Buckets> {
+        Ok(model.buckets(self.cpu, &self.batches, &self.lengths, self.batch_tokens)?)
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -331,13 +322,5 @@ mod tests {
             let error = flags(file, &[]).expect_err(file);
             assert!(format!("{error:#}").contains(expected), "{file}: {error:#}");
         }
-    }
-
-    #[test]
-    fn buckets_end_at_the_models_length() -> Result<()> {
-        let settings = Settings { cpu: true, ..Settings::default() };
-        assert_eq!(settings.buckets(64)?.longest(), 64);
-        assert_eq!(settings.buckets(512)?.longest(), 512);
-        Ok(())
     }
 }
