@@ -1,5 +1,7 @@
 //! `opara-ballista query`, `scheduler` and `executor`: one program, so that all processes of a cluster have one version.
 
+use std::io::IsTerminal;
+
 use anyhow::Result;
 use clap::Parser;
 use opara_ballista::{executor, query, scheduler};
@@ -28,7 +30,11 @@ fn main() -> Result<()> {
         models.bound_threads();
     }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| log.into());
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_env_filter(filter)
+        .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK_BYTES).build()?;
     runtime.block_on(async {
         // A task of its own: this thread's stack is small.

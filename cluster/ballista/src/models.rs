@@ -38,7 +38,7 @@ impl Models {
         let found = self.named.iter().find(|(own, _)| name.is_none_or(|name| name == own));
         found.map(|(_, embedder)| embedder).ok_or_else(|| match name {
             Some(name) if !self.named.is_empty() => {
-                exec_datafusion_err!("there is no model {name:?}, only {}", self.names().join(", "))
+                exec_datafusion_err!("there is no model '{name}', only {}", self.names().join(", "))
             }
             _ => exec_datafusion_err!("this process has no models: `embed` runs on executors, and on one machine"),
         })

@@ -10,7 +10,11 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::json::writer::{LineDelimited, Writer, WriterBuilder};
 use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::parquet::file::properties::WriterProperties;
 use tempfile::NamedTempFile;
+
+/// Rows of a row group, which the writer keeps in memory: 32 MiB of vectors of 1,024 elements.
+const ROW_GROUP: usize = 8_192;
 
 /// Where the rows of an answer go: to a Parquet file, which is there when it is complete, or to stdout as lines of JSON.
 pub(crate) enum Output {
@@ -28,11 +32,12 @@ impl Output {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
         };
+        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(ROW_GROUP)).build();
         // As for other files: a temporary file is its owner's alone by default.
         let permissions = Permissions::from_mode(0o666);
         let unfinished = tempfile::Builder::new().prefix(".unfinished").permissions(permissions).tempfile_in(folder);
         let unfinished = unfinished.with_context(|| format!("{} cannot be written", path.display()))?;
-        Ok(Self::File { writer: ArrowWriter::try_new(unfinished, schema, None)?, path: path.into() })
+        Ok(Self::File { writer: ArrowWriter::try_new(unfinished, schema, Some(properties))?, path: path.into() })
     }
 
     pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<()> {

@@ -27,14 +27,14 @@ fn executor(scheduler: &str, size: &str) -> Result<Process> {
 #[test]
 fn a_killed_executor_costs_no_row() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let all = texts::some(0..1_200);
-    texts::write(&folder.path().join("a.parquet"), &texts::some(0..700), 20)?;
-    texts::write(&folder.path().join("b.parquet"), &texts::some(700..1_200), 20)?;
-    texts::write(&folder.path().join("empty.parquet"), &Texts::new(), 20)?;
-    let expected = texts::expected(&all, Size::MiniLm)?;
+    let all = texts::some(0..12_000);
+    texts::write(&folder.path().join("a.parquet"), &texts::some(0..7_000), 200)?;
+    texts::write(&folder.path().join("b.parquet"), &texts::some(7_000..12_000), 200)?;
+    texts::write(&folder.path().join("empty.parquet"), &Texts::new(), 200)?;
+    let expected = texts::expected(&all, Size::Tiny)?;
 
     let (mut scheduler, address) = scheduler("6")?;
-    let (_survivor, mut victim) = (executor(&address, "mini-lm")?, executor(&address, "mini-lm")?);
+    let (_survivor, mut victim) = (executor(&address, "tiny")?, executor(&address, "tiny")?);
     let sql = format!("select id, embed(text) as vector from '{}/*.parquet'", folder.path().display());
     let answer = folder.path().join("answer");
     let output = answer.display().to_string();
@@ -54,15 +54,15 @@ fn a_killed_executor_costs_no_row() -> Result<()> {
 fn rows_that_are_lost_when_all_is_done_are_asked_for_again() -> Result<()> {
     let folder = tempfile::tempdir()?;
     // A file of few long words, and one of many short texts: each becomes a task, since they are divided by bytes.
-    let long = |id: i64| (0..500).map(|n| format!("{:x}", (id * 500 + n) * 2_654_435_761)).collect::<String>();
+    let long = |id: i64| (0..5_000).map(|n| format!("{:x}", (id * 5_000 + n) * 2_654_435_761)).collect::<String>();
     let few: Texts = (0..10).map(|id| (id, Some(long(id)))).collect();
-    let many = texts::some(10..310);
+    let many = texts::some(10..6_010);
     texts::write(&folder.path().join("a.parquet"), &few, 10)?;
-    texts::write(&folder.path().join("b.parquet"), &many, 300)?;
-    let expected = texts::expected(&few.into_iter().chain(many).collect(), Size::MiniLm)?;
+    texts::write(&folder.path().join("b.parquet"), &many, 6_000)?;
+    let expected = texts::expected(&few.into_iter().chain(many).collect(), Size::Tiny)?;
 
-    let (_scheduler, address) = scheduler("60")?;
-    let mut executors = [executor(&address, "mini-lm")?, executor(&address, "mini-lm")?];
+    let (mut scheduler, address) = scheduler("60")?;
+    let mut executors = [executor(&address, "tiny")?, executor(&address, "tiny")?];
     let sql = format!("select id, embed(text) as vector from '{}/*.parquet'", folder.path().display());
     let answer = folder.path().join("answer");
     let output = answer.display().to_string();
@@ -70,6 +70,7 @@ fn rows_that_are_lost_when_all_is_done_are_asked_for_again() -> Result<()> {
     let mut query = Process::start(&[&["query", &sql][..], &flags].concat())?;
     // Its rows are lost, and the scheduler does not know when the other task ends.
     let done = process::first_with(&mut executors, "Finished task")?;
+    scheduler.line("Received task status update")?;
     executors[done].kill()?;
     query.line("asking once more")?;
     query.succeed()?;
@@ -84,22 +85,23 @@ fn a_cluster_answers_as_one_machine() -> Result<()> {
     let files = format!("'{}/*.parquet'", folder.path().display());
     let (mut scheduler, address) = scheduler("6")?;
     let _executor = executor(&address, "tiny")?;
-    let (seed, output) = (SEED.to_string(), folder.path().join("answer"));
+    let (seed, answer) = (SEED.to_string(), folder.path().join("answer"));
+    let output = answer.display().to_string();
     let here = ["--device", "cpu", "--size", "tiny", "--seed", &seed];
     let there = ["--scheduler", &address];
 
     let sql = format!("select id, embed(text) as vector from {files}");
     let expected = texts::expected(&texts::some(0..100), Size::Tiny)?;
     for place in [&here[..], &there] {
-        let query = [&["query", &sql, "--output", &output.display().to_string()][..], place].concat();
+        let query = [&["query", &sql, "--output", &output][..], place].concat();
         let done = run(&query)?;
         assert!(done.status.success(), "{}", log(&done));
-        texts::check(&texts::vectors(&texts::read(&output)?)?, &expected)?;
+        texts::check(&texts::vectors(&texts::read(&answer)?)?, &expected)?;
     }
 
     // Bad queries end with the same message in both places, and the cluster goes on.
     for (query, message) in [
-        (format!("select embed(text, 'minilm') from {files}"), "there is no model \"minilm\", only bert"),
+        (format!("select embed(text, 'minilm') from {files}"), "there is no model 'minilm', only bert"),
         (format!("select embed(id) from {files}"), "embed takes texts, and this is Int64"),
         (format!("select embed(repeat('word ', 80)) from {files}"), "81 tokens"),
         (format!("copy (select embed(text) from {files}) to 'copy.parquet'"), "COPY"),

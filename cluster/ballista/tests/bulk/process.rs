@@ -10,10 +10,13 @@ use anyhow::{bail, Context, Result};
 /// How long a line may take to come: a bound on tests that hang.
 const PATIENCE: Duration = Duration::from_secs(180);
 
+/// What the tests wait for is in the log.
+const LOG: &str = "info,opara_ballista=debug,ballista_scheduler::scheduler_server::grpc=debug";
+
 /// The program with these arguments.
 pub fn program(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_opara-ballista"));
-    command.args(args).env("RUST_LOG", "info,opara_ballista=debug").env("NO_COLOR", "1");
+    command.args(args).env_remove("RUST_BACKTRACE").env("RUST_LOG", LOG);
     command
 }
 
