@@ -96,7 +96,7 @@ async fn arguments_that_are_no_texts_are_errors() -> Result<()> {
         ("embed()".to_string(), "not 0 arguments"),
         (format!("embed({text}, 'bert', 1)"), "not 3 arguments"),
         (format!("embed({text}, {text})"), "must be a constant"),
-        (format!("embed({text}, null)"), "names a model, and is NULL"),
+        (format!("embed({text}, null)"), "names a model, and"),
         (format!("embed({text}, 'minilm')"), "there is no model 'minilm', only bert"),
         ("embed(repeat('word ', 80))".to_string(), "81 tokens, and the model takes at most 64"),
     ] {
