@@ -8,12 +8,12 @@
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use candle::{DType, Device, Tensor};
+use candle::{DType, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::bert as candle_bert;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_examples::{exit_code, Model, Options, Show, Tokenizer};
+use opara_examples::{exit_code, Model, Options, Show, Tokenizer, Tokens};
 use opara_models::bert::{BertModel, Config, HiddenAct};
 
 const SENTENCES: [&str; 6] = [
@@ -25,6 +25,9 @@ const SENTENCES: [&str; 6] = [
     "On Sundays a fresh loaf comes out of her oven.",
 ];
 
+/// Default tokens per sentence.
+const SEQ_LEN: usize = 128;
+
 /// Computes sentence similarity with BERT.
 #[derive(Parser)]
 struct Args {
@@ -34,9 +37,10 @@ struct Args {
     #[command(flatten)]
     show: Show,
 
-    /// Tokens per sentence: shorter sentences are padded, longer ones truncated.
-    #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    seq_len: usize,
+    /// Tokens per sentence: shorter sentences are padded, longer ones truncated. Default: 128, or the model's maximum if
+    /// that is smaller.
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    seq_len: Option<usize>,
 
     /// Size of the model if there is no config.json.
     #[arg(long, value_enum, default_value = "base")]
@@ -76,15 +80,17 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let args = Args::parse();
     let options = &args.options;
+    ensure!(args.sentences.len() != 1, "give two sentences or more: they are compared with each other");
     options.start();
     let mut out = options.out();
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
     let config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
-    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
     let positions = config.max_position_embeddings;
-    ensure!(args.seq_len <= positions, "--seq-len {} is more than the model's {positions}", args.seq_len);
+    let seq_len = args.seq_len.unwrap_or(positions.min(SEQ_LEN));
+    ensure!(seq_len <= positions, "--seq-len {seq_len} is more than the model's {positions}");
+    let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, seq_len)?;
 
     let native = args.native || device.is_cpu();
     let model = options.load(checkpoint.as_ref(), &device, |vb| load(native, vb, &config))?;
@@ -93,7 +99,8 @@ fn run() -> Result<()> {
         [] => SENTENCES.to_vec(),
         given => given.iter().map(String::as_str).collect(),
     };
-    let batches = batches(&sentences, &tokenizer, options.batch, &device)?;
+    let batches = tokenizer.batches(&sentences, options.batch, &device)?;
+    let batches = batches.into_iter().map(inputs).collect::<candle::Result<Vec<_>>>()?;
     let example = &batches[0];
     let fast = model.executor(options.builder(), example)?;
     let embeddings =
@@ -138,17 +145,10 @@ fn candle_config(config: &Config) -> candle_bert::Config {
     }
 }
 
-/// Builds the model's inputs for all sentences in batches of `size`. The last batch is filled up with the first
-/// sentences again, so that one schedule fits all batches.
-fn batches(sentences: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
-    let count = sentences.len().div_ceil(size);
-    let filled: Vec<&str> = sentences.iter().copied().cycle().take(count * size).collect();
-    let inputs = filled.chunks(size).map(|batch| {
-        let tokens = tokenizer.encode(batch, device)?;
-        let types = tokens.ids.zeros_like()?;
-        Ok(vec![tokens.ids, types, tokens.mask])
-    });
-    inputs.collect()
+/// The model's inputs: token ids, token types and attention mask.
+fn inputs(Tokens { ids, mask }: Tokens) -> candle::Result<Vec<Tensor>> {
+    let types = ids.zeros_like()?;
+    Ok(vec![ids, types, mask])
 }
 
 /// Computes one embedding of length 1 per sentence: the mean of its tokens' hidden states, normalized.

@@ -14,7 +14,7 @@ use candle::{DType, Module, Tensor};
 use clap::builder::RangedU64ValueParser;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use opara_examples::{exit_code, Categories, Model, Options, Show};
+use opara_examples::{check_writable, exit_code, Categories, Model, Options, Show};
 use opara_models::deepfm::{Config, DeepFm};
 
 /// Predicts clicks with DeepFM.
@@ -52,7 +52,8 @@ fn run() -> Result<()> {
     let options = &args.options;
     options.start();
 
-    let named = || args.table.display().to_string();
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
+    let named = || format!("cannot read the table {}", args.table.display());
     let table = File::open(&args.table).map_err(Into::into).and_then(Categories::read).with_context(named)?;
     let device = options.device();
     let checkpoint = options.checkpoint()?;

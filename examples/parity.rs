@@ -22,7 +22,7 @@ const SEED: u64 = 0;
 
 /// Compares full-size models with torch's results for the same weights and inputs.
 ///
-/// For each output, prints the largest difference relative to torch's largest value. Beside it stands torch's own
+/// For each output, prints the largest difference relative to torch's largest value. The next column is torch's own
 /// relative error in that dtype against f32.
 #[derive(Parser)]
 struct Args {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::process::ExitCode;
 
 use anyhow::{ensure, Result};
-use candle::{Device, Tensor};
+use candle::Tensor;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use opara_examples::{exit_code, Latencies, Model, Options, Show, Tokenizer};
+use opara_examples::{exit_code, Latencies, Model, Options, Show, Tokenizer, Tokens};
 use opara_models::t5::{Config, Generator, T5};
 
 const TEXTS: [&str; 2] = [
@@ -108,7 +108,8 @@ fn run() -> Result<()> {
         [] => TEXTS.to_vec(),
         given => given.iter().map(String::as_str).collect(),
     };
-    let batches = batches(&texts, &tokenizer, options.batch, &device)?;
+    let batches = tokenizer.batches(&texts, options.batch, &device)?;
+    let batches: Vec<[Tensor; 2]> = batches.into_iter().map(|Tokens { ids, mask }| [ids, mask]).collect();
     let builder = options.builder();
     let generator = Generator::new(model.clone(), args.max_tokens, builder)?;
     let mut outputs = Vec::new();
@@ -155,16 +156,4 @@ fn run() -> Result<()> {
 fn score_bytes(batch: usize, heads: usize, tokens: usize) -> f64 {
     let scores = [batch, heads, tokens, tokens].map(|size| size as f64);
     4. * scores.iter().product::<f64>()
-}
-
-/// Builds token ids and masks of all texts in batches of `size`. The last batch is filled up with the first texts
-/// again, so that one schedule fits all batches.
-fn batches(texts: &[&str], tokenizer: &Tokenizer, size: usize, device: &Device) -> Result<Vec<Vec<Tensor>>> {
-    let count = texts.len().div_ceil(size);
-    let filled: Vec<&str> = texts.iter().copied().cycle().take(count * size).collect();
-    let inputs = filled.chunks(size).map(|batch| {
-        let tokens = tokenizer.encode(batch, device)?;
-        Ok(vec![tokens.ids, tokens.mask])
-    });
-    inputs.collect()
 }

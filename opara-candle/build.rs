@@ -56,8 +56,8 @@ fn major_version(header: &std::path::Path) -> Result<u32, Box<dyn std::error::Er
     Ok(number / 1000)
 }
 
-/// Reads a source and inlines, once each, the headers of this crate and those of CUDA for 16-bit types. Other `#include`
-/// lines stay, but the run-time compiler does not reach them.
+/// Reads a source and inlines, once each, the headers of this crate and CUDA's headers for 16-bit types. Other `#include` lines
+/// stay, but the run-time compiler does not reach them.
 #[cfg(feature = "cuda")]
 fn with_headers(name: &str, folders: &[std::path::PathBuf], seen: &mut Vec<String>) -> std::io::Result<String> {
     seen.push(name.into());

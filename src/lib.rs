@@ -16,6 +16,7 @@ mod picture;
 mod surplus;
 mod tokens;
 mod warnings;
+mod writable;
 
 pub use categories::Categories;
 pub use classify::Classify;
@@ -28,3 +29,4 @@ pub use options::{types, Options};
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};
 pub use warnings::warnings;
+pub use writable::check_writable;

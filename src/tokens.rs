@@ -36,10 +36,10 @@ impl Tokenizer {
     /// A checkpoint without a valid `tokenizer.json`.
     pub fn of(checkpoint: Option<&Checkpoint>, vocab_size: usize, seq_len: usize) -> Result<Self> {
         let Some(checkpoint) = checkpoint else { return Ok(Self::hashing(vocab_size, seq_len)) };
-        match checkpoint.tokenizer_path() {
-            Some(path) => Self::trained(path, seq_len),
-            None if checkpoint.config_path().is_none() => Ok(Self::hashing(vocab_size, seq_len)),
-            None => bail!("the checkpoint has no tokenizer.json"),
+        match (checkpoint.tokenizer_path(), checkpoint.config_path()) {
+            (Some(tokenizer), _) => Self::trained(tokenizer, seq_len),
+            (None, None) => Ok(Self::hashing(vocab_size, seq_len)),
+            (None, Some(config)) => bail!("the checkpoint has no tokenizer.json beside {}", config.display()),
         }
     }
 
@@ -59,6 +59,17 @@ impl Tokenizer {
     pub fn hashing(vocab_size: usize, seq_len: usize) -> Self {
         eprintln!("no trained tokenizer: words are hashed into the vocabulary");
         Self { seq_len, kind: Kind::Hash { vocab_size } }
+    }
+
+    /// Computes token ids and masks of all sentences in batches of `size`. The last batch is filled up with the first
+    /// sentences, so that one schedule fits all batches.
+    ///
+    /// # Errors
+    /// An error of the checkpoint's tokenizer or of the device.
+    pub fn batches(&self, sentences: &[&str], size: usize, device: &Device) -> Result<Vec<Tokens>> {
+        let count = sentences.len().div_ceil(size) * size;
+        let filled: Vec<&str> = sentences.iter().copied().cycle().take(count).collect();
+        filled.chunks(size).map(|batch| self.encode(batch, device)).collect()
     }
 
     /// Computes token ids and mask of a batch.

@@ -143,7 +143,7 @@ fn the_readme_is_short_and_names_no_commit() -> Result<()> {
 }
 
 #[test]
-fn dependencies_in_pages_are_those_of_the_workspace() -> Result<()> {
+fn dependencies_in_pages_equal_the_workspaces() -> Result<()> {
     let manifest = read("Cargo.toml")?;
     for page in ["README.md", "docs/tutorial.md"] {
         let text = read(page)?;
@@ -157,5 +157,21 @@ fn dependencies_in_pages_are_those_of_the_workspace() -> Result<()> {
         }
         assert_eq!(candle, 3, "{page} names candle, candle-nn and candle-transformers");
     }
+    Ok(())
+}
+
+#[test]
+fn the_page_of_errors_lists_every_variant() -> Result<()> {
+    let source = read("opara-candle/src/error/mod.rs")?;
+    let (_, body) = source.split_once("pub enum Error {").context("the error type")?;
+    let variant = |line: &&str| line.starts_with("    ") && line[4..].starts_with(|c: char| c.is_ascii_uppercase());
+    let name = |line: &str| line.trim().split(|c: char| !c.is_alphanumeric()).next().map(String::from);
+    let variants: BTreeSet<String> =
+        body.lines().take_while(|line| *line != "}").filter(variant).filter_map(name).collect();
+    let page = read("docs/errors.md")?;
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let names = rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let listed: BTreeSet<String> = names.filter(|name| !name.contains("::")).map(String::from).collect();
+    assert_eq!(listed, variants);
     Ok(())
 }

@@ -91,6 +91,6 @@ fn a_dump_that_cannot_be_written_is_a_warning() -> anyhow::Result<()> {
     let build = || Ok(OparaExecutor::builder().dump(file.path()).build_fn(branches, &one(0)?)?);
     let (log, fast) = logged(Level::WARN, build)?;
     assert_eq!(fast.report().mode, Mode::Threads);
-    assert!(log.iter().any(|line| line.contains("what a stage gave cannot be written down")), "{log:?}");
+    assert!(log.iter().any(|line| line.contains("the result of a stage cannot be written")), "{log:?}");
     Ok(())
 }

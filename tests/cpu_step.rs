@@ -9,7 +9,9 @@ use std::thread;
 use candle::{DType, Device, Result, Tensor};
 use common::writing::{assert_same, input, step, Writing};
 use opara_candle::trace::Role;
-use opara_candle::{ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StepExecutor};
+use opara_candle::{
+    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor,
+};
 
 const CPU: &Device = &Device::Cpu;
 
@@ -22,7 +24,7 @@ fn built(state: &Writing) -> opara_candle::Result<StepExecutor<Writing>> {
 }
 
 #[test]
-fn a_hundred_steps_are_those_of_eager_execution() -> opara_candle::Result<()> {
+fn a_hundred_steps_equal_eager_execution() -> opara_candle::Result<()> {
     let (mut state, eager) = (Writing::new(CPU)?, Writing::new(CPU)?);
     let executor = built(&state)?;
     let report = executor.report();
@@ -83,13 +85,16 @@ fn a_state_is_saved_put_back_forked_and_reset() -> opara_candle::Result<()> {
     assert_same(&state.tensors(), &Writing::new(CPU)?.tensors());
     run(&mut state, 0..5)?;
     assert_same(&run(&mut state, 5..9)?, &after);
-    assert!(matches!(saved.restore(&mut vec![Tensor::zeros(1, DType::U32, CPU)?]), Err(Error::StateCount { .. })));
+    assert!(matches!(
+        saved.restore(&mut vec![Tensor::zeros(1, DType::U32, CPU)?]),
+        Err(Error::State(StateError::Count { .. }))
+    ));
     Ok(())
 }
 
 #[test]
-fn state_has_a_role_and_what_is_only_read_of_it_is_not_folded() -> anyhow::Result<()> {
-    // Nothing but the state: without its role all of this would be a constant.
+fn state_has_a_role_and_reads_of_it_are_not_folded() -> anyhow::Result<()> {
+    // Reads only the state. Without the role of state, everything would be a constant.
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![ops::affine(&ops::to_dtype(length, DType::F32)?, 2., 0.)?]);
     let mut length = Tensor::new(&[3u32], CPU)?;
     let executor = strict().build_step(read, &[], &length)?;
@@ -146,23 +151,29 @@ fn states_that_cannot_be_stepped_are_refused_with_the_reason() -> opara_candle::
     let x = [Tensor::ones((2, 2), DType::F32, CPU)?];
     let executor = strict().build_step(keep, &x, &vec![zeros(2)?, zeros(2)?])?;
     let refused = |mut state: State| executor.step(&x, &mut state).expect_err("it cannot be stepped");
-    assert!(matches!(refused(vec![zeros(2)?]), Error::StateCount { expected: 2, got: 1 }));
-    assert!(matches!(refused(vec![zeros(2)?, zeros(3)?]), Error::StateShape { index: 1, .. }));
+    assert!(matches!(refused(vec![zeros(2)?]), Error::State(StateError::Count { expected: 2, got: 1 })));
+    assert!(matches!(refused(vec![zeros(2)?, zeros(3)?]), Error::State(StateError::Shape { index: 1, .. })));
     let other_type = Tensor::zeros((2, 2), DType::F64, CPU)?;
-    assert!(matches!(refused(vec![other_type, zeros(2)?]), Error::StateShape { index: 0, got_dtype: DType::F64, .. }));
+    assert!(matches!(
+        refused(vec![other_type, zeros(2)?]),
+        Error::State(StateError::Shape { index: 0, got_dtype: DType::F64, .. })
+    ));
     let shared = zeros(2)?;
-    assert!(matches!(refused(vec![shared.clone(), shared]), Error::StateShared { index: 1, .. }));
+    assert!(matches!(refused(vec![shared.clone(), shared]), Error::State(StateError::Shared { index: 1, .. })));
     let error = refused(vec![zeros(2)?, x[0].clone()]);
-    assert!(matches!(&error, Error::StateShared { index: 1, other } if other.contains("input 0")), "{error}");
-    assert!(matches!(refused(vec![zeros(2)?.t()?, zeros(2)?]), Error::StateLayout { index: 0, .. }));
+    assert!(
+        matches!(&error, Error::State(StateError::Shared { index: 1, other }) if other.contains("input 0")),
+        "{error}"
+    );
+    assert!(matches!(refused(vec![zeros(2)?.t()?, zeros(2)?]), Error::State(StateError::Layout { index: 0, .. })));
     let built = strict().build_step(keep, &x, &vec![zeros(2)?.t()?, zeros(2)?]);
-    assert!(matches!(built, Err(Error::StateLayout { index: 0, .. })));
+    assert!(matches!(built, Err(Error::State(StateError::Layout { index: 0, .. }))));
     Ok(())
 }
 
 #[test]
 fn host_code_that_reads_the_state_runs_eagerly() -> opara_candle::Result<()> {
-    // A replay would go on adding to the row that the recording was made at.
+    // A replay would always add to the row of the recording.
     let row = |x: &[Tensor], s: &Vec<Tensor>| {
         let at = s[0].to_vec1::<u32>()?[0] as usize;
         let sum = ops::sum_keepdim(&ops::narrow(&s[1], 0, at, 1)?, 0)?;
@@ -181,7 +192,7 @@ fn host_code_that_reads_the_state_runs_eagerly() -> opara_candle::Result<()> {
 }
 
 #[test]
-fn writes_to_what_is_not_declared_run_eagerly_and_building_undoes_them() -> opara_candle::Result<()> {
+fn writes_to_undeclared_state_run_eagerly_and_building_undoes_them() -> opara_candle::Result<()> {
     let weight = Tensor::zeros(2, DType::F32, CPU)?;
     let x = [Tensor::ones(2, DType::F32, CPU)?];
     let captured = weight.clone();
@@ -279,7 +290,7 @@ fn a_recheck_that_finds_a_difference_leaves_the_state_of_the_module() -> opara_c
     Ok(())
 }
 
-/// A pool of rows that its states share, of which each writes its own.
+/// A pool of rows that several states share. Each state writes its own row.
 struct Pooled {
     pool: Tensor,
     row: Tensor,

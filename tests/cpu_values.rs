@@ -1,4 +1,4 @@
-//! Modules on the CPU whose host code branches on values: what building detects, and which examples that needs.
+//! Modules on the CPU whose host code branches on values: does building detect it, and with which examples?
 
 mod common;
 

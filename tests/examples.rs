@@ -95,6 +95,15 @@ fn a_sequence_too_long_for_memory_is_an_error() -> Result<()> {
     Ok(())
 }
 
+/// Every size of a model runs without further options.
+#[test]
+fn a_small_bert_has_a_default_length() -> Result<()> {
+    example("bert", &["--cpu", "--size", "tiny", "--iters", "1"])?.success();
+    let told = stderr(&example("bert", &["--cpu", "--size", "tiny", "--seq-len", "65"])?.code(1));
+    assert!(told.contains("--seq-len 65 is more than the model's 64"), "{told}");
+    Ok(())
+}
+
 #[test]
 fn a_closed_pipe_is_no_error() -> Result<()> {
     for (name, args) in [("bert", &SHORT[..]), ("deepfm", &["--cpu", "--iters", "1", "--repeat", "1000"])] {
@@ -161,5 +170,22 @@ fn text_is_generated_by_random_weights_and_by_a_folder() -> Result<()> {
     assert!(told.contains("a context of 65 tokens") && told.contains("the model's 64"), "{told}");
     let chat = stderr(&example("generate", &["--cpu", "--model", model, "--chat"])?.code(1));
     assert!(chat.contains("no chat template"), "{chat}");
+    Ok(())
+}
+
+#[test]
+fn wrong_usage_of_examples_is_explained() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let nowhere = folder.path().join("nowhere/out.csv").display().to_string();
+    for (name, args, message) in [
+        ("bert", vec!["--cpu", "one sentence"], "give two sentences or more"),
+        ("deepfm", vec!["--cpu", "--out", &nowhere], "cannot write"),
+        ("deepfm", vec!["--cpu", &nowhere], "cannot read the table"),
+        ("generate", vec!["--cpu", "--prompt", ""], "the prompt has no tokens"),
+        ("generate", vec!["--cpu", "--top-p", "0"], "top-p above 0 and at most 1"),
+    ] {
+        let told = stderr(&example(name, &args)?.code(1));
+        assert!(told.contains(message), "{name} {args:?}: {told}");
+    }
     Ok(())
 }

@@ -54,8 +54,8 @@ fn answers(fast: &OparaExecutor, device: &Device, count: usize) -> anyhow::Resul
     Ok(answers)
 }
 
-/// Runs a scenario twice. The first run allocates what stays: kernels, workspaces, memory of graphs. The second run
-/// must leave nothing in the pool.
+/// Runs a scenario twice. The first run allocates memory that stays: kernels, workspaces, memory of graphs. The second
+/// run must leave nothing in the pool.
 fn assert_pool_is_left_as_it_was(device: &Device, scenario: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     scenario()?;
     let before = pool_in_use(device)?;

@@ -141,7 +141,7 @@ fn threads_with_convolutions_may_end_while_new_shapes_are_built() -> anyhow::Res
     })
 }
 
-/// Where every thread has a stream of its own, the driver hangs if a thread ends with work on it while another one builds.
+/// If each thread has its own stream, the driver hangs when a thread ends with pending work while another one builds.
 #[test]
 fn threads_end_with_work_on_their_own_stream_beside_building() -> anyhow::Result<()> {
     isolated("threads_end_with_work_on_their_own_stream_beside_building", || {

@@ -1,5 +1,5 @@
-//! Building on a GPU: the inputs that a module is called with, and what it may keep: tables, weights on the CPU,
-//! statistics on the device. Tests skip without a GPU or the feature `cuda`, and say so.
+//! Building on a GPU: the inputs that a module is called with, and data that it may keep (tables, weights on the CPU,
+//! statistics on the device). Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 

@@ -56,8 +56,9 @@ fn a_module_that_waits_for_the_device_is_refused() {
     replayed(Mode::Graph, |t: &[Tensor]| Ok(vec![t[0].relu()?]), |i| one_on(i, &device));
 }
 
-/// Builds executors of a module that draws random numbers: as it is, and with the numbers not visible in the examples'
-/// outputs. The reason must name the span, and the numbers must be those of eager execution with the same seed.
+/// Builds executors of a module that draws random numbers: once with the numbers in the outputs, and once with numbers
+/// that do not show in the examples' outputs. The reason must name the span, and the numbers must equal eager
+/// execution's with the same seed.
 fn assert_draws_are_detected(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let shown = move |t: &[Tensor]| {

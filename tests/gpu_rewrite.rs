@@ -11,7 +11,7 @@ use opara_candle::{Mode, Numerics, OparaExecutor};
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
-/// The half distance from one to the next number.
+/// The unit roundoff: half the distance from 1 to the next number.
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
@@ -20,7 +20,7 @@ fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// Weights of convolutions with a norm behind each.
+/// Weights of convolutions, each with a norm after it.
 #[derive(Clone)]
 struct Block {
     weight: Tensor,
@@ -34,7 +34,7 @@ impl Block {
     fn new(name: &str, [out, inner, kernel]: [usize; 3], stride: usize, groups: usize, dtype: DType) -> Result<Self> {
         let numbers = opara_weights::seeded(7, DType::F32, common::CPU);
         let numbers = numbers.pp(name);
-        // A number for each channel, with mean 0 and variance 1.
+        // Random numbers of mean 0 and variance 1, one per channel.
         let vector = |name: &str| numbers.get((out, 1), name)?.reshape(out);
         let norm = [vector("mean")?, (vector("variance")?.abs()? + 0.5)?, (vector("scale")? + 1.)?, vector("shift")?];
         let weight = numbers.get((out, inner / groups, kernel, kernel), "weight")?;
@@ -60,7 +60,7 @@ impl Block {
     }
 }
 
-/// A residual block behind a stem, with a pool between: what ResNets are made of.
+/// A stem, a pool and a residual block, as in ResNets.
 fn residual(blocks: &[Block], x: &Tensor) -> Result<Tensor> {
     let x = blocks[0].forward(x)?.relu()?.max_pool2d(2)?;
     let y = blocks[1].forward(&x)?.relu()?;
@@ -77,7 +77,7 @@ fn residual_blocks(dtype: DType) -> Result<Vec<Block>> {
     ])
 }
 
-/// Convolutions of each channel by itself between those of pixels, as MobileNets have them.
+/// A depthwise convolution between pointwise ones, as in MobileNets.
 fn separable(blocks: &[Block], x: &Tensor) -> Result<Tensor> {
     let x = blocks[0].forward(x)?.silu()?;
     let x = blocks[1].forward(&x)?.silu()?;
@@ -95,7 +95,7 @@ fn separable_blocks(dtype: DType) -> Result<Vec<Block>> {
 
 type Forward = fn(&[Block], &Tensor) -> Result<Tensor>;
 
-/// Builds an executor of a module, and gives what it, candle and double precision make of another input.
+/// Builds an executor of a module, and returns the results of executor, candle and double precision for another input.
 fn answers(
     device: &Device,
     dtype: DType,
@@ -114,7 +114,7 @@ fn answers(
     Ok((fast, [ours, candle, reference]))
 }
 
-/// Root of the mean squared error in roundings.
+/// Root mean square error in roundoffs.
 fn error(dtype: DType, got: &Tensor, reference: &Tensor) -> Result<f64> {
     let (got, reference) = (got.to_dtype(DType::F64)?, reference);
     let scale = reference.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
@@ -138,7 +138,7 @@ fn convolutions_with_what_follows_are_no_less_accurate() -> anyhow::Result<()> {
         assert_eq!(report.mode, Mode::Graph, "{report}");
         let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
         println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
-        // Other inputs than those that it was built with: a little more room.
+        // A little more tolerance, since it was built with other inputs.
         assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
         if dtype != DType::F32 {
             let convolutions = report.rewrites.iter().find(|rewrite| rewrite.rule == "convolution");
@@ -166,7 +166,7 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Numbers that strain a norm folded into weights: far from the mean, cancelling, large and tiny.
+/// Numbers that are hard for a norm folded into weights: far from the mean, cancelling, large and tiny.
 #[test]
 fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -196,7 +196,7 @@ fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A layer of a transformer out of plain operators: attention of 4 heads of 32 with a mask, and two products with GELU between.
+/// A Transformer layer of plain operators: attention of 4 heads of 32 with a mask, and two matmuls with GELU in between.
 #[derive(Clone)]
 struct Layer {
     weights: Vec<Tensor>,
@@ -228,7 +228,7 @@ impl Layer {
         Ok(Self { weights: self.weights.iter().map(to).collect::<Result<_>>()?, mask: to(&self.mask)?, ..*self })
     }
 
-    /// Of `(batch, 48, 128)`.
+    /// `x` is `(batch, 48, 128)`.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let linear = |x: &Tensor, at: usize| {
             let (batch, tokens, inner) = x.dims3()?;
@@ -275,7 +275,7 @@ fn attention_and_products_are_no_less_accurate() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which elements are NaN, and which infinite.
+/// For each element: is it NaN, infinite or finite?
 fn kinds(t: &Tensor) -> Result<Vec<u8>> {
     let values = t.to_device(common::CPU)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     Ok(values.iter().map(|x| if x.is_nan() { 2 } else { u8::from(x.is_infinite()) }).collect())
@@ -317,7 +317,7 @@ fn without_rules_the_bits_are_candles() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Operators that are not known between those that are, two inputs, two outputs, and schedules under stress.
+/// Unknown operators between known ones, two inputs, two outputs, and schedules under stress.
 #[test]
 fn runs_end_at_what_is_not_known() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

@@ -184,7 +184,7 @@ fn a_changing_number_of_outputs_is_detected() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The outputs do not show what the module writes, and where.
+/// The outputs show neither the values nor the position of the writes.
 #[test]
 fn writes_to_changing_rows_of_a_fixed_cache_are_detected() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Steps that carry a state on, on a GPU, as an application runs them. Without a GPU, or without the `cuda` feature, each
-//! test says that it skips.
+//! Steps with a state on a GPU, as an application runs them. Without a GPU, or without the `cuda` feature, each test says that it
+//! skips.
 
 mod common;
 
@@ -11,7 +11,9 @@ use candle::{DType, Device, Result, Tensor};
 use common::writing::{assert_same, input, step, Writing};
 use common::{beside, devices, gpu};
 use opara_candle::trace::{AccessMode, Role};
-use opara_candle::{ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StepExecutor};
+use opara_candle::{
+    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StateError, StepExecutor,
+};
 use opara_models::t5::{Config, Generator, T5};
 
 fn strict() -> Builder {
@@ -23,7 +25,7 @@ fn built(state: &Writing, device: &Device) -> opara_candle::Result<StepExecutor<
 }
 
 #[test]
-fn a_hundred_steps_are_those_of_eager_execution() -> anyhow::Result<()> {
+fn a_hundred_steps_equal_eager_execution() -> anyhow::Result<()> {
     for device in devices()? {
         let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
         let executor = built(&state, &device)?;
@@ -41,7 +43,7 @@ fn a_hundred_steps_are_those_of_eager_execution() -> anyhow::Result<()> {
 }
 
 #[test]
-fn operators_in_place_touch_what_they_say_and_no_more() -> anyhow::Result<()> {
+fn operators_in_place_write_only_their_target() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let state = Writing::new(&device)?;
     let trace = built(&state, &device)?.trace(&input(1, &device)?, &state)?;
@@ -121,7 +123,7 @@ fn a_state_is_saved_put_back_forked_and_reset() -> anyhow::Result<()> {
 }
 
 #[test]
-fn what_is_only_read_of_a_state_is_not_folded_and_candles_own_writes_are_state() -> anyhow::Result<()> {
+fn reads_of_a_state_are_not_folded_and_candles_own_writes_are_state() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![length.to_dtype(DType::F32)?.affine(2., 0.)?]);
     let mut length = Tensor::new(&[3u32], &device)?;
@@ -158,13 +160,19 @@ fn states_that_cannot_be_stepped_are_refused() -> anyhow::Result<()> {
     let x = [Tensor::ones(4, DType::F32, &device)?];
     let executor = strict().build_step(add, &x, &Tensor::zeros(4, DType::F32, &device)?)?;
     let refused = |mut state: Tensor| executor.step(&x, &mut state).expect_err("it cannot be stepped");
-    assert!(matches!(refused(Tensor::zeros(4, DType::F32, &Device::Cpu)?), Error::StateDevice { index: 0, .. }));
+    assert!(matches!(
+        refused(Tensor::zeros(4, DType::F32, &Device::Cpu)?),
+        Error::State(StateError::Device { index: 0, .. })
+    ));
     let odd = Tensor::zeros(5, DType::F32, &device)?.narrow(0, 1, 4)?;
-    assert!(matches!(refused(odd), Error::StateLayout { index: 0, .. }));
-    assert!(matches!(refused(x[0].clone()), Error::StateShared { index: 0, .. }));
+    assert!(matches!(refused(odd), Error::State(StateError::Layout { index: 0, .. })));
+    assert!(matches!(refused(x[0].clone()), Error::State(StateError::Shared { index: 0, .. })));
     let mut sum = Tensor::zeros(4, DType::F32, &device)?;
     let mut lent = executor.call_zero_copy(&x, &mut sum, |outputs| outputs[0].clone())?;
-    assert!(matches!(executor.step(&x, &mut lent), Err(Error::StateShared { .. })), "an output of the executor");
+    assert!(
+        matches!(executor.step(&x, &mut lent), Err(Error::State(StateError::Shared { .. }))),
+        "an output of the executor"
+    );
     executor.step(&x, &mut sum)?;
     assert_eq!(sum.to_vec1::<f32>()?, [2.; 4]);
     Ok(())
@@ -190,7 +198,7 @@ fn executors_are_built_while_another_thread_steps() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts up, and passes the tokens through a chain of operators that takes the GPU a while.
+/// Counts up, and passes the tokens through a long chain of operators, to keep the GPU busy.
 fn count(_: &[Tensor], tokens: &Tensor) -> Result<Vec<Tensor>> {
     ops::advance(tokens, 1)?;
     Ok(vec![ops::affine(tokens, 1., 0.)?])

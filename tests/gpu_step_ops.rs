@@ -56,7 +56,7 @@ fn argmax_is_that_of_the_cpu() -> anyhow::Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
         for columns in [1, 5, 32, 1000, 32_128, 151_936] {
             let mut values = waves(3, (3, columns))?.flatten_all()?.to_vec1::<f32>()?;
-            // Equal ones far apart, and NaN in the last row.
+            // Equal elements far apart, and NaN in the last row.
             let middle = columns / 2;
             for at in [middle, columns - 1, columns + columns / 3, 2 * columns - 1] {
                 values[at] = 9.;
@@ -73,7 +73,7 @@ fn argmax_is_that_of_the_cpu() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parameters of every kind for so many rows.
+/// Parameters of every kind for this many rows.
 fn parameters(rows: usize) -> Vec<Sampling> {
     let one = |row: usize| {
         let of = Sampling {
@@ -96,7 +96,7 @@ fn parameters(rows: usize) -> Vec<Sampling> {
 }
 
 #[test]
-fn tokens_are_those_of_the_cpu() -> anyhow::Result<()> {
+fn tokens_equal_the_cpus() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut drawn = std::collections::BTreeSet::new();
     for (rows, vocab) in [(1, 7), (16, 50), (24, 1000), (16, 32_128), (8, 151_936), (3, 2047)] {
@@ -126,7 +126,7 @@ fn tokens_are_those_of_the_cpu() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All weights of one kind: the first digit does not tell tokens apart.
+/// All weights of one kind: the first digit is the same for many tokens.
 #[test]
 fn flat_and_spiked_logits_are_drawn_from_as_on_the_cpu() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

@@ -36,7 +36,7 @@ pub fn load(path: &Path) -> Result<Trace> {
     let told = || format!("trace `{}`", path.display());
     let file = File::open(path).with_context(told)?;
     let trace: Trace = serde_json::from_reader(BufReader::new(file)).with_context(told)?;
-    // The limits of the file format are those that later stages rely on.
+    // Later stages rely on the limits of the file format.
     trace.write_to(sink()).with_context(told)?;
     Ok(trace)
 }

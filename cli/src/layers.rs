@@ -57,7 +57,8 @@ pub fn svg(prepared: &Prepared, name: &str) -> String {
         let recorded = &prepared.ops.trace.ops[op];
         let class = CLASSES.iter().find(|(class, ..)| *class == prepared.profile[op].class);
         let (x, top) = at(Slot::Op(op), layout.depth[op]);
-        let tooltip = Title::new(format!("{op}: {} ({})", recorded.name, recorded.label));
+        let label = if recorded.label.is_empty() { String::new() } else { format!(" ({})", recorded.label) };
+        let tooltip = Title::new(format!("{op}: {}{label}", recorded.name));
         let boxed = rectangle(x - BOX.0 / 2., top, BOX, class.map_or("#777", |(_, colour, _)| colour)).set("rx", 3);
         let text = text(x, top + 12.5, &shortened(&recorded.name)).set("fill", "white");
         ops = ops.add(Group::new().set("class", "op").add(tooltip).add(boxed).add(text));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use opara_candle::OparaExecutor;
+use opara_examples::check_writable;
 use serde::Serialize;
 
 use crate::input;
@@ -62,14 +63,15 @@ impl Args {
     /// # Errors
     /// No GPU, a model that cannot be captured, a file that cannot be written.
     pub fn run(&self) -> Result<Recorded> {
+        let usual = || format!("{}.trace", self.recording.name()).into();
+        let file = self.output.clone().unwrap_or_else(usual);
+        [&file].into_iter().chain(&self.timeline).try_for_each(|path| check_writable(path))?;
         let builder = OparaExecutor::builder().verify(false).benchmark_challengers(false).policy(self.chosen.policy);
         let (executor, example) = self.recording.executor(builder)?;
         let trace = match self.measure {
             true => executor.measure(&example)?,
             false => executor.trace(&example)?,
         };
-        let usual = || format!("{}.trace", self.recording.name()).into();
-        let file = self.output.clone().unwrap_or_else(usual);
         trace.save(&file)?;
         if let Some(path) = &self.timeline {
             let timeline = executor.timeline(&example)?;

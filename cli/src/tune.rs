@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use opara_candle::tune::{Findings, Progress};
 use opara_candle::{OparaExecutor, Policy, Tuning};
+use opara_examples::check_writable;
 use opara_plan::Prepared;
 use serde::Serialize;
 
@@ -61,6 +62,7 @@ impl Args {
     /// A model that cannot be captured, an invalid budget, files that cannot be written.
     pub fn run(&self) -> Result<Tuned> {
         let budget = Duration::try_from_secs_f64(self.budget).context("--budget")?;
+        self.output.iter().chain(&self.trace).try_for_each(|path| check_writable(path))?;
         let bar = ProgressBar::new(1000).with_style(ProgressStyle::with_template("{bar:40} {msg}")?);
         let shown = bar.clone();
         let progress = move |at: &Progress| {

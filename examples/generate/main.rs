@@ -1,4 +1,4 @@
-//! Text generation: prints text as it comes, and how fast that was.
+//! Text generation: prints text as it is generated, and its speed.
 //!
 //!     cargo run --release --features cudnn --example generate -- --model FOLDER --dtype bf16 --prompt "Once upon a time"
 //!
@@ -30,15 +30,15 @@ struct Args {
     #[command(flatten)]
     options: Options,
 
-    /// What to continue.
+    /// The text to continue.
     #[arg(long, default_value = "Once upon a time")]
     prompt: String,
 
-    /// A prompt of so many tokens instead, which mean nothing: for measurements.
+    /// A prompt of this many arbitrary tokens instead: for measurements.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     prompt_tokens: Option<usize>,
 
-    /// Ask the model as an assistant, by its chat template.
+    /// Put the prompt into the model's chat template.
     #[arg(long)]
     chat: bool,
 
@@ -46,19 +46,19 @@ struct Args {
     #[arg(long, default_value_t = 48, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     tokens: usize,
 
-    /// Go on behind tokens that end a text: for measurements.
+    /// Continue after tokens that end a text: for measurements.
     #[arg(long)]
     ignore_end: bool,
 
-    /// How far tokens may be from the most likely one: 0 takes that one.
+    /// Temperature of sampling: 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.)]
     temperature: f32,
 
-    /// Draw from so many of the most likely tokens; 0 for all.
+    /// Draw from this many of the most likely tokens; 0 for all.
     #[arg(long, default_value_t = 0)]
     top_k: u32,
 
-    /// Draw from the most likely tokens that have this probability together.
+    /// Draw from the most likely tokens that together have this probability.
     #[arg(long, default_value_t = 1.)]
     top_p: f32,
 
@@ -80,11 +80,12 @@ fn run() -> Result<()> {
     let device = options.device();
     let source = Source::find(&args)?;
     let prompt = source.prompt(&args)?;
+    ensure!(!prompt.is_empty(), "the prompt has no tokens");
     let context = prompt.len() + args.tokens;
     let model = Arc::new(source.load(options, context, &device)?);
 
     let drawn = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, ..Sampling::default() };
-    // Each text of a batch has a seed of its own: the first one's text does not depend on how many there are.
+    // Each text of a batch has its own seed, so the first text does not depend on the batch size.
     let sampling: Vec<_> = (0..options.batch as u64).map(|at| Sampling { seed: options.seed + at, ..drawn }).collect();
     let prompts = vec![prompt; options.batch];
     let ends = if args.ignore_end { Vec::new() } else { source.ends() };
@@ -93,7 +94,7 @@ fn run() -> Result<()> {
     if source.is_random() {
         writeln!(out, "token ids of random weights, which mean nothing:")?;
     }
-    // The first text as it comes.
+    // Prints the first text while it is generated.
     let mut pieces = source.pieces();
     let mut failed: Result<()> = Ok(());
     let first = fast.generate(&prompts, args.tokens, &ends, |tokens| {
@@ -118,7 +119,7 @@ fn run() -> Result<()> {
 
     writeln!(
         out,
-        "\nprompt of {} tokens, {} tokens written behind each of {}:",
+        "\nprompt of {} tokens, {} tokens written after it, batch {}:",
         first.prompt, args.tokens, options.batch
     )?;
     for (name, speeds) in [("eager", &of_eager), ("replay", &speeds)] {
@@ -148,7 +149,7 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// How fast texts were written: medians.
+/// Speed of generation: medians.
 struct Speeds {
     first_ms: f64,
     read_per_s: f64,

@@ -1,9 +1,9 @@
-//! What a generation takes of memory.
+//! Memory of a generation.
 
 use anyhow::Result;
 use candle::Device;
 
-/// In words: of a GPU what is not free, else the most that the process had.
+/// Describes the free memory of a GPU, or the peak memory of the process on the CPU.
 pub fn used(device: &Device) -> Result<String> {
     const MIB: f64 = (1u64 << 20) as f64;
     if device.is_cuda() {
@@ -11,5 +11,5 @@ pub fn used(device: &Device) -> Result<String> {
     }
     let told = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let most = told.lines().find_map(|line| line.strip_prefix("VmHWM:")).map(str::trim);
-    Ok(most.map_or("not told by the system".into(), |most| format!("{most} at most")))
+    Ok(most.map_or("unknown".into(), |most| format!("{most} at most")))
 }

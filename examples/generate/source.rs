@@ -1,4 +1,4 @@
-//! Where a model is from, and how it reads and writes text.
+//! The source of a model: configuration, weights and tokenizer.
 
 use std::path::{Path, PathBuf};
 
@@ -14,14 +14,14 @@ use crate::Args;
 pub enum Source {
     /// A folder, a file of safetensors, or an id on the hub.
     Checkpoint { checkpoint: Box<Checkpoint>, config: Config, text: Text },
-    /// One file.
+    /// A GGUF file.
     Gguf { path: PathBuf, config: Config, text: Text },
-    /// Of random weights.
+    /// Random weights.
     Random(Config),
 }
 
 impl Source {
-    /// What the options name.
+    /// Finds the model that the options name.
     pub fn find(args: &Args) -> Result<Self> {
         let Some(model) = args.options.model.as_deref() else {
             let config = Config::named(&args.random).expect("the options allow known names alone");
@@ -55,7 +55,7 @@ impl Source {
         matches!(self, Self::Random(_))
     }
 
-    /// The tokens that the options ask to continue. Random weights take bytes for tokens.
+    /// The prompt's tokens. With random weights, bytes are tokens.
     pub fn prompt(&self, args: &Args) -> Result<Vec<u32>> {
         if let Some(tokens) = args.prompt_tokens {
             return Ok((0..tokens as u32).map(|at| 1 + at * 31 % (self.config().vocab as u32 - 1)).collect());
@@ -88,7 +88,7 @@ impl Source {
         options.load(checkpoint, device, |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap))
     }
 
-    /// What gives the text of tokens one by one: the numbers themselves where there is no tokenizer.
+    /// A function from one token to its text; without a tokenizer, to its number.
     pub fn pieces(&self) -> Box<dyn FnMut(u32) -> Result<String> + '_> {
         match self.text() {
             Some(text) => {

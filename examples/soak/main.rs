@@ -103,7 +103,7 @@ fn run() -> Result<ExitCode> {
     Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the same work twice, with all threads started anew for the second half.
+/// Runs the same work twice, with new threads for the second half.
 fn soak(args: &Args, device: &Device, seconds: Duration) -> Result<Report> {
     let world = World::new(device)?;
     let start = Memory::of(device)?;

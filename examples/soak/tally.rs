@@ -81,7 +81,7 @@ pub struct Tally {
     pub doing: Arc<Mutex<&'static str>>,
 }
 
-/// Where a plan was seen.
+/// The place at which a plan was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Seen {
     /// In an executor that the thread built.

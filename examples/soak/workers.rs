@@ -16,7 +16,7 @@ use crate::plain::Plain;
 use crate::tally::Tally;
 use crate::world::World;
 
-/// How long a thread may go on after the deadline. Only a deadlock takes that long.
+/// Time that a thread may take after the deadline. Only a deadlock takes that long.
 const GRACE: Duration = Duration::from_secs(120);
 
 /// The roles of threads.
@@ -32,7 +32,7 @@ pub enum Role {
     Fleeting,
 }
 
-/// The roles in turn. Of sixteen threads, six run plain code, six call, two build, and two start short-lived threads.
+/// Roles in turn. With sixteen threads, six run plain code, six call, two build, and two start short-lived threads.
 const ROLES: [Role; 8] =
     [Role::Plain, Role::Calls, Role::Plain, Role::Builds, Role::Calls, Role::Fleeting, Role::Plain, Role::Calls];
 
@@ -49,7 +49,7 @@ pub struct Plan<'a> {
 /// Runs all threads until the deadline. A thread that hangs ends the program with exit code 1.
 ///
 /// # Errors
-/// Only errors of starting; those of operations are counted.
+/// Only errors of starting; errors of operations are counted.
 pub fn run(world: &World, plan: &Plan<'_>) -> Result<Tally> {
     let deadline = Instant::now() + plan.length;
     let doing: Vec<Arc<Mutex<&'static str>>> = (0..plan.threads).map(|_| Arc::new(Mutex::new("starting"))).collect();

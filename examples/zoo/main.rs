@@ -72,7 +72,7 @@ struct Args {
     #[arg(long)]
     no_fuse: bool,
 
-    /// What replays have in common with eager: its `exact` bits, which are compared, or its accuracy.
+    /// Agreement of replays with eager execution: `exact` compares bits, `accurate` allows rewriting.
     #[arg(long, default_value = "exact", value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
     numerics: String,
 

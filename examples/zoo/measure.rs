@@ -18,8 +18,8 @@ use crate::memory::{Calls, Memory};
 /// all.
 const INPUT_SETS: usize = 20;
 
-/// The maximal seconds of all eager passes of one measurement. candle runs a grouped convolution as one convolution per
-/// group, which takes whole seconds for some models; those are measured with fewer passes.
+/// Maximum seconds of all eager passes of one measurement. candle runs a grouped convolution as one convolution per
+/// group, which takes seconds for some models; they are measured with fewer passes.
 const EAGER_SECONDS: f64 = 10.;
 
 /// The parameters of a measurement.
@@ -30,17 +30,17 @@ pub struct Counts {
     pub stress: u64,
     /// Policy of the schedule that is compared with the sequential one.
     pub policy: Policy,
-    /// Are its launches fused? Those of the sequential schedule never are.
+    /// Are its launches fused? The sequential schedule's never are.
     pub fuse: bool,
-    /// Whether its launches may be rewritten; then its bits are not eager's.
+    /// May launches be rewritten? If so, bits differ from eager execution's.
     pub is_accurate: bool,
-    /// Whether memory is measured.
+    /// Is memory measured?
     pub memory: bool,
 }
 
 impl Counts {
     /// Builder of the executor that is compared with the sequential one. The kernel cache is off, so that build times
-    /// are those of a first build.
+    /// are as in a first build.
     pub fn builder(&self) -> Builder {
         let numerics = if self.is_accurate { Numerics::Accurate } else { Numerics::Exact };
         OparaExecutor::builder().policy(self.policy).fuse(self.fuse).numerics(numerics).kernel_cache(None)
@@ -95,7 +95,7 @@ pub struct Measured {
     iters: usize,
     /// Replays compared with eager execution; none if calls run eagerly.
     replays: usize,
-    /// How many of these replays differ from eager execution.
+    /// Number of these replays that differ from eager execution.
     differing: usize,
     /// The failure of the stress run, if any.
     stress: Option<String>,
@@ -103,7 +103,7 @@ pub struct Measured {
     ratio: Option<f64>,
     /// Build time of the scheduled executor, including the module's own passes.
     build_ms: f64,
-    /// Build time without those.
+    /// Build time without stress replays.
     own_ms: f64,
     latencies: Latencies,
     eager_memory: Memory,

@@ -103,8 +103,8 @@ impl Attention {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
         let scale = ((hidden / heads) as f64).sqrt().recip();
-        // On a GPU one fused matmul is faster than three, even if those run in parallel, and attention reads its
-        // strided parts in place. On the threads of a CPU three are faster.
+        // On a GPU one fused matmul is faster than three parallel ones, and attention reads its strided parts in place.
+        // On the threads of a CPU three are faster.
         let context = if x.device().is_cuda() {
             let all = ops::reshape(&self.qkv.forward(x)?, (batch, seq, 3 * heads, hidden / heads))?;
             let all = ops::transpose(&all, 1, 2)?;

@@ -92,7 +92,7 @@ impl NasNet {
         let filters = num_features / 24;
 
         let norm = batch_norm(stem_size, layers::EPS, vb.pp("conv0.bn"))?;
-        // Each cell starts with a ReLU, so the convolution's ReLU replaces those of the cells that read it.
+        // Each cell starts with a ReLU, so the convolution's ReLU replaces the first ReLU of the cells that read it.
         let config = ConvConfig::default().stride(2).activation(Activation::Relu);
         let conv = conv2d_norm(3, stem_size, (3, 3), config, &norm, vb.pp("conv0.conv"))?.named("conv0");
         let conv_grid = Grid { channels: stem_size, halvings: 1 };

@@ -286,8 +286,8 @@ impl T5 {
         self.blocks.iter().map(|_| Tensor::zeros(shape, embeddings.dtype(), embeddings.device())).collect()
     }
 
-    /// One token of output: the ids at `position`, `(batch, 1)`, after those that `caches` hold. Gives the logits of the next
-    /// one, `(batch, vocab_size)`, and writes keys and values of this one to the caches.
+    /// One decoding step. `ids`, `(batch, 1)`, are the tokens at `position`; `caches` hold the tokens before. Returns the logits
+    /// of the next token, `(batch, vocab_size)`, and writes keys and values of this one to the caches.
     ///
     /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and must
     /// be less than the caches' length; a GPU does not check this. Cache entries from this position on are ignored.
@@ -311,6 +311,7 @@ impl T5 {
             block.cross.forward(&mut x, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
             block.feed_forward.forward(&mut x)?;
         }
-        ops::squeeze(&self.head.forward(&x.read(&self.norm)?)?, 1)
+        let _scope = scope("lm_head");
+        ops::squeeze(&x.read_product(&self.norm, self.head.weight())?, 1)
     }
 }

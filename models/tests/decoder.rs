@@ -1,4 +1,4 @@
-//! Decoders against transformers' on the same weights, and their steps against whole passes.
+//! Decoders compared with transformers on the same weights, and their steps with whole passes.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ const MODELS: [&str; 11] = [
     "phi3-long",
 ];
 
-/// What transformers computed, and of what.
+/// Inputs and outputs of transformers.
 struct Reference {
     config: Config,
     tensors: HashMap<String, Tensor>,
@@ -55,7 +55,7 @@ fn max_difference(a: &Tensor, b: &Tensor) -> Result<f32> {
     (a.to_dtype(DType::F32)? - b.to_dtype(DType::F32)?)?.abs()?.flatten_all()?.max(0)?.to_scalar()
 }
 
-/// Logits of all tokens, given in parts of so many: `(batch, tokens, vocab)`.
+/// Logits of all tokens, given in parts of these lengths: `(batch, tokens, vocab)`.
 fn logits(model: &Decoder, ids: &Tensor, parts: &[usize]) -> Result<Tensor> {
     let mut cache = model.cache(ids.dim(0)?).expect("a cache");
     let (mut at, mut logits) = (0, Vec::new());
@@ -92,7 +92,7 @@ fn a_text_read_in_parts_gives_the_same_logits() -> Result<()> {
     Ok(())
 }
 
-/// What an error says.
+/// The message of an error.
 fn told<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
     result.err().expect("an error").to_string()
 }
@@ -106,13 +106,13 @@ mod gguf {
 
     use super::*;
 
-    /// The row that GGUF has at each place, of a weight whose rows are heads of pairs.
+    /// The order of a weight's rows in GGUF, for heads whose rotary pairs are neighbours.
     fn paired(rows: usize, heads: usize) -> Vec<u32> {
         let dim = rows / heads;
         (0..rows).map(|row| (row / dim * dim + row % dim % 2 * (dim / 2) + row % dim / 2) as u32).collect()
     }
 
-    /// The seeded model as llama.cpp's converter writes it, with its matrices in a type.
+    /// The seeded model as llama.cpp's converter writes it, with matrices of a given type.
     fn file(folder: &Path, config: &Config, matrices: GgmlDType) -> Result<PathBuf> {
         let weights = opara_weights::seeded(11, DType::F32, CPU);
         let mut tensors = Vec::new();
@@ -300,7 +300,7 @@ mod generation {
 
     #[test]
     fn greedy_texts_are_those_of_transformers() -> Result<()> {
-        // Where a text outgrows the context of LongRoPE's short factors, transformers reads it again with the long ones.
+        // If a text outgrows the context of LongRoPE's short factors, transformers encodes it again with the long ones.
         for name in MODELS.into_iter().filter(|name| *name != "phi3-long") {
             let reference = Reference::of(name);
             let prompts = reference.ids().narrow(1, 0, 10)?.to_vec2::<u32>()?;
@@ -313,7 +313,7 @@ mod generation {
         Ok(())
     }
 
-    /// Three texts of a small model, by executors and eagerly.
+    /// Three texts of a small model, by executors and by eager execution.
     fn both(sampling: &[Sampling]) -> [Generator; 2] {
         let model = Arc::new(load(&Config::tiny(), 200));
         let fast = Generator::new(model.clone(), sampling, &OparaExecutor::builder()).expect("executors");

@@ -306,7 +306,7 @@ fn an_encoder_loads_without_decoder_tensors() -> Result<()> {
 }
 
 #[test]
-fn configs_parse_those_of_checkpoints() -> serde_json::Result<()> {
+fn configs_of_checkpoints_are_parsed() -> serde_json::Result<()> {
     let small = r#"{
         "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
         "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,

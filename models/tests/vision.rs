@@ -153,7 +153,7 @@ fn nasnet_needs_cells_and_channels_that_halve() {
 }
 
 #[test]
-fn configs_parse_those_of_checkpoints() -> serde_json::Result<()> {
+fn configs_of_checkpoints_are_parsed() -> serde_json::Result<()> {
     let timm = r#"{"architecture": "nasnetalarge", "num_classes": 1000, "num_features": 4032, "pretrained_cfg": {}}"#;
     assert_eq!(serde_json::from_str::<nasnet::Config>(timm)?, nasnet::Config::large());
     let timm = r#"{"architecture": "inception_v3", "num_classes": 10, "num_features": 2048}"#;

@@ -1,17 +1,17 @@
-//! The arguments of a function that an executor calls: its inputs, then the state of a step, which it writes in place.
+//! The arguments of a wrapped function: its inputs, then the state of a step, which it writes in place.
 
 use candle::{Result, Tensor};
 
-/// Which of a function's arguments are state: the last ones.
+/// The state among a function's arguments: the last ones.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StateArguments {
-    /// For each of them whether all that is built shares its memory with the caller's state: then it is not copied, not put
-    /// back and not compared.
+    /// For each tensor of the state: do executors run on the caller's own memory? Such a tensor is not copied, restored or
+    /// compared.
     shared: Vec<bool>,
 }
 
 impl StateArguments {
-    /// Those of a caller's state of which executors are built on `scratch`.
+    /// For a caller's state whose executors are built on `scratch`.
     pub fn new(state: &[Tensor], scratch: &[Tensor]) -> Self {
         Self { shared: state.iter().zip(scratch).map(|(a, b)| share_memory(a, b)).collect() }
     }
@@ -21,24 +21,24 @@ impl StateArguments {
         arguments.split_at(arguments.len().saturating_sub(self.shared.len()))
     }
 
-    /// How many of so many arguments are inputs.
+    /// The number of inputs among this many arguments.
     pub fn inputs(&self, arguments: usize) -> usize {
         arguments.saturating_sub(self.shared.len())
     }
 
-    /// Whether there is any state.
+    /// Is there no state?
     pub fn is_empty(&self) -> bool {
         self.shared.is_empty()
     }
 
-    /// The same inputs, and a copy of the state.
+    /// These arguments with the state copied.
     pub fn with_own_state(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
         let (inputs, state) = self.split(arguments);
         let copies = state.iter().zip(&self.shared).map(|(t, shared)| if *shared { Ok(t.clone()) } else { copy(t) });
         inputs.iter().cloned().map(Ok).chain(copies).collect()
     }
 
-    /// Copies of the inputs and of the state.
+    /// These arguments with inputs and state copied.
     pub fn copies(&self, arguments: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut copies = self.with_own_state(arguments)?;
         let inputs = self.inputs(copies.len());
@@ -48,12 +48,12 @@ impl StateArguments {
         Ok(copies)
     }
 
-    /// How many tensors of state are at the end of a pass's answers.
+    /// The number of state tensors at the end of a pass's answers.
     pub fn compared(&self) -> usize {
         self.shared.iter().filter(|shared| !**shared).count()
     }
 
-    /// All that a pass answers: its outputs, and the state that it left behind.
+    /// The answers of a pass: its outputs, then the state after it.
     pub fn answers(&self, mut outputs: Vec<Tensor>, arguments: &[Tensor]) -> Vec<Tensor> {
         let (_, state) = self.split(arguments);
         outputs.extend(state.iter().zip(&self.shared).filter(|(_, shared)| !**shared).map(|(t, _)| t.clone()));
@@ -69,7 +69,7 @@ impl StateArguments {
         inputs.iter().cloned().chain(state).collect()
     }
 
-    /// Writes the state that is at the end of a pass's answers to the state among the arguments.
+    /// Copies the state at the end of a pass's answers to the state among the arguments.
     pub fn store(&self, answers: &[Tensor], arguments: &[Tensor]) -> Result<()> {
         let own = self.answers(Vec::new(), arguments);
         let from = &answers[answers.len().saturating_sub(own.len())..];
@@ -84,12 +84,12 @@ pub(crate) struct Rerun<'a> {
 }
 
 impl<'a> Rerun<'a> {
-    /// Of these arguments.
+    /// Copies the state of these arguments.
     pub fn new(state: &StateArguments, from: &'a [Tensor]) -> Result<Self> {
         Ok(Self { from, own: state.with_own_state(from)? })
     }
 
-    /// The same with copies of the inputs, too.
+    /// Copies state and inputs of these arguments.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
     pub fn of_copies(state: &StateArguments, from: &'a [Tensor]) -> Result<Self> {
         Ok(Self { from, own: state.copies(from)? })
@@ -100,13 +100,13 @@ impl<'a> Rerun<'a> {
         &self.own
     }
 
-    /// Puts back what runs have changed.
+    /// Restores the state that runs have changed.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
     pub fn rewind(&self) -> Result<()> {
         self.rewind_if(|_| true)
     }
 
-    /// Puts back the small tensors alone: the time of a run depends on counters, and not on the rows of a cache.
+    /// Restores small tensors only: the time of a run depends on counters, not on the rows of a cache.
     pub fn rewind_counters(&self) -> Result<()> {
         const LARGEST: usize = 64 << 10;
         self.rewind_if(|t| t.elem_count() * t.dtype().size_in_bytes() <= LARGEST)
@@ -144,9 +144,9 @@ pub(crate) fn write(to: &Tensor, from: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Whether two tensors are views of one storage.
+/// Are two tensors views of one storage?
 pub(crate) fn share_memory(a: &Tensor, b: &Tensor) -> bool {
-    // One after the other: a thread must not hold the lock of a storage twice.
+    // One lock after the other: both tensors may have the same storage.
     let address = |t: &Tensor| std::ptr::from_ref(&*t.storage_and_layout().0) as usize;
     let a = address(a);
     a == address(b)

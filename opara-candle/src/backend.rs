@@ -16,15 +16,16 @@ pub(crate) type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> 
 
 /// Inputs with the outputs that an eager forward gave, and the time that it took.
 pub(crate) struct Example {
-    /// All arguments, a state as it was before.
+    /// All arguments. A state among them is as it was before the call.
     pub inputs: Vec<Tensor>,
-    /// All that a call answers, a state as it was after.
+    /// The outputs, then the state after the call.
     pub outputs: Vec<Tensor>,
     pub eager_us: f64,
 }
 
 impl Example {
-    /// The outputs alone: those of a module with [variables](candle::Var) would hold all that they were computed from.
+    /// Detaches the outputs: if the module has [variables](candle::Var), they would otherwise keep every intermediate
+    /// tensor alive.
     pub fn new(inputs: Vec<Tensor>, outputs: &[Tensor], eager_us: f64) -> Self {
         Self { inputs, outputs: outputs.iter().map(Tensor::detach).collect(), eager_us }
     }
@@ -42,7 +43,7 @@ pub(crate) struct Fusing {
 pub(crate) struct Recording {
     /// The launches as the module made them.
     pub trace: Arc<Trace>,
-    /// What could be faster and is not, and why.
+    /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
     pub examples: Vec<Example>,
     pub program: Box<dyn Program>,
@@ -52,42 +53,42 @@ pub(crate) struct Recording {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
 #[derive(Debug)]
 pub(crate) struct Rewriting {
-    /// How what is tried is prepared.
+    /// Settings of prepared traces, for the candidates that are timed.
     pub settings: Settings,
-    /// Names of rules that are not used.
+    /// Names of rules that are switched off.
     pub without: Vec<String>,
 }
 
-/// A recorded forward pass with other operators in the place of some of its launches.
+/// A recorded forward pass some of whose launches are replaced by other operators.
 pub(crate) struct RewrittenProgram {
     pub trace: Arc<Trace>,
-    /// What came of each rule.
+    /// The result of each rule.
     pub rewrites: Vec<Rewrite>,
-    /// Bytes that constants may take beside those of the module's own.
+    /// Bytes that constants may take in addition to the usual limit.
     pub room: u64,
-    /// What stays candle's, and why.
+    /// Launches that stay candle's, and the reasons.
     pub notes: Vec<String>,
-    /// With the outputs that replays have to give.
+    /// Examples with the outputs that replays are compared with.
     pub examples: Vec<Example>,
     pub program: Box<dyn Program>,
 }
 
 /// A recorded forward pass some of whose launches are fused.
 pub(crate) struct FusedProgram {
-    /// With one op for each group of launches.
+    /// The trace after fusion: one op for each group of launches.
     pub trace: Arc<Trace>,
-    /// Launches that others stand for, of the same results.
+    /// Launches that became part of a fused one.
     pub replaced: usize,
-    /// What could be faster and is not, and why.
+    /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
     pub program: Box<dyn Program>,
 }
 
-/// What is replayed, and in which order.
+/// A program and the schedule by which it is replayed.
 #[derive(Clone)]
 pub(crate) struct Planned {
     pub program: Arc<dyn Program>,
-    /// The recorded trace after fusion: what the program launches, one op a launch.
+    /// The recorded trace after fusion: one op for each launch of the program.
     pub trace: Arc<Trace>,
     pub prepared: Arc<Prepared>,
     pub schedule: Schedule,
@@ -103,15 +104,15 @@ impl Planned {
 /// For each op: the nanoseconds at which it began and ended.
 pub(crate) type OpTimes = Vec<(u64, u64)>;
 
-/// A recording on its device: what it takes beside the trace to launch the ops again.
+/// A recording on its device: everything but the trace that is needed to launch the ops again.
 pub(crate) trait Program: Send + Sync {
-    /// The same pass with other operators in the place of some launches, where these are no less accurate and faster.
+    /// Replaces launches by other operators where these are faster and no less accurate.
     ///
     /// # Errors
     /// A lost device.
     fn rewrite(self: Box<Self>, examples: Vec<Example>, rewriting: Rewriting) -> Result<RewrittenProgram>;
 
-    /// The same pass with groups of launches replaced by one launch each, where the device has a way to.
+    /// Replaces groups of launches by one launch each, if the device supports it.
     ///
     /// # Errors
     /// A call of the driver that failed.
@@ -125,7 +126,7 @@ pub(crate) trait Program: Send + Sync {
         Ok(())
     }
 
-    /// Restores it for the last time, at the end of building.
+    /// Restores that state for the last time, at the end of building.
     fn end_of_building(&self) -> Result<()> {
         Ok(())
     }
@@ -144,7 +145,7 @@ pub(crate) trait Program: Send + Sync {
 
 /// A forward pass that can be replayed from any thread.
 pub(crate) trait Replay: Send + Sync {
-    /// How it replays.
+    /// The kind of replay.
     fn mode(&self) -> Mode;
 
     /// Replays with these arguments, which have the shapes and dtypes of the recording; a state among them is written in
@@ -155,14 +156,14 @@ pub(crate) trait Replay: Send + Sync {
     /// and this thread is inside such a closure, too: two threads could then wait for each other forever.
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. The errors are those of [`call`](Self::call).
+    /// Zero-copy: `f` borrows the output buffers; the next call overwrites them. Errors: as for [`call`](Self::call).
     fn call_zero_copy(&self, inputs: &[Tensor], f: &mut dyn FnMut(&[Tensor])) -> Result<()> {
         f(&self.call(inputs)?);
         Ok(())
     }
 
-    /// Does a replay compute with these inputs what the module does? Not if the module writes to a weight with which an input
-    /// shares memory, since a replay reads its inputs in another order.
+    /// Does a replay of these inputs compute the module's results? It does not if the module writes to a weight that shares
+    /// memory with an input, since a replay reads its inputs at another time.
     fn accepts(&self, _inputs: &[Tensor]) -> bool {
         true
     }
@@ -173,7 +174,7 @@ pub(crate) trait Replay: Send + Sync {
         plan.program.clone().replay(plan)
     }
 
-    /// Has memory been freed that it reads but does not own? Then it must not be called any more.
+    /// Has memory been freed that the replay reads but does not own? If so, it must not be called any more.
     fn is_stale(&self) -> bool {
         false
     }

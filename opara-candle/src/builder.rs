@@ -96,13 +96,14 @@ impl Builder {
         self
     }
 
-    /// What to do with a module that cannot be captured. Default: [`OnUncapturable::Eager`].
+    /// Sets the handling of a module that cannot be captured. Default: [`OnUncapturable::Eager`].
     pub fn on_uncapturable(mut self, action: OnUncapturable) -> Self {
         self.0.on_uncapturable = action;
         self
     }
 
-    /// What to do with a module that keeps state on the host from one call to the next. Default: [`OnStateful::Error`].
+    /// Sets the handling of a module that keeps state on the host from one call to the next. Default:
+    /// [`OnStateful::Error`].
     pub fn on_stateful(mut self, action: OnStateful) -> Self {
         self.0.on_stateful = action;
         self
@@ -163,8 +164,7 @@ impl Builder {
         self
     }
 
-    /// What a replay has in common with the module's own answers: their bits, or their accuracy. Default:
-    /// [`Numerics::Exact`].
+    /// Chooses whether replays have the module's bits or its accuracy. Default: [`Numerics::Exact`].
     ///
     /// ```
     /// use candle::{DType, Device, Tensor};
@@ -176,14 +176,14 @@ impl Builder {
     /// # Ok::<(), opara_candle::Error>(())
     /// ```
     ///
-    /// With [`recheck`](Self::recheck), which compares bits, they stay exact.
+    /// [`recheck`](Self::recheck) compares bits, so with it replays stay exact.
     pub fn numerics(mut self, numerics: Numerics) -> Self {
         self.0.numerics = numerics;
         self
     }
 
-    /// Leaves out a rule of [`Numerics::Accurate`], by its name in [`Report::rewrites`](crate::Report::rewrites). A name that is
-    /// none leaves out nothing. May be called several times.
+    /// Leaves out a rule of [`Numerics::Accurate`], by its name in [`Report::rewrites`](crate::Report::rewrites). An unknown name
+    /// has no effect. May be called several times.
     pub fn without_rule(mut self, rule: impl Into<String>) -> Self {
         self.0.without.push(rule.into());
         self

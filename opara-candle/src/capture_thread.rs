@@ -27,7 +27,7 @@ thread_local! {
 /// Runs `job` on a capture thread and waits for it; on such a thread, at once.
 ///
 /// # Errors
-/// Those of `job`, and [`Error::Panicked`] if it panics.
+/// Errors of `job`, and [`Error::Panicked`] if it panics.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
 pub(crate) fn run<T: Send + 'static>(job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     if IS_CAPTURE_THREAD.get() {
@@ -64,7 +64,7 @@ impl CaptureThread {
     /// Runs `job` on this thread after all that was posted before, and waits for it.
     ///
     /// # Errors
-    /// Those of `job`, and [`Error::Panicked`] if it panics.
+    /// Errors of `job`, and [`Error::Panicked`] if it panics.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let (sender, result) = channel();
         // Warnings and spans go to the caller's subscriber.

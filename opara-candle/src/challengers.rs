@@ -18,7 +18,7 @@ pub(crate) fn faster(
     /// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only nine times.
     const REQUIRED_GAIN: f64 = 0.01;
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
-    // One after the other: the driver builds the next graph in the memory of those that lost.
+    // One after the other: the driver builds the next graph in the memory of the discarded ones.
     for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
         let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
         match against(bench, fastest, name.clone(), schedule) {

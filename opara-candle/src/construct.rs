@@ -91,7 +91,7 @@ impl OparaExecutor {
     /// ```
     ///
     /// # Errors
-    /// Those of `make`, [`Error::Panicked`](crate::Error::Panicked) if it panics, and those of [`new`](Self::new).
+    /// Errors of `make`, [`Error::Panicked`](crate::Error::Panicked) if it panics, and errors of [`new`](Self::new).
     pub fn build_on_thread<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
@@ -99,20 +99,20 @@ impl OparaExecutor {
         Self::builder().build_on_thread(make, input)
     }
 
-    /// Settings other than the defaults, functions of several tensors, and steps that carry a state on.
+    /// A builder: for other settings, functions of several tensors, and steps with a state.
     pub fn builder() -> Builder {
         Builder(Options::default())
     }
 
-    /// The same, with a warning about inputs whose values verification could not change.
+    /// Warns about inputs whose values verification could not change.
     pub(crate) fn warned(self) -> Self {
         let Report { unvaried_inputs, verified_inputs, .. } = self.report();
         if !unvaried_inputs.is_empty() {
             tracing::warn!(
                 inputs = ?unvaried_inputs,
                 verified_inputs,
-                "verification changes no integers: give `Builder::example` inputs with other ones, to check that the module \
-                 does not depend on them in a way that a replay does not follow"
+                "verification does not change integers: pass other values of these inputs to `Builder::example`, to detect \
+                 host code of the module that depends on them"
             );
         }
         self

@@ -1,4 +1,4 @@
-//! Memory of a GPU: what is free, and what some work needs at its peak.
+//! GPU memory: free bytes, and the peak of some work.
 
 use candle::Device;
 
@@ -12,8 +12,8 @@ pub fn free_memory(device: &Device) -> Result<usize> {
     cuda::free_memory(device)
 }
 
-/// Bytes of a GPU in use, after all its work is done, that are not of candle's memory pool: contexts, code, workspaces of
-/// libraries, and what the driver keeps for graphs, those of other programs included.
+/// Bytes in use outside candle's memory pool after all work is done: contexts, code, workspaces of libraries, and the driver's
+/// memory for graphs. Other programs' memory counts, too.
 ///
 /// # Errors
 /// A device that is no GPU, or a call of the driver that failed.
@@ -36,7 +36,7 @@ pub struct Usage {
 /// Does some work and watches the pool; on the CPU there is nothing to watch.
 ///
 /// # Errors
-/// Those of `f`, and of the driver.
+/// Errors of `f`, and of the driver.
 pub fn watch<T, E: From<crate::Error>>(
     device: &Device,
     f: impl FnOnce() -> Result<T, E>,

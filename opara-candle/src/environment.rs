@@ -1,7 +1,7 @@
-//! Variables of the environment that change what executors do in a deployed program. `docs/environment.md` has their table.
+//! Environment variables that change the behaviour of executors in a deployed program. `docs/environment.md` has their table.
 //!
-//! They are read once, when the first executor is built. A variable that is empty counts as not set; a value that is none is
-//! warned of and ignored.
+//! They are read once, when the first executor is built. An empty variable counts as not set. An invalid value is ignored, with a
+//! warning.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) enum Cache {
 }
 
 impl Cache {
-    /// Where files go that a program keeps in `folder`, if it keeps any.
+    /// The folder to use in place of the program's `folder`; `None` if the program or the environment wants no cache.
     pub fn instead_of(&self, folder: Option<PathBuf>) -> Option<PathBuf> {
         match self {
             Cache::Off => None,
@@ -26,16 +26,16 @@ impl Cache {
     }
 }
 
-/// What the environment asks for.
+/// The settings of the environment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Environment {
-    /// `OPARA_OFF=1`: every executor runs its module as it is.
+    /// `OPARA_OFF=1`: every executor runs its module eagerly.
     pub is_off: bool,
     /// `OPARA_FUSE=0`: launches are not fused.
     pub no_fuse: bool,
     /// `OPARA_VERIFY=0`: replays are not compared with eager execution.
     pub no_verify: bool,
-    /// `OPARA_NUMERICS=exact`: no operator takes the place of candle's.
+    /// `OPARA_NUMERICS=exact`: no kernel of candle is replaced.
     pub is_exact: bool,
     /// `OPARA_CACHE`.
     pub cache: Option<Cache>,
@@ -45,7 +45,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// That of this process.
+    /// The environment of this process.
     pub fn get() -> &'static Environment {
         static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
         ENVIRONMENT.get_or_init(|| {
@@ -57,11 +57,11 @@ impl Environment {
         })
     }
 
-    /// What these variables ask for, and what is wrong with them.
+    /// Reads the settings. Also returns a warning for each invalid value.
     pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
         let variable = |name| variable(name).filter(|value| !value.is_empty());
         let mut warnings = Vec::new();
-        // `None` if it is not set, or is neither.
+        // `None` if the variable is not set, or is neither 0 nor 1.
         let mut switch = |name| {
             let value = variable(name)?;
             match value.to_str() {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_and_what_is_none_is_warned_of() {
+    fn values_are_read_and_invalid_ones_are_warnings() {
         let nothing = (Environment::default(), Vec::new());
         assert_eq!(read(&[]), nothing);
         assert_eq!(read(&[("OPARA_OFF", ""), ("OPARA_CACHE", "")]), nothing, "empty is not set");

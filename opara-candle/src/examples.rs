@@ -6,14 +6,14 @@ use crate::arguments::StateArguments;
 use crate::backend::Example;
 use crate::verify::same_values;
 
-/// The inputs that building may use beside its first example.
+/// The inputs that building may use in addition to its first example.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Examples {
     /// Further examples that the user gave.
     pub further: Vec<Vec<Tensor>>,
     /// Are copies of the example with other floats used, too?
     pub altered: bool,
-    /// Which of the arguments are state. That of the example goes with all inputs.
+    /// The state among the arguments. All inputs run with the example's state.
     pub state: StateArguments,
 }
 
@@ -25,8 +25,7 @@ pub(crate) struct Other {
 }
 
 impl Examples {
-    /// The arguments beside `first`: the further examples that have its shapes and dtypes, and `first` with other floats in
-    /// its inputs.
+    /// Further arguments: the further examples that have its shapes and dtypes, and `first` with other floats in its inputs.
     ///
     /// Integers are never altered: an index out of range is an error on the CPU, and on a GPU an assertion that destroys the
     /// process's context; no example shows the range.

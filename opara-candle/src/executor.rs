@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use crate::backend::{Function, Replay};
 use crate::environment::Environment;
-use crate::error::difference;
 use crate::options::{OnUncapturable, Options};
 use crate::pipeline::{self, Plan};
 use crate::plans::{Entry, Plans};
@@ -20,13 +19,13 @@ use crate::{cuda, zero_copy, Error, Result};
 /// Makes the arguments that a plan is built on, if one is to be built.
 pub(crate) type BuiltOn<'a> = &'a dyn Fn() -> Result<Vec<Tensor>>;
 
-/// How often a plan whose memory the module freed is built anew for one call, before the module answers it.
+/// Number of times that one call rebuilds a plan whose memory the module freed. Then the module runs eagerly.
 const ATTEMPTS: usize = 4;
 
-/// A module whose forward pass is recorded once for each shape of input, scheduled on parallel streams, and replayed.
+/// Records a module's forward pass once for each shape of input, schedules it on parallel streams, and replays it.
 ///
-/// On CUDA a replay is one launch of one graph; on the CPU it runs on worker threads. What cannot be captured runs as
-/// before, and [`report`](Self::report) says why.
+/// On CUDA a replay is one launch of one graph; on the CPU it runs on worker threads. A module that cannot be captured
+/// runs eagerly, and [`report`](Self::report) says why.
 ///
 /// The module must compute its outputs from its inputs and its weights alone, by the same operators at every call.
 /// Weights are constants: call [`invalidate`](Self::invalidate) after changing them.
@@ -59,7 +58,7 @@ pub struct OparaExecutor {
     /// Tells this executor from others.
     id: u64,
     pub(crate) plans: Plans,
-    /// Held while a plan is built: a shape is built once, and builds do not see what others do to the module.
+    /// Held while a plan is built: a shape is built once, and concurrent builds do not disturb each other's module.
     building: Mutex<()>,
     pub(crate) rechecks: Rechecks,
     /// Device memory that all plans share.
@@ -89,9 +88,9 @@ impl OparaExecutor {
     /// Replays the module, and returns new output tensors that no later call overwrites.
     ///
     /// # Errors
-    /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new
-    /// shape those of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that borrows the
-    /// outputs of the same shapes.
+    /// [`Error::InputCount`], [`Error::InputDevice`] and [`Error::InputDType`] for inputs that do not fit; for a new shape errors
+    /// of [`new`](Self::new); and [`Error::OutputsBorrowed`] inside a closure of [`call_zero_copy`](Self::call_zero_copy) that
+    /// borrows the outputs of the same shapes.
     pub fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.call_with(inputs, &|| Ok(inputs.to_vec()))
     }
@@ -122,11 +121,11 @@ impl OparaExecutor {
     ///
     /// On a GPU these buffers are locked while `f` runs: other threads' calls of the same shapes wait until it returns, so it
     /// must not wait for them. `f` may call any other executor, and this one with other shapes. If another thread's closure
-    /// borrows the outputs of those shapes, the module runs eagerly instead of waiting, since both closures could wait for each
+    /// borrows the outputs of these shapes, the module runs eagerly instead of waiting, since both closures could wait for each
     /// other. A panic in `f` unwinds to the caller, and later calls work.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
+    /// Errors of [`call`](Self::call), and [`Error::OutputsBorrowed`] if `f` calls this executor with inputs of the same shapes and
     /// dtypes, in eager mode too, so that it does not depend on what could be captured.
     pub fn call_zero_copy<R>(&self, inputs: &[Tensor], f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.call_zero_copy_with(inputs, &|| Ok(inputs.to_vec()), f)
@@ -163,19 +162,19 @@ impl OparaExecutor {
         }
     }
 
-    /// Forgets everything that was built: the next call of any shape records the module anew. For changes of the module
-    /// that calls do not see.
+    /// Forgets everything that was built: the next call of any shape records the module again. Call it after changes of
+    /// the module that calls do not see.
     ///
     /// | change of the module | seen by the next call |
     /// |---|---|
     /// | a weight is written in place ([`Var::set`](candle::Var::set), `slice_set`) | yes, unless an operator that depends on no input read it: such operators ran once, see [`Builder::fold_constants`](crate::Builder::fold_constants) |
-    /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one, which has the plan built anew; on the CPU no |
+    /// | a weight is replaced by another tensor | on a GPU if that freed the memory of the first one: the plan is then rebuilt; on the CPU no |
     /// | a setting: a mode, a scale, a position, a flag for training | no |
     ///
-    /// What is not seen is what [`Builder::recheck`](crate::Builder::recheck) finds some calls later.
+    /// [`Builder::recheck`](crate::Builder::recheck) finds unseen changes some calls later.
     ///
-    /// Calls that are under way finish with what there was. [`report`](Self::report) stays as it is until the example's
-    /// shapes are built anew. Device memory of all plans is given back.
+    /// Calls in progress finish with the old plans. [`report`](Self::report) stays the same until the example's shapes
+    /// are built again. The device memory of all plans is freed.
     ///
     /// ```
     /// use candle::{DType, Device, Module, Tensor, Var};
@@ -225,8 +224,8 @@ impl OparaExecutor {
         }
     }
 
-    /// What `f` makes of the replay for inputs of these shapes; `None` if the module is to answer. Where a re-check is due,
-    /// `f` gets the module's own outputs, too.
+    /// Calls `f` with the replay for inputs of these shapes; `None` if the module has to run instead. If a re-check is due, `f`
+    /// also gets the module's own outputs.
     fn replayed<T>(
         &self,
         key: &Key,
@@ -248,9 +247,9 @@ impl OparaExecutor {
                 false => None,
             };
             match f(&entry, &**replay, expected) {
-                // Since it was looked up: the next look-up builds it anew.
+                // The memory was freed after the look-up. The next look-up builds the plan again.
                 Err(Error::MemoryFreed) => {}
-                // To a closure of another thread.
+                // A closure of another thread borrows the outputs.
                 Err(Error::OutputsBorrowed) => return Ok(None),
                 result => return result.map(Some),
             }
@@ -258,8 +257,8 @@ impl OparaExecutor {
         Ok(None)
     }
 
-    /// A replay's outputs, if they and the state after it are those of the module. If not, its shapes run eagerly from now
-    /// on, the outputs are the module's own, and the state becomes that which the module leaves.
+    /// Compares outputs and state of a replay with the module's, `expected`. If they differ, these shapes run eagerly from now
+    /// on, and the module's outputs and state are used.
     fn agreed(
         &self,
         key: &Key,
@@ -273,8 +272,8 @@ impl OparaExecutor {
         let mut answers = state.answers(outputs, arguments);
         let of_state = answers.len() - count;
         let compared = self.rechecks.compare(&expected, &answers);
-        if let Err(error @ Error::Mismatch { .. }) = &compared {
-            self.plans.distrust(key, entry, format!("a re-check failed: {}", difference(error)));
+        if let Err(Error::Mismatch(mismatch)) = &compared {
+            self.plans.distrust(key, entry, format!("a re-check failed: {}", mismatch.difference()));
         }
         if compared.is_err() {
             state.store(&expected, arguments)?;
@@ -329,7 +328,8 @@ impl OparaExecutor {
 /// For functions of one tensor to one tensor.
 ///
 /// # Errors
-/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], which `opara_candle::Error::from` makes of candle's error.
+/// As for [`OparaExecutor::call`], and [`Error::NotOneOutput`], to which `opara_candle::Error::from` converts candle's
+/// error.
 impl Module for OparaExecutor {
     fn forward(&self, x: &Tensor) -> candle::Result<Tensor> {
         let outputs = self.call(std::slice::from_ref(x))?;

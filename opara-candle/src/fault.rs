@@ -65,7 +65,7 @@ mod cuda {
 
 #[cfg(not(feature = "cuda"))]
 impl Fault {
-    /// What an error of candle means: without a GPU, nothing of the kind.
+    /// The fault behind an error of candle: there is none without a GPU.
     pub fn of(_: &candle::Error) -> Option<Self> {
         None
     }

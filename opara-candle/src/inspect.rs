@@ -33,7 +33,7 @@ impl OparaExecutor {
     /// Describes the plan for inputs like these, and counts events of the executor.
     ///
     /// # Errors
-    /// Those of [`call`](Self::call).
+    /// Errors of [`call`](Self::call).
     pub fn report_for(&self, inputs: &[Tensor]) -> Result<Report> {
         Ok(self.with_counts(self.entry(inputs, &|| Ok(inputs.to_vec()))?.plan.report.clone()))
     }
@@ -42,7 +42,7 @@ impl OparaExecutor {
     /// one op. [`measure`](Self::measure) measures its ops.
     ///
     /// # Errors
-    /// [`Error::NotRecorded`] in eager mode, and those of [`call`](Self::call).
+    /// [`Error::NotRecorded`] in eager mode, and errors of [`call`](Self::call).
     pub fn trace(&self, inputs: &[Tensor]) -> Result<Trace> {
         self.trace_with(inputs, &|| Ok(inputs.to_vec()))
     }
@@ -94,7 +94,7 @@ impl OparaExecutor {
     /// measures the ops: it must be installed, and no profiler may be attached.
     ///
     /// # Errors
-    /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and those of
+    /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and errors of
     /// [`call`](Self::call).
     pub fn measure(&self, inputs: &[Tensor]) -> Result<Trace> {
         let (entry, planned) = self.measurable(inputs)?;
@@ -110,8 +110,7 @@ impl OparaExecutor {
         planned.timeline(inputs)
     }
 
-    /// What answers calls with inputs like these. A look at it is no call: it neither keeps a plan from having to go nor has a
-    /// lost one built again sooner.
+    /// The plan for inputs like these. Looking it up does not count as a call: it affects neither eviction nor rebuilding.
     fn entry(&self, inputs: &[Tensor], example: BuiltOn) -> Result<Arc<Entry>> {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {

@@ -74,7 +74,7 @@ pub use candle_nn;
 pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use device_memory::free_memory;
-pub use error::{Error, Result};
+pub use error::{Error, Mismatch, Result, StateError};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};

@@ -14,7 +14,7 @@ use crate::trace::{Measured, Trace};
 use crate::tune::{benchmark, Bench, Contestant};
 use crate::{Error, Result};
 
-/// Name of the DAG's schedule with all edges, also those that other edges imply.
+/// Name of the DAG's schedule with all edges, including edges that other edges imply.
 const EVERY_EDGE: &str = "dag, every edge";
 
 /// The number of replays per schedule, and of replays in which single ops are measured.
@@ -83,7 +83,7 @@ impl Planned {
 pub(crate) struct Replays<'a> {
     pub base: &'a dyn Replay,
     pub plan: &'a Planned,
-    /// Sets of arguments that runs take in turns.
+    /// Sets of arguments, one for each run in turn.
     sets: Vec<Rerun<'a>>,
     device: &'a Device,
     /// The set of the next run.

@@ -16,7 +16,7 @@ use crate::schedule::{Policy, Scheduler};
 use crate::scheduling::Scheduling;
 use crate::tune::Tuning;
 
-/// What to do with a module that cannot be captured.
+/// The handling of a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUncapturable {
@@ -27,7 +27,8 @@ pub enum OnUncapturable {
     Error,
 }
 
-/// What to do with a module that keeps state on the host between calls, such as a counter, or a cache in a `RefCell` or a `Mutex`.
+/// The handling of a module that keeps state on the host between calls, such as a counter, or a cache in a `RefCell` or a
+/// `Mutex`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStateful {
@@ -39,39 +40,39 @@ pub enum OnStateful {
     Eager,
 }
 
-/// What a replay has in common with the module's own answers.
+/// The agreement of replays with the module's own results.
 ///
-/// Users of `torch.compile` and TensorRT expect answers of the same accuracy, and not the same bits. An executor stands in for a
-/// module that runs already, and that changes nothing unless it is asked to: [`Exact`](Numerics::Exact) is the default, and
-/// [`Builder::numerics`](crate::Builder::numerics) asks for the other.
+/// Users of `torch.compile` and TensorRT expect results of the same accuracy, not the same bits. An executor replaces a module
+/// that already runs, so by default it changes nothing: [`Exact`](Numerics::Exact).
+/// [`Builder::numerics`](crate::Builder::numerics) chooses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Numerics {
-    /// The bits: replays launch candle's kernels, or generated ones that give their bits.
+    /// The same bits: replays launch candle's kernels, or generated kernels with the same results.
     #[default]
     Exact,
-    /// The accuracy: on a GPU other operators take the place of candle's kernels where they are faster and no less accurate.
+    /// The same accuracy: on a GPU, other operators replace candle's kernels where they are faster and no less accurate.
     ///
-    /// What is put there is held against double precision while the executor is built, on the inputs of all examples. An error
-    /// counts as a multiple of `u · max(|r|, rms r)`: `r` is the result in double precision, `rms r` the root of the mean of its
-    /// squares, and `u` the type's unit roundoff (2^-11 in f16, 2^-8 in bf16, 2^-24 in f32). The root of the mean squared error
-    /// may be 1.05 times candle's plus 0.05, the largest error 1.5 times candle's plus 1. What is not finite, or NaN, is so
-    /// where candle's is. What does not meet this stays candle's, which the report's notes say.
+    /// While the executor is built, each replacement is compared with double precision on the inputs of all examples. Errors are
+    /// multiples of `u · max(|r|, rms r)`: `r` is the result in double precision, `rms r` its root mean square, and `u` the
+    /// type's unit roundoff (2^-11 in f16, 2^-8 in bf16, 2^-24 in f32). The root mean square error may be 1.05 times candle's
+    /// plus 0.05, the largest error 1.5 times candle's plus 1. Infinities and NaN must be where candle's are. A replacement that
+    /// fails this is dropped, with a note in the report.
     Accurate,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub scheduler: Arc<dyn Scheduler>,
-    /// Whether its schedules are proven before they are used.
+    /// Are schedules proven before use?
     pub check: bool,
-    /// How to search for the schedule, where one is searched for.
+    /// Settings of the search for a schedule, if there is a search.
     pub tuning: Option<Tuning>,
     pub settings: Settings,
     pub verify: bool,
-    /// Examples beside the one that an executor is built with.
+    /// Examples in addition to the first one.
     pub further: Vec<Vec<Tensor>>,
-    /// Which of the function's arguments are state.
+    /// The state among the function's arguments.
     pub state: StateArguments,
     pub stress: u64,
     pub on_uncapturable: OnUncapturable,
@@ -81,11 +82,11 @@ pub(crate) struct Options {
     pub benchmark_challengers: bool,
     pub fuse: bool,
     pub numerics: Numerics,
-    /// Names of rules that are not used.
+    /// Names of rules that are switched off.
     pub without: Vec<String>,
-    /// Folder that keeps compiled kernels.
+    /// Cache folder of compiled kernels.
     pub kernels: Option<PathBuf>,
-    /// Folder for what each stage gave.
+    /// Folder for the results of the stages.
     pub dump: Option<PathBuf>,
     /// The last stage that is built.
     pub stop_after: Option<Stage>,
@@ -102,7 +103,7 @@ impl Options {
         };
     }
 
-    /// These options under this environment. It only switches off: what the program does not ask for stays so.
+    /// Applies the environment, which only switches things off.
     pub fn under(mut self, environment: &Environment) -> Self {
         self.fuse &= !environment.no_fuse;
         self.verify &= !environment.no_verify;
@@ -119,18 +120,18 @@ impl Options {
         self
     }
 
-    /// How to fuse launches, if that is asked for.
+    /// Settings of fusion, if it is on.
     pub fn fusing(&self) -> Option<Fusing> {
         self.fuse.then(|| Fusing { folder: self.kernels.clone() })
     }
 
-    /// How to rewrite, if that is asked for. Answers that are compared with the module's bit for bit must have its bits.
+    /// Settings of rewriting, if it is on. Re-checks compare bits, so they exclude rewriting.
     pub fn rewriting(&self) -> Option<Rewriting> {
         let is_asked = self.numerics == Numerics::Accurate && self.recheck == 0;
         is_asked.then(|| Rewriting { settings: self.settings, without: self.without.clone() })
     }
 
-    /// What building may call the module with.
+    /// The inputs that building calls the module with.
     pub fn examples(&self) -> Examples {
         Examples { further: self.further.clone(), altered: self.verify, state: self.state.clone() }
     }

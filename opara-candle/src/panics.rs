@@ -9,7 +9,7 @@ pub(crate) fn caught<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     caught_as(|message| Error::Panicked { message }, f)
 }
 
-/// Runs `f`; a panic becomes the error that `error` makes of the panic's message.
+/// Runs `f`; `error` converts a panic's message to an error.
 pub(crate) fn caught_as<T>(error: impl FnOnce(String) -> Error, f: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(error(panic_message(&*payload))))
 }

@@ -1,5 +1,4 @@
-//! The plans of an executor, one for each set of input shapes: which exist, which were evicted, and which of those are built
-//! again.
+//! The plans of an executor, one for each set of input shapes: eviction, and rebuilding of evicted plans.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -33,7 +32,7 @@ impl Entry {
         Arc::new(Self { plan, calls: AtomicU64::new(0) })
     }
 
-    /// Counts a call, and says whether it is one of each so many.
+    /// Counts a call. Is its number a multiple of `every`?
     pub fn is_nth(&self, every: u64) -> bool {
         every > 0 && (self.calls.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every)
     }
@@ -58,13 +57,13 @@ impl Cause {
     fn reason(self, max_shapes: usize) -> String {
         match self {
             Cause::Evicted => format!(
-                "plans for {max_shapes} sets of input shapes are kept, and those of more take turns: raise \
+                "there are more sets of input shapes than the {max_shapes} plans that are kept: raise \
                  `Builder::max_shapes`"
             ),
             Cause::Freed => "the module keeps freeing memory that its recorded passes read: let it keep a tensor for \
                              each shape, as a cache or a table, for as long as it lives"
                 .into(),
-            Cause::Differed => "a re-check found other outputs than those of the module".into(),
+            Cause::Differed => "a re-check found other outputs than the module's".into(),
         }
     }
 }
@@ -77,7 +76,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Whether the next call of its shapes builds it again, after this many builds of lost plans.
+    /// Does the next call of its shapes build it again? `rebuilds` counts earlier builds of lost plans.
     fn is_built_again(&self, rebuilds: u64) -> bool {
         self.cause != Cause::Differed && (rebuilds < REBUILDS || self.calls >= CALLS_THAT_PAY)
     }
@@ -100,7 +99,7 @@ struct State {
     eager: HashMap<Cause, Arc<Entry>>,
     /// The report of the latest plan for the shapes that the executor was built with.
     example_report: Option<Report>,
-    /// How often all plans were dropped.
+    /// Number of times that all plans were dropped.
     generation: u64,
     /// Evicted entries, which are dropped after the lock is released.
     out: Vec<Arc<Entry>>,
@@ -131,7 +130,7 @@ impl Plans {
         result
     }
 
-    /// What answers calls of these shapes; `None` if a plan is to be built.
+    /// The plan for calls of these shapes; `None` if it is to be built.
     pub fn find(&self, key: &Key) -> Option<Arc<Entry>> {
         self.with(|state| state.find(key, self.max_shapes))
     }
@@ -159,7 +158,7 @@ impl Plans {
         entry
     }
 
-    /// How often all plans were forgotten.
+    /// Number of times that all plans were dropped.
     pub fn generation(&self) -> u64 {
         self.state.lock().generation
     }
@@ -193,13 +192,13 @@ impl Plans {
         });
     }
 
-    /// The report of what answers calls of the example's shapes; of their last plan, if another is to be built.
+    /// The report of the plan for the example's shapes, or of their last plan if it was dropped.
     pub fn example_report(&self) -> Option<Report> {
         let state = self.state.lock();
         state.peek(&self.example).map(|entry| entry.plan.report.clone()).or_else(|| state.example_report.clone())
     }
 
-    /// How many lost plans were built again.
+    /// Number of lost plans that were built again.
     pub fn rebuilds(&self) -> u64 {
         self.state.lock().rebuilds
     }
@@ -338,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differed_is_never_built_again() {
+    fn shapes_that_differed_are_never_rebuilt() {
         let plans = Plans::new(1, key(0));
         let entry = plans.insert(key(0), plan(), 0);
         plans.distrust(&key(0), &entry, "it differs".into());

@@ -8,7 +8,7 @@ use crate::{verify, Error, Result};
 
 /// The interval of an executor's re-checks, and their results so far.
 pub(crate) struct Rechecks {
-    /// Of each shape, one call of this many is compared; 0 for none.
+    /// Every n-th call of each shape is compared; 0 for none.
     pub every: u64,
     done: AtomicU64,
     mismatches: AtomicU64,
@@ -19,7 +19,7 @@ impl Rechecks {
         Self { every, done: AtomicU64::new(0), mismatches: AtomicU64::new(0) }
     }
 
-    /// Compares a replay's outputs with those of the module, bit for bit.
+    /// Compares a replay's outputs with the module's, bit for bit.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if they differ, or an error of the comparison itself.
@@ -28,7 +28,7 @@ impl Rechecks {
             if verify::same_on_device(expected, got) { Ok(()) } else { verify::same_bits("replay", expected, got) };
         match &result {
             Ok(()) => _ = self.done.fetch_add(1, Ordering::Relaxed),
-            Err(error @ Error::Mismatch { .. }) => {
+            Err(error @ Error::Mismatch(_)) => {
                 self.done.fetch_add(1, Ordering::Relaxed);
                 self.mismatches.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(%error, "a re-check failed: the module's own answer is returned, and its shapes run eagerly");
@@ -38,7 +38,7 @@ impl Rechecks {
         result
     }
 
-    /// The number of re-checks, and of those that found a difference.
+    /// The number of re-checks, and of differences found.
     pub fn counts(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.mismatches.load(Ordering::Relaxed))
     }
@@ -49,6 +49,7 @@ mod tests {
     use candle::Device;
 
     use super::*;
+    use crate::Mismatch;
 
     #[test]
     fn comparisons_are_counted() -> anyhow::Result<()> {
@@ -56,8 +57,8 @@ mod tests {
         let x = [Tensor::new(&[1f32, 2.], &Device::Cpu)?];
         let y = [Tensor::new(&[1f32, 3.], &Device::Cpu)?];
         rechecks.compare(&x, &x)?;
-        assert!(matches!(rechecks.compare(&x, &y), Err(Error::Mismatch { differing: 1, .. })));
-        assert!(matches!(rechecks.compare(&x, &[]), Err(Error::Mismatch { .. })));
+        assert!(matches!(rechecks.compare(&x, &y), Err(Error::Mismatch(Mismatch { differing: 1, .. }))));
+        assert!(matches!(rechecks.compare(&x, &[]), Err(Error::Mismatch(_))));
         assert_eq!(rechecks.counts(), (3, 2));
         Ok(())
     }

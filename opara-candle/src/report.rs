@@ -21,24 +21,25 @@ pub enum Mode {
     Eager,
 }
 
-/// What came of one rule of rewriting.
+/// The result of one rule of rewriting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Rewrite {
     /// The rule's name, as [`Builder::without_rule`](crate::Builder::without_rule) takes it.
     pub rule: &'static str,
-    /// How often it fitted.
+    /// Number of matches.
     pub times: usize,
-    /// Launches that became part of others.
+    /// Number of launches saved.
     pub saved: usize,
-    /// The root of the mean squared error of what it is part of, as [`Numerics::Accurate`](crate::Numerics::Accurate) counts it.
+    /// Root mean square error of the largest result that it is part of, in the unit of
+    /// [`Numerics::Accurate`](crate::Numerics::Accurate).
     pub error: f64,
-    /// That of candle's own.
+    /// The same error of candle's kernels.
     pub candle_error: f64,
 }
 
 impl Rewrite {
-    /// The same rule elsewhere, too.
+    /// Adds the numbers of the same rule elsewhere.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
     pub(crate) fn add(&mut self, other: &Rewrite) {
         self.times += other.times;
@@ -87,8 +88,8 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Describes what was built for one set of input shapes, and counts events of the executor since then. In eager mode the numbers of
-/// the plan are 0.
+/// Describes the plan for one set of input shapes, and counts the executor's events since it was built. In eager mode the plan's
+/// numbers are 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -107,7 +108,7 @@ pub struct Report {
     pub tuning: Option<Findings>,
     /// Launches of one forward pass of the module.
     pub ops: usize,
-    /// What came of each rule of rewriting; nothing with [`Numerics::Exact`](crate::Numerics::Exact).
+    /// The result of each rule of rewriting; empty with [`Numerics::Exact`](crate::Numerics::Exact).
     pub rewrites: Vec<Rewrite>,
     /// Launches that were fused into others.
     pub fused: usize,

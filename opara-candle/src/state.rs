@@ -1,14 +1,14 @@
-//! What a step carries on from one call to the next, and saved copies of it.
+//! The state of a step, and saved copies of it.
 
 use candle::{DType, Shape, Tensor};
 
 use crate::arguments::{copy, write};
-use crate::{Error, Result};
+use crate::{Result, StateError};
 
-/// What a step carries on from one call to the next: counters, caches, the last token.
+/// The state that a step carries from one call to the next: counters, caches, the last token.
 ///
-/// A value names its tensors. They always come in the same order, with the same shapes and dtypes, and lie on one device;
-/// each is contiguous and has memory of its own. A step [writes to them in place](crate::Builder::build_step).
+/// An implementation lists its tensors. They always come in the same order, with the same shapes and dtypes, on one device. Each
+/// is contiguous and has its own memory. A step [writes to them in place](crate::Builder::build_step).
 ///
 /// ```
 /// use candle::{DType, Device, Result, Tensor};
@@ -40,13 +40,14 @@ pub trait Carry: Sized {
     /// The tensors, without copying them.
     fn tensors(&self) -> Vec<Tensor>;
 
-    /// The same with other tensors, which are like [its own](Self::tensors) in number, order, shapes and dtypes.
+    /// The same state with other tensors, which match [its own](Self::tensors) in number, order, shapes and dtypes.
     fn with(&self, tensors: Vec<Tensor>) -> Self;
 
-    /// What executors are built on: building calls the step many times, and must not change this value. Default: a copy.
+    /// The state that executors are built on. Building calls the step many times, and must not change this value. Default: a
+    /// copy.
     ///
-    /// What is in it may differ from this value, as long as a step can run on it. A tensor that it has in common with this
-    /// value is neither copied nor put back: a cache that several sequences share can lend pages that none of them uses.
+    /// Its contents may differ from this value's, as long as a step can run on them. A tensor that is this value's own is neither
+    /// copied nor restored: for example a cache of several sequences, of which building uses free pages.
     ///
     /// # Errors
     /// No memory for a copy.
@@ -54,7 +55,7 @@ pub trait Carry: Sized {
         self.fork()
     }
 
-    /// A copy, which goes on independently.
+    /// An independent copy.
     ///
     /// # Errors
     /// No memory for it.
@@ -63,7 +64,7 @@ pub trait Carry: Sized {
         Ok(self.with(copies))
     }
 
-    /// Back to the start, in the same memory. Default: zeros everywhere.
+    /// Resets the state to the start, in the same memory. Default: zeros everywhere.
     ///
     /// # Errors
     /// A call of the device that failed.
@@ -115,7 +116,7 @@ impl Carry for Vec<Tensor> {
 pub struct Snapshot(Vec<Tensor>);
 
 impl Snapshot {
-    /// A copy of what the state holds now.
+    /// Copies the current state.
     ///
     /// # Errors
     /// No memory for it.
@@ -123,14 +124,14 @@ impl Snapshot {
         Ok(Self(state.tensors().iter().map(copy).collect::<candle::Result<_>>()?))
     }
 
-    /// Puts it back, into the same memory, or into another state of the same shapes and dtypes.
+    /// Restores the saved contents, into the same state or another one of the same shapes and dtypes.
     ///
     /// # Errors
-    /// A state of other tensors: then it is unchanged as far as the first that differs.
+    /// A state of other shapes or dtypes, which stays unchanged.
     pub fn restore(&self, state: &mut impl Carry) -> Result<()> {
         let tensors = state.tensors();
         if tensors.len() != self.0.len() {
-            return Err(Error::StateCount { expected: self.0.len(), got: tensors.len() });
+            return Err(StateError::Count { expected: self.0.len(), got: tensors.len() }.into());
         }
         for (index, (saved, tensor)) in self.0.iter().zip(&tensors).enumerate() {
             check_alike(index, (saved.shape(), saved.dtype()), tensor)?;
@@ -143,7 +144,7 @@ impl Snapshot {
 pub(crate) fn check_alike(index: usize, (shape, dtype): (&Shape, DType), tensor: &Tensor) -> Result<()> {
     if tensor.shape() != shape || tensor.dtype() != dtype {
         let (expected, got) = (shape.clone(), tensor.shape().clone());
-        return Err(Error::StateShape { index, expected, expected_dtype: dtype, got, got_dtype: tensor.dtype() });
+        return Err(StateError::Shape { index, expected, expected_dtype: dtype, got, got_dtype: tensor.dtype() }.into());
     }
     Ok(())
 }

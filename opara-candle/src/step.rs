@@ -1,4 +1,4 @@
-//! `StepExecutor`: replays a function that goes on from a state, which it writes in place.
+//! `StepExecutor`: replays a function that reads a state and writes it in place.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -14,13 +14,12 @@ use crate::panics::caught;
 use crate::report::Report;
 use crate::state::{check_alike, Carry};
 use crate::trace::Trace;
-use crate::{cuda, Error, Result};
+use crate::{cuda, Result, StateError};
 
-/// A step that is recorded once for each shape of its inputs, and replayed on any state like the one that it was built for.
+/// A step that is recorded once for each shape of its inputs, and replayed on any state of the shapes that it was built for.
 ///
-/// Made by [`Builder::build_step`]. Several threads may step several states by one of these; the exclusive borrow of a
-/// state keeps two steps of the same one apart. Clones of a state's tensors are the caller's affair: who reads them while
-/// a step runs may see its writes.
+/// Made by [`Builder::build_step`]. Several threads may step different states with one executor; the exclusive borrow prevents
+/// two steps of the same state at a time. A thread that reads clones of a state's tensors while a step runs may see its writes.
 pub struct StepExecutor<S> {
     executor: OparaExecutor,
     /// Shape and dtype of each tensor of the state.
@@ -30,17 +29,17 @@ pub struct StepExecutor<S> {
 }
 
 impl Builder {
-    /// Wraps a step: a function of several tensors and a state to several tensors. It goes on from the state and leaves
-    /// it as the next call shall find it, by operators that write in place: [`ops::assign`](crate::ops::assign),
-    /// [`ops::advance`](crate::ops::advance), [`ops::write_rows`](crate::ops::write_rows), on a GPU also candle's
-    /// `slice_set`. `inputs`, of which there may be none, and `state` are examples, all on one device.
+    /// Wraps a step: a function of several tensors and a state to several tensors. It updates the state by operators
+    /// that write in place: [`ops::assign`](crate::ops::assign), [`ops::advance`](crate::ops::advance),
+    /// [`ops::write_rows`](crate::ops::write_rows), on a GPU also candle's `slice_set`. `inputs` (may be empty) and
+    /// `state` are examples, all on one device.
     ///
-    /// Building runs the step on copies ([`Carry::scratch`]): it never changes `state`. Replays are compared with eager
-    /// execution in outputs and state. The step gets its state as an argument: what the function holds of it by itself
-    /// would stay that of this one value. An output that lies in the state is copied when the step ends.
+    /// Building runs the step on copies ([`Carry::scratch`]) and never changes `state`. Outputs and state of replays
+    /// are compared with eager execution. The step must use the state that it is given: tensors that the function
+    /// captured itself stay the same at every call. An output that is a view of the state is copied when the step ends.
     ///
-    /// On the CPU host code could read the state's values, a position say, which a replay would not follow. So the step is
-    /// also recorded on the state that its first run left behind, and both must agree.
+    /// On the CPU, host code could read values of the state, such as a position, and a replay would not repeat that. So the step
+    /// is also recorded on the state after its first run, and both recordings must agree.
     ///
     /// ```
     /// use candle::{DType, Device, Tensor};
@@ -63,7 +62,8 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// Those of [`StepExecutor::step`] for a state that cannot be stepped, and of [`OparaExecutor::new`].
+    /// [`Error::State`](crate::Error::State) for a state that cannot be stepped, and errors of
+    /// [`OparaExecutor::new`].
     pub fn build_step<S, F>(mut self, step: F, inputs: &[Tensor], state: &S) -> Result<StepExecutor<S>>
     where
         S: Carry + Send + Sync + 'static,
@@ -84,43 +84,41 @@ impl Builder {
 }
 
 impl<S: Carry> StepExecutor<S> {
-    /// One step: goes on from `state`, and leaves it as the next step shall find it. The outputs are the caller's: no later
-    /// step overwrites them.
+    /// Runs one step, which updates `state`. No later step overwrites the outputs.
     ///
-    /// After an error of the device or of the step itself the state may be anything between before and after: put a
-    /// [`Snapshot`](crate::Snapshot) back.
+    /// After an error of the device or of the step itself, the state may be partly updated: restore a
+    /// [`Snapshot`](crate::Snapshot).
     ///
     /// # Errors
-    /// [`Error::StateCount`], [`Error::StateShape`] and [`Error::StateDevice`] for a state that is not like the one that
-    /// this was built for, [`Error::StateShared`] and [`Error::StateLayout`] for one that cannot be written in place, which
-    /// leave it as it is; and those of [`OparaExecutor::call`].
+    /// [`Error::State`](crate::Error::State) for a state that this step cannot run on, which stays unchanged; and errors
+    /// of [`OparaExecutor::call`].
     pub fn step(&self, inputs: &[Tensor], state: &mut S) -> Result<Vec<Tensor>> {
         self.executor.call_with(&self.arguments(inputs, state)?, &|| example(inputs, state))
     }
 
-    /// As [`step`](Self::step), but lends the outputs to `f` without copying them: the next step overwrites them. What
-    /// holds for [`OparaExecutor::call_zero_copy`] holds here.
+    /// Like [`step`](Self::step), but `f` borrows the outputs without a copy: the next step overwrites them. The rules
+    /// of [`OparaExecutor::call_zero_copy`] apply.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step) and of [`OparaExecutor::call_zero_copy`].
+    /// Errors of [`step`](Self::step) and of [`OparaExecutor::call_zero_copy`].
     pub fn call_zero_copy<R>(&self, inputs: &[Tensor], state: &mut S, f: impl FnOnce(&[Tensor]) -> R) -> Result<R> {
         self.executor.call_zero_copy_with(&self.arguments(inputs, state)?, &|| example(inputs, state), f)
     }
 
-    /// What answers steps with inputs of the example's shapes.
+    /// The report of the plan for inputs of the example's shapes.
     pub fn report(&self) -> Report {
         self.executor.report()
     }
 
-    /// What is replayed for inputs and a state like these, as [`OparaExecutor::trace`].
+    /// The trace that is replayed for inputs and a state like these: [`OparaExecutor::trace`].
     ///
     /// # Errors
-    /// As for [`OparaExecutor::trace`], and for [`step`](Self::step).
+    /// Errors of [`OparaExecutor::trace`] and of [`step`](Self::step).
     pub fn trace(&self, inputs: &[Tensor], state: &S) -> Result<Trace> {
         self.executor.trace_with(&self.arguments(inputs, state)?, &|| example(inputs, state))
     }
 
-    /// Forgets all that was built, as [`OparaExecutor::invalidate`].
+    /// Drops all plans: [`OparaExecutor::invalidate`].
     pub fn invalidate(&self) {
         self.executor.invalidate();
     }
@@ -139,7 +137,7 @@ impl<S> std::fmt::Debug for StepExecutor<S> {
     }
 }
 
-/// What a plan is built on: the inputs, and a scratch copy of the state.
+/// Arguments to build a plan on: the inputs, and a scratch copy of the state.
 fn example(inputs: &[Tensor], state: &impl Carry) -> Result<Vec<Tensor>> {
     Ok(joined(inputs, state.scratch()?.tensors()))
 }
@@ -148,7 +146,7 @@ fn joined(inputs: &[Tensor], state: Vec<Tensor>) -> Vec<Tensor> {
     inputs.iter().cloned().chain(state).collect()
 }
 
-/// The step as a function of one list of tensors.
+/// Wraps the step as a function of one list of tensors.
 fn of_arguments<S, F>(step: F, like: S, state: StateArguments) -> Function
 where
     S: Carry + Send + Sync + 'static,
@@ -157,7 +155,7 @@ where
     let run = move |arguments: &[Tensor]| -> candle::Result<Vec<Tensor>> {
         let (inputs, state) = state.split(arguments);
         let outputs = step(inputs, &like.with(state.to_vec()))?;
-        // The next step writes to the state, and outputs are the caller's.
+        // Outputs are copied out of the state, since the next step writes to it.
         let own = |output: Tensor| match state.iter().any(|tensor| share_memory(tensor, &output)) {
             true => apply("copy", &[&output], 0, |t| copy(t[0])),
             false => Ok(output),
@@ -167,7 +165,7 @@ where
     Arc::new(move |arguments| Ok(caught(|| Ok(run(arguments)?))?))
 }
 
-/// Tensors of the same shapes and dtypes, of one element in memory.
+/// Tensors of the same shapes and dtypes that are views of one element, and so take no memory.
 fn without_memory(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
     let like = |t: &Tensor| Tensor::zeros((), t.dtype(), t.device())?.broadcast_as(t.shape());
     Ok(tensors.iter().map(like).collect::<candle::Result<_>>()?)
@@ -176,15 +174,15 @@ fn without_memory(tensors: &[Tensor]) -> Result<Vec<Tensor>> {
 /// Checks that a state can be stepped.
 fn check(specs: &[(Shape, DType)], location: DeviceLocation, inputs: &[Tensor], state: &[Tensor]) -> Result<()> {
     if state.len() != specs.len() {
-        return Err(Error::StateCount { expected: specs.len(), got: state.len() });
+        return Err(StateError::Count { expected: specs.len(), got: state.len() }.into());
     }
     for (index, (tensor, (shape, dtype))) in state.iter().zip(specs).enumerate() {
         check_alike(index, (shape, *dtype), tensor)?;
         let got = tensor.device().location();
         if got != location {
-            return Err(Error::StateDevice { index, expected: location, got });
+            return Err(StateError::Device { index, expected: location, got }.into());
         }
-        let layout = |reason| Err(Error::StateLayout { index, reason });
+        let layout = |reason| Err(StateError::Layout { index, reason }.into());
         if !tensor.is_contiguous() {
             return layout("is not contiguous");
         }
@@ -193,10 +191,10 @@ fn check(specs: &[(Shape, DType)], location: DeviceLocation, inputs: &[Tensor], 
         }
         let shares = |other: &Tensor| tensor.elem_count() > 0 && share_memory(tensor, other);
         if let Some(other) = state[..index].iter().position(shares) {
-            return Err(Error::StateShared { index, other: format!("its tensor {other}") });
+            return Err(StateError::Shared { index, other: format!("its tensor {other}") }.into());
         }
         if let Some(other) = inputs.iter().position(shares) {
-            return Err(Error::StateShared { index, other: format!("input {other}: pass a copy") });
+            return Err(StateError::Shared { index, other: format!("input {other}: pass a copy") }.into());
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Steps that run ahead of the host: tokens as they come.
+//! A stream of tokens from steps that run ahead of the host.
 
 use std::collections::VecDeque;
 
@@ -8,10 +8,10 @@ use crate::state::Carry;
 use crate::step::StepExecutor;
 use crate::{cuda, Error, Result};
 
-/// An iterator over the tokens that steps give; made by [`StepExecutor::stream`].
+/// An iterator over the tokens of steps; made by [`StepExecutor::stream`].
 ///
-/// Each item is the first output of one step, flattened: for a batch one token a row. When the stream is dropped, the
-/// state is as it is after [`steps`](Self::steps) steps, up to `ahead` more than were taken from it.
+/// Each item is the first output of one step, flattened: one token for each row of a batch. When the stream is dropped,
+/// the state has advanced by [`steps`](Self::steps) steps: up to `ahead` more than the items taken.
 pub struct StepStream<'a, S> {
     executor: &'a StepExecutor<S>,
     inputs: &'a [Tensor],
@@ -23,28 +23,28 @@ pub struct StepStream<'a, S> {
     /// For each row whether a stop token has come.
     stopped: Vec<bool>,
     is_over: bool,
-    /// What steps have given and nobody has taken, the oldest first.
+    /// Tokens that were not taken yet, the oldest first.
     given: VecDeque<Given>,
-    /// Host memory of downloads that were taken.
+    /// Host memory of finished downloads, for reuse.
     free: Vec<cuda::Download>,
 }
 
 /// The tokens of one step.
 enum Given {
     Tokens(Vec<u32>),
-    /// So many that are on their way.
+    /// A pending download of this many tokens.
     Coming(cuda::Download, usize),
 }
 
 impl<S: Carry> StepExecutor<S> {
-    /// Steps again and again, all [with the same inputs](StepStream::on), if any; the first output of each are tokens, of u32.
+    /// Runs steps repeatedly, all [with the same inputs](StepStream::on) if there are any. The first output of a step must be u32
+    /// tokens.
     ///
-    /// On a GPU so many steps as `ahead` says, at least one, are enqueued before the host waits for the tokens of the first:
-    /// it takes them while the next ones run, and the GPU does not wait for the host. On the CPU a step runs when its tokens
-    /// are asked for.
+    /// On a GPU, `ahead` steps (at least one) are enqueued before the host waits for the tokens of the first. The host reads them
+    /// while the next steps run, so the GPU does not wait for the host. On the CPU, a step runs when its tokens are requested.
     ///
-    /// Limit the steps with [`at_most`](StepStream::at_most) where a state has an end, such as a cache's length:
-    /// [`Iterator::take`] does not keep those from running that are ahead.
+    /// If a state has room for a limited number of steps, such as a cache's length, set
+    /// [`at_most`](StepStream::at_most): [`Iterator::take`] does not stop the steps that run ahead.
     ///
     /// ```
     /// use candle::{DType, Device, Tensor};
@@ -84,24 +84,24 @@ impl<'a, S> StepStream<'a, S> {
         self
     }
 
-    /// Ends when each row has given one of these tokens: the item in which the last one does is the last item.
+    /// Ends after the item in which the last row has given one of these tokens.
     pub fn until(mut self, stops: impl Into<Vec<u32>>) -> Self {
         self.stops = stops.into();
         self
     }
 
-    /// Runs no more than so many steps.
+    /// Limits the number of steps.
     pub fn at_most(mut self, steps: usize) -> Self {
         self.at_most = steps;
         self
     }
 
-    /// How many steps the state has gone on by: those taken, and those that are ahead.
+    /// Number of steps that the state has advanced by, including steps whose tokens were not taken yet.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Whether all rows have had a stop token, with these.
+    /// Adds the tokens of a step. Have all rows had a stop token now?
     fn stops_with(&mut self, tokens: &[u32]) -> bool {
         self.stopped.resize(tokens.len(), false);
         for (stopped, token) in self.stopped.iter_mut().zip(tokens) {
@@ -125,7 +125,7 @@ impl<S: Carry> StepStream<'_, S> {
         let is_behind = |stream: &Self| stream.given.len() < stream.ahead && stream.steps < stream.at_most;
         while is_behind(self) {
             self.step()?;
-            // What is there already is not ahead of anybody.
+            // On the CPU steps do not run ahead.
             if matches!(self.given.back(), Some(Given::Tokens(_))) {
                 break;
             }
@@ -142,7 +142,7 @@ impl<S: Carry> StepStream<'_, S> {
     }
 }
 
-/// The tokens among the outputs of a step.
+/// The tokens of a step, from its outputs.
 fn given(outputs: &[Tensor], free: &mut Vec<cuda::Download>) -> Result<Given> {
     let Some(tokens) = outputs.first().filter(|tokens| tokens.dtype() == DType::U32) else {
         return Err(Error::NotTokens { got: outputs.first().map(Tensor::dtype) });
@@ -167,7 +167,7 @@ impl<S: Carry> Iterator for StepStream<'_, S> {
         match &tokens {
             Ok(Some(tokens)) if !self.stops.is_empty() => self.is_over = self.stops_with(tokens),
             Ok(Some(_)) => {}
-            // After an error the state may be anything.
+            // After an error the state may be partly updated.
             Ok(None) | Err(_) => self.is_over = true,
         }
         tokens.transpose()

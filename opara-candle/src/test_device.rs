@@ -70,7 +70,8 @@ fn is_absent_to_driver(ordinal: usize, error: &candle::Error) -> bool {
         candle::Error::WithBacktrace { inner, .. } => is_absent_to_driver(ordinal, inner),
         candle::Error::Cuda(error) => match error.downcast_ref() {
             Some(CudaError::Cuda(error)) => match error.0 {
-                // What `cuInit` returns without a GPU, and as the toolkit's stub, which only serves to link.
+                // `cuInit` returns these without a GPU, and in the toolkit's stub library, which serves for linking
+                // only.
                 CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY => true,
                 // The number is too high. As there is a first GPU if there is any, this is about others.
                 CUresult::CUDA_ERROR_INVALID_DEVICE => ordinal > 0,

@@ -25,11 +25,10 @@ thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Builds a function on a capture thread of its own, and returns a function that any thread can call. `inputs` are those of
-/// the first call.
+/// Builds a function on its own capture thread, and returns a function that any thread can call. `inputs` are the first call's.
 ///
 /// # Errors
-/// Those of `make`, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
+/// Errors of `make`, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
 pub(crate) fn build<F>(make: impl FnOnce() -> candle::Result<F> + Send + 'static, inputs: &[Tensor]) -> Result<Function>
 where
     F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + 'static,

@@ -9,7 +9,7 @@ pub(crate) use opara_plan::stopwatch::{wall_us, StageTimes};
 /// One call of `f`, by the device's clock and by the host's.
 ///
 /// # Errors
-/// Those of `f` and of the driver.
+/// Errors of `f` and of the driver.
 pub fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<Sample> {
     if device.is_cuda() {
         return crate::cuda::sample(device, f);
@@ -22,12 +22,12 @@ pub fn sample(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result
 /// Time of one call of `f` in microseconds: between two events on the device's stream on a GPU, wall time on the CPU.
 ///
 /// # Errors
-/// Those of `f` and of the driver.
+/// Errors of `f` and of the driver.
 pub fn once(device: &Device, f: impl FnOnce() -> candle::Result<()>) -> Result<f64> {
     Ok(sample(device, f)?.gpu_us)
 }
 
-/// The result of `f`, whose error stays what it is, and the time that it took as [`once`] measures it.
+/// The result of `f`, with its own error type, and its time as [`once`] measures it.
 pub(crate) fn timed<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let mut result = None;
     let us = once(device, || {
@@ -43,7 +43,7 @@ pub(crate) fn timed<T>(device: &Device, f: impl FnOnce() -> Result<T>) -> Result
 /// Latency of `iters` calls of `f` after `warmup` more.
 ///
 /// # Errors
-/// Those of `f` and of the driver.
+/// Errors of `f` and of the driver.
 pub fn measure(
     device: &Device,
     warmup: usize,

@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor};
 
-use crate::Error;
+use crate::Mismatch;
 
 /// Do two tensors of one shape and dtype have the same bits? All NaN count as equal.
 pub(crate) fn same_values(a: &Tensor, b: &Tensor) -> Result<bool> {
@@ -25,12 +25,12 @@ pub(crate) fn same_values(a: &Tensor, b: &Tensor) -> Result<bool> {
 /// Compares outputs bit for bit; NaN equals NaN.
 ///
 /// # Errors
-/// [`Error::Mismatch`] for the first output that differs.
+/// [`Mismatch`] for the first output that differs.
 pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor]) -> crate::Result<()> {
     if expected.len() != got.len() {
         let output = expected.len().min(got.len());
         let elements = expected.get(output).or(got.get(output)).map_or(1, |t| t.elem_count().max(1));
-        return Err(Error::Mismatch { mode, output, differing: elements, elements });
+        return Err(Mismatch { mode, output, differing: elements, elements }.into());
     }
     for (output, (expected, got)) in expected.iter().zip(got).enumerate() {
         let elements = expected.elem_count();
@@ -40,7 +40,7 @@ pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor])
             elements.max(1)
         };
         if differing > 0 {
-            return Err(Error::Mismatch { mode, output, differing, elements });
+            return Err(Mismatch { mode, output, differing, elements }.into());
         }
     }
     Ok(())
@@ -73,7 +73,7 @@ fn differing(a: &Tensor, b: &Tensor) -> Result<u32> {
     }
     let mut same = a.eq(&b)?;
     if matches!(a.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
-        // Of two zeros of different signs the reciprocals are different infinities.
+        // Zeros of different signs have different infinities as reciprocals.
         same = (same * a.recip()?.eq(&b.recip()?)?)?;
         same = (same + (a.ne(&a)? * b.ne(&b)?)?)?;
     }
@@ -102,6 +102,7 @@ fn bits(tensor: &Tensor) -> Result<Vec<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn candles_operators_see_the_differences_that_bits_show() -> Result<()> {
@@ -125,10 +126,10 @@ mod tests {
         let t = |v: &[f32]| Tensor::new(v, &Device::Cpu);
         assert!(same_bits("test", &[t(&[f32::NAN, 1.])?], &[t(&[-f32::NAN, 1.])?]).is_ok());
         let error = same_bits("test", &[t(&[0., 1.])?], &[t(&[-0., 1.])?]).unwrap_err();
-        assert!(matches!(error, Error::Mismatch { output: 0, differing: 1, elements: 2, .. }));
+        assert!(matches!(error, Error::Mismatch(Mismatch { output: 0, differing: 1, elements: 2, .. })));
         assert!(same_bits("test", &[t(&[0., 1.])?], &[t(&[0.])?]).is_err());
         let error = same_bits("test", &[t(&[0.])?], &[t(&[0.])?, t(&[0., 1.])?]).unwrap_err();
-        assert!(matches!(error, Error::Mismatch { output: 1, .. }), "one more output than expected");
+        assert!(matches!(error, Error::Mismatch(Mismatch { output: 1, .. })), "one more output than expected");
         Ok(())
     }
 }

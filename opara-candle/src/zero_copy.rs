@@ -58,7 +58,7 @@ enum Holder {
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "on the CPU every call has outputs of its own"))]
 impl OutputLock {
-    /// Waits until nobody holds the buffers, and takes them.
+    /// Waits until the buffers are free, and takes them.
     ///
     /// # Errors
     /// [`Error::OutputsBorrowed`] if a closure holds them and this thread is inside a closure, too. Waiting could then last forever:

@@ -37,7 +37,7 @@ def trace(model: torch.nn.Module, x: torch.Tensor, symbolic: bool) -> tuple[Grap
         if is_call(n) and operator(module, n) in CHECKS:
             module.graph.erase_node(n)
     if traced_by == "torch.export":
-        # Removes inputs of the checks. Not after symbolic_trace, whose nodes do not tell in-place operators.
+        # Removes inputs of the checks. Not after symbolic_trace, whose nodes do not show in-place operators.
         module.graph.eliminate_dead_code()
     return module, traced_by
 

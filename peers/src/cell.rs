@@ -11,12 +11,12 @@ use opara_peers::results::{Contestant, Measured, Outcome};
 use crate::gpu::Gpu;
 use crate::way::{Ready, Way};
 
-/// How long the GPU's counters are read, and how long a contestant runs before: the counters lag by a tenth of a
+/// Time for which the GPU's counters are read, and time that a contestant runs before: the counters lag by a tenth of a
 /// second.
 const WATCHED: Duration = Duration::from_millis(150);
 const BEFORE: Duration = Duration::from_millis(150);
 
-/// How often and how long contestants run; flatten it into a subcommand's arguments.
+/// Number and length of turns; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Turns {
     /// Measured calls of each contestant, once with a flush of the L2 cache before each call and once without.

@@ -12,7 +12,7 @@ use crate::peer::{Framework, Launch, FRAMEWORKS};
 
 /// Fills the frameworks' cache of compiled code and exported models, several processes at a time.
 ///
-/// `measure` with the same cache then uses them: it takes less time, and its set-up times are those of a second start.
+/// `measure` with the same cache then uses them: it takes less time, and its set-up times are as at a second start.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -58,7 +58,7 @@ pub fn colour(name: &str) -> RGBColor {
     known(name).map_or(UNKNOWN, |at| KNOWN[at].1)
 }
 
-/// The contestants of these cells, measured or failed, in the order of tables. Of the policies only `sequential`,
+/// The contestants of these cells, measured or failed, in the order of tables. The only policies are `sequential`,
 /// `opara` and `tuned`; the [table of policies](crate::markdown::policies) has the others.
 pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();

@@ -1,12 +1,11 @@
 //! `peers measure`: measures this library and its peers on one machine in one run.
 
-use std::fs::{self, OpenOptions};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{bail, ensure, Context, Result};
 use candle::Device;
 use opara_candle::SpanLabels;
-use opara_examples::warnings;
+use opara_examples::{check_writable, warnings};
 use opara_peers::results::{Cell, Results, Run};
 use tracing_subscriber::prelude::*;
 
@@ -57,6 +56,7 @@ impl Args {
     /// No GPU, models that cannot be built, a file that cannot be written. An error of a contestant is its outcome.
     pub fn run(&self) -> Result<()> {
         ensure!(self.parts.batches.iter().all(|&batch| batch > 0), "a batch has at least one item");
+        // Before measurements take hours.
         check_writable(&self.output)?;
         tracing_subscriber::registry().with(warnings()).with(SpanLabels).init();
         let device = match self.cpu {
@@ -120,18 +120,7 @@ impl Args {
     }
 }
 
-/// Checks that a file can be written, before measurements take hours. Leaves the file unchanged.
-fn check_writable(path: &Path) -> Result<()> {
-    let existed = path.exists();
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.with_context(|| format!("cannot write {}", path.display()))?;
-    if !existed {
-        fs::remove_file(path).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
-}
-
-/// Contestants whose kernels are timed: one of all those that replay the same kernels in another order.
+/// Contestants whose kernels are timed. Of contestants that replay the same kernels in another order, only one is.
 const PROFILED: [&str; 7] = [
     own::CANDLE_TUNED,
     "sequential",

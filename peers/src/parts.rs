@@ -23,7 +23,7 @@ pub struct Parts {
     only: Only,
 }
 
-/// Which contestants; flatten it into a subcommand's arguments.
+/// The choice of contestants; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Only {
     /// Contestants: candle, "candle tuned", eager, a policy, or framework and mode as in "torch graph"; default: all.

@@ -18,7 +18,7 @@ use crate::worker::Worker;
 /// The frameworks, by their names in the workers' script and in results.
 pub const FRAMEWORKS: [&str; 2] = ["torch", "onnxruntime"];
 
-/// How workers are started; flatten it into a subcommand's arguments.
+/// Start of workers; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Launch {
     /// The Python interpreter with the frameworks (peers/python/requirements.txt).

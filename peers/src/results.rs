@@ -14,7 +14,7 @@ use crate::stats;
 /// Version of the file format.
 const FORMAT: u32 = 1;
 
-/// Any number of runs, each on one machine. Of a contestant that several runs measured in one cell, only the last
+/// Any number of runs, each on one machine. If several runs measured the same contestant in one cell, only the last
 /// measurement is kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Results {

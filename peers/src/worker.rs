@@ -80,7 +80,7 @@ impl Worker {
             match error {
                 RecvTimeoutError::Disconnected => anyhow!("the worker has ended"),
                 RecvTimeoutError::Timeout => {
-                    // Whether or not it still runs, it will not answer.
+                    // The worker will not answer any more, even if it still runs.
                     let _ = self.process.kill();
                     anyhow!("no answer from the worker in {} s", self.patience.as_secs())
                 }

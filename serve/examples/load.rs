@@ -77,6 +77,9 @@ struct Args {
     dtype: String,
 }
 
+/// Threads that embed at a time with `--in-process` on a GPU.
+const IN_PROCESS_THREADS: usize = 8;
+
 /// Texts of seeded lengths and words, the same in every run.
 fn texts(longest: usize) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(11);
@@ -153,32 +156,39 @@ fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
 }
 
 /// The same texts without a server: in batches of 32 within 8,192 tokens, sorted by length within 256 texts, as a full
-/// queue lets the server do it.
+/// queue lets the server do it. Several threads embed at a time: while one tokenizes, the device works for another.
 fn in_process(args: &Args, texts: &[String]) -> Result<()> {
     let device = if args.cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
     let dtype: DType = args.dtype.parse()?;
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?.cut(true);
     let limit = model.limit();
-    let (batches, lengths, tokens) = if args.cpu {
-        (vec![1, 4], vec![32, 128], 512)
-    } else {
-        (vec![1, 2, 4, 8, 16, 32], vec![16, 32, 64, 128, 256], 8_192)
-    };
-    let buckets = Buckets::new(batches, lengths.into_iter().filter(|&length| length < limit).chain([limit]), tokens)?;
+    let (batches, tokens, threads) =
+        if args.cpu { (vec![1, 4], 512, 1) } else { (vec![1, 2, 4, 8, 16, 32], 8_192, IN_PROCESS_THREADS) };
+    let lengths = [16, 32, 64, 128, 256].into_iter().filter(|&length| length < limit).chain([limit]);
+    let buckets = Buckets::new(batches, lengths, tokens)?;
     let embedder = model.embedder(&device, dtype, &buckets)?;
     for bucket in buckets.iter() {
         embedder.prepare(bucket)?;
     }
-    let (start, mut done, mut words) = (Instant::now(), 0, 0);
-    for texts in texts.chunks(256).cycle() {
-        if start.elapsed().as_secs_f64() > args.seconds {
-            break;
+    let (start, next) = (Instant::now(), AtomicUsize::new(0));
+    let parts: Vec<&[String]> = texts.chunks(256).collect();
+    let work = || {
+        let (mut done, mut words) = (0, 0);
+        while start.elapsed().as_secs_f64() < args.seconds {
+            let texts = parts[next.fetch_add(1, Ordering::Relaxed) % parts.len()];
+            embedder.embed(texts)?;
+            done += texts.len();
+            words += texts.iter().map(|text| text.split(' ').count()).sum::<usize>();
         }
-        embedder.embed(texts)?;
-        done += texts.len();
-        words += texts.iter().map(|text| text.split(' ').count()).sum::<usize>();
-    }
+        anyhow::Ok((done, words))
+    };
+    let counts = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let counts = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?);
+        counts.collect::<Result<Vec<_>>>()
+    })?;
     let seconds = start.elapsed().as_secs_f64();
+    let (done, words) = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
     println!("in process: {:.1} texts/s, {:.0} words/s", done as f64 / seconds, words as f64 / seconds);
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! A step with a cache, on any device: the same for tests of the CPU and of GPUs.
+//! A step with a cache, for tests of the CPU and of GPUs.
 
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::{ops, Carry};
 
-/// A cache of rows, where the next one goes, and a sum of what was read.
+/// A cache of rows, the position of the next row, and a sum of all rows that were read.
 #[derive(Debug)]
 pub struct Writing {
     position: Tensor,

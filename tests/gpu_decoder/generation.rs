@@ -11,7 +11,7 @@ use opara_models::decoder::{Config, Decoder, Generator};
 use super::assert_near;
 use super::common::{gpu, CPU};
 
-/// Small ones of every kind: heads that kernels take, and such that they do not.
+/// Small models of every kind, with head sizes that kernels support, and others.
 fn configs() -> Vec<(&'static str, Config)> {
     let small = |json: serde_json::Value| Config::from_json(&json).expect("a configuration");
     let base = |kind: &str| {
@@ -32,7 +32,7 @@ fn load(config: &Config, dtype: DType, device: &Device) -> Result<Decoder> {
 }
 
 #[test]
-fn logits_on_a_gpu_are_those_of_the_cpu() -> Result<()> {
+fn logits_on_a_gpu_equal_the_cpus() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (name, config) in configs() {
         let (here, there) = (load(&config, DType::F32, CPU)?, load(&config, DType::F32, &device)?);

@@ -1,5 +1,5 @@
-//! What decoders are made of on a GPU, against the same operators on the CPU, and their steps as graphs. Without a GPU, or without
-//! the `cuda` feature, each test says that it skips.
+//! Operators of decoders on a GPU against the CPU, and decoder steps as graphs. Without a GPU, or without the `cuda` feature,
+//! each test says that it skips.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -8,11 +8,12 @@ mod generation;
 use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
+use opara_candle::{Carry, Mode, OparaExecutor, Policy};
 
-/// Dtypes with the relative error that they may make.
+/// Dtypes with their maximum relative error.
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
 
-/// Fails unless `got` is near `expected`, measured by the largest value there.
+/// Fails unless `got` is near `expected`, relative to the largest expected value.
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let error = || -> Result<f64> {
@@ -26,7 +27,7 @@ fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fm
     assert!(error <= tolerance, "{of}: off by {error:.2e}");
 }
 
-/// The values that a dtype makes of a tensor, in f32 on the host, and the tensor on the device.
+/// A tensor rounded to a dtype: in f32 on the host, and on the device.
 fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
     let x = x.to_dtype(dtype)?;
     Ok((x.to_dtype(DType::F32)?, x.to_device(device)?))
@@ -35,7 +36,7 @@ fn both(x: &Tensor, dtype: DType, device: &Device) -> Result<(Tensor, Tensor)> {
 #[test]
 fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // Rows of a warp and less, of several chunks, of a number that splits do not divide, and one of many.
+    // Rows of at most a warp, rows of several chunks, a row length that splits do not divide, and a long row.
     for (columns, inner) in [(7, 64), (96, 896), (1152, 896), (40, 4872), (3000, 264)] {
         for (dtype, tolerance) in DTYPES {
             let scaled = |i, shape, by: f64| both(&(waves(i, shape)? * by)?, dtype, &device);
@@ -80,7 +81,8 @@ fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     Ok(())
 }
 
-/// Several steps behind texts of several lengths, with what is in the cache behind them, which nothing may read.
+/// Several steps after texts of several lengths. The cache holds other numbers beyond each text, which must not be
+/// read.
 fn attend(
     of: CachedAttention,
     pairs: usize,
@@ -155,6 +157,38 @@ fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
     for neighbour in [0, 2] {
         let sum = whole.get(neighbour)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
         assert_eq!(sum as usize, 2 * 2 * 16 * 64, "sequence {neighbour}");
+    }
+    Ok(())
+}
+
+/// Attention loads its position and the places before it while the launch before it may still run: not where a launch before it
+/// writes them.
+#[test]
+fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 64, scale: 0.125, window: None, eps: 1e-5 };
+    let table = waves(7, (64, 64))?.to_device(&device)?;
+    let weight = (waves(3, (8 * 64, 256))? * 0.06)?.to_dtype(DType::F16)?.to_device(&device)?;
+    let x = [waves(1, (1, 1, 256))?.to_dtype(DType::F16)?.to_device(&device)?];
+    let step = move |x: &[Tensor], state: &Vec<Tensor>| {
+        let (position, cache) = (&state[0], &state[1]);
+        ops::advance(position, 1)?;
+        let qkv = ops::norm_linear(&x[0], None, &weight, None, None)?;
+        let new = NewTokens { qkv: &qkv, start: position, rotary: &table, norms: None };
+        Ok(vec![ops::cached_attention(&of, cache, new)?])
+    };
+    let cache = waves(5, (1, 2, 2, 64, 64))?.to_dtype(DType::F16)?.to_device(&device)?;
+    let start = vec![Tensor::new(&[3u32], &device)?, cache];
+    // One launch behind the other: each has one before it, which it need not wait for.
+    let builder = OparaExecutor::builder().policy(Policy::Sequential);
+    let fast = builder.build_step(step.clone(), &x, &start)?;
+    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    let (mut ours, eager) = (start.fork()?, start.fork()?);
+    for at in 0..20 {
+        let expected = step(&x, &eager)?;
+        let got = fast.step(&x, &mut ours)?;
+        assert!(same_bits(&got[0], &expected[0])?, "step {at}");
+        assert!(same_bits(&ours[1], &eager[1])?, "the cache behind step {at}");
     }
     Ok(())
 }

@@ -36,8 +36,8 @@ fn a_norm_of_many_launches_becomes_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rows of lengths around the limits of candle's blocks and of fused kernels' blocks. Short rows are so many that a
-/// block has several.
+/// Rows of lengths around the limits of candle's blocks and of fused kernels' blocks. There are so many short rows that
+/// a block has several.
 fn shapes() -> impl Iterator<Item = (usize, usize)> {
     let few = [2, 33, 100, 128, 768, 1000, 1023, 1024, 1500, 3072, 4096].map(|columns| (5, columns));
     few.into_iter().chain([(1024, 2), (1028, 33), (1028, 100), (1024, 128), (1026, 128), (1024, 129)])

@@ -6,7 +6,7 @@ use opara_candle::ops::{self, Activation, ConvConfig, PoolConfig};
 
 use super::common::{gpu, waves, CPU};
 
-/// The largest numbers of each type, numbers beyond those that can be split for tensor cores, infinities and NaN.
+/// The largest numbers of each type, numbers too large to be split for tensor cores, infinities and NaN.
 fn edges(dtype: DType) -> Vec<f32> {
     let largest = match dtype {
         DType::F16 => vec![65504., -65504.],

@@ -5,6 +5,8 @@ mod attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod edges;
+mod matmuls;
+mod rows;
 mod windows;
 
 use candle::{DType, Device, Result, Tensor};
@@ -17,6 +19,9 @@ const DTYPES: [(DType, f64); 4] = [(DType::F64, 1e-12), (DType::F32, 2e-3), (DTy
 
 const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
+
+/// Row lengths: for one thread and for many, multiples of a vector and not, fitting into registers and not.
+const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
 
 /// Asserts that `got` is close to `expected`, relative to the largest value of the latter.
 #[track_caller]
@@ -90,274 +95,6 @@ fn concatenations_of_sums() -> Result<()> {
     let x = waves(0, (1, 2, 3, 3))?.to_device(&device)?;
     assert!(ops::cat_sums(&[(&x, None), (&x.narrow(2, 0, 1)?, None)], 1, Activation::None).is_err());
     assert!(ops::cat_sums(&[(&x, Some(&x.to_dtype(DType::F16)?)), (&x, None)], 1, Activation::None).is_err());
-    Ok(())
-}
-
-/// Row lengths: for one thread and for many, multiples of a vector and not, fitting into registers and not.
-const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
-
-/// Rows normalised to variance one, and to mean zero unless only squares count, in f64.
-fn standard(x: &Tensor, centred: bool, eps: f32) -> Result<Tensor> {
-    let x = if centred { x.broadcast_sub(&x.mean_keepdim(1)?)? } else { x.clone() };
-    x.broadcast_div(&(x.sqr()?.mean_keepdim(1)? + f64::from(eps))?.sqrt()?)
-}
-
-#[test]
-fn norms_agree_with_the_cpu() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    const EPS: f32 = 1e-5;
-    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // Also with a mean much larger than the deviations from it.
-        for mean in [0., 100.] {
-            let (x, x_gpu) = both(&(waves(0, (6, columns))? + mean)?, dtype, &device)?;
-            let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
-            let vectors = (2..5).map(|i| both(&waves(i, columns)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
-            let [(bias, bias_gpu), (scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
-            let end = |x: Tensor| x.broadcast_mul(scale)?.broadcast_add(shift);
-            let expected = [
-                end(standard(&x, true, EPS)?)?,
-                end(standard(&(&x + &residual)?, true, EPS)?)?,
-                end(standard(&x.broadcast_add(bias)?.add(&residual)?, true, EPS)?)?,
-                standard(&x, false, EPS)?.broadcast_mul(scale)?,
-            ];
-            let mut first: Option<[Tensor; 4]> = None;
-            for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
-                let add = |bias| ops::add_layer_norm(&x, bias, &residual_gpu, scale_gpu, shift_gpu, EPS);
-                let got = [
-                    ops::layer_norm(&x, scale_gpu, shift_gpu, EPS)?,
-                    add(None)?,
-                    add(Some(bias_gpu))?,
-                    ops::rms_norm(&x, scale_gpu, EPS)?,
-                ];
-                for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                    let of = format!("normalisation {i} of {columns} columns in {dtype:?}, mean {mean}, {layout}");
-                    assert_near(got, expected, tolerance, &of);
-                    if let Some(first) = &first {
-                        assert!(same_bits(got, &first[i])?, "{of}: bits depend on where elements lie");
-                    }
-                }
-                first.get_or_insert(got);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Rows handled by parts of warps, by warps and by blocks, with a partially filled last one.
-const MANY_ROWS: [(usize, usize); 7] =
-    [(70_001, 8), (70_001, 136), (1030, 24), (1030, 500), (1030, 1000), (1030, 1030), (3, 40)];
-
-#[test]
-fn norms_of_many_rows_and_of_no_rows() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    const EPS: f32 = 1e-5;
-    for ((rows, columns), (dtype, tolerance)) in MANY_ROWS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
-        let of = format!("{rows} rows of {columns} columns in {dtype:?}");
-        let (x, x_gpu) = both(&waves(0, (rows, columns))?, dtype, &device)?;
-        let (residual, residual_gpu) = both(&waves(3, (rows, columns))?, dtype, &device)?;
-        let vectors = (1..3).map(|i| both(&waves(i, columns)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
-        let [(scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
-        let end = |x: Tensor| x.broadcast_mul(scale)?.broadcast_add(shift);
-        let got = ops::layer_norm(&x_gpu, scale_gpu, shift_gpu, EPS)?;
-        assert_near(&got, &end(standard(&x, true, EPS)?)?, tolerance, &of);
-        let got = ops::add_layer_norm(&x_gpu, None, &residual_gpu, scale_gpu, shift_gpu, EPS)?;
-        assert_near(&got, &end(standard(&(x + residual)?, true, EPS)?)?, tolerance, format!("sums, {of}"));
-
-        let none = x_gpu.narrow(0, 0, 0)?;
-        assert_eq!(ops::add_layer_norm(&none, None, &none, scale_gpu, shift_gpu, EPS)?.dims(), [0, columns]);
-        assert!(ops::add_layer_norm(&x_gpu, None, &x_gpu.narrow(0, 0, 1)?, scale_gpu, shift_gpu, EPS).is_err());
-        assert!(ops::rms_norm(&x_gpu, &scale_gpu.narrow(0, 1, 3)?, EPS).is_err());
-    }
-    Ok(())
-}
-
-#[test]
-fn add_rms_norm_returns_the_sum_and_its_norm() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    const EPS: f32 = 1e-5;
-    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        let (x, x_gpu) = both(&waves(0, (6, columns))?, dtype, &device)?;
-        let (residual, residual_gpu) = both(&waves(1, (6, columns))?, dtype, &device)?;
-        let (scale, scale_gpu) = both(&waves(2, columns)?, dtype, &device)?;
-        // The norm is computed from the rounded sum.
-        let sum = (x + residual)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
-        let expected = [sum.clone(), standard(&sum, false, EPS)?.broadcast_mul(&scale)?];
-        let mut first: Option<[Tensor; 2]> = None;
-        for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
-            let (sum, normed) = ops::add_rms_norm(&x, &residual_gpu, &scale_gpu, EPS)?;
-            let got = [sum, normed];
-            for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                let of = format!("part {i} of {columns} columns in {dtype:?}, {layout}");
-                assert_near(got, expected, tolerance, &of);
-                let first = first.as_ref().map_or(got, |first| &first[i]);
-                assert!(same_bits(got, first)?, "{of}: bits depend on where elements lie");
-            }
-            first.get_or_insert(got);
-        }
-        let none = x_gpu.narrow(0, 0, 0)?;
-        assert_eq!(ops::add_rms_norm(&none, &none, &scale_gpu, EPS)?.1.dims(), [0, columns]);
-        assert!(ops::add_rms_norm(&x_gpu, &scale_gpu, &residual_gpu, EPS).is_err());
-    }
-    Ok(())
-}
-
-#[test]
-fn softmax_with_every_bias() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // Large and small values, like attention scores.
-        let (x, x_gpu) = both(&(waves(0, (2, 3, 5, columns))? * 20.)?, dtype, &device)?;
-        let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * -1e4;
-        let shapes =
-            [vec![columns], vec![1, 1, 1, columns], vec![2, 1, 5, columns], vec![2, 3, 5, columns], vec![3, 1, 1]];
-        let biases = shapes.iter().map(|shape| both(&masked(waves(1, shape.as_slice())?)?, dtype, &device));
-        let biases = biases.collect::<Result<Vec<_>>>()?;
-        for (bias, bias_gpu) in [(None, None)].into_iter().chain(biases.iter().map(|(b, g)| (Some(b), Some(g)))) {
-            let of = format!("{columns} columns in {dtype:?}, bias {:?}", bias.map(Tensor::dims));
-            let expected = ops::add_softmax(&x, bias)?;
-            let got = ops::add_softmax(&x_gpu, bias_gpu)?;
-            assert_near(&got, &expected, tolerance, &of);
-            let turned = x_gpu.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
-            assert!(same_bits(&ops::add_softmax(&turned, bias_gpu)?, &got)?, "{of}: bits depend on where elements lie");
-        }
-        // An operand with few dimensions, an empty operand, and a bias that does not match.
-        let (flat, flat_gpu) = both(&waves(3, columns)?, dtype, &device)?;
-        assert_near(&ops::softmax_last_dim(&flat_gpu)?, &ops::softmax_last_dim(&flat)?, tolerance, "one row");
-        assert_eq!(ops::softmax_last_dim(&x_gpu.narrow(1, 0, 0)?)?.dims(), [2, 0, 5, columns]);
-        assert!(ops::add_softmax(&x_gpu, Some(&x_gpu.narrow(1, 0, 2)?)).is_err());
-    }
-    Ok(())
-}
-
-#[test]
-fn softmax_of_many_rows() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    for ((rows, columns), (dtype, tolerance)) in MANY_ROWS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
-        let (x, x_gpu) = both(&(waves(0, (rows, columns))? * 20.)?, dtype, &device)?;
-        let (bias, bias_gpu) = both(&waves(1, (rows, columns))?, dtype, &device)?;
-        let expected = ops::add_softmax(&x, Some(&bias))?;
-        let of = format!("{rows} rows of {columns} columns in {dtype:?}");
-        assert_near(&ops::add_softmax(&x_gpu, Some(&bias_gpu))?, &expected, tolerance, &of);
-        let got = ops::softmax_last_dim(&x_gpu)?;
-        for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
-            let other = ops::softmax_last_dim(&x)?;
-            assert!(same_bits(&other, &got)?, "{of}, {layout}: bits depend on where elements lie");
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn softmax_of_extreme_scores() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    let inf = f32::INFINITY;
-    let rows = [[0., -inf, 0., -inf], [88., 89., 1e30, -1e30], [f32::NAN, 0., 0., 0.], [-inf, -inf, -inf, -inf]];
-    let got = ops::softmax_last_dim(&Tensor::new(&rows, &device)?)?.to_vec2::<f32>()?;
-    assert_eq!(got[..2], [[0.5, 0., 0.5, 0.], [0., 0., 1., 0.]]);
-    assert!(got[2..].iter().flatten().all(|p| p.is_nan()), "{got:?}");
-    Ok(())
-}
-
-#[test]
-fn matmuls_with_bias_and_activation() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    for (columns, (dtype, tolerance)) in COLUMNS.into_iter().flat_map(|c| DTYPES.map(|d| (c, d))) {
-        // Values large enough to reach every part of an activation.
-        let (x, x_gpu) = both(&(waves(0, (6, 4))? * 6.)?, dtype, &device)?;
-        let (weight, weight_gpu) = both(&waves(1, (columns, 4))?, dtype, &device)?;
-        let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
-        for (activation, bias) in ACTIVATIONS.into_iter().flat_map(|a| [(a, None), (a, Some((&bias, &bias_gpu)))]) {
-            let expected = ops::linear_act(&x, &weight, bias.map(|b| b.0), activation)?;
-            let bias = bias.map(|b| b.1);
-            let of = format!("{activation:?} of {columns} columns in {dtype:?}, bias {}", bias.is_some());
-            for (layout, x) in layouts(&x_gpu)?.into_iter().take(4) {
-                let got = ops::linear_act(&x, &weight_gpu, bias, activation)?;
-                assert_near(&got, &expected, 2. * tolerance, format!("{of}, {layout}"));
-                let batch = x.unsqueeze(0)?.broadcast_as((3, 6, 4))?;
-                let got = ops::linear_act(&batch, &weight_gpu, bias, activation)?;
-                let expected = expected.unsqueeze(0)?.repeat((3, 1, 1))?;
-                assert_near(&got, &expected, 2. * tolerance, format!("{of}, a batch, {layout}"));
-            }
-            if let Some(bias) = bias {
-                let moved = Tensor::cat(&[&bias.narrow(0, 0, 1)?, bias], 0)?.narrow(0, 1, columns)?;
-                let got = ops::linear_act(&x_gpu, &weight_gpu, Some(&moved), activation)?;
-                assert_near(&got, &expected, 2. * tolerance, format!("{of}, moved"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Large enough that several libraries have kernels for it.
-const MATMULS: [(usize, usize, usize); 6] =
-    [(1, 400, 400), (1, 400, 1), (8, 416, 400), (128, 512, 2048), (300, 768, 1000), (128, 3072, 768)];
-
-#[test]
-fn autotuned_matmuls_are_right_and_deterministic() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    let other_stream = Device::new_cuda_with_stream(0)?;
-    for ((rows, inner, columns), (dtype, tolerance)) in MATMULS.into_iter().flat_map(|s| DTYPES.map(|d| (s, d))) {
-        let (x, x_gpu) = both(&waves(0, (rows, inner))?, dtype, &device)?;
-        let (weight, weight_gpu) = both(&waves(1, (columns, inner))?, dtype, &device)?;
-        let (bias, bias_gpu) = both(&waves(2, columns)?, dtype, &device)?;
-        for (activation, bias) in ACTIVATIONS.into_iter().flat_map(|a| [(a, None), (a, Some((&bias, &bias_gpu)))]) {
-            let of = format!("{rows} x {inner} x {columns}, {activation:?}, bias {}, in {dtype:?}", bias.is_some());
-            let expected = ops::linear_act(&x, &weight, bias.map(|b| b.0), activation)?;
-            let run = |x: &Tensor, device: &Device| {
-                let bias = bias.map(|b| b.1.to_device(device)).transpose()?;
-                ops::linear_act(x, &weight_gpu.to_device(device)?, bias.as_ref(), activation)
-            };
-            let got = run(&x_gpu, &device)?;
-            assert_near(&got, &expected, tolerance, &of);
-            assert!(same_bits(&run(&x_gpu, &device)?, &got)?, "{of}: bits change from call to call");
-            let there = run(&x_gpu.to_device(CPU)?.to_device(&other_stream)?, &other_stream)?;
-            assert!(same_bits(&there.to_device(CPU)?, &got.to_device(CPU)?)?, "{of}: bits depend on the stream");
-            // One row of NaN.
-            let row = Tensor::full(f32::NAN, (1, inner), &device)?.to_dtype(dtype)?;
-            let got = run(&x_gpu.slice_assign(&[0..1, 0..inner], &row)?, &device)?;
-            let got = got.to_dtype(DType::F64)?.to_vec2::<f64>()?;
-            let is_nan = |row: &[f64]| row.iter().all(|y| y.is_nan());
-            assert!(
-                is_nan(&got[0]) && got[1..].iter().flatten().all(|y| y.is_finite()),
-                "{of}: NaN does not reach its row only"
-            );
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn f32_matmuls_do_not_use_tf32() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    for (rows, inner, columns) in MATMULS {
-        // More bits than TF32 has, and sums that f32 represents exactly.
-        let x = Tensor::full(4097f32, (rows, inner), &device)?;
-        let got = ops::linear(&x, &Tensor::ones((columns, inner), DType::F32, &device)?, None)?;
-        let expected = Tensor::full(4097f32 * inner as f32, (rows, columns), CPU)?;
-        assert_eq!(got.flatten_all()?.to_vec1::<f32>()?, expected.flatten_all()?.to_vec1::<f32>()?);
-    }
-    Ok(())
-}
-
-#[test]
-fn f32_matmuls_are_as_accurate_as_candles() -> Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
-    for (rows, inner, columns) in [(128, 768, 3072), (512, 768, 3072), (1000, 3072, 768)] {
-        let numbers = opara_weights::seeded(7, DType::F32, CPU);
-        let (x, weight) = (numbers.get((rows, inner), "x")?, numbers.get((columns, inner), "weight")?);
-        // Errors of both signs, which cancel, and errors of one sign, which add up.
-        for (x, weight) in [(x.clone(), weight.clone()), (x.abs()?, weight.abs()?)] {
-            let ((x, x_gpu), (weight, weight_gpu)) =
-                (both(&x, DType::F32, &device)?, both(&weight, DType::F32, &device)?);
-            let expected = x.matmul(&weight.t()?)?;
-            let error = |got: Tensor| -> Result<f64> {
-                (got.to_device(CPU)?.to_dtype(DType::F64)? - &expected)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()
-            };
-            let candles = error(x_gpu.matmul(&weight_gpu.t()?)?)?;
-            let ours = error(ops::linear(&x_gpu, &weight_gpu, None)?)?;
-            assert!(ours <= 1.25 * candles, "{rows} x {inner} x {columns}: off by {ours:.1e}, candle's {candles:.1e}");
-        }
-    }
     Ok(())
 }
 
@@ -438,8 +175,8 @@ fn embeddings_agree_with_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// A Transformer layer of fused operators, with branches that may run in parallel. A launch must wait for another where
-/// it reads what the other writes, and only there.
+/// A Transformer layer of fused operators, with branches that may run in parallel. A launch must wait for another
+/// exactly if it reads the other's results.
 #[test]
 fn fused_operators_are_replayed() {
     let Some(device) = gpu() else { return };

@@ -12,7 +12,7 @@ const VARIABLE: &str = "HF_HUB_DOWNLOAD_TIMEOUT";
 /// The default timeout in seconds.
 const SECONDS: u64 = 30;
 
-/// A message from the thread that talks to the hub.
+/// A message from the download thread.
 enum Event<T> {
     /// Some bytes arrived.
     Bytes,

@@ -59,7 +59,7 @@ fn message<T>(result: candle::Result<T>) -> String {
 }
 
 #[test]
-fn reads_back_what_was_written() -> Outcome {
+fn written_tensors_are_read_back() -> Outcome {
     let (_dir, checkpoint) = small()?;
     let config: BTreeMap<String, usize> = checkpoint.config()?;
     assert_eq!(config["layers"], 3);

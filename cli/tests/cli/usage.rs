@@ -80,6 +80,23 @@ fn models_are_recorded_on_the_cpu() {
     opara(&["record", "deepfm", "--cpu", "-o", &nowhere]).code(2).stderr(contains(&nowhere));
 }
 
+/// A finished search would have stored its plan in the cache.
+#[test]
+#[cfg(feature = "record")]
+fn an_unwritable_plan_is_reported_before_the_search() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cache, nowhere] = ["cache", "nowhere/plan.json"].map(|name| folder.path().join(name).display().to_string());
+    let search = ["tune", "deepfm", "--cpu", "--budget", "0.01", "--cache", &cache];
+    for option in ["-o", "--trace"] {
+        opara(&[&search[..], &[option, &nowhere]].concat())
+            .code(2)
+            .stderr(contains("cannot write").and(contains(&nowhere)));
+        assert!(!std::path::Path::new(&cache).exists());
+    }
+    opara(&search).success();
+    assert!(std::path::Path::new(&cache).exists());
+}
+
 #[test]
 #[cfg(feature = "record")]
 fn an_unusable_cache_folder_is_reported() {

@@ -69,8 +69,7 @@ pub struct ModelOptions {
     #[arg(long, value_delimiter = ',')]
     pub batches: Vec<usize>,
 
-    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256, and 32,128 on the
-    /// CPU.
+    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256.
     #[arg(long, value_delimiter = ',')]
     pub lengths: Vec<usize>,
 

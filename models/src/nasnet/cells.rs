@@ -16,7 +16,7 @@ use super::layers::{conv_1x1, halving_max, halving_mean, mean, FactorizedReducti
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     pub(super) channels: usize,
-    /// How often height and width have been halved since the input.
+    /// Number of times that height and width have been halved since the input.
     pub(super) halvings: usize,
 }
 

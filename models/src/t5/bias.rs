@@ -1,4 +1,4 @@
-//! The relative position bias: what is added to a score for how far apart two tokens are.
+//! The relative position bias: added to an attention score by the distance of the two tokens.
 
 use candle::{bail, DType, Device, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -98,8 +98,8 @@ impl RelativeBias {
     }
 }
 
-/// Which of `buckets` a distance falls into: the first half take one distance each, the others grow geometrically up to
-/// `max_distance`, and the last takes all beyond.
+/// The bucket of a distance. The first half of the buckets hold one distance each, the others grow geometrically up to
+/// `max_distance`, and the last holds all greater distances.
 fn bucket(distance: usize, buckets: usize, max_distance: usize) -> usize {
     let exact = buckets / 2;
     if distance < exact {

@@ -1,4 +1,4 @@
-//! What a checkpoint's `config.json` says.
+//! The configuration of a T5 model, as in a checkpoint's `config.json`.
 
 use candle::{bail, Result};
 use opara_candle::ops::Activation;
@@ -17,7 +17,7 @@ pub enum FeedForwardProj {
 }
 
 impl FeedForwardProj {
-    /// Whether a second product gates the first.
+    /// Does a second matmul gate the first?
     pub fn is_gated(self) -> bool {
         self != Self::Relu
     }
@@ -34,7 +34,7 @@ impl From<FeedForwardProj> for Activation {
     }
 }
 
-/// The part of a checkpoint's `config.json` that inference needs. What a file leaves out is as in T5-small.
+/// The part of a checkpoint's `config.json` that inference needs. Defaults are T5-small's.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs, reason = "the names are the checkpoint's")]

@@ -7,14 +7,14 @@ use opara_candle::{ops, Builder, Carry, OparaExecutor, StepExecutor};
 
 use super::{Memory, T5};
 
-/// Batches, with a mask or without, of which executors are kept.
+/// Maximum number of cached pairs of executors.
 const KEPT: usize = 8;
 
 /// Steps that run ahead of the host.
 const AHEAD: usize = 4;
 
-/// Writes outputs token by token. What reads the input is one replayed graph, and what adds a token is another, the same
-/// for every token; both are made at the first call, and anew for other shapes.
+/// Writes outputs token by token. One replayed graph encodes the input, and another one, the same for every token, adds a token.
+/// Both are built at the first call with inputs of these shapes.
 pub struct Generator {
     model: Arc<T5>,
     max_tokens: usize,
@@ -23,14 +23,14 @@ pub struct Generator {
     built: Mutex<Vec<(Key, Arc<Executors>)>>,
 }
 
-/// How many texts there are, and whether they are masked.
+/// Number of texts, and are they masked?
 type Key = (usize, bool);
 
-/// What reads inputs and adds tokens.
+/// The executors of one batch size.
 pub struct Executors {
-    /// From token ids, and a mask if there is one, to what the decoder sees of them.
+    /// Encodes token ids, with a mask if there is one, for the decoder.
     pub read: OparaExecutor,
-    /// From that and the text so far to a token.
+    /// Computes the next token from the encoded input and the text so far.
     pub step: StepExecutor<Writing>,
 }
 
@@ -38,9 +38,9 @@ pub struct Executors {
 pub struct Writing {
     /// The last token of each item, `(batch, 1)`.
     token: Tensor,
-    /// Where that stands.
+    /// The position of that token.
     position: Tensor,
-    /// One a layer.
+    /// One cache per layer.
     caches: Vec<Tensor>,
 }
 
@@ -73,11 +73,11 @@ impl Generator {
         Ok(Self { model, max_tokens, builder, built: Mutex::default() })
     }
 
-    /// The tokens of one output an item, without the end token; `ids` and `attention_mask` are those of
+    /// The output tokens of each item, without the end token. `ids` and `attention_mask` are as in
     /// [`T5Encoder::forward`](super::T5Encoder::forward).
     ///
     /// # Errors
-    /// Those of the model and of its executors.
+    /// Errors of the model and of its executors.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Vec<Vec<u32>>> {
         let inputs = inputs(ids, attention_mask);
         let executors = self.executors_for(&inputs)?;
@@ -115,7 +115,7 @@ impl Generator {
         Ok(Executors { read, step: self.builder.clone().build_step(step, &memory, &writing)? })
     }
 
-    /// Those that were built last, once there were any.
+    /// The executors that were built last; `None` before the first call.
     pub fn executors(&self) -> Option<Arc<Executors>> {
         self.built.lock().unwrap_or_else(PoisonError::into_inner).last().map(|(_, executors)| executors.clone())
     }
@@ -125,7 +125,7 @@ impl T5 {
     /// The same as [`Generator::generate`], without executors.
     ///
     /// # Errors
-    /// Those of the model; more tokens than `n_positions`, or none.
+    /// Errors of the model; more tokens than `n_positions`, or none.
     pub fn generate(&self, ids: &Tensor, attention_mask: Option<&Tensor>, max_tokens: usize) -> Result<Vec<Vec<u32>>> {
         check(self, max_tokens)?;
         let memory = read(self, &inputs(ids, attention_mask))?;

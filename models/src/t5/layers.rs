@@ -29,7 +29,7 @@ pub(super) struct Products {
 }
 
 impl Products {
-    /// Of matrices of shape `(n * width, d_model)`, each of which makes `n` products.
+    /// Concatenates `weights`. A matrix of shape `(n * width, d_model)` gives `n` products.
     pub fn new(name: &'static str, weights: &[Tensor], width: usize) -> Result<Self> {
         let weight = Tensor::cat(weights, 0)?;
         let (out, input) = weight.dims2()?;
@@ -47,15 +47,16 @@ impl Products {
         ops::reshape(&ops::matmul(&x, &self.weights)?, (products, batch, seq, width))
     }
 
-    /// The same for attention, which takes heads as they lie on a GPU, where one product is faster.
-    pub fn forward_heads(&self, x: &Tensor) -> Result<Tensor> {
-        if !x.device().is_cuda() {
-            return self.forward(x);
+    /// The same of what is read, for attention, which takes heads as they lie on a GPU, where one product is faster.
+    fn forward_heads(&self, x: &mut Stream, norm: &RmsNorm) -> Result<Tensor> {
+        if !self.weight.device().is_cuda() {
+            return self.forward(&x.read(norm)?);
         }
         let _scope = scope(self.name);
         let (products, _, width) = self.weights.dims3()?;
-        let (batch, seq, _) = x.dims3()?;
-        let side_by_side = ops::reshape(&ops::linear(x, &self.weight, None)?, (batch, seq, products, width))?;
+        let y = x.read_product(norm, &self.weight)?;
+        let (batch, seq, _) = y.dims3()?;
+        let side_by_side = ops::reshape(&y, (batch, seq, products, width))?;
         ops::transpose(&ops::transpose(&side_by_side, 0, 2)?, 1, 2)
     }
 }
@@ -103,7 +104,7 @@ impl SelfAttention {
     pub fn forward(&self, x: &mut Stream, bias: &Tensor) -> Result<()> {
         let _scope = scope("SelfAttention");
         let (query, keys_values) = self.project(x)?;
-        x.add(self.output.forward(&attend(&query, &keys_values, Some(bias))?)?)
+        x.add_product(&attend(&query, &keys_values, Some(bias))?, &self.output)
     }
 
     /// The same for one new token, `(batch, 1, d_model)`, at `position`. Its keys and values go into the cache, which is
@@ -112,12 +113,12 @@ impl SelfAttention {
         let _scope = scope("SelfAttention");
         let (query, new) = self.project(x)?;
         ops::write_rows(cache, &new, position)?;
-        x.add(self.output.forward(&attend(&query, cache, Some(bias))?)?)
+        x.add_product(&attend(&query, cache, Some(bias))?, &self.output)
     }
 
     /// Queries, and keys and values.
     fn project(&self, x: &mut Stream) -> Result<(Tensor, Tensor)> {
-        let qkv = self.qkv.forward_heads(&x.read(&self.norm)?)?;
+        let qkv = self.qkv.forward_heads(x, &self.norm)?;
         Ok((ops::narrow(&qkv, 0, 0, self.heads)?, ops::narrow(&qkv, 0, self.heads, 2 * self.heads)?))
     }
 }
@@ -142,8 +143,8 @@ impl CrossAttention {
     /// Adds the result to the stream.
     pub fn forward(&self, x: &mut Stream, keys_values: &Tensor, mask: Option<&Tensor>) -> Result<()> {
         let _scope = scope("EncDecAttention");
-        let query = self.query.forward_heads(&x.read(&self.norm)?)?;
-        x.add(self.output.forward(&attend(&query, keys_values, mask)?)?)
+        let query = self.query.forward_heads(x, &self.norm)?;
+        x.add_product(&attend(&query, keys_values, mask)?, &self.output)
     }
 }
 
@@ -157,7 +158,7 @@ pub(super) struct FeedForward {
 
 enum Input {
     Plain(Linear),
-    /// What the activation is applied to, then what it is multiplied with.
+    /// Two matmuls: the activation is applied to the first result, and the second multiplies it.
     Gated(Products),
 }
 
@@ -180,15 +181,17 @@ impl FeedForward {
     /// Adds the result to the stream.
     pub fn forward(&self, x: &mut Stream) -> Result<()> {
         let _scope = scope("DenseReluDense");
-        let normed = x.read(&self.norm)?;
         let hidden = match &self.input {
-            Input::Plain(input) => input.forward_act(&normed, self.activation)?,
+            Input::Plain(input) if x.has_few_rows() => {
+                self.activation.forward(&x.read_product(&self.norm, input.weight())?)?
+            }
+            Input::Plain(input) => input.forward_act(&x.read(&self.norm)?, self.activation)?,
             Input::Gated(input) => {
-                let both = input.forward(&normed)?;
+                let both = input.forward(&x.read(&self.norm)?)?;
                 let gate = self.activation.forward(&ops::narrow(&both, 0, 0, 1)?)?;
                 ops::squeeze(&ops::mul(&gate, &ops::narrow(&both, 0, 1, 1)?)?, 0)?
             }
         };
-        x.add(self.output.forward(&hidden)?)
+        x.add_product(&hidden, &self.output)
     }
 }

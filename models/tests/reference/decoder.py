@@ -25,7 +25,7 @@ LLAMA3 = dict(
     rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=16,
 )  # fmt: skip
-# Two long enough that a window hides places, and one rotary kind each.
+# Two texts are long enough that the window hides positions. Each model has one rotary kind.
 MODELS = {
     "llama3": dict(model_type="llama", rope_parameters=LLAMA3, tie_word_embeddings=False),
     "smollm2": dict(model_type="llama", tie_word_embeddings=True),

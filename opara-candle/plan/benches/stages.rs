@@ -27,8 +27,8 @@ const SLOW: usize = 10_000;
 /// Bytes of a buffer.
 const BYTES: u64 = 64 << 10;
 
-/// Blocks of four branches of one to four ops between joins, as in GoogLeNet: ten ops and a join each. Every op writes a
-/// buffer of its own and reads those of the ops before it, the first of each branch a weight, too.
+/// Blocks of four branches of one to four ops between joins, as in GoogLeNet: ten ops and a join each. Every op writes its own
+/// buffer and reads the buffers of the ops before it. The first op of each branch also reads a weight.
 fn blocks(ops: usize) -> Trace {
     let before = |op: usize| -> Vec<usize> {
         let join = op / 11 * 11;

@@ -194,7 +194,7 @@ pub fn layout(trace: &Trace, schedule: &Schedule, layout: &Layout) -> Result<()>
             shared[other].push(at);
         }
     }
-    // Of two buffers that share bytes, the last user of one must finish before the first user of the other starts.
+    // If two buffers share bytes, the last user of one must finish before the first user of the other starts.
     let pair = |a: usize, b: usize| (a.min(b), a.max(b));
     let mut in_order = hashbrown::HashSet::new();
     for (at, others) in shared.iter().enumerate() {

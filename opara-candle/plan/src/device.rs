@@ -116,7 +116,7 @@ impl DeviceModel {
             .map(|has| has.max(1))
     }
 
-    /// The resources that a block takes, at most those of the multiprocessor.
+    /// The resources that a block takes, limited to the multiprocessor's.
     pub(crate) fn block(&self, launch: &Launch) -> [u32; RESOURCES] {
         const WARP: u32 = 32;
         /// Registers are allocated per warp in this granularity. Each quarter of a multiprocessor has its own register

@@ -202,7 +202,7 @@ mod tests {
     /// Blocks forever if a pipe is opened like a regular file.
     #[cfg(unix)]
     #[test]
-    fn what_is_no_file_is_left_alone() -> anyhow::Result<()> {
+    fn pipes_links_and_folders_are_left_alone() -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
         let [pipe, link, dangling, directory] = [0, 1, 2, 3].map(|i| named(&folder, i));
         anyhow::ensure!(Command::new("mkfifo").arg(&pipe).status()?.success(), "mkfifo");

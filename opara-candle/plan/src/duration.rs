@@ -1,4 +1,4 @@
-//! How long an op takes alone: as measured, else by what it moves and computes.
+//! The duration of an op that runs alone: as measured, or modelled from its bytes and operations.
 
 use crate::device::DeviceModel;
 use crate::kernel_catalog::{Class, Traffic};
@@ -46,7 +46,7 @@ fn concurrency(launch: &Launch, device: &DeviceModel) -> (f64, f64) {
     ((blocks / processors).min(1.), resident * f64::from(launch.threads().max(1)))
 }
 
-/// What an op asks of the device as a whole.
+/// Memory traffic and arithmetic of an op.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
     /// Bytes that it reads and writes.
@@ -56,7 +56,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// By the accesses. What library kernels access are whole buffers, workspaces aside.
+    /// Derived from the accesses. Kernels of libraries count as accessing whole buffers, except workspaces.
     pub fn of(trace: &Trace, op: &Op, class: Class) -> Self {
         match op.work {
             Work::Memset(bytes) => Self { bytes: bytes as f64, flops: 0. },
@@ -89,8 +89,8 @@ impl Demand {
     }
 }
 
-/// Operations of a matmul: twice the root of the product of its three sizes, M*K, K*N and M*N. That is low for
-/// convolutions of large windows and high for batched matmuls.
+/// Operations of a matmul: twice the square root of the product of its three sizes M*K, K*N and M*N. The estimate is
+/// low for convolutions with large windows and high for batched matmuls.
 fn matmul_flops(mut read: Vec<f64>, written: impl Iterator<Item = f64>, element: f64) -> f64 {
     read.sort_by(|a, b| b.total_cmp(a));
     let (Some(written), [left, right, ..]) = (written.reduce(f64::max), &read[..]) else { return 0. };
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_not_modelled() {
+    fn measured_ops_are_not_modelled() {
         let device = DeviceModel::named("h200").unwrap();
         let bytes = 480_000_000;
         let of = |nanos| {

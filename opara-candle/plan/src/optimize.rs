@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_buffer_that_is_written_again_at_every_call_is_no_constant() {
-        // Zeros that a later op accumulates the input into, and what was read from them before.
+        // Zeros into which a later op accumulates the input, and earlier reads of these zeros.
         assert_eq!(folded(&[(&[], &[2]), (&[2], &[3]), (&[0, 2], &[2]), (&[2, 3], &[6])]), NONE);
     }
 

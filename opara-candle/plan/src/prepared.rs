@@ -9,14 +9,14 @@ use crate::stopwatch::StageTimes;
 use crate::trace::{Role, Trace};
 use crate::{check, Result};
 
-/// How a trace is prepared.
+/// Settings of constant folding and memory layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// Are ops that depend on no input folded, to run once?
     pub fold_constants: bool,
     /// The memory that buffers may take, as a multiple of the recorded pass's peak.
     pub memory_factor: f64,
-    /// Bytes that constants may take beside that.
+    /// Bytes that constants may take in addition.
     pub constant_room: u64,
 }
 
@@ -33,18 +33,18 @@ impl Default for Settings {
     }
 }
 
-/// A trace whose constants are folded, and what is known of it.
+/// A trace after constant folding, with its dependencies and costs.
 #[derive(Debug, Clone)]
 pub struct Analysed {
-    /// What of it every call runs.
+    /// The ops after constant folding.
     pub ops: Optimized,
-    /// What depends on what, by the accesses.
+    /// Dependencies between the ops, derived from their accesses.
     pub graph: OpGraph,
-    /// What each op costs.
+    /// The cost of each op.
     pub profile: Vec<OpProfile>,
 }
 
-/// Takes out the ops that depend on no input, if the settings ask for that. The time counts as that of `optimize`.
+/// Folds the ops that depend on no input, if the settings say so. Counts the time as stage `optimize`.
 pub fn fold(trace: &Trace, settings: Settings, stages: &mut StageTimes) -> Optimized {
     stages.time("optimize", || match settings.fold_constants {
         true => Optimized::fold_within(trace, settings.limit(trace).unwrap_or(u64::MAX)),
@@ -52,15 +52,15 @@ pub fn fold(trace: &Trace, settings: Settings, stages: &mut StageTimes) -> Optim
     })
 }
 
-/// Finds what each op depends on, and what it costs. The times count as those of `graph` and `profile`.
+/// Finds the dependencies and the cost of each op. Counts the times as stages `graph` and `profile`.
 pub fn analyse(ops: Optimized, stages: &mut StageTimes) -> Analysed {
     let graph = stages.time("graph", || OpGraph::new(&ops.trace));
     let profile = stages.time("profile", || profile(&ops.trace));
     Analysed { ops, graph, profile }
 }
 
-/// Places the buffers in two arenas, and adds to the graph what has to wait for memory. The times count as those of
-/// `memory` and `graph`.
+/// Places the buffers in two arenas, and adds an edge to the graph where an op has to wait for memory. Counts the times
+/// as stages `memory` and `graph`.
 pub fn place(analysed: Analysed, settings: Settings, stages: &mut StageTimes) -> Prepared {
     let Analysed { ops, mut graph, profile } = analysed;
     let limit = settings.limit(&ops.trace);
@@ -79,7 +79,7 @@ pub fn place(analysed: Analysed, settings: Settings, stages: &mut StageTimes) ->
 pub struct Prepared {
     /// The trace after constant folding.
     pub ops: Optimized,
-    /// The dependencies between `ops`: by their accesses, and where one buffer reuses the memory of another.
+    /// The dependencies between `ops`, from their accesses and from reuse of memory by buffers.
     pub graph: OpGraph,
     /// The layouts of tensors and of library workspaces.
     pub layouts: [Layout; 2],
@@ -99,7 +99,7 @@ impl Prepared {
         Problem { trace: &self.ops.trace, graph: &self.graph, profile: &self.profile }
     }
 
-    /// Proves a schedule and the layouts against the trace; see [`check`] for what that costs.
+    /// Proves a schedule and the layouts against the trace; [`check`] states the complexity.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`](crate::Error::InvalidSchedule) and

@@ -1,4 +1,4 @@
-//! What it costs: the resources that each op takes, and what limits it.
+//! The cost model: the resources that each op takes, and the resource that limits it.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,14 +7,14 @@ use crate::duration::duration;
 pub use crate::kernel_catalog::Class;
 use crate::trace::{DeviceSpec, Launch, Op, Trace, Work};
 
-/// What one block takes of a multiprocessor, as shares of it. None for what runs no blocks.
+/// Shares of a multiprocessor that one thread block takes. All are 0 for ops without blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockDemand {
-    /// Of its threads.
+    /// Share of the threads.
     pub threads: f64,
-    /// Of its registers.
+    /// Share of the registers.
     pub registers: f64,
-    /// Of its shared memory.
+    /// Share of the shared memory.
     pub shared_memory: f64,
 }
 
@@ -28,7 +28,7 @@ impl BlockDemand {
         }
     }
 
-    /// The share of the scarcest.
+    /// The largest of these shares.
     pub fn scarcest(&self) -> f64 {
         self.threads.max(self.registers).max(self.shared_memory)
     }
@@ -37,22 +37,22 @@ impl BlockDemand {
 /// Resources of one op.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpProfile {
-    /// What limits it.
+    /// The limiting resource.
     pub class: Class,
-    /// Share of the whole device that its blocks take at once, by the scarcest of threads, registers and shared
-    /// memory; above 1 where they do not fit. For host operators: their operations and bytes.
+    /// Share of the whole device that all its blocks would take at once, by the scarcest of threads, registers and
+    /// shared memory; above 1 if they do not fit. For host operators: operations and bytes.
     pub demand: f64,
-    /// How many times the device must be filled to run all its blocks.
+    /// Number of times that the device must be filled to run all its blocks.
     pub waves: f64,
-    /// What one of its blocks takes.
+    /// The demand of one block.
     pub block: BlockDemand,
-    /// Share of the device that nothing else can use while it runs, at most 1. A host operator takes one core.
+    /// Share of the device that is occupied while it runs, at most 1. A host operator takes one core.
     pub share: f64,
-    /// Microseconds alone on the device: measured where the trace says so, else modelled.
+    /// Microseconds if it runs alone: from the trace if it was measured, else modelled.
     pub us: f64,
 }
 
-/// Bytes moved an operation above which a host operator counts as memory-intensive.
+/// A host operator with fewer operations per byte than this counts as memory-intensive.
 const FLOPS_PER_BYTE: u64 = 4;
 
 /// Profiles every op of a trace, from the attributes that it carries (Opara, Sec. III-B: one pass, nothing is run).

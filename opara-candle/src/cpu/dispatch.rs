@@ -105,7 +105,7 @@ impl Dispatch {
         Some(at)
     }
 
-    /// The next operator for a worker, if one should start beside those that run.
+    /// The next operator for a worker, if another one should start now.
     pub fn follow(&mut self) -> Option<usize> {
         let Reverse(at) = *self.ready.peek()?;
         let small_beside = self.is_running() && self.steps.work[at] <= LARGE;
@@ -117,8 +117,7 @@ impl Dispatch {
         Some(at)
     }
 
-    /// Is it faster to start the large operators that are ready, one per core, than to run each on all cores after those that run
-    /// now?
+    /// Is it faster to start the ready large operators now, one per core, than to run each on all cores later?
     fn is_faster_in_parallel(&self) -> bool {
         let idle = self.cores.saturating_sub(self.running.len());
         let ready = self.ready.iter().map(|Reverse(at)| *at);

@@ -6,6 +6,7 @@ pub(crate) mod record;
 pub(crate) mod scheduled_program;
 mod state;
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use candle::Tensor;
@@ -20,9 +21,11 @@ use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::{Error, Result};
 
-/// The number of threads that operators may use.
+/// The number of threads that operators may use. candle counts the machine's cores; this process may have fewer, by its
+/// affinity or its container.
 pub(crate) fn cores() -> usize {
-    candle::utils::get_num_threads().max(1)
+    let allowed = std::thread::available_parallelism().map_or(usize::MAX, NonZero::get);
+    candle::utils::get_num_threads().clamp(1, allowed)
 }
 
 /// Records `function` on the example, on other inputs, and on the example again, and checks that it calls the same operators
@@ -71,7 +74,7 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     let agree = passes[compared].iter().try_for_each(|other| passes[again].program.agrees_with(&other.program));
     if let Err(difference) = agree {
         // The difference may come from the values, from state, or from a table that the first call built: another call
-        // on the example tells.
+        // on the example decides.
         passes.push(pass(inputs)?);
         let agrees = state::check_calls(&passes, again, &contiguous)?;
         if !(agrees && recorded.is_empty()) {

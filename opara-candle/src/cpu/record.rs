@@ -17,7 +17,7 @@ pub(crate) type HostKernel = Arc<dyn Fn(&[&Tensor]) -> candle::Result<Tensor> + 
 /// The source of an operator's argument.
 #[derive(Debug, Clone)]
 pub(crate) enum Source {
-    /// The n-th argument of the module: an input, or behind those a tensor of the state.
+    /// The n-th argument of the module. The inputs come first, then the tensors of the state.
     Argument(usize),
     /// The result of the n-th operator.
     Op(usize),
@@ -31,7 +31,7 @@ pub(crate) struct HostOp {
     pub label: String,
     pub kernel: HostKernel,
     pub inputs: Vec<Source>,
-    /// Does it write to the first of these in place? Its result is then a view of that.
+    /// Does it write to its first input in place? Its result is then a view of that input.
     pub in_place: bool,
     /// The tensor that it returned.
     pub result: TensorId,
@@ -47,7 +47,7 @@ pub(crate) struct CpuProgram {
     pub outputs: Vec<Source>,
     /// The size of each argument's storage in bytes.
     arguments: Vec<u64>,
-    /// How many of these are inputs; the others are state.
+    /// The number of inputs among the arguments; the others are state.
     inputs: usize,
 }
 
@@ -57,14 +57,14 @@ struct Recorder {
     /// By tensor id, since ids are never reused. Addresses are reused, so they are compared only while both tensors are
     /// alive.
     sources: HashMap<TensorId, Source>,
-    /// How many arguments the module has, and how many of them are inputs.
+    /// The number of the module's arguments, and of inputs among them.
     arguments: usize,
     inputs: usize,
     /// Storages of results that are views of tensors from outside.
     foreign: Vec<usize>,
-    /// What was there before where an operator wrote to a tensor that is neither state nor made in the pass.
+    /// Tensors from outside the pass that operators wrote to, each with a copy of its previous contents.
     before: Vec<(Tensor, Tensor)>,
-    /// The first of those that may not be written to: an input or a tensor from outside.
+    /// The error of the first write to an input or to a tensor from outside.
     refused: Option<Error>,
 }
 
@@ -84,7 +84,7 @@ impl Recorder {
         (base.unwrap_or(self.arguments + self.ops.len()), bytes)
     }
 
-    /// An operator is about to write to this tensor. Of one from outside of the pass the contents are kept.
+    /// Called before an operator writes to this tensor. Keeps the contents of a tensor from outside the pass.
     fn note_write(&mut self, name: &str, target: &Tensor) -> candle::Result<()> {
         let place = match self.sources.get(&target.id()) {
             Some(Source::Argument(i)) => Some(*i),
@@ -115,14 +115,14 @@ where
     run(name, inputs, flops, false, f)
 }
 
-/// The same of an operator that writes to the first of `inputs` in place.
+/// [`apply`] for an operator that writes to the first of `inputs` in place.
 pub(crate) fn apply_in_place<F>(name: &'static str, inputs: &[&Tensor], f: F) -> candle::Result<()>
 where
     F: Fn(&[&Tensor]) -> candle::Result<()> + Send + Sync + 'static,
 {
     let written = move |t: &[&Tensor]| {
         f(t)?;
-        // Of an id of its own: who records knows the value before by that of the operand.
+        // A new tensor id for the written value. The operand's id stands for the value before.
         t[0].reshape(t[0].shape())
     };
     run(name, inputs, 0, true, written).map(drop)
@@ -138,7 +138,8 @@ where
     let label = scope::path();
     let noted = inputs.first().filter(|_| in_place).map_or(Ok(()), |target| recorder.note_write(name, target));
     let result = noted.and_then(|()| f(inputs));
-    // An operator that returns an operand as it is, such as `narrow` over all of it, computes nothing: the value keeps its source.
+    // An operator that returns its operand unchanged, such as `narrow` over all of it, computes nothing: the value keeps its
+    // source.
     let is_operand = |result: &&Tensor| inputs.iter().any(|input| input.id() == result.id());
     if let Some(result) = result.as_ref().ok().filter(|result| !is_operand(result)) {
         let sources: Vec<Source> = inputs
@@ -231,7 +232,7 @@ pub(crate) fn record(
     RECORDER.set(Some(Recorder { sources, arguments: arguments.len(), inputs, ..Default::default() }));
     let (outputs, _) = scope::record(None, || run_nested(|| forward(&arguments)));
     let recorder = RECORDER.take().unwrap_or_default();
-    // The latest first: what was there before all of them comes last.
+    // In reverse order, so that the oldest contents are restored last.
     recorder.before.iter().rev().try_for_each(|(tensor, before)| write(tensor, before))?;
     let outputs = outputs?;
     recorder.refused.map_or(Ok(()), Err)?;

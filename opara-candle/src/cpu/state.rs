@@ -8,7 +8,7 @@ use super::record::{CpuProgram, HostOp, Source};
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};
-use crate::{Error, Result};
+use crate::{Error, Mismatch, Result};
 
 /// One recorded call of the module.
 pub(super) struct Pass {
@@ -99,7 +99,7 @@ fn depends_on_inputs(program: &CpuProgram) -> Vec<bool> {
 fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
     let detail = match verify::same_bits("second call", &first.outputs, &again.outputs) {
         Ok(()) => return Ok(()),
-        Err(Error::Mismatch { output, differing, elements, .. }) => {
+        Err(Error::Mismatch(Mismatch { output, differing, elements, .. })) => {
             format!("output {output} differs in {differing} of {elements} elements")
         }
         Err(error) => return Err(error),
@@ -115,7 +115,7 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
                 differs(format!("`{op}` reads a tensor that is new at every call. Or it draws random numbers"));
             Err(Error::Stateful { reason, scope: label })
         }
-        // candle's own operators are not recorded, so it is unknown what they did.
+        // candle's own operators are not recorded, so their effects are unknown.
         Err(Error::UntracedOutput { .. }) => {
             Err(Error::stateful(differs(format!("{detail}. Or it draws random numbers"))))
         }
@@ -126,7 +126,7 @@ fn check_repeats(first: &Pass, again: &Pass, inputs: &[Tensor]) -> Result<()> {
 /// The reason why two calls of the same operators gave different outputs. Runs both operator by operator on the same
 /// tensors.
 fn changed_operator(first: &CpuProgram, again: &CpuProgram, inputs: &[Tensor]) -> Result<Error> {
-    // What writes in place cannot be run again on the same tensors.
+    // Operators that write in place cannot run again on the same tensors.
     if again.ops.iter().any(|op| op.in_place) {
         return Ok(Error::stateful(
             "two calls with the same inputs and state give other results, by the same operators",

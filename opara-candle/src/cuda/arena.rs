@@ -29,7 +29,7 @@ enum Kind {
 #[derive(Default)]
 pub(super) struct State {
     memory: Option<MemoryBlock>,
-    /// How many times the arena has grown.
+    /// Number of times that the arena has grown.
     pub generation: u64,
     /// The end of the last launch's work, if every thread has its own stream.
     free: Option<Event>,

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_hides_those_whose_memory_it_takes() {
+    fn a_buffer_hides_older_buffers_in_its_memory() {
         let mut latest = Latest::default();
         for (address, bytes, buffer) in [(100, 50, 0), (150, 50, 1), (200, 50, 2), (100, 0, 3), (100, 100, 4)] {
             latest.insert(address, bytes, buffer);

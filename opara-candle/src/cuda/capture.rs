@@ -17,11 +17,11 @@ pub(super) struct Capture {
     /// One op for each of `launches`.
     pub trace: Trace,
     pub launches: Mutex<Launches>,
-    /// How many of the arguments are inputs; the others are state.
+    /// The number of inputs among the arguments; the others are state.
     pub inputs: usize,
-    /// Address and buffer of each allocation from before the pass that it uses.
+    /// Address and buffer of each older allocation that the pass uses.
     pub external: Vec<(u64, BufferId)>,
-    /// Address and size of those to which it writes.
+    /// Address and size of each older allocation that the pass writes.
     pub written: Vec<(u64, u64)>,
     /// Shapes and dtypes of the outputs.
     pub outputs: Vec<OutputSpec>,

@@ -20,8 +20,7 @@ pub(super) struct Confirmed {
 /// Captures a module until two captures in a row agree.
 ///
 /// # Errors
-/// [`Error::Stateful`] if they launch something else, [`Error::Unstable`] if none agrees with the one before, and those of
-/// [`capture`].
+/// [`Error::Stateful`] or [`Error::Unstable`] if no two captures in a row agree, and errors of [`capture`].
 pub(super) fn confirmed(
     target: &Target,
     function: &Function,

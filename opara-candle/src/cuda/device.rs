@@ -1,15 +1,15 @@
-//! Devices: made for capturing, and what they say of themselves.
+//! CUDA devices: creation and properties.
 
 use candle::{Device, Tensor};
 
 use super::driver::{self, Stream};
 use crate::Result;
 
-/// A CUDA device on which modules can be captured: candle's device with a stream of its own
+/// A CUDA device on which modules can be captured: candle's device with its own stream
 /// (`Device::new_cuda_with_stream`).
 ///
-/// `Device::new_cuda` works, too; remember that every thread has another stream behind it. Other threads may use the
-/// device as they like while executors are built on it: what they launch is no part of a capture.
+/// `Device::new_cuda` works, too, but each thread then has its own stream. Other threads may use the device while
+/// executors are built on it: their launches are not captured.
 ///
 /// # Errors
 /// No such device, or no driver.
@@ -17,8 +17,8 @@ pub fn cuda_device(ordinal: usize) -> Result<Device> {
     Ok(Device::new_cuda_with_stream(ordinal)?)
 }
 
-/// Another thread goes on with these tensors: where every thread has a stream of its own, waits for what this thread's
-/// has to do.
+/// Lets another thread use these tensors. If each thread has its own stream, waits for the work of this thread's
+/// stream.
 pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     match tensors.first().map(Tensor::device) {
         Some(device) if device.is_cuda() && Stream::of(device)?.is_per_thread() => {
@@ -28,7 +28,7 @@ pub(crate) fn hand_over(tensors: &[Tensor]) -> Result<()> {
     }
 }
 
-/// Whether a tensor begins where the driver's allocations do, for which kernels were chosen.
+/// Is a tensor aligned like an allocation of the driver? Kernels were chosen for that alignment.
 pub(crate) fn is_aligned(tensor: &Tensor) -> Result<bool> {
     Ok(driver::address_of(tensor)?.is_multiple_of(driver::ALIGNMENT))
 }
@@ -38,7 +38,7 @@ pub(crate) fn device_name(device: &Device) -> String {
     Stream::of(device).and_then(|s| s.device_spec()).map_or("cuda".into(), |spec| spec.name)
 }
 
-/// Version of the driver, as far as schedules are concerned.
+/// Version of the driver, part of the key of cached schedules.
 pub(crate) fn driver_version(device: &Device) -> String {
     Stream::of(device).and_then(|s| s.driver_version()).map_or("unknown".into(), |version| version.to_string())
 }

@@ -10,25 +10,25 @@ use super::target::Target;
 use crate::arguments::StateArguments;
 use crate::backend::{Example, Function};
 use crate::examples::{Examples, Other};
-use crate::{verify, Error, Result};
+use crate::{verify, Error, Mismatch, Result};
 
 /// Runs a module eagerly, each time in its state from before building.
 pub(super) struct Eager<'a> {
     function: &'a Function,
     target: &'a Target,
-    /// Which of the function's arguments are state.
+    /// The state among the function's arguments.
     arguments: &'a StateArguments,
-    /// What the module keeps on the device by itself.
+    /// Device memory of the module that passes write to.
     state: WrittenMemory,
 }
 
-/// What a module answers.
+/// The results of eager calls.
 pub(super) struct Answers {
-    /// The first one is that of the inputs.
+    /// The first example holds the inputs themselves.
     pub examples: Vec<Example>,
-    /// That it takes the inputs, and not other values in their place.
+    /// The error if the module accepts the inputs but fails on other values in their place.
     pub refused: Option<Error>,
-    /// Whether a second call with the inputs gave the same bits.
+    /// Did a second call with the inputs give the same bits? An error if not.
     pub repeats: Result<()>,
 }
 
@@ -61,14 +61,14 @@ impl<'a> Eager<'a> {
                 Err(error) => return Err(error),
             }
         }
-        // After all others, so that what they left behind shows.
+        // Last, so that state left behind by the other calls shows.
         let (again, us) = self.pass(inputs)?;
         examples[0].eager_us = examples[0].eager_us.min(us);
         let repeats = same_again(&examples[0].outputs, &again);
         Ok(Answers { examples, refused, repeats })
     }
 
-    /// Calls the module once more: whether it gives the bits of an earlier call with the same inputs.
+    /// Calls the module once more and compares the bits with an earlier call on the same inputs.
     ///
     /// # Errors
     /// The module's own.
@@ -77,7 +77,7 @@ impl<'a> Eager<'a> {
         Ok(same_again(&earlier.outputs, &again))
     }
 
-    /// Which of the function's arguments are state.
+    /// The state among the function's arguments.
     pub fn arguments(&self) -> &'a StateArguments {
         self.arguments
     }
@@ -85,7 +85,7 @@ impl<'a> Eager<'a> {
     /// Runs a pass that captures the module on these arguments. It leaves the module's state as it was, too.
     ///
     /// # Errors
-    /// Those of `pass`, and of putting the state back.
+    /// Errors of `pass`, and of putting the state back.
     pub fn capture<T>(&mut self, on: &[Tensor], pass: impl FnOnce() -> Result<T>) -> Result<T> {
         let captured = self.state.watch(&self.own(on)?, pass);
         self.state.restore()?;
@@ -97,9 +97,9 @@ impl<'a> Eager<'a> {
         self.state
     }
 
-    /// All that a call answers, and the microseconds that it took.
+    /// The results of one call, and the microseconds that it took.
     fn pass(&mut self, inputs: &[Tensor]) -> Result<(Vec<Tensor>, f64)> {
-        // A module may write to what it is called with.
+        // A module may write to its arguments.
         let inputs = self.arguments.copies(inputs)?;
         let own = self.own(&inputs)?;
         let Self { function, target, state, .. } = self;
@@ -114,14 +114,14 @@ impl<'a> Eager<'a> {
         Ok((self.arguments.answers(outputs, &inputs), eager.gpu_us))
     }
 
-    /// Addresses of the state among the arguments: what a pass writes there is no state of the module's own.
+    /// Addresses of the state among the arguments. Writes to them are not writes to the module's own state.
     fn own(&self, arguments: &[Tensor]) -> Result<Vec<u64>> {
         let (_, state) = self.arguments.split(arguments);
         state.iter().filter(|tensor| tensor.elem_count() > 0).map(address_of).collect()
     }
 }
 
-/// A replay reads contiguous inputs, and matmuls of others may round otherwise.
+/// A replay reads contiguous inputs. Matmuls of strided inputs may round differently.
 pub(super) fn contiguous(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?)
 }
@@ -129,7 +129,7 @@ pub(super) fn contiguous(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 /// Checks that two calls with the same inputs gave the same bits.
 fn same_again(expected: &[Tensor], got: &[Tensor]) -> Result<()> {
     verify::same_bits("second call", expected, got).map_err(|error| match error {
-        Error::Mismatch { output, differing, elements, .. } => Error::stateful(format!(
+        Error::Mismatch(Mismatch { output, differing, elements, .. }) => Error::stateful(format!(
             "two calls with the same inputs give other outputs: output {output} differs in {differing} of {elements} elements. \
              Or it is not deterministic"
         )),

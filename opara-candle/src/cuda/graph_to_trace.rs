@@ -39,7 +39,7 @@ pub(super) fn read(
     let mut latest = Latest::default();
     let mut labels = marks.iter().peekable();
     let mut label = "";
-    // Where the call begins that the last launch is part of.
+    // The start of the library call that the last launch is part of.
     let mut of_last = None;
     let calls = graph.library_calls()?;
     calls.iter().for_each(|(nodes, call)| tracing::trace!(?nodes, %call, "captured"));
@@ -70,7 +70,7 @@ pub(super) fn read(
                 op.meaning = call.and_then(|call| meaning(&mut memory, call)).map(Box::new);
                 let from = found.map(|(nodes, _)| nodes.start);
                 if let Some(before) = trace.ops.last_mut().filter(|_| from.is_some() && from == of_last) {
-                    // The last launch of a call stands for the whole of it.
+                    // The last launch of a call represents the whole call.
                     before.meaning = op.meaning.is_some().then(|| Meaning::part().into());
                 }
                 of_last = from;
@@ -155,7 +155,7 @@ fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &
     };
     let external = |p: &Pointer| memory.buffers[p.buffer].role == Role::External;
     let fixed = pointers.iter().filter(|p| external(p)).map(|p| p.word).collect();
-    // A copy always has two pointers; of a kernel's pointers only those to buffers that may move matter.
+    // A copy keeps both pointers. A kernel keeps only pointers to buffers that may move.
     let kernel = matches!(launch, LaunchNode::Kernel(_));
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
     let is_of_a_library = kernel && call.is_some();
@@ -163,7 +163,7 @@ fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &
     (op, CapturedLaunch { launch, pointers, fixed, is_of_a_library })
 }
 
-/// What a library's call computes, of buffers that begin where its operands' elements are aligned.
+/// The meaning of a library call. `None` if an operand is not aligned to its elements within its buffer.
 fn meaning(memory: &mut Memory, call: &Call) -> Option<Meaning> {
     let computed = call.computes.as_ref()?;
     let mut view = |Placed { address, element, dims }: &Placed| {
@@ -199,7 +199,7 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
     (accesses, pointers)
 }
 
-/// How a library call accesses the buffers of its operands; `None` if its operands are not known.
+/// The access modes of a library call's operands, by buffer; `None` if the operands are not known.
 fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, AccessMode>> {
     let mut modes: HashMap<BufferId, AccessMode> = HashMap::new();
     for operand in call.operands.as_ref()? {

@@ -3,7 +3,7 @@
 use super::driver::kernels::module::Kernels;
 use super::driver::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Pointer};
 
-/// The launches of a capture, and what owns their resources.
+/// The launches of a capture, and the owners of their resources.
 pub(super) struct Launches {
     /// For each op, its launch.
     pub of: Vec<CapturedLaunch>,

@@ -90,7 +90,7 @@ impl CudaProgram {
         let mut graph = GraphBuilder::new(&self.stream, relocation)?;
         for (at, &op) in plan.ops.folded.iter().enumerate() {
             let after: Vec<usize> = at.checked_sub(1).into_iter().collect();
-            add(&mut graph, &launches.of[op], &after, false)?;
+            add(&mut graph, &launches.of[op], &after, |_| false)?;
         }
         let mut executable = graph.instantiate(Box::new(self.function.clone()))?;
         self.external.launch(&self.stream, || executable.launch(&[], &[&scratch]))
@@ -127,11 +127,13 @@ impl CudaProgram {
                 poison.push(graph.fill(block, 0xff, &[])?);
             }
         }
-        // Only then may a kernel load its weights while those before it still run.
+        // A kernel may load these while its predecessors still run: weights, if no launch writes to any, and arguments that no
+        // launch before it has written to.
         let writes_external = |access: &Access| {
             access.mode != AccessMode::Read && ops.trace.buffers[access.buffer].role == Role::External
         };
         let are_weights_constant = !ops.trace.ops.iter().flat_map(|op| &op.accesses).any(writes_external);
+        let mut written = vec![false; ops.trace.buffers.len()];
         let delay = stress.map(|_| self.block(DELAY_BYTES)).transpose()?;
         let mut urgent = vec![false; ops.per_call.len()];
         plan.schedule.urgent.iter().for_each(|&op| urgent[op] = true);
@@ -156,7 +158,16 @@ impl CudaProgram {
                 after = vec![delayed];
             }
             let launch = &launches.of[ops.per_call[op]];
-            let added = add(&mut graph, launch, &after, are_weights_constant)?;
+            let is_argument = |buffer: usize| matches!(ops.trace.buffers[buffer].role, Role::Input(_) | Role::State(_));
+            let is_settled = |word| {
+                let pointer = launch.pointers.iter().find(|pointer| pointer.word == word);
+                are_weights_constant && launch.fixed.contains(&word)
+                    || pointer.is_some_and(|to| is_argument(to.buffer) && !written[to.buffer])
+            };
+            let added = add(&mut graph, launch, &after, is_settled)?;
+            for access in ops.trace.ops[op].accesses.iter().filter(|access| access.mode.writes()) {
+                written[access.buffer] = true;
+            }
             if urgent[op] && matches!(launch.launch, LaunchNode::Kernel(_)) {
                 graph.hurry(added)?;
             }
@@ -177,13 +188,17 @@ fn place(relocation: &mut Relocation, trace: &Trace, layout: &Layout, arena: &Me
     Ok(())
 }
 
-/// Adds a captured launch after the nodes `after`; returns its node. If memory from before the pass is constant, a kernel that loads
-/// nothing else before it waits for those before it may begin early.
-fn add(graph: &mut GraphBuilder, op: &CapturedLaunch, after: &[usize], is_constant: bool) -> Result<usize> {
+/// Adds a captured launch after the nodes `after`; returns its node. A kernel with early loads may begin before its predecessors
+/// have ended if `is_settled` holds for the offset of each argument that it loads from early.
+fn add(
+    graph: &mut GraphBuilder,
+    op: &CapturedLaunch,
+    after: &[usize],
+    is_settled: impl Fn(usize) -> bool,
+) -> Result<usize> {
     match (&op.launch, op.pointers.as_slice()) {
         (LaunchNode::Kernel(kernel), pointers) => {
-            let early = read_early(kernel).filter(|_| is_constant);
-            let waits = early.is_some_and(|early| early.iter().all(|word| op.fixed.contains(word)));
+            let waits = read_early(kernel).is_some_and(|early| early.into_iter().all(is_settled));
             graph.kernel(kernel, pointers, after, waits)
         }
         (LaunchNode::Memset(memset), [to]) => graph.memset(memset, *to, after),

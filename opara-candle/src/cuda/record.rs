@@ -32,7 +32,7 @@ pub(crate) fn record(
         let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
         let (confirmed, examples) = attempt.verdict()?;
         let state = Mutex::new(Some(eager.into_state()));
-        // What the device lacks.
+        // Features that the device lacks.
         let notes = ops::lacks(target.device.as_cuda_device()?)?;
         let Confirmed { mut capture, external } = confirmed;
         lift(&mut capture.trace, &capture.launches.get_mut().of);
@@ -44,16 +44,16 @@ pub(crate) fn record(
     })
 }
 
-/// What capturing a module came to, and what its calls gave meanwhile.
+/// The result of capturing a module, and the results of its eager calls.
 struct Attempt {
     answers: Answers,
     captured: Result<Confirmed>,
 }
 
-/// How often a capture that shows state is made again, where the module's answers show none.
+/// Number of repeated captures if a capture shows state but the module's eager results repeat.
 const RETRIES: usize = 12;
 
-/// Captures a module, and calls it again where capture and answers leave open whether it keeps state.
+/// Captures a module. Calls and captures it again if the capture shows state that the eager results do not show.
 ///
 /// # Errors
 /// The module's own.
@@ -67,8 +67,8 @@ fn attempt(
         _ => capture(eager),
     };
     for _ in 0..RETRIES {
-        // Where answers repeat it may be the call of another thread, for which the module made a table for other shapes: one
-        // more pass makes it for these.
+        // If eager results repeat, another thread may have made the module replace a table by one for other shapes. One more pass
+        // restores the table.
         if answers.repeats.is_err() || !matches!(captured, Err(Error::Stateful { .. })) {
             break;
         }
@@ -77,7 +77,7 @@ fn attempt(
     }
     let draws = matches!(captured, Err(Error::DrawsRandomNumbers { .. }));
     if captured.as_ref().is_err_and(Error::is_uncapturable) && !draws {
-        // It would go on running eagerly. Two calls in a row also find state that alternates.
+        // It would run eagerly from now on. Two calls in a row also find state that alternates.
         for _ in 0..2 {
             if answers.repeats.is_ok() {
                 answers.repeats = eager.repeats(&answers.examples[0])?;

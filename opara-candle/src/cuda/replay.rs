@@ -13,7 +13,7 @@ use crate::arguments::share_memory;
 use crate::backend::{Planned, Replay};
 use crate::report::Mode;
 use crate::zero_copy::OutputLock;
-use crate::{Error, Result};
+use crate::{Error, Result, StateError};
 
 /// A closure that borrows the outputs.
 type Closure<'a> = &'a mut dyn FnMut(&[Tensor]);
@@ -94,7 +94,7 @@ impl GraphReplay {
         let Fixed { outputs, output_lock, .. } = &*self.fixed;
         let held = output_lock.take()?;
         let done = Done(self);
-        // What is known to be freed was not launched: building a graph fails, too, if its memory was freed.
+        // A stale replay launches nothing, and building a graph fails if its memory was freed.
         let launched = self.launch(inputs, &mut self.built.lock()).map_err(|error| match error {
             lost @ Error::DeviceLost { .. } => lost,
             _ if self.is_stale() => Error::MemoryFreed,
@@ -120,7 +120,7 @@ impl GraphReplay {
         let (inputs, state) = inputs.split_at(self.program.capture.inputs.min(inputs.len()));
         let is_ours = |tensor: &Tensor| self.fixed.outputs.iter().any(|output| share_memory(tensor, output));
         if let Some(index) = state.iter().position(is_ours) {
-            return Err(Error::StateShared { index, other: "an output that the executor has lent".into() });
+            return Err(StateError::Shared { index, other: "an output buffer of the executor".into() }.into());
         }
         let state = state.iter().cloned().map(Ok);
         let inputs = inputs.iter().map(|input| aligned_input(input, &self.fixed.outputs));

@@ -1,4 +1,4 @@
-//! Conversions between the error type and those of candle and of `opara-plan`.
+//! Conversions between the error type and the errors of candle and `opara-plan`.
 
 use opara_plan::trace::{InvalidTrace, TraceFileError};
 

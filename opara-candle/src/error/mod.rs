@@ -1,12 +1,18 @@
 //! The error type.
 
 mod convert;
+mod mismatch;
+mod state;
 
 use std::path::PathBuf;
 
 use candle::{DType, DeviceLocation, Shape};
 
 use opara_plan::trace::FileError;
+
+pub use mismatch::Mismatch;
+pub(crate) use mismatch::STRESSED;
+pub use state::StateError;
 
 use crate::fault::Fault;
 
@@ -65,11 +71,11 @@ pub enum Error {
         "input {index} is on {got:?} but the executor was built on {expected:?}: move it with `Tensor::to_device`"
     )]
     InputDevice {
-        /// Which input.
+        /// Index of the input.
         index: usize,
-        /// Where the example was.
+        /// The example's device.
         expected: DeviceLocation,
-        /// Where this one is.
+        /// This input's device.
         got: DeviceLocation,
     },
 
@@ -79,7 +85,7 @@ pub enum Error {
          `Tensor::to_dtype`; the module's error: {source}"
     )]
     InputDType {
-        /// Which input.
+        /// Index of the input.
         index: usize,
         /// The example's dtype.
         expected: DType,
@@ -89,75 +95,18 @@ pub enum Error {
         source: candle::Error,
     },
 
-    /// A state has another number of tensors than the one that the step was built for.
-    #[error("the step was built for a state of {expected} tensors and got one of {got}")]
-    StateCount {
-        /// Tensors of the state that it was built for.
-        expected: usize,
-        /// Tensors of this one.
-        got: usize,
-    },
+    /// A step cannot run on this state.
+    #[error(transparent)]
+    State(#[from] StateError),
 
-    /// A tensor of a state has another shape or dtype than it had when the step was built.
-    #[error(
-        "tensor {index} of the state is {got_dtype:?} {got:?} where the step was built for {expected_dtype:?} \
-         {expected:?}: a state keeps its shapes and dtypes; build another step for others"
-    )]
-    StateShape {
-        /// Which tensor of the state.
-        index: usize,
-        /// The shape that it was built for.
-        expected: Shape,
-        /// The dtype that it was built for.
-        expected_dtype: DType,
-        /// This one's shape.
-        got: Shape,
-        /// This one's dtype.
-        got_dtype: DType,
-    },
-
-    /// A tensor of a state lies on another device than the one that the step was built on.
-    #[error(
-        "tensor {index} of the state is on {got:?} but the step is for {expected:?}: move it with `Tensor::to_device`"
-    )]
-    StateDevice {
-        /// Which tensor of the state.
-        index: usize,
-        /// Where the step runs.
-        expected: DeviceLocation,
-        /// Where this one is.
-        got: DeviceLocation,
-    },
-
-    /// A tensor of a state shares memory with another tensor of the call. What is read there would depend on the schedule.
-    #[error(
-        "tensor {index} of the state shares memory with {other}: give it memory of its own, with `Tensor::copy` or \
-         `Carry::fork`"
-    )]
-    StateShared {
-        /// Which tensor of the state.
-        index: usize,
-        /// What it shares memory with.
-        other: String,
-    },
-
-    /// A tensor of a state lies in memory as no replay can write it in place.
-    #[error("tensor {index} of the state {reason}: replace it by a copy, with `Tensor::force_contiguous`")]
-    StateLayout {
-        /// Which tensor of the state.
-        index: usize,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-
-    /// A stream was asked for of steps whose first output is no tensor of tokens.
-    #[error("a stream's steps give tokens of u32 as their first output, and not {}", got.map_or("nothing".into(), |dtype| format!("{dtype:?}")))]
+    /// The first output of a stream's step is not a tensor of token ids.
+    #[error("a stream needs steps whose first output holds token ids in u32, and got {}", got.map_or("none".into(), |dtype| format!("{dtype:?}")))]
     NotTokens {
         /// The dtype of the first output, if there is any.
         got: Option<DType>,
     },
 
-    /// A tensor was made outside the recorded operators, so a replay would not compute it anew.
+    /// A tensor was made outside the recorded operators, so a replay would not recompute it.
     #[error(
         "argument {argument} of `{op}` (shape {shape:?}, at `{label}`) was made inside `forward` by an operator that is \
          not recorded: make it with `opara_candle::ops` or `opara_candle::nn`. On the CPU only these are recorded; a CUDA \
@@ -168,7 +117,7 @@ pub enum Error {
         op: String,
         /// Scope path of that operator.
         label: String,
-        /// Which argument it is.
+        /// Index of the argument.
         argument: usize,
         /// Its shape.
         shape: Shape,
@@ -181,7 +130,7 @@ pub enum Error {
          without any change"
     )]
     UntracedOutput {
-        /// Which output.
+        /// Index of the output.
         output: usize,
     },
 
@@ -193,9 +142,9 @@ pub enum Error {
     Unstable {
         /// Index of the launch that differs.
         at: usize,
-        /// What the first pass launched there.
+        /// The launch of the first pass.
         first: String,
-        /// What the second pass launched there.
+        /// The launch of the second pass.
         second: String,
     },
 
@@ -205,9 +154,9 @@ pub enum Error {
          {expected_dtype:?} {expected:?}: further examples need its shapes and dtypes"
     )]
     ExampleShape {
-        /// Which further example.
+        /// Index of the further example.
         example: usize,
-        /// Which input of it.
+        /// Index of the input in it.
         index: usize,
         /// Shape of the first example's input.
         expected: Shape,
@@ -229,7 +178,7 @@ pub enum Error {
         if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") }
     )]
     Stateful {
-        /// How it was detected.
+        /// The observation that shows it.
         reason: String,
         /// Scope path of the operator at which it was detected; empty if there is none.
         scope: String,
@@ -262,7 +211,7 @@ pub enum Error {
     /// The module draws random numbers. Its calls differ without state, and a replay would draw other numbers.
     #[error("the forward pass cannot be captured: {reason}")]
     DrawsRandomNumbers {
-        /// How and where it was detected.
+        /// The observation that shows it, and its place.
         reason: String,
     },
 
@@ -274,7 +223,7 @@ pub enum Error {
     #[error("this build has no CUDA: build with `--features cuda`, or `cudnn` for convolutions")]
     NoCuda,
 
-    /// A trace or a schedule was asked for, but calls with these inputs run eagerly.
+    /// A trace or a schedule was requested, but calls with these inputs run eagerly.
     #[error("nothing is recorded for these inputs, since calls of them run eagerly: {reason}")]
     NotRecorded {
         /// Why these calls run eagerly.
@@ -308,26 +257,17 @@ pub enum Error {
     },
 
     /// A replay's bits differ from the eager result's.
-    #[error("{}, so {}", difference(self), blame(mode))]
-    Mismatch {
-        /// Which kind of replay.
-        mode: &'static str,
-        /// Which output. The tensors of a step's state are counted on behind its outputs.
-        output: usize,
-        /// Elements whose bits differ.
-        differing: usize,
-        /// Elements of the output.
-        elements: usize,
-    },
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
 
     /// A trace that contradicts itself.
     #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
     InvalidTrace {
-        /// Which op.
+        /// Index of the op.
         op: usize,
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The contradiction.
         reason: String,
     },
 
@@ -336,7 +276,7 @@ pub enum Error {
     TraceFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and where.
+        /// The cause, with its position in the file.
         source: FileError,
     },
 
@@ -360,7 +300,7 @@ pub enum Error {
     /// A bug of this library.
     #[error("internal fault of opara-candle, please report it: {message}")]
     Internal {
-        /// What went wrong.
+        /// A description of the fault.
         message: String,
     },
 
@@ -388,7 +328,7 @@ impl Error {
                 | FailsOnOtherValues { .. }
                 | NotCapturable { .. }
                 | DrawsRandomNumbers { .. }
-                | Mismatch { .. }
+                | Mismatch(_)
                 | MemoryFreed
         )
     }
@@ -407,27 +347,3 @@ impl Error {
         }
     }
 }
-
-/// Describes the difference of an [`Error::Mismatch`], without its cause.
-pub(crate) fn difference(mismatch: &Error) -> String {
-    match mismatch {
-        Error::Mismatch { mode, output, differing, elements } => format!(
-            "output {output} of the {mode} differs from the module's own result in {differing} of {elements} elements"
-        ),
-        other => other.to_string(),
-    }
-}
-
-/// The likely cause of a mismatch that every schedule shows.
-fn blame(mode: &str) -> &'static str {
-    match mode {
-        STRESSED => "the schedule misses a dependency: please report it",
-        _ => {
-            "the module is not a pure function of its inputs: its own code reads values of tensors, draws random numbers, \
-             or does something else at every call. Compute outputs from inputs and weights by operators alone"
-        }
-    }
-}
-
-/// The `mode` of [`Error::Mismatch`] for replays with delayed launches ([`Builder::stress`](crate::Builder::stress)).
-pub(crate) const STRESSED: &str = "replay under stress";

@@ -50,6 +50,11 @@ impl Linear {
         Self { name: name.into(), weight, bias }
     }
 
+    /// What labels its launches.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// `(out_dim, in_dim)`.
     pub fn weight(&self) -> &Tensor {
         &self.weight
@@ -69,7 +74,7 @@ impl Linear {
         ops::linear_act(x, &self.weight, self.bias.as_ref(), activation)
     }
 
-    /// `x · weightᵀ` without the bias, for a next layer that adds it: see
+    /// `x · weightᵀ` without the bias, if the next layer adds it: see
     /// [`LayerNorm::forward_add`](super::LayerNorm::forward_add).
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use candle::{Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
 use super::weights::name_of;
-use crate::ops;
+use crate::ops::{self, RmsScale};
 use crate::trace::scope::scope;
 
 /// Layer normalisation over the last dimension; made by [`layer_norm`].
@@ -81,9 +81,14 @@ pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
 }
 
 impl RmsNorm {
-    /// A layer of this scale, which has the size of the last dimension. `name` labels its launches.
+    /// A layer with this scale, whose size is the last dimension. `name` labels its launches.
     pub fn new(name: impl Into<String>, scale: Tensor, eps: f64) -> Self {
         Self { name: name.into(), scale, eps }
+    }
+
+    /// What products that normalise their operand take: the scale, and what is added to the mean square.
+    pub fn scale(&self) -> RmsScale<'_> {
+        (&self.scale, self.eps as f32)
     }
 
     /// `x + residual`, and its RMS norm, in one launch.

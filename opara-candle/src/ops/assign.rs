@@ -1,4 +1,4 @@
-//! The elements of one tensor over those of another.
+//! Overwrites the elements of one tensor with another's.
 
 use candle::{Result, Tensor};
 

@@ -1,5 +1,5 @@
-//! The memory layout of `(batch, channels, h, w)`: NCHW or NHWC ("channels last"). As in PyTorch, the strides tell
-//! which, and the shape is the same.
+//! The memory layout of `(batch, channels, h, w)`: NCHW or NHWC ("channels last"). As in PyTorch, the strides give the
+//! format, and the shape is the same.
 
 use candle::{Result, Tensor};
 

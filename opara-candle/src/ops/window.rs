@@ -218,8 +218,7 @@ impl PoolConfig {
         Ok((along(size.0, p.top, h)?, along(size.1, p.left, w)?))
     }
 
-    /// Rows or columns by which the mean of window `index` divides: those inside the input, and the padding if that
-    /// counts.
+    /// Rows or columns that the mean of window `index` counts: all inside the input, and the padding if it counts.
     pub(crate) fn counted(&self, index: usize, size: usize, before: usize, after: usize) -> usize {
         let start = index * self.stride;
         let end = (start + self.kernel).min(size + before + after);

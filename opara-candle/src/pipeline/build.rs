@@ -1,4 +1,4 @@
-//! What all stages of one build share: settings, the clock, what is observed.
+//! State that all stages of one build share: settings, times, observations.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::Error;
 
-/// A build that is under way.
+/// A build in progress.
 pub(super) struct Build<'a> {
     pub options: &'a Options,
     pub device: Device,
     /// Milliseconds by stage.
     pub times: StageTimes,
-    /// Whether a call of the module went well.
+    /// Has a call of the module succeeded?
     pub has_answered: bool,
-    /// Launches for which generated kernels stand.
+    /// Launches that generated kernels replace.
     pub replaced: usize,
-    /// Whether other operators stand for recorded launches.
+    /// Do other operators replace recorded launches?
     pub is_rewritten: bool,
-    /// How traces are prepared.
+    /// Settings of prepared traces.
     pub settings: Settings,
-    /// The trace that was recorded, and the one after fusion, as far as building came.
+    /// The recorded trace and the fused one, if building came so far.
     pub traces: [Option<Arc<Trace>>; 2],
     dump: Option<Dump>,
 }
@@ -35,7 +35,7 @@ pub(super) struct Build<'a> {
 pub(super) enum Halt {
     /// A stage failed.
     Failed(Error),
-    /// As `Builder::stop_after` asks.
+    /// `Builder::stop_after` names this stage.
     Stopped(Stage),
 }
 
@@ -61,7 +61,7 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// A stage has given this value: writes it down where asked to.
+    /// Called with the result of a stage. Dumps it if a folder is set.
     ///
     /// # Errors
     /// [`Halt::Stopped`] if building is to stop here.
@@ -77,7 +77,7 @@ impl<'a> Build<'a> {
             dump.write(stage, value);
         }
         match self.options.stop_after {
-            // Nothing comes after the last one.
+            // Nothing comes after the last stage.
             Some(last) if last == stage && stage != Stage::Verify => Err(Halt::Stopped(stage)),
             _ => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! What each stage gave, as files.
+//! Files with the result of each stage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::report::Report;
 use crate::schedule::Schedule;
 use crate::trace::Trace;
 
-/// What a stage gave.
+/// The result of a stage.
 #[derive(Clone, Copy)]
 pub(super) enum Value<'a> {
     Trace(&'a Arc<Trace>),
@@ -42,7 +42,8 @@ impl Dump {
         Self(folder.join(names))
     }
 
-    /// Writes what a stage gave to a file of its own. What cannot be written is warned of: the plan is none the worse.
+    /// Writes a stage's result to its own file. An error of writing is only a warning, since the plan does not need the
+    /// file.
     pub fn write(&self, stage: Stage, value: Value) {
         let at = Stage::ALL.iter().position(|other| *other == stage).map_or(0, |at| at + 1);
         let file = self.0.join(format!("{at}-{stage}.{}", value.extension()));
@@ -51,7 +52,7 @@ impl Dump {
             fs::write(&file, bytes)
         });
         if let Err(error) = written {
-            tracing::warn!(file = %file.display(), %error, "what a stage gave cannot be written down");
+            tracing::warn!(file = %file.display(), %error, "the result of a stage cannot be written");
         }
     }
 }

@@ -1,16 +1,16 @@
-//! What is built where a stage fails: the same without rewritten or fused launches, or a plan that calls the module.
+//! Fallbacks for a stage that fails: a build without rewritten or fused launches, or a plan that calls the module.
 
 use candle::{Device, Tensor};
 
 use super::build::{Build, Halt};
 use super::plan::Plan;
 use crate::backend::{Fusing, Rewriting};
-use crate::error::difference;
 use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::report::Report;
 use crate::{cuda, Error, Result};
 
-/// Runs the pipeline, and once more without rewriting, and then without fusing, if such launches gave other bits.
+/// Runs the pipeline. If rewritten or fused launches give other bits, runs it again without rewriting, then without
+/// fusion.
 pub(super) fn build(
     inputs: &[Tensor],
     options: &Options,
@@ -26,8 +26,8 @@ pub(super) fn build(
     let built = loop {
         let is_fused = fusing.is_some();
         let built = stages((rewriting.take(), fusing.take()), &mut build);
-        let Err(Halt::Failed(error @ Error::Mismatch { .. })) = &built else { break built };
-        let difference = difference(error);
+        let Err(Halt::Failed(Error::Mismatch(mismatch))) = &built else { break built };
+        let difference = mismatch.difference();
         if build.is_rewritten {
             tracing::warn!(%difference, "building without rewritten launches");
             fusing = options.fusing().filter(|_| is_fused);
@@ -51,7 +51,7 @@ pub(super) fn build(
             let report = Report { reason: Some(reason), ..blank(options) };
             Plan { recorded, trace, ..Plan::eager(report) }
         }
-        // The executor builds once more.
+        // The executor builds again.
         Err(Halt::Failed(error @ Error::MemoryFreed)) => return Err(error),
         Err(Halt::Failed(error)) if runs_eagerly(&error, build.has_answered, options) => {
             tracing::warn!(reason = %error, "calls of these shapes run eagerly");
@@ -71,7 +71,7 @@ pub(super) fn eager(reason: &Error, inputs: &[Tensor], options: &Options) -> Pla
     Plan::eager(Report { device: name(&device), reason: Some(reason.to_string()), ..blank(options) })
 }
 
-/// What a report calls the device.
+/// The device's name in a report.
 fn name(device: &Device) -> String {
     if device.is_cuda() {
         cuda::device_name(device)
@@ -80,8 +80,8 @@ fn name(device: &Device) -> String {
     }
 }
 
-/// Whether the module runs eagerly where this error keeps it from being replayed. Without memory for a replay it does if
-/// the device had enough for a forward pass.
+/// Does the module run eagerly after this error? If the memory for a replay is missing, it does only if the device had enough for
+/// a forward pass.
 fn runs_eagerly(error: &Error, has_answered: bool, options: &Options) -> bool {
     let is_sound = error.is_uncapturable() || has_answered && matches!(error, Error::OutOfMemory { .. });
     is_sound && options.on_uncapturable == OnUncapturable::Eager

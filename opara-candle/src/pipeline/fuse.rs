@@ -13,19 +13,19 @@ use crate::Result;
 pub(super) struct Fused {
     /// The launches as the module made them.
     pub recorded: Arc<Trace>,
-    /// What came of each rule of rewriting.
+    /// The result of each rule of rewriting.
     pub rewrites: Vec<Rewrite>,
     /// Launches before fusion.
     pub unfused: usize,
-    /// What the program launches: the same where nothing is fused.
+    /// The trace after fusion; equal to the one before if nothing is fused.
     pub trace: Arc<Trace>,
     pub program: Arc<dyn Program>,
     pub examples: Vec<Example>,
-    /// What could be faster and is not, and why.
+    /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
 }
 
-/// Fuses what can be fused, if asked to.
+/// Fuses launches, if `fusing` is set and the device is a GPU.
 pub(super) fn fuse(rewritten: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Fused> {
     let Rewritten { recorded, trace, mut notes, examples, rewrites, program } = rewritten;
     let unfused = trace.ops.len();

@@ -1,4 +1,4 @@
-//! The stage `instantiate`: something that replays the schedule, or a faster one that the device was asked for.
+//! The stage `instantiate`: makes the replay of the schedule, or of a faster one that was found on the device.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ pub(super) struct Instance {
     pub replay: Box<dyn Replay>,
     /// Name of the policy that made the schedule.
     pub policy: String,
-    /// Why it is not what was asked for.
+    /// Why the schedule differs from the requested one.
     pub reason: Option<String>,
-    /// What the search for a tuned schedule found.
+    /// The result of the search for a tuned schedule.
     pub findings: Option<Findings>,
 }
 
 impl Instance {
-    /// Replaces the schedule and its replay by those of another schedule of the same trace.
+    /// Replaces the schedule and its replay, for the same trace.
     pub fn rescheduled(self, schedule: Schedule, replay: Box<dyn Replay>) -> Self {
         Self { plan: self.plan.with(schedule), replay, ..self }
     }
@@ -83,7 +83,8 @@ fn tune(
 fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
     let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
-    let winner = build.times.time("race", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let winner =
+        build.times.time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,

@@ -5,17 +5,17 @@
 //! | stage | file | from | to | left out by |
 //! |---|---|---|---|---|
 //! | record | `record` | module, example | [`Recording`](crate::backend::Recording): trace, program, outputs of eager calls | |
-//! | rewrite | `rewrite` | recording | [`Rewritten`](rewrite::Rewritten): the same, with other operators in the place of some launches | `Numerics::Exact` |
+//! | rewrite | `rewrite` | recording | [`Rewritten`](rewrite::Rewritten): the same, with some launches replaced by other operators | `Numerics::Exact` |
 //! | fuse | `fuse` | rewritten | [`Fused`](fuse::Fused): trace and program with one launch a group | `Builder::fuse` |
-//! | fold | `prepare` | trace | [`Optimized`](crate::optimize::Optimized): what runs once, what every call runs | `Builder::fold_constants` |
+//! | fold | `prepare` | trace | [`Optimized`](crate::optimize::Optimized): ops that run once, ops that every call runs | `Builder::fold_constants` |
 //! | analyse | `prepare` | ops | [`Analysed`](crate::prepared::Analysed): dependencies, cost of each op | |
 //! | place | `prepare` | graph | [`Prepared`](crate::prepared::Prepared): offsets in the arenas | |
 //! | schedule | `schedule` | problem | [`Scheduled`](schedule::Scheduled): streams, order, waits | `Policy::Sequential` |
 //! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::benchmark_challengers` leaves challengers out |
 //! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
 //!
-//! `Builder::dump` writes down what each stage gave, and `Builder::stop_after` stops behind one. What happens when a stage
-//! fails is in `fallback`.
+//! `Builder::dump` writes the result of each stage to a file. `Builder::stop_after` ends building after a stage. `fallback`
+//! handles the failure of a stage.
 
 mod build;
 mod dump;
@@ -54,7 +54,7 @@ use crate::{cuda, Error, Result};
 /// Builds a plan for inputs like these.
 ///
 /// # Errors
-/// The module's own, and what made a capture impossible if the options ask for that.
+/// The module's own errors, and the reason of a failed capture with `OnUncapturable::Error`.
 pub(crate) fn build(
     function: &Function,
     inputs: &[Tensor],

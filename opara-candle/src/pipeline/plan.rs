@@ -1,4 +1,4 @@
-//! What the pipeline gives: what answers calls of one set of input shapes.
+//! The result of the pipeline: a plan for calls of one set of input shapes.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::backend::{Planned, Replay};
 use crate::report::Report;
 use crate::trace::Trace;
 
-/// What answers calls of one set of input shapes.
+/// Answers calls of one set of input shapes.
 #[derive(Default)]
 pub(crate) struct Plan {
     /// `None` calls the module itself.
@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     pub recorded: Option<Arc<Trace>>,
     /// The recorded trace after fusion, if building came so far.
     pub trace: Option<Arc<Trace>>,
-    /// What is replayed.
+    /// The program and its schedule; `None` in eager mode.
     pub planned: Option<Arc<Planned>>,
 }
 

@@ -10,7 +10,7 @@ pub(super) fn fold(fused: &Fused, build: &mut Build) -> Optimized {
     prepared::fold(&fused.trace, build.settings, &mut build.times)
 }
 
-/// Finds what each op depends on, and what it costs.
+/// Finds the dependencies and the cost of each op.
 pub(super) fn analyse(folded: Optimized, build: &mut Build) -> Analysed {
     prepared::analyse(folded, &mut build.times)
 }

@@ -10,7 +10,7 @@ use crate::backend::{Function, Recording};
 use crate::timing;
 use crate::{cpu, cuda, Error, Result};
 
-/// Records a pass. The time counts as that of `trace`, without the module's own calls, which are `forward`.
+/// Records a pass. Its time counts as `trace`; the time of the module's own calls counts as `forward`.
 pub(super) fn record(
     function: &Function,
     inputs: &[Tensor],
@@ -39,11 +39,11 @@ pub(super) fn record(
 struct Calls {
     /// Milliseconds of all of them.
     spent_ms: f64,
-    /// Whether one of them went well.
+    /// Has one of them succeeded?
     has_answered: bool,
 }
 
-/// The function, and its calls from now on.
+/// Wraps the function so that its calls are counted.
 fn watched(function: &Function) -> (Function, Arc<Mutex<Calls>>) {
     let (function, calls) = (function.clone(), Arc::new(Mutex::new(Calls::default())));
     let watch = calls.clone();

@@ -1,4 +1,4 @@
-//! What a report says of a plan that replays.
+//! The report of a plan that replays.
 
 use super::build::Build;
 use super::fuse::Fused;
@@ -8,10 +8,10 @@ use crate::prepared::Prepared;
 use crate::report::Report;
 use crate::Result;
 
-/// The report of what was built.
+/// Collects the numbers of all stages.
 ///
 /// # Errors
-/// Those of comparing the examples' inputs.
+/// Comparing the examples' inputs fails.
 pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Result<Report> {
     let instance = &verified.instance;
     let (recorded, examples) = (fused.recorded.ops.len(), &fused.examples);

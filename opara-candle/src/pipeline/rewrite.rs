@@ -1,4 +1,4 @@
-//! The stage `rewrite`: puts other operators in the place of recorded launches.
+//! The stage `rewrite`: replaces recorded launches by other operators.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::Result;
 pub(super) struct Rewritten {
     /// The launches as the module made them.
     pub recorded: Arc<Trace>,
-    /// What the program launches: the same where nothing is rewritten.
+    /// The trace after rewriting; equal to `recorded` if nothing is rewritten.
     pub trace: Arc<Trace>,
     pub program: Box<dyn Program>,
-    /// With the outputs that replays have to give.
+    /// Examples with the outputs that replays are compared with.
     pub examples: Vec<Example>,
-    /// What came of each rule.
+    /// The result of each rule.
     pub rewrites: Vec<Rewrite>,
-    /// What could be faster and is not, and why.
+    /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
 }
 
-/// Rewrites what can be rewritten, if asked to.
+/// Rewrites launches, if `rewriting` is set and the device is a GPU.
 pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build: &mut Build) -> Result<Rewritten> {
     let Recording { trace: recorded, mut notes, examples, program } = recording;
     build.is_rewritten = false;

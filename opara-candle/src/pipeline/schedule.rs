@@ -19,21 +19,21 @@ pub(super) struct Scheduled {
     pub schedule: Schedule,
     /// Name of the policy.
     pub policy: String,
-    /// What an earlier search found, if the schedule is from the cache of tuned plans.
+    /// The result of an earlier search, if the schedule is from the cache of tuned plans.
     pub findings: Option<Findings>,
-    /// The cache entry of a search's result.
+    /// The cache entry for a search's result.
     pub cache: Option<Cache>,
 }
 
-/// Schedules the ops. Where schedules are searched for on the device, it is the one that was found before, or else the
-/// sequential one, from which the search begins.
+/// Schedules the ops. With tuning, the schedule is the cached one, or else the sequential one, from which the search
+/// begins.
 pub(super) fn schedule(prepared: Prepared, fused: &Fused, build: &mut Build) -> Result<Scheduled> {
     let options = build.options;
     let problem = prepared.problem();
     let cache = options.tuning.as_ref().and_then(|tuning| cache(tuning, &fused.trace, &build.device));
     let (schedule, findings) = match cache.as_ref().and_then(|cache| cache.load(&problem)) {
         Some((schedule, findings)) => (schedule, Some(findings)),
-        // Of a tuned plan the base, which others share memory with.
+        // The base of the search. The replays that it tries share the base's memory.
         None if options.tuning.is_some() => (Policy::Sequential.schedule(&problem)?, None),
         None => (build.times.time("schedule", || scheduled(&*options.scheduler, &problem))?, None),
     };
@@ -44,7 +44,7 @@ pub(super) fn schedule(prepared: Prepared, fused: &Fused, build: &mut Build) -> 
     Ok(Scheduled { prepared: Arc::new(prepared), schedule, policy, findings, cache })
 }
 
-/// What the scheduler makes of the problem; it may be the user's own, and panic.
+/// Runs the scheduler. A panic becomes an error, since the scheduler may be a user's own.
 fn scheduled(scheduler: &dyn Scheduler, problem: &Problem) -> Result<Schedule> {
     let panicked = |message| Error::SchedulerPanicked { scheduler: scheduler.name(), message };
     caught_as(panicked, || Ok(scheduler.schedule(problem)?))

@@ -7,7 +7,7 @@ use super::fuse::Fused;
 use super::instantiate::Instance;
 use crate::arguments::StateArguments;
 use crate::backend::{Example, Program, Replay};
-use crate::error::{difference, STRESSED};
+use crate::error::STRESSED;
 use crate::schedule::{Policy, Scheduler};
 use crate::timing::{self, Latency};
 use crate::{verify, Error, Result};
@@ -19,8 +19,7 @@ pub(super) struct Verified {
     pub replay_us: f64,
 }
 
-/// Replays the examples; on a mismatch once more with the sequential schedule. Afterwards the module's state on the device
-/// is what it was before building.
+/// Replays the examples and, after a mismatch, the sequential schedule. Restores the module's state on the device afterwards.
 pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -> Result<Verified> {
     let (examples, device, options) = (&fused.examples, &build.device, build.options);
     let times = &mut build.times;
@@ -33,8 +32,8 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
         let trial = Trial { program: &*plan.program, examples, state: &options.state, device };
         match times.time("verify", || trial.try_out(&mut **replay, options.verify)) {
             Ok(us) => break us,
-            Err(error @ Error::Mismatch { .. }) if *policy != sequential => {
-                let difference = difference(&error);
+            Err(Error::Mismatch(mismatch)) if *policy != sequential => {
+                let difference = mismatch.difference();
                 tracing::warn!(%difference, %policy, "falling back to the sequential schedule");
                 let plan = plan.with(Policy::Sequential.schedule(&plan.prepared.problem())?);
                 let replay = times.time("capture", || plan.program.clone().replay(plan.clone()))?;
@@ -58,18 +57,18 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
 /// long ones need none.
 const TRIAL_US: f64 = 100_000.;
 
-/// What replays are tried on.
+/// Examples on which replays are tried.
 struct Trial<'a> {
     program: &'a dyn Program,
     examples: &'a [Example],
-    /// Which of the examples' arguments are state.
+    /// The state among the examples' arguments.
     state: &'a StateArguments,
     device: &'a Device,
 }
 
 impl Trial<'_> {
-    /// Replays the examples, compares where asked to, and keeps the variant with the lower median. Returns the time of its
-    /// fastest replay in microseconds.
+    /// Replays the examples, compares them if `compare` is set, and chooses the variant with the lowest median time. Returns the
+    /// time of its fastest replay in microseconds.
     ///
     /// Variants take turns over the examples: building costs few forwards.
     fn try_out(&self, replay: &mut dyn Replay, compare: bool) -> Result<f64> {
@@ -108,7 +107,8 @@ impl Trial<'_> {
         })
     }
 
-    /// Compares what a call answers with eager: outputs on the host, and a state, which may be large, on the device first.
+    /// Compares the answers of a call with eager execution: outputs on the host; a state, which may be large, first on the
+    /// device.
     fn agree(&self, mode: &'static str, example: &Example, answers: &[Tensor]) -> Result<()> {
         let outputs = example.outputs.len().saturating_sub(self.state.compared());
         let (expected, expected_state) = example.outputs.split_at(outputs);
@@ -120,7 +120,7 @@ impl Trial<'_> {
         }
     }
 
-    /// What a call answers in the state from before building, and the microseconds that it took.
+    /// Answers of a call in the state from before building, and the microseconds that it took.
     fn timed(&self, replay: &dyn Replay, example: &Example) -> Result<(Vec<Tensor>, f64)> {
         self.program.restore_state()?;
         let arguments = self.state.with_own_state(&example.inputs)?;

@@ -1,4 +1,4 @@
-//! What ran: the launches of one forward pass, the buffers that they touch, and where in the module they came from.
+//! The trace of one forward pass: its launches, the buffers that they access, and their places in the module.
 //!
 //! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
 //! [`ops`](crate::ops); every later stage works on it without knowing which.

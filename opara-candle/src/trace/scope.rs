@@ -1,4 +1,4 @@
-//! Names for what is launched: scopes of layers and operators. `span_labels` makes scopes of `tracing` spans.
+//! Labels of launches: scopes of layers and operators. `span_labels` makes scopes of `tracing` spans.
 //!
 //! A scope costs one thread-local read unless something records on this thread.
 
@@ -53,8 +53,8 @@ pub(crate) fn path() -> String {
     RECORDING.with_borrow(|r| r.as_ref().map(|r| r.path.join("/")).unwrap_or_default())
 }
 
-/// Runs `f` with scopes recorded and returns, beside its result, every change of the path, with the `position` that
-/// the capture had got to.
+/// Runs `f` with scopes recorded and returns, beside its result, every change of the path, with the `position` of the
+/// capture at that time.
 pub(crate) fn record<T>(position: Option<Position>, f: impl FnOnce() -> T) -> (T, Vec<(usize, String)>) {
     struct Restore(Option<Recording>);
     impl Drop for Restore {

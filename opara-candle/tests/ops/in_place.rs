@@ -1,4 +1,4 @@
-//! Operators that write in place, and argmax, against loops.
+//! Operators that write in place, and argmax, compared with plain loops.
 
 use candle::{DType, Device::Cpu, Result, Tensor};
 use opara_candle::ops;
@@ -43,7 +43,7 @@ fn rows_go_where_their_positions_say() -> Result<()> {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_writes_nothing() -> Result<()> {
+fn operands_that_do_not_fit_are_refused_and_nothing_is_written() -> Result<()> {
     let buffer = Tensor::zeros((2, 4, 3), DType::F32, &Cpu)?;
     let (one, two) = (Tensor::ones((2, 1, 3), DType::F32, &Cpu)?, Tensor::ones((2, 2, 3), DType::F32, &Cpu)?);
     let at = |at: &[u32]| Tensor::new(at, &Cpu);

@@ -23,7 +23,7 @@ fn doubles(t: &Tensor) -> Result<Vec<f64>> {
     t.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// How far apart two ways of adding numbers of this dtype may end, for sums of the order of one.
+/// The tolerance between two orders of summation in this dtype, for sums of about 1.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,

@@ -1,4 +1,4 @@
-//! Tokens drawn from logits, against a definition in double precision.
+//! Sampling, compared with a definition in double precision.
 
 use candle::{DType, Device::Cpu, Result, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling};
@@ -42,7 +42,7 @@ fn logits() -> Result<Tensor> {
     values(5, &[1, VOCAB], DType::F32)? * 4.
 }
 
-/// How often each token is drawn at so many positions.
+/// The number of draws of each token at this many positions.
 fn draws(logits: &Tensor, of: &Sampling, seen: Option<&Tensor>, positions: u32) -> Result<Vec<u32>> {
     let rows = logits.broadcast_as((positions as usize, VOCAB))?;
     let seen = seen.map(|seen| seen.broadcast_as((positions as usize, VOCAB))?.contiguous()).transpose()?;
@@ -112,7 +112,7 @@ fn a_row_does_not_depend_on_its_neighbours() -> Result<()> {
 }
 
 #[test]
-fn greedy_and_what_is_not_finite() -> Result<()> {
+fn greedy_and_non_finite_logits() -> Result<()> {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let logits = Tensor::new(&[[1f32, 5., 5., 0.], [0., nan, 9., nan], [1., inf, inf, 2.], [-inf; 4]], &Cpu)?;
     let position = Tensor::zeros(1, DType::U32, &Cpu)?;
@@ -121,7 +121,7 @@ fn greedy_and_what_is_not_finite() -> Result<()> {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let logits = logits.to_dtype(dtype)?;
             let tokens = ops::sample(&logits, &Sampler::new(&[of; 4], &Cpu)?, &position, None)?.to_vec1::<u32>()?;
-            // Of two that are equal to the last of the top k both take part.
+            // Tokens equal to the last of the top k are drawn, too.
             assert!(tokens[0] == 1 || temperature == 1. && tokens[0] == 2);
             assert_eq!(tokens[1..], [1, 1, 0]);
         }
@@ -153,7 +153,7 @@ fn parameters_and_shapes_that_cannot_be_are_named() -> Result<()> {
         Sampling { repetition_penalty: 0., ..Sampling::default() },
     ] {
         let error = Sampler::new(&[of], &Cpu).expect_err("out of range").to_string();
-        assert!(error.contains("the temperature is 0 or"), "{error}");
+        assert!(error.contains("the temperature must be 0 or"), "{error}");
     }
     let (sampler, position) = (Sampler::new(&[Sampling::default()], &Cpu)?, Tensor::zeros(1, DType::U32, &Cpu)?);
     let one = Tensor::zeros((1, 4), DType::F32, &Cpu)?;

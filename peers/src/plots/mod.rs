@@ -23,8 +23,8 @@ const LINE: i32 = 20;
 const SQUARE: i32 = 30;
 const LETTER: i32 = 7;
 
-/// The contestants that plots show: those of [`line_up`] except eager execution of candle and of this library, which is
-/// an order of magnitude slower and would hide the differences between the others.
+/// The contestants that plots show: [`line_up`] without eager execution of candle and of this library, which is an
+/// order of magnitude slower and would hide the differences between the others.
 fn shown<'a>(cells: &[&'a Cell]) -> Vec<&'a str> {
     let fast = |name: &&str| Side::of(name) != Side::Candle && *name != "eager";
     line_up(cells.iter().copied()).into_iter().filter(fast).collect()
@@ -86,7 +86,7 @@ fn upright(height: u32) -> TextStyle<'static> {
     text(height, HPos::Left, VPos::Center).transform(FontTransform::Rotate270)
 }
 
-/// The drawing crate's errors borrow what was drawn on.
+/// The drawing crate's errors borrow the drawing.
 fn failed(error: impl Display) -> anyhow::Error {
     anyhow!("cannot draw: {error}")
 }

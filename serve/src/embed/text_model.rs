@@ -134,15 +134,14 @@ impl TextModel {
         lengths: &[usize],
         tokens: Option<usize>,
     ) -> crate::batch::Result<Buckets> {
-        let or = |given: &[usize], cpu: &[usize], gpu: &[usize]| match given {
-            [] if is_cpu => cpu.to_vec(),
-            [] => gpu.to_vec(),
-            given => given.to_vec(),
+        let batches = match batches {
+            [] if is_cpu => &[1, 4],
+            [] => &[1, 2, 4, 8, 16, 32][..],
+            given => given,
         };
-        let batches = or(batches, &[1, 4], &[1, 2, 4, 8, 16, 32]);
-        let lengths = or(lengths, &[32, 128], &[16, 32, 64, 128, 256]);
-        let lengths = lengths.into_iter().filter(|&length| length < self.limit()).chain([self.limit()]);
-        Buckets::new(batches, lengths, tokens.unwrap_or(if is_cpu { 512 } else { 8_192 }))
+        let lengths = if lengths.is_empty() { &[16, 32, 64, 128, 256][..] } else { lengths };
+        let lengths = lengths.iter().copied().filter(|&length| length < self.limit()).chain([self.limit()]);
+        Buckets::new(batches.iter().copied(), lengths, tokens.unwrap_or(if is_cpu { 512 } else { 8_192 }))
     }
 
     /// The model on a device, with weights of `dtype`, for batches of these shapes. The plan of the smallest is built; others

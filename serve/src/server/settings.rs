@@ -88,8 +88,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<usize>,
 
-    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256, and 32,128 on the
-    /// CPU.
+    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<usize>,

@@ -59,7 +59,7 @@ impl Pickle {
         self.root
     }
 
-    /// All values, including those that the root does not refer to.
+    /// All values, including values that the root does not refer to.
     pub(super) fn nodes(&self) -> &[Node] {
         &self.nodes
     }

@@ -27,8 +27,8 @@ impl OpGraph {
     /// The dependencies that a trace's accesses imply.
     ///
     /// # Complexity
-    /// Linear in accesses and edges, as long as few ops access one buffer between two writes, and edges are short.
-    /// [`hazards`] and the reduction say what long edges cost.
+    /// Linear in accesses and edges, as long as few ops access one buffer between two writes, and edges
+    /// are short. [`hazards`] and the reduction state the cost of long edges.
     pub fn new(trace: &Trace) -> Self {
         Self::from_predecessors(hazards(trace))
     }

@@ -133,7 +133,7 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_argmax_", Reduction),
     row("opara_mark_", Layout),
     row("opara_sample_", Other),
-    // This library's generated kernels: fusion groups, whose effects are those of their members.
+    // This library's generated kernels: fusion groups, with the effects of their members.
     row("opara_chain", ElementWise).untyped(),
     // quantized.cu
     row("dequantize_block_q4_0_", Other),

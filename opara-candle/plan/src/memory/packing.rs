@@ -23,7 +23,7 @@ struct Stretch {
 /// (Greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020.)
 ///
 /// # Complexity
-/// For each buffer linear in those that are in use within its own lifetime.
+/// For each buffer linear in the buffers that are in use within its lifetime.
 pub(super) fn pack(trace: &Trace, users: &[Vec<OpId>], role: Role) -> (Vec<Option<u64>>, u64) {
     let bytes = |id: BufferId| aligned(trace.buffers[id].bytes);
     let mut order: Vec<BufferId> =

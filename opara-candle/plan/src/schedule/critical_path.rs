@@ -15,7 +15,7 @@ type Key = u64;
 const SLACK: f64 = 1e-9;
 
 /// Simulates the device. Whenever an op ends, ready ops start, the one with the longest remaining path first, while the device
-/// has room. The order of starts is the launch order. An op that does not fit blocks those behind it, as on a GPU.
+/// has room. The order of starts is the launch order. An op that does not fit blocks the ops behind it, as on a GPU.
 ///
 /// An op continues the stream of its first predecessor that has no successor on its stream yet, as in Opara's Alg. 1. Otherwise
 /// it takes the stream that has been idle the longest: that costs no time in the simulation, and the op probably depends on it

@@ -170,7 +170,7 @@ struct Search<'a, C> {
     best: HashMap<Set, (f64, Set)>,
     /// The cost of each stage.
     costs: HashMap<Set, f64>,
-    /// How many more endings may be considered.
+    /// Number of endings that may still be considered.
     budget: usize,
 }
 

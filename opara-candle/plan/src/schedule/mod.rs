@@ -62,7 +62,7 @@ pub trait Scheduler: std::fmt::Debug + Send + Sync {
     /// Schedules every op once.
     ///
     /// # Errors
-    /// Its own, and those of [`Schedule::new`].
+    /// The scheduler's own, and errors of [`Schedule::new`].
     fn schedule(&self, problem: &Problem) -> Result<Schedule>;
 }
 
@@ -111,7 +111,7 @@ impl Schedule {
     /// Like [`new`](Self::new), with barriers at these positions of the order.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), and barriers that are not ascending positions inside the order.
+    /// Errors of [`new`](Self::new), and barriers that are not ascending positions inside the order.
     pub fn with_barriers(
         graph: &OpGraph,
         mut stream: Vec<usize>,
@@ -136,7 +136,7 @@ impl Schedule {
     /// run in launch order.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new), if the schedule belongs to another graph.
+    /// Errors of [`new`](Self::new), if the schedule belongs to another graph.
     pub fn cap_streams(self, graph: &OpGraph, streams: usize) -> Result<Self> {
         if self.streams() <= streams {
             return Ok(self);
@@ -217,7 +217,7 @@ impl Schedule {
         self.predecessors[op].iter().copied().filter(move |&p| self.stream[p] != self.stream[op])
     }
 
-    /// The number of waits across streams, including those of barriers.
+    /// The number of waits across streams, including waits of barriers.
     pub fn wait_count(&self) -> usize {
         let steps = self.steps();
         let crosses = |step: &Step, &before: &usize| match (step.op, steps[before].op) {

@@ -29,7 +29,7 @@ pub enum Resource {
     Registers,
     /// Threads of a block.
     Threads,
-    /// How long the op takes alone.
+    /// The op's duration alone.
     Duration,
 }
 
@@ -38,7 +38,7 @@ impl Resource {
     pub const ALL: [Resource; 5] =
         [Resource::Scarcest, Resource::SharedMemory, Resource::Registers, Resource::Threads, Resource::Duration];
 
-    /// How much an op needs.
+    /// The op's need of this resource.
     pub fn of(self, op: &OpProfile) -> f64 {
         match self {
             Resource::Scarcest => op.demand,
@@ -78,7 +78,7 @@ impl Schedule {
     /// This launch order on the streams of Alg. 1, where later branches reuse streams whose branches have ended.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new).
+    /// Errors of [`new`](Self::new).
     pub(super) fn with_allocated_streams(graph: &OpGraph, order: Vec<OpId>) -> Result<Self> {
         let alone = stream_allocation(graph);
         let stream = reuse_streams(graph, &alone, &order);
@@ -132,9 +132,8 @@ pub fn stream_allocation(graph: &OpGraph) -> Vec<usize> {
     stream
 }
 
-/// Alg. 2: among the ready ops (those whose predecessors are launched), memory- and compute-intensive ones alternate, starting
-/// with a memory-intensive one. Within a class the op that needs the least of the resource goes first; ties keep the recorded
-/// order.
+/// Alg. 2: among the ready ops, whose predecessors are launched, memory- and compute-intensive ones alternate, starting with a
+/// memory-intensive one. Within a class the op that needs the least of the resource goes first; ties keep the recorded order.
 ///
 /// # Arguments
 /// `graph`; the class and the needs of each op; the resource to order by.

@@ -28,7 +28,7 @@ macro_rules! policies {
             /// The policies that schedule without running anything: all but the tuned one.
             pub const FIXED: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
 
-            /// Its name: what `Display` writes and `FromStr` reads.
+            /// Its name, which `Display` writes and `FromStr` reads.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Policy::$policy => $name,)*
@@ -49,7 +49,7 @@ macro_rules! policies {
 
 policies! {
     fixed {
-        /// One stream, in recorded order: what a plain CUDA graph of the module does.
+        /// One stream, in recorded order, like a plain CUDA graph of the module.
         Sequential, "sequential", sequential::schedule;
         /// Every op starts when its dependencies have ended; launched in recorded order.
         Dag, "dag", dag::schedule;

@@ -25,7 +25,7 @@ impl SimulatedAndMeasured {
     /// not follow from the trace.
     ///
     /// # Errors
-    /// Those of the policies.
+    /// Errors of the policies.
     pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
         let device = DeviceModel::of(&trace.device);
         let problem = prepared.problem();
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_relative_to_what_was_measured() {
+    fn errors_are_relative_to_measurements() {
         let agreement = Agreement::of(&[(90., 100.), (110., 100.), (300., 200.), (8., 10.)]).unwrap();
         assert_eq!(agreement.pairs, 4);
         assert!((agreement.median_error - 0.15).abs() < 1e-12);

@@ -30,7 +30,7 @@ pub(super) struct SimulatedKernel {
 const PROCESSORS: u64 = 1024;
 /// Maximum number of waves that are simulated of one kernel; more would not change the result.
 const WAVES: u64 = 8;
-/// A full device is filled in at most so many portions; otherwise each block would be an event.
+/// Maximum number of portions in which a full device is filled; otherwise each block would be an event.
 const PORTIONS: u64 = 16;
 /// An upper bound of times, so that sums stay finite.
 pub(super) const LONGEST_US: f64 = 1e12;

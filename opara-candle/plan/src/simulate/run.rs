@@ -47,8 +47,8 @@ pub(super) struct Run<'a> {
     successors: Vec<Vec<usize>>,
     states: Vec<State>,
     now: f64,
-    /// Launches that have not arrived, by time (its bits: those of non-negative floats compare like the floats), then launch
-    /// order.
+    /// Launches that have not arrived, by time, then launch order. The time is stored as bits, since bits of non-negative floats
+    /// compare like the floats.
     arriving: BinaryHeap<Reverse<(u64, usize)>>,
     /// Launches that have arrived and wait for a queue, by launch order.
     arrived: BinaryHeap<Reverse<usize>>,

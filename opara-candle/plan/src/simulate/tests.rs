@@ -16,7 +16,7 @@ fn h200() -> DeviceModel {
     DeviceModel::named("h200").unwrap()
 }
 
-/// An op of so many blocks that takes `us` alone, and so many bytes of a buffer of its own.
+/// An op of `blocks` blocks that takes `us` alone, and writes its own buffer of `bytes` bytes.
 fn op(name: &str, blocks: u32, us: u64, buffer: usize, bytes: u64) -> Op {
     let launch = Launch { grid: [blocks, 1, 1], block: [256, 1, 1], registers: 32, ..Default::default() };
     let region = Region::contiguous(0, bytes);
@@ -58,14 +58,14 @@ fn small_kernels_overlap_and_large_ones_do_not() {
     let full = 132 * 8;
     let [first, second] = pair([op("a", full, 10, 0, 64), op("b", full, 10, 1, 64)]);
     assert!(second.start_us >= first.end_us);
-    // What the first leaves free is taken, and the rest of the second waits for it.
+    // The second op takes the room that the first leaves free; its other blocks wait for the first.
     let [first, second] = pair([op("a", full * 3 / 4, 10, 0, 64), op("b", full / 2, 10, 1, 64)]);
     assert_eq!(first.start_us, second.start_us);
     assert!((us(second) - 20.).abs() < US, "{second:?}");
 }
 
 #[test]
-fn what_shares_bandwidth_slows_down() {
+fn ops_that_share_bandwidth_slow_down() {
     let bytes = 40_000_000;
     let memory = |buffer| op("uexp_f32", 132, 10, buffer, bytes);
     let compute = |buffer| op("ampere_sgemm", 132, 10, buffer, bytes / 3);
@@ -82,7 +82,7 @@ fn what_shares_bandwidth_slows_down() {
 }
 
 #[test]
-fn what_is_in_flight_is_limited() {
+fn ops_in_flight_are_limited() {
     let prepared = prepared((0..6).map(|i| op("a", 1, 10, i, 64)).collect());
     let schedule = Schedule::new(&prepared.graph, (0..6).collect(), (0..6).collect()).unwrap();
     let device = DeviceModel { queues: 2, ..h200() };
@@ -174,7 +174,7 @@ fn problems() -> impl Strategy<Value = (Vec<Op>, Vec<Vec<usize>>, Vec<usize>)> {
     )
 }
 
-/// No op starts before those end that it waits for, and each runs once and takes its time.
+/// No op starts before its predecessors end, and each runs once and takes its time.
 fn holds(prepared: &Prepared, schedule: &Schedule, timeline: &Timeline) {
     let mut times = vec![None; schedule.order.len()];
     for span in &timeline.spans {
@@ -255,7 +255,7 @@ fn every_recorded_trace_can_be_simulated_on_another_device() {
             holds(&prepared, &schedule, &timeline);
             if policy == Policy::default() {
                 let a100 = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100").unwrap());
-                // What is all latency takes as long.
+                // A timeline that is all latency takes as long.
                 assert!(a100.total_us.is_finite() && a100.total_us >= timeline.total_us - US, "{file:?}");
             }
         }

@@ -24,7 +24,7 @@ fn timeline() -> Timeline {
 }
 
 #[test]
-fn what_runs_together_uses_the_device_once() {
+fn concurrent_ops_use_the_device_once() {
     let timeline = timeline();
     assert_eq!(timeline.spans.iter().map(|span| span.op).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!((timeline.total_us, timeline.streams()), (8., 2));

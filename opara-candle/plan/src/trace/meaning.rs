@@ -1,27 +1,27 @@
-//! What an op computes, where that is known: an operator on strided views of buffers.
+//! The meaning of an op, if it is known: a function of strided views of buffers.
 //!
-//! Rewriting reads it ([`crate::rewrite`]). A kernel's name and arguments tell it, or the call of a library that launched the
-//! op. It says nothing about algorithms or the order of sums.
+//! Rewriting ([`crate::rewrite`]) reads it. It is derived from a kernel's name and arguments, or from the library call that
+//! launched the op. It does not say which algorithm is used, or in which order sums are computed.
 
 use serde::{Deserialize, Serialize};
 
 use super::BufferId;
 
-/// The type of elements.
+/// The type of elements. The order is the encoding in trace files: add types at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Element {
-    /// Bytes, of which only the number counts.
+    /// Bytes without a type.
     Byte,
-    /// 16 bits, 11 of them digits.
+    /// 16 bits with an 11-bit significand.
     F16,
-    /// 16 bits, 8 of them digits.
+    /// 16 bits with an 8-bit significand.
     Bf16,
     /// 32 bits.
     F32,
 }
 
 impl Element {
-    /// Bytes of one.
+    /// Bytes of one element.
     pub fn bytes(self) -> u64 {
         match self {
             Element::Byte => 1,
@@ -34,49 +34,49 @@ impl Element {
 /// A dimension of a [`View`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Dim {
-    /// How many elements.
+    /// Number of elements.
     pub len: u64,
-    /// Elements of the buffer from one to the next; 0 where one is repeated.
+    /// Distance between neighbours, in elements of the buffer; 0 repeats one element.
     pub stride: u64,
 }
 
-/// Elements of a buffer, in an order.
+/// A strided view of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// The buffer.
     pub buffer: BufferId,
-    /// Type of its elements.
+    /// Element type.
     pub element: Element,
     /// The first element, counted from the buffer's start.
     pub first: u64,
-    /// From the outermost dimension on.
+    /// The outermost dimension first.
     pub dims: Vec<Dim>,
 }
 
 impl View {
-    /// So many elements one after the other.
+    /// A view of `len` contiguous elements.
     pub fn contiguous(buffer: BufferId, element: Element, first: u64, len: u64) -> Self {
         Self { buffer, element, first, dims: vec![Dim { len, stride: 1 }] }
     }
 
-    /// How many elements it has; `None` beyond 64 bits.
+    /// Number of elements; `None` if it exceeds 64 bits.
     pub fn elements(&self) -> Option<u64> {
         self.dims.iter().try_fold(1u64, |len, dim| len.checked_mul(dim.len))
     }
 
-    /// Bytes from the buffer's start to the end of the last element; `None` beyond 64 bits.
+    /// Bytes from the buffer's start to the end of the last element; `None` if that exceeds 64 bits.
     pub fn end(&self) -> Option<u64> {
         let reach = |last: u64, dim: &Dim| last.checked_add(dim.len.saturating_sub(1).checked_mul(dim.stride)?);
         self.dims.iter().try_fold(self.first, reach)?.checked_add(1)?.checked_mul(self.element.bytes())
     }
 
-    /// Whether its elements lie one after the other.
+    /// Is the view contiguous?
     pub fn is_contiguous(&self) -> bool {
         is_contiguous(&self.dims)
     }
 }
 
-/// Whether elements of these dimensions lie one after the other.
+/// Are these the dimensions of a contiguous view?
 pub fn is_contiguous(dims: &[Dim]) -> bool {
     let inner = |inner: Option<u64>, dim: &Dim| {
         let inner = inner?;
@@ -88,26 +88,28 @@ pub fn is_contiguous(dims: &[Dim]) -> bool {
 /// How a convolution or a pool moves over `(batch, channels, h, w)`. Pairs are rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Window {
-    /// Elements of a window; of a convolution those of the weight.
+    /// Size of a window; for a convolution, of the weight.
     pub kernel: [u64; 2],
     /// Rows and columns of zeros at opposite edges.
     pub padding: [u64; 2],
     /// Elements from one window to the next.
     pub stride: [u64; 2],
-    /// Elements from one of a window to the next.
+    /// Distance between neighbouring elements of a window.
     pub dilation: [u64; 2],
-    /// Parts that the channels fall into.
+    /// Groups of channels.
     pub groups: u64,
 }
 
-/// What is computed of the operands, `a`, `b`, ... The result has the operands' dimensions unless said otherwise.
+/// A function of the operands `a`, `b`, ... The result has the operands' dimensions unless stated otherwise.
+///
+/// The order of variants and fields is the encoding in trace files: add variants at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Function {
     /// Zeros, in bytes.
     Zeros,
     /// Bytes from the host.
     Upload,
-    /// `a`, in the result's type.
+    /// `a`, converted to the result's type.
     Copy,
     /// A function of `a` that the catalogue of kernels names.
     Unary(String),
@@ -115,38 +117,38 @@ pub enum Function {
     Binary(String),
     /// `a` times the first plus the second.
     Affine(f32, f32),
-    /// The sum of so many neighbours.
+    /// The sum of each row of this many elements.
     RowSum(u64),
-    /// The greatest of so many neighbours.
+    /// The maximum of each row of this many elements.
     RowMax(u64),
-    /// The least of so many neighbours.
+    /// The minimum of each row of this many elements.
     RowMin(u64),
-    /// Softmax of so many neighbours.
+    /// Softmax over rows of this many elements.
     Softmax(u64),
-    /// Layer norm of so many neighbours, with this epsilon; `b` and `c` are weight and bias.
+    /// Layer norm over rows of this many elements, with this epsilon; `b` and `c` are weight and bias.
     LayerNorm(u64, f32),
-    /// RMS norm of so many neighbours, with this epsilon; `b` is the weight.
+    /// RMS norm over rows of this many elements, with this epsilon; `b` is the weight.
     RmsNorm(u64, f32),
     /// `a`, `(batch, rows, inner)`, times `b`, `(batch, inner, columns)`: `(batch, rows, columns)`.
     Matmul,
-    /// Of `a`, `(batch, channels, h, w)`, with the weight `b`, `(out, channels / groups, kh, kw)`.
+    /// The convolution of `a`, `(batch, channels, h, w)`, with the weight `b`, `(out, channels / groups, kh, kw)`.
     Convolution(Window),
     /// The maximum of each window of `a`, `(batch, channels, h, w)`.
     MaxPool(Window),
     /// The mean of each window of `a`, `(batch, channels, h, w)`.
     MeanPool(Window),
-    /// A part of a library's call, whose meaning stands at its last launch.
+    /// A part of a library call. The call's last launch has its meaning.
     Part,
 }
 
-/// What an op computes.
+/// An op as a function of views.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Meaning {
-    /// Of which operands what is computed.
+    /// The function.
     pub function: Function,
     /// The operands.
     pub reads: Vec<View>,
-    /// Where the result goes; none for a part of a call.
+    /// The result; `None` for a part of a call.
     pub writes: Option<View>,
 }
 

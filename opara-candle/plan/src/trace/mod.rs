@@ -69,7 +69,7 @@ pub struct DeviceSpec {
 /// One launch: a kernel, a memset, a copy, or an operator on the host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Op {
-    /// Kernel or operator name, with what the catalogue knows of it.
+    /// Kernel or operator name, with its entry in the catalogue.
     pub name: KernelName,
     /// Path of the scopes or spans around the launch, separated by `/`; empty if there are none.
     pub label: String,
@@ -79,7 +79,7 @@ pub struct Op {
     pub accesses: Vec<Access>,
     /// Nanoseconds that it takes alone on the device, if measured.
     pub nanos: Option<u64>,
-    /// What it computes, where that is known.
+    /// Its meaning, if it is known.
     #[serde(default)]
     pub meaning: Option<Box<Meaning>>,
 }
@@ -89,9 +89,9 @@ pub struct Op {
 pub enum Work {
     /// A CUDA kernel.
     Kernel(Launch),
-    /// A device memset of so many bytes.
+    /// A device memset of this many bytes.
     Memset(u64),
-    /// A device-to-device copy of so many bytes.
+    /// A device-to-device copy of this many bytes.
     Memcpy(u64),
     /// An operator that runs on host threads.
     Host {
@@ -141,13 +141,13 @@ impl Launch {
 pub struct Access {
     /// The buffer.
     pub buffer: BufferId,
-    /// Which bytes of it.
+    /// The bytes of the buffer.
     pub region: Region,
-    /// Whether they are read, written, or both.
+    /// Reads, writes, or both.
     pub mode: AccessMode,
 }
 
-/// What an op does to the bytes of an [`Access`].
+/// The effect of an op on the bytes of an [`Access`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessMode {
     /// Reads them.
@@ -159,12 +159,12 @@ pub enum AccessMode {
 }
 
 impl AccessMode {
-    /// Whether bytes may be read.
+    /// May bytes be read?
     pub fn reads(self) -> bool {
         self != AccessMode::Write
     }
 
-    /// Whether bytes may be written.
+    /// May bytes be written?
     pub fn writes(self) -> bool {
         self != AccessMode::Read
     }
@@ -203,11 +203,11 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("op {op} (`{name}`) of the trace is invalid: {reason}")]
 pub struct InvalidTrace {
-    /// Which op.
+    /// Index of the op.
     pub op: OpId,
     /// Its name.
     pub name: String,
-    /// What is wrong.
+    /// The contradiction.
     pub reason: String,
 }
 

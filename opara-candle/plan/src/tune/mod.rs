@@ -162,7 +162,7 @@ pub struct Winner<R> {
     pub schedule: Schedule,
     /// The schedule, ready to run.
     pub runner: R,
-    /// How it was found.
+    /// The search's findings.
     pub findings: Findings,
 }
 
@@ -274,7 +274,7 @@ impl<T: Bench> Search<'_, T> {
         Contestant::new(candidate.name, candidate.schedule, self.bench)
     }
 
-    /// Builds the same schedule once more.
+    /// Builds the same schedule again.
     fn rebuild(&mut self, contestant: &Contestant<T::Runner>) -> Result<Contestant<T::Runner>, T::Error> {
         Contestant::new(contestant.name.clone(), contestant.schedule.clone(), self.bench)
     }

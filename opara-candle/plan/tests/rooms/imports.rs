@@ -1,4 +1,4 @@
-//! Which file of a crate imports which: by the paths in its text that begin with `crate`, `super` or `self`.
+//! Imports between the files of a crate, from paths that begin with `crate`, `super` or `self`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,14 +8,14 @@ use std::path::Path;
 /// A module by its path from the root of its crate; empty for the root.
 pub type Module = Vec<String>;
 
-/// The modules of a crate that have a file, and those that each imports.
+/// The modules of a crate that have a file, each with the modules that it imports.
 pub struct Imports(pub BTreeMap<Module, BTreeSet<Module>>);
 
 impl Imports {
-    /// Those of the crate with this source folder, tests left out.
+    /// Reads the crate with this source folder, without its tests.
     ///
-    /// A module and the modules in its folder may import each other. A name that the root hands on counts as an import of
-    /// the module that it comes from.
+    /// A module and the modules in its folder may import each other. A name that the root re-exports counts as an import of its
+    /// module.
     pub fn of(source: &Path) -> io::Result<Self> {
         let mut texts = BTreeMap::new();
         read(source, &Module::new(), &mut texts)?;
@@ -67,7 +67,7 @@ fn code(text: &str) -> String {
     code[..end.unwrap_or(code.len())].into()
 }
 
-/// The paths in a text of which `begins` accepts the first name and what stands before it.
+/// The paths in a text. `begins` decides from the first name and the token before it where a path begins.
 fn paths(text: &str, begins: impl Fn(&str, &str) -> bool) -> Vec<Vec<String>> {
     let tokens = tokens(text);
     let mut found = Vec::new();

@@ -10,7 +10,7 @@ use imports::{Imports, Module};
 use petgraph::algo::tarjan_scc;
 use petgraph::graphmap::DiGraphMap;
 
-/// The top-level modules of this crate from the bottom to the top, those of one row beside each other.
+/// The top-level modules of this crate from the bottom to the top; modules of one row are on one level.
 const ROOMS: &[&[&str]] = &[
     &["kernel_catalog", "latency", "stopwatch", "disk_cache"],
     &["trace"],

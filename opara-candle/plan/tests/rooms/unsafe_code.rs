@@ -1,4 +1,4 @@
-//! Where `opara-candle` keeps what the compiler does not check: the driver, and the launches of operators.
+//! `unsafe` code of `opara-candle` is in the driver and in the launches of operators only.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ fn is_driver(file: &str) -> bool {
     file.starts_with("cuda/driver/")
 }
 
-/// Whether a file is `ops/OPERATOR/launch.rs`.
+/// Is this file `ops/OPERATOR/launch.rs`?
 fn is_launch(file: &str) -> bool {
     matches!(file.split('/').collect::<Vec<_>>()[..], ["ops", _, "launch.rs"])
 }

@@ -6,7 +6,7 @@
 mod element;
 mod taps;
 
-pub(crate) use element::{elements, joined, lanes, supports, Element, Sum, WIDEST};
+pub(crate) use element::{elements, joined, joined_in_any_order, lanes, supports, Element, Sum, WIDEST};
 pub(crate) use taps::{larger, Taps, Windows};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};

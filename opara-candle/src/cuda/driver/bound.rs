@@ -1,35 +1,35 @@
-//! Nodes of a graph that go to arguments of the module, whose addresses every launch brings along.
+//! Graph nodes that access arguments of the module, whose addresses may change at every launch.
 
 use cudarc::driver::sys;
 
 use super::{check, Arguments};
 use crate::Result;
 
-/// A node that reads or writes arguments of the module: what it launches, and where in it their addresses stand.
+/// A node that reads or writes arguments of the module, with its parameters and the positions of the addresses in them.
 pub(super) struct Bound {
     pub node: sys::CUgraphNode,
     pub launch: BoundLaunch,
-    /// Place of the address, number of the argument, and bytes from its start.
+    /// Position of the address, number of the argument, and byte offset into it.
     pub places: Vec<(usize, usize, u64)>,
 }
 
-// SAFETY: a handle of the graph beside it, with copied parameters.
+// SAFETY: `node` is a handle of a graph that its owner keeps, and the parameters are copies.
 unsafe impl Send for Bound {}
 
 pub(super) enum BoundLaunch {
     Kernel(Box<sys::CUDA_KERNEL_NODE_PARAMS>, Arguments),
-    /// Place 0 is its source, and 1 its target.
+    /// Position 0 is the source, 1 the target.
     Memcpy(Box<sys::CUDA_MEMCPY3D>),
     Memset(Box<sys::CUDA_MEMSET_NODE_PARAMS>),
 }
 
 impl Bound {
-    /// Whether an argument of its is elsewhere than before.
+    /// Has the address of one of its arguments changed?
     pub fn moves(&self, before: &[u64], arguments: &[u64]) -> bool {
         self.places.iter().any(|&(_, argument, _)| before.get(argument) != Some(&arguments[argument]))
     }
 
-    /// Lets the node go to arguments at these addresses from the next launch on.
+    /// Sets these addresses of the arguments, from the next launch on.
     ///
     /// # Safety
     /// `executable` must have been made from the node's graph, and the arguments must be like the captured ones.

@@ -19,7 +19,7 @@ pub(in crate::cuda) struct CapturedGraph {
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by host address.
     uploads: HashMap<usize, Arc<[u8]>>,
-    /// Allocations and frees in order, except those that libraries made themselves: the graph contains those as nodes.
+    /// Allocations and frees in order. Allocations of libraries are nodes of the graph instead.
     memory: Vec<MemoryEvent>,
     /// Library calls in order.
     library_calls: Vec<LibraryCall>,
@@ -77,7 +77,7 @@ impl LaunchNode {
 }
 
 impl LaunchNode {
-    /// Lets the pointer that stands at an offset among the arguments, as in [`Pointer`](super::Pointer), be this address.
+    /// Sets the pointer at an offset of the arguments, as in [`Pointer`](super::Pointer), to this address.
     pub fn point(&mut self, word: usize, address: u64) {
         match self {
             LaunchNode::Kernel(kernel) => kernel.arguments.set_word(word, address),

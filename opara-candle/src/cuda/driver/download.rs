@@ -1,22 +1,23 @@
-//! Copies of a tensor that are on their way to the host.
+//! Asynchronous copies of a tensor to the host.
 
 use candle::cuda_backend::{CudaStorage, WrapErr};
 use candle::{Device, Storage, Tensor};
 use cudarc::driver::PinnedHostSlice;
 
+use super::kernels::store;
 use super::{Event, Stream};
 use crate::{Error, Result};
 
-/// Page-locked memory for elements of u32, which the device writes while the host goes on.
+/// Page-locked memory for u32 elements, which the device writes asynchronously.
 pub(crate) struct Download {
     stream: Stream,
     host: PinnedHostSlice<u32>,
-    /// When they are there.
+    /// Recorded after the copy.
     arrived: Event,
 }
 
 impl Download {
-    /// For so many elements of a tensor on the device.
+    /// Allocates memory for `elements` elements.
     ///
     /// # Errors
     /// No memory left.
@@ -24,12 +25,12 @@ impl Download {
         const CACHED: u32 = 0;
         let stream = Stream::of(device)?;
         let context = device.as_cuda_device()?.cuda_stream().context().clone();
-        // SAFETY: nobody reads the elements before `enqueue` has had them written.
+        // SAFETY: the elements are not read before a copy that `enqueue` enqueued has written them.
         let host = unsafe { context.alloc_pinned_with_flags::<u32>(elements.max(1), CACHED) }.w()?;
         Ok(Self { arrived: stream.event(false)?, stream, host })
     }
 
-    /// Copies the elements of a contiguous tensor here, after all that its stream was given so far.
+    /// Enqueues a copy of a contiguous tensor's elements on its stream.
     ///
     /// # Errors
     /// Another dtype, more elements than there is room for, or a call of the driver that failed.
@@ -43,17 +44,24 @@ impl Download {
             return Err(Error::Internal { message: format!("a download of {:?}", tensor.dtype()) });
         };
         if start < end {
-            device.cuda_stream().memcpy_dtoh(&elements.slice(start..end), &mut self.host).w()?;
+            store(device, &elements.slice(start..end), &mut self.host)?;
         }
         self.stream.record(&self.arrived)
     }
 
-    /// The first so many elements, once they are here.
+    /// Waits for the copy, and returns the first `elements` elements.
     ///
     /// # Errors
-    /// A call of the driver that failed, here or in what was enqueued before.
+    /// A failed driver call, also one that an earlier operation of the stream caused.
     pub fn wait(&self, elements: usize) -> Result<Vec<u32>> {
         self.arrived.wait()?;
         Ok(self.host.as_slice().w()?[..elements].to_vec())
+    }
+}
+
+impl Drop for Download {
+    fn drop(&mut self) {
+        // The device may still write here; a failure concerns nobody any more.
+        let _ = self.arrived.wait();
     }
 }

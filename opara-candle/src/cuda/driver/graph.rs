@@ -46,7 +46,7 @@ impl Drop for Graph {
 pub(in crate::cuda) struct GraphBuilder {
     graph: Graph,
     nodes: Vec<sys::CUgraphNode>,
-    /// Which of them are kernels.
+    /// For each node: is it a kernel?
     kernels: Vec<bool>,
     bound: Vec<Bound>,
     relocation: Relocation,
@@ -79,7 +79,7 @@ impl GraphBuilder {
         self.relocation.target(buffer).map_or(old, |start| start + delta)
     }
 
-    /// Notes a node that goes to arguments of the module, if it does: `pointers` are those at each of its places.
+    /// Notes a node if it accesses arguments of the module. `pointers` are its pointers with their positions.
     fn bind(&mut self, node: sys::CUgraphNode, launch: BoundLaunch, pointers: impl Iterator<Item = (usize, Pointer)>) {
         let place = |(place, p): (usize, Pointer)| Some((place, self.relocation.argument(p.buffer)?, p.delta));
         let places: Vec<_> = pointers.filter_map(place).collect();
@@ -88,8 +88,8 @@ impl GraphBuilder {
         }
     }
 
-    /// The address of an argument of the module that is told at the first launch: until then, that of a block of so many
-    /// bytes, which the graph keeps.
+    /// A placeholder address for an argument of the module, until the first launch sets the real one: a block of this many bytes,
+    /// which the graph keeps.
     fn stand_in(&mut self, bytes: usize) -> Result<u64> {
         let block = MemoryBlock::outside_pool(&self.graph.stream, bytes.max(1) as u64)?;
         self.relocation.keep(&block);
@@ -295,13 +295,13 @@ impl GraphBuilder {
     }
 }
 
-/// A graph that can be launched. It owns all that its nodes point at, but for the module's arguments and the arenas, which
-/// every launch brings along.
+/// A graph that can be launched. It owns the memory that its nodes access, except the module's arguments and the arenas, which
+/// are passed to every launch.
 pub(in crate::cuda) struct Executable {
     raw: sys::CUgraphExec,
     /// The nodes of `bound` are its own.
     graph: Graph,
-    /// Where the module's arguments were at the last launch.
+    /// Addresses of the module's arguments at the last launch.
     arguments: Vec<u64>,
     bound: Vec<Bound>,
     /// Owns the tensors that buffers moved into.
@@ -318,23 +318,22 @@ impl Executable {
     /// Launches the graph on the device's stream.
     ///
     /// # Errors
-    /// Arguments of other sizes than the captured ones, other arenas than those of the relocation, or a call of the driver
-    /// that failed.
+    /// Arguments of other sizes than the captured ones, other arenas than the relocation's, or a failed driver call.
     pub fn launch(&mut self, arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
         let arguments = self.moved.launched_with(arguments, arenas)?;
         self.graph.stream.bind()?;
         if self.arguments != arguments {
-            // What is not known to be set is set again, should one of these fail.
+            // Cleared first: if a call below fails, the next launch sets all addresses again.
             let before = std::mem::take(&mut self.arguments);
             for bound in self.bound.iter_mut().filter(|bound| bound.moves(&before, &arguments)) {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
-                // function, geometry and size are those of the node; launches in flight keep what they were given.
+                // function, geometry and size are the node's own; launches in flight keep what they were given.
                 unsafe { bound.bind_to(self.raw, &arguments)? };
             }
             self.arguments = arguments;
         }
-        // SAFETY: executable and stream exist. What the nodes point at is owned by this value or by the module that it
-        // keeps, or it is an argument or an arena: those were found to be like the captured ones, and the caller's memory is
+        // SAFETY: executable and stream exist. The nodes' memory is owned by this value or by the module that it keeps, or it is
+        // an argument or an arena. Arguments and arenas were checked to be like the captured ones, and the caller's memory is
         // freed in the order of this stream, or after it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.raw, self.graph.stream.raw()) })
     }

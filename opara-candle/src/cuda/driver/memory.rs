@@ -42,7 +42,7 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// What the address of an allocation is a multiple of.
+/// Alignment of the driver's allocations in bytes.
 pub(in crate::cuda) const ALIGNMENT: u64 = 256;
 
 /// The tensor, or a copy of it: contiguous, aligned as the driver aligns allocations, for which kernels were chosen, and
@@ -64,10 +64,10 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
     Ok(tensor.force_contiguous()?)
 }
 
-/// A copy of so many elements from an address on, as one row.
+/// Copies `count` elements from an address, as one row.
 ///
 /// # Errors
-/// An address that is not that of so many bytes on the device, or no memory for the copy.
+/// Fewer bytes at the address on the device, or no memory for the copy.
 pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Tensor> {
     let copy = Tensor::zeros(elements, dtype, device)?;
     let bytes = bytes_of(&copy);
@@ -252,12 +252,12 @@ impl Relocation {
         Ok(())
     }
 
-    /// Marks a buffer as an argument of the module, whose address is an argument of every launch.
+    /// Marks a buffer as an argument of the module. Every launch passes its address.
     pub fn place_argument(&mut self, buffer: usize, argument: usize, bytes: u64) {
         self.module_arguments.insert(buffer, (argument, bytes));
     }
 
-    /// The index of the module's argument that this buffer is, if it is one.
+    /// The index of the argument, if this buffer is an argument of the module.
     pub(super) fn argument(&self, buffer: usize) -> Option<usize> {
         self.module_arguments.get(&buffer).map(|&(argument, _)| argument)
     }
@@ -265,7 +265,7 @@ impl Relocation {
     /// Addresses of the module's arguments in a launch.
     ///
     /// # Errors
-    /// Arguments that are not like the captured ones, or other arenas than those of this relocation.
+    /// Arguments that differ from the captured ones in size, or other arenas than this relocation's.
     pub(super) fn launched_with(&self, module_arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<Vec<u64>> {
         let fit = |&(at, bytes): &(usize, u64)| module_arguments.get(at).is_some_and(|t| bytes_of(t) == bytes);
         let contiguous = module_arguments.iter().all(Tensor::is_contiguous);

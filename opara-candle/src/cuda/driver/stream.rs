@@ -224,7 +224,7 @@ impl Stream {
     /// Captures what `f` launches from this thread on this stream, without running it. `f` must not allocate.
     ///
     /// # Errors
-    /// As of [`capture`](Self::capture).
+    /// Errors of [`capture`](Self::capture).
     pub fn capture_only<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<(T, CapturedGraph)> {
         self.capture_in(None, f).map_err(|broken| broken.error)
     }

@@ -85,7 +85,7 @@ impl WatchedMemory {
     /// meanwhile, so `launch` must not run user code or free watched memory.
     ///
     /// # Errors
-    /// [`Error::MemoryFreed`] if the memory has been freed, and those of `launch`.
+    /// [`Error::MemoryFreed`] if the memory has been freed, and errors of `launch`.
     pub fn launch(&self, stream: &Stream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         self.unless_freed(|launched| {
             launch()?;

@@ -28,7 +28,7 @@ pub(in crate::cuda) enum Operation {
     RmsNorm(f32),
 }
 
-/// Where an op reads an operand.
+/// The source of an op's operand.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Source {
     /// The result of the group's member with this index, in registers.

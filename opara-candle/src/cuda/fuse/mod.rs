@@ -80,8 +80,8 @@ impl Capture {
                 let fused_op = fused.op(op.label.clone(), &kernel);
                 (fused_op, CapturedLaunch::new(LaunchNode::Kernel(kernel), fused.pointers))
             });
-            // A launch that is still needed may stand where a fused group runs that contains it. Both then run, in any
-            // order.
+            // A launch of a group that is still needed itself runs at the place of the fused kernel. Both then run, in
+            // any order.
             let unfused = (!is_fused[id]).then_some((op, recorded));
             for (op, recorded) in unfused.into_iter().chain(fused) {
                 self.trace.ops.push(op);

@@ -1,4 +1,4 @@
-// Activation functions of the epilogue. The codes are those of `Activation::code` on the host.
+// Activation functions of the epilogue. The codes are the values of `Activation::code` on the host.
 #pragma once
 #include <type_traits>
 

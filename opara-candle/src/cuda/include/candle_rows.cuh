@@ -71,8 +71,8 @@ __device__ inline auto candle_fold(const R &row, const Vec<T, R::elements> &xs) 
                 widen(F::of(narrow<T>(candle_row[thread]), narrow<T>(candle_row[thread + half])));
     }
     sync_row<R>();
-    // The last steps run inside a warp; here every warp of the row repeats them. Lanes beyond `half` compute values
-    // that nobody reads.
+    // The last steps run inside a warp; here every warp of the row repeats them. Lanes beyond `half` compute unused
+    // values.
     const unsigned lane = threadIdx.x % 32;
     float all = lane < threads ? candle_row[lane] : 0;
     for (; half > 0; half /= 2) all = widen(F::of(narrow<T>(all), narrow<T>(__shfl_down_sync(~0u, all, half))));

@@ -1,6 +1,5 @@
 // Thread block clusters: barrier and distributed shared memory (sm_90; PTX ISA, "Cluster"). For older architectures,
-// kernels that use this header are not compiled. With one block per cluster, these functions reduce to those of a
-// block.
+// kernels that use this header are not compiled. With one block per cluster, these functions work within the block.
 #pragma once
 #include "numbers.cuh"
 

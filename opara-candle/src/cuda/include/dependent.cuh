@@ -1,16 +1,17 @@
-// Kernels that may begin before the one before them in a graph has ended (programmatic dependent launch, sm_90; PTX ISA,
-// "griddepcontrol"). Where nothing says that they may, and in code for older GPUs, they begin behind it as all do.
+// Programmatic dependent launch (sm_90; PTX ISA, "griddepcontrol"): a kernel begins before its predecessor in a graph has ended.
+// Without a programmatic edge, and in code for older GPUs, it begins after its predecessor, like any kernel.
 #pragma once
 
-// From here on all that the kernels before have written is there. A kernel that has this calls it in all threads, and before that
-// only loads what no kernel of a graph writes: the table of effects says which argument.
+// After this call, all writes of preceding kernels are visible. All threads of a kernel must call it. Before it, a kernel may
+// load only through the arguments that `early` in the table of effects names; it begins early only where no preceding kernel of
+// the graph writes to their memory.
 __device__ inline void wait_for_those_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// The next kernel may begin, as soon as all blocks of this one have said so and there is room.
+// Lets the next kernel begin as soon as all blocks of this one have called it and there is room.
 __device__ inline void let_the_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

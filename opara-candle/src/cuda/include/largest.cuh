@@ -1,4 +1,4 @@
-// The first of the largest numbers of a row that a block has to itself; a NaN counts as larger than any number.
+// The position of the largest number of a row, one block a row: the first of equals, and the first NaN if there is one.
 #pragma once
 #include "numbers.cuh"
 
@@ -8,7 +8,7 @@ template <typename S> struct Largest {
 
     __device__ static Largest none() { return {(S)-INFINITY, ~0u}; }
 
-    // Whether a value at another place takes its stead. Of none everything does.
+    // Does a value at another position replace this one? Every value replaces `none`.
     __device__ bool gives_way_to(S other, unsigned other_at) const {
         const bool is_nan = value != value, other_is_nan = other != other;
         if (at == ~0u) return true;
@@ -25,7 +25,7 @@ template <typename S> struct Largest {
     }
 };
 
-// Of all threads of a block of whole warps.
+// Reduces over all threads of a block of whole warps.
 template <typename S> __device__ inline Largest<S> of_block(Largest<S> best, Largest<S> (&room)[32]) {
     const auto of_warp = [](Largest<S> best) {
 #pragma unroll
@@ -43,16 +43,18 @@ template <typename S> __device__ inline Largest<S> of_block(Largest<S> best, Lar
     return of_warp(lane < blockDim.x / 32 ? room[lane] : Largest<S>::none());
 }
 
-// Calls `f` with place and value of each element of a row that is this thread's: neighbours at once where they are aligned.
-template <typename T, typename F> __device__ inline void each(const T *x, unsigned columns, F f) {
+// Calls `f` with the position and value of each element that thread `thread` of `threads` has of a row, with vector loads if the
+// row is aligned.
+template <typename T, typename F>
+__device__ inline void each(const T *x, unsigned columns, unsigned thread, unsigned threads, F f) {
     constexpr unsigned N = WIDE<T>;
     if (columns % N == 0 && are_aligned(x)) {
-        for (unsigned at = threadIdx.x * N; at < columns; at += blockDim.x * N) {
+        for (unsigned at = thread * N; at < columns; at += threads * N) {
             const Vec<T, N> v = load<T, N>(x + at);
 #pragma unroll
             for (unsigned n = 0; n < N; n++) f(at + n, widen(v.at[n]));
         }
         return;
     }
-    for (unsigned at = threadIdx.x; at < columns; at += blockDim.x) f(at, widen(x[at]));
+    for (unsigned at = thread; at < columns; at += threads) f(at, widen(x[at]));
 }

@@ -16,6 +16,20 @@ template <typename T> __device__ inline T narrow(typename Sum<T>::type x) { retu
 template <> __device__ inline __half narrow<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// The larger of the two; NaN if either is NaN.
+__device__ inline float max_nan(float x, float least) {
+#if __CUDA_ARCH__ >= 800
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+#else
+    return x < least || least != least ? least : x;
+#endif
+}
+__device__ inline double max_nan(double x, double least) { return x < least || least != least ? least : x; }
+__device__ inline __half max_nan(__half x, __half least) { return __hmax_nan(x, least); }
+__device__ inline __nv_bfloat16 max_nan(__nv_bfloat16 x, __nv_bfloat16 least) { return __hmax_nan(x, least); }
+
 // N contiguous elements, loaded and stored with one instruction.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vec { T at[N]; };
 

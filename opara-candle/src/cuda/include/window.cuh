@@ -26,20 +26,6 @@ template <int N, bool NHWC> struct PixelIndex {
     }
 };
 
-// The larger of the two; NaN if either is NaN.
-__device__ inline float max_nan(float x, float least) {
-#if __CUDA_ARCH__ >= 800
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-    return y;
-#else
-    return x < least || least != least ? least : x;
-#endif
-}
-__device__ inline double max_nan(double x, double least) { return x < least || least != least ? least : x; }
-__device__ inline __half max_nan(__half x, __half least) { return __hmax_nan(x, least); }
-__device__ inline __nv_bfloat16 max_nan(__nv_bfloat16 x, __nv_bfloat16 least) { return __hmax_nan(x, least); }
-
 template <typename T, int N> __device__ inline Vec<T, N> max_nan(Vec<T, N> v, T least) {
 #pragma unroll
     for (int n = 0; n < N; n++) v.at[n] = max_nan(v.at[n], least);

@@ -13,13 +13,13 @@ pub(crate) struct Effects {
     pub element: Option<u64>,
     /// The bytes that are written.
     pub extent: Extent,
-    /// How their previous content is used.
+    /// The use of their previous content.
     pub before: Before,
-    /// Input arguments that are read element by element, as many elements as are written; contiguous without `strides`.
+    /// Input arguments with as many elements as the output, read element by element; contiguous without `strides`.
     pub inputs: &'static [usize],
     /// The argument that points to dimensions and strides; null if all operands are contiguous.
     pub strides: Option<usize>,
-    /// Another argument that is read and of which a part is written, in elements like the output's: state.
+    /// Another argument that is read and partly written, with elements like the output's: state.
     pub updated: Option<usize>,
     /// Arguments that are read before the kernel waits for its predecessors, if it does (`dependent.cuh`).
     pub early: &'static [usize],
@@ -27,7 +27,7 @@ pub(crate) struct Effects {
 
 /// The bytes that are written, from the output pointer on.
 pub(crate) enum Extent {
-    /// Contiguous elements, as many as the product of these factors.
+    /// Contiguous elements; their number is the product of these factors.
     Elements(&'static [Factor]),
     /// The rows of a `copy2d`.
     Rows,
@@ -50,7 +50,7 @@ pub(crate) enum Factor {
     Over(u64),
 }
 
-/// How the previous content of the extent is used.
+/// The use of the extent's previous content.
 pub(crate) enum Before {
     /// Overwritten completely, and not read.
     Overwritten,

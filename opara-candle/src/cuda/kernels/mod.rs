@@ -28,8 +28,8 @@ pub(super) fn known<'a>(
     (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
 }
 
-/// The addresses that a launch may write to: those of the output argument in the table; for an unknown kernel, all
-/// words of its arguments.
+/// The addresses that a launch may write to: the output argument of the table; for an unknown kernel, all words of its
+/// arguments.
 pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     let call = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code);
     let writes =
@@ -37,15 +37,17 @@ pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
     kernel.arguments.words().filter(|(word, _)| writes(*word)).map(|(_, value)| value).collect()
 }
 
-/// Offsets of the pointers that a launch may read through before what comes before it has ended; `None` if it does not wait for
-/// that by itself.
+/// Offsets of the pointers that a launch may read through before its predecessors have ended; `None` if its kernel does not wait
+/// for them by itself.
 pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
     let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.module) && shipped.waits)?;
-    let is_early = |word: &usize| {
-        let argument = kernel.arguments.argument_at(*word);
+    let is_early = |word: usize| {
+        let argument = kernel.arguments.argument_at(word);
         argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
     };
-    Some(kernel.arguments.words().map(|(word, _)| word).filter(is_early).collect())
+    // Nothing is read through null.
+    let words = kernel.arguments.words().filter(|&(word, value)| value != 0 && is_early(word));
+    Some(words.map(|(word, _)| word).collect())
 }
 
 /// A kernel of the table.
@@ -54,7 +56,7 @@ struct Shipped {
     effects: &'static Effects,
     parameters: usize,
     module: u64,
-    /// Whether it waits by itself for those before it.
+    /// Does it wait by itself for its predecessors (`griddepcontrol.wait`)?
     waits: bool,
 }
 

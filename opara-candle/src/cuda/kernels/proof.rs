@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::effects::{Before, Effects, Extent, Factor};
 use super::ptx::Entry;
 
-/// The parameters that a register's value is computed from, by index; `None` stands for a table of constants.
+/// The parameters that a register's value is computed from, by index; `None` is a table of constants.
 type Origins = BTreeSet<Option<usize>>;
 
 /// `@%p1 st.global.f32 [%rd1+4], %f1`: the operation's parts and the operands.
@@ -34,12 +34,29 @@ impl<'a> Instruction<'a> {
         let elsewhere =
             self.operation.iter().any(|part| matches!(*part, "param" | "shared" | "shared::cluster" | "local"));
         let accesses = ["ld", "st", "atom", "red"].contains(&self.operation[0]);
-        let bracket = self.operands.iter().find_map(|operand| operand.strip_prefix('['));
-        bracket.filter(|_| accesses && !elsewhere)?.split(['+', ']']).next()
+        let mut brackets = self.operands.iter().filter_map(|operand| operand.strip_prefix('['));
+        let bracket = match self.is_copy() {
+            true => brackets.nth(1),
+            false => brackets.next().filter(|_| accesses && !elsewhere),
+        };
+        bracket?.split(['+', ']']).next()
     }
 
-    /// Splits the source operands in two: those that do not carry an address into the result, such as factors and
-    /// shifts (they make offsets), and those that do.
+    /// Whether it copies from global to shared memory, `cp.async.cg.shared.global [%r1], [%rd1], 16, %r2`.
+    fn is_copy(&self) -> bool {
+        matches!(self.operation.as_slice(), ["cp", "async", "ca" | "cg", "shared", "global", ..])
+    }
+
+    fn loads(&self) -> bool {
+        self.operation[0] != "st"
+    }
+
+    fn stores(&self) -> bool {
+        self.operation[0] != "ld" && !self.is_copy()
+    }
+
+    /// Splits the source operands in two: operands that carry no address into the result, such as factors and shifts
+    /// (they make offsets), and operands that do.
     fn sources(&self) -> (&[&'a str], &[&'a str]) {
         let sources = self.operands.get(1..).unwrap_or_default();
         sources.split_at(match self.operation.as_slice() {
@@ -49,15 +66,18 @@ impl<'a> Instruction<'a> {
         })
     }
 
-    /// Bytes of one element; the element type is the last part of the operation.
+    /// Bytes of one element; the element type is the last part of the operation. Copies are of 16 bytes.
     fn element(&self) -> Result<u64, String> {
+        if self.is_copy() {
+            return Ok(16);
+        }
         let bits = self.operation.last().map(|element| element.trim_start_matches(char::is_alphabetic).parse::<u64>());
         Ok(bits.and_then(Result::ok).ok_or("an operation has no element type")? / 8)
     }
 }
 
 fn instructions(code: &str) -> Vec<Instruction<'_>> {
-    // Device functions may stand between two kernels.
+    // Device functions may lie between two kernels.
     let code = code.split(".func").next().unwrap_or_default();
     let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.flat_map(|line| line.split(';')).filter_map(Instruction::parse).collect()
@@ -130,10 +150,10 @@ fn uses(code: &str) -> Result<Uses, String> {
         }
         let Some(address) = instruction.address() else { continue };
         ensure(!origin(address, &registers).is_empty(), || format!("`{address}` does not come from a parameter"))?;
-        if instruction.operation[0] != "ld" {
+        if instruction.stores() {
             note(&mut uses.stored, parameters(address), instruction.element()?);
         }
-        if instruction.operation[0] != "st" {
+        if instruction.loads() {
             note(&mut uses.loaded, parameters(address), instruction.element()?);
         }
     }
@@ -251,11 +271,13 @@ mod tests {
             mul.wide.u32 %rd7, %r1, 4;
             add.s64 %rd8, %rd6, %rd7;
             @%p1 ld.global.nc.v2.u64 {%rd9, %rd10}, [%rd8+16];
+            ld.param.u64 %rd12, [k_param_4];
+            cp.async.cg.shared.global [%r2], [%rd12], 16, %r3;
             mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
             { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
         }";
         let uses = uses(code).expect("the analysis succeeds");
-        assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2)].into());
+        assert_eq!(uses.loaded, [(0, 8), (1, 8), (2, 2), (4, 16)].into());
         assert_eq!(uses.stored, [(2, 2)].into());
         assert_eq!(uses.tested, [0].into());
     }

@@ -17,7 +17,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// What comes before the kernel waits for those before it, if it does.
+    /// The code before the kernel waits for its predecessors; `None` if it does not wait.
     pub fn before_wait(&self) -> Option<&'static str> {
         self.code.split_once("griddepcontrol.wait").map(|(before, _)| before)
     }

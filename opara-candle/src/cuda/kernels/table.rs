@@ -1,4 +1,4 @@
-//! The effects of all known kernels: those of candle 0.11, and those of this library from `ops`.
+//! The effects of all known kernels: kernels of candle 0.11, and this library's own from `ops`.
 //!
 //! An entry of the catalogue of kernels ([`KernelEntry`]) names its effects; kernels with the same arguments share them.
 //!
@@ -24,7 +24,7 @@ const CANDLE: &[Effects] = &[
     writes("fill_", 0, Elements(&[Argument(2)])),
     // fill.cu: source, target, rows, columns, source stride, target stride
     writes("copy2d_", 1, Rows),
-    // fill.cu: numel, num_dims, info, value, out; the strides are those of `out`
+    // fill.cu: numel, num_dims, info, value, out; the strides belong to `out`
     writes("const_set_", 4, Elements(&[Argument(0)])).before(KeptBetween(2)),
     // ternary.cu: numel, num_dims, info, condition, true, false, out
     writes("where_", 6, Elements(&[Argument(0)])),

@@ -71,7 +71,7 @@ fn fastest<W: Copy, R>(
             for _ in 0..SAMPLES {
                 // Keep the GPU busy for longer than the host needs to launch the rest, so that the sample measures GPU
                 // time. The wait is limited: if other threads hold the driver's locks, the host is slow, and a longer
-                // wait would slow those threads down too.
+                // wait would also slow down the other threads.
                 kernels::wait(device, (100 + (2. * ROUNDS as f64 * host_us) as u64).min(LONGEST_WAIT_US))?;
                 stream.record(&start).map_err(Error::wrap)?;
                 for _ in 0..ROUNDS {

@@ -3,6 +3,6 @@
 use crate::cuda::kernels::effects::{writes, Before::AddedTo, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
-    // advance.cu: numel, what is added, counters
+    // advance.cu: numel, increment, counters
     writes("opara_advance_", 2, Elements(&[Argument(0)])).before(AddedTo),
 ];

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaViewMut, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{blocks, function, ptx};
 
-/// Adds `by` to each of these.
+/// Adds `by` to each counter.
 ///
 /// # Errors
 /// More elements than 31 bits count, or a launch that fails.
@@ -27,7 +27,7 @@ pub(super) fn advance<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&by).arg(counter);
-    // SAFETY: the arguments are those that the kernel declares, and it reads and writes `numel` elements, which there are.
+    // SAFETY: the arguments match the kernel's parameters. It reads and writes `numel` elements, and the slice has as many.
     unsafe { launch.launch(blocks(elements)) }.w()?;
     Ok(())
 }

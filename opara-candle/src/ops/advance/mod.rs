@@ -9,8 +9,7 @@ use candle::{bail, CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 
 use crate::cpu::record::apply_in_place;
 
-/// Adds `by` to each element of `counter`, in place: u32 or i64, contiguous. Beyond the largest number it goes on from the
-/// smallest.
+/// Adds `by` to each element of `counter`, in place: u32 or i64, contiguous. It wraps around at the largest number.
 ///
 /// ```
 /// # use candle::{Device::Cpu, Tensor};

@@ -1,4 +1,4 @@
-// Where rows are largest.
+// The index of the largest element of each row.
 #include "largest.cuh"
 
 template <typename T>
@@ -9,7 +9,7 @@ __device__ inline void argmax(unsigned rows, unsigned columns, const T *x, unsig
     if (row >= rows) return;
     x += (size_t)row * columns;
     Largest<S> best = Largest<S>::none();
-    each<T>(x, columns, [&](unsigned at, S v) { best = best.or_later(v, at); });
+    each<T>(x, columns, threadIdx.x, blockDim.x, [&](unsigned at, S v) { best = best.or_later(v, at); });
     best = of_block(best, room);
     if (threadIdx.x == 0) y[row] = best.at;
 }

@@ -1,4 +1,4 @@
-//! Where rows are largest, on the CPU.
+//! The index of the largest element of each row, on the CPU.
 
 use candle::{bail, CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
@@ -27,7 +27,7 @@ impl CustomOp1 for Argmax {
     }
 }
 
-/// The first of those that are largest; a NaN is larger than any number.
+/// The index of the largest element, the first of equals. A NaN counts as larger than any number.
 pub(crate) fn first_largest<T: PartialOrd + Copy>(row: &[T]) -> u32 {
     let mut best = 0;
     for (i, x) in row.iter().enumerate() {

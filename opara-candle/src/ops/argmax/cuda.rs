@@ -1,4 +1,4 @@
-//! Where rows are largest, on a GPU.
+//! The index of the largest element of each row, on a GPU.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::CudaDType;
@@ -11,7 +11,7 @@ use crate::cuda::driver::kernels::uninit;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{elements, rows_of};
 
-/// `None` where candle's operator has to do it, or has to refuse.
+/// `None` leaves the operands to candle's operator, which also reports errors.
 pub(super) fn argmax(x: &Tensor) -> Result<Option<Tensor>> {
     if rows_of(x, &[]).is_none() {
         return Ok(None);

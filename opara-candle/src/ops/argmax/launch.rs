@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{expect, function, ptx, wide};
 use crate::cuda::operator::rows::{Rows, MAX_THREADS};
 
-/// Where each row of `x` is largest.
+/// The index of the largest element of each row of `x`.
 ///
 /// # Errors
 /// Slices that are too short, or a launch that fails.
@@ -30,13 +30,13 @@ pub(super) fn argmax<T: DeviceRepr>(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&columns).arg(x).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * columns` elements of `x` and writes each of
-    // `rows` of `y`: both were held against the slices above, and `Rows::of` saw that 31 bits count rows and columns.
+    // SAFETY: the arguments match the kernel's parameters. It reads `rows * columns` elements of `x` and writes `rows` elements
+    // of `y`. Both lengths were checked above, and `Rows::of` checked that rows and columns fit 31 bits.
     unsafe { launch.launch(block_of_row(of.rows(), of.columns(), wide(dtype))) }.w()?;
     Ok(())
 }
 
-/// A block for each row, of the whole warps that take it at once, if they can.
+/// One block per row, with enough whole warps for the row, up to the limit of a block.
 fn block_of_row(rows: usize, columns: usize, wide: usize) -> LaunchConfig {
     let threads = columns.div_ceil(wide).next_multiple_of(32).min(MAX_THREADS);
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 }

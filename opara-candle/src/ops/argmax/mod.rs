@@ -1,4 +1,4 @@
-//! Where a dimension is largest.
+//! The index of the largest element along a dimension.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -14,10 +14,10 @@ pub(crate) use self::cpu::first_largest;
 use super::own_on;
 use crate::cpu::record::apply;
 
-/// Where dimension `dim` is largest, as u32, without that dimension.
+/// The index of the largest element along dimension `dim`, as u32; the result lacks that dimension.
 ///
-/// Along the last dimension of floats the first of several that are equal counts, zeros of both signs being equal, and the
-/// first NaN, if there is one. What candle's operator does for others may differ from one device to another.
+/// Along the last dimension of floats it is the first of equal elements, or the first NaN if there is one; zeros of both signs
+/// are equal. Along other dimensions candle's operator runs, whose choice among equals depends on the device.
 ///
 /// ```
 /// # use candle::{Device::Cpu, Tensor};
@@ -32,7 +32,7 @@ use crate::cpu::record::apply;
 pub fn argmax(x: &Tensor, dim: usize) -> Result<Tensor> {
     apply("argmax", &[x], x.elem_count() as u64, move |t| {
         let x = t[0];
-        // Of rows without elements there is no largest: an error of candle's.
+        // For rows without elements candle's operator returns an error.
         let own = match dim + 1 == x.rank() && x.elem_count() > 0 {
             true => own_on(x, || cpu::argmax(x).map(Some), || gpu!(cuda::argmax(x)))?,
             false => None,

@@ -260,7 +260,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     return wrong;
 }
 
-// Recomputes the lane's columns of the queries in `wrong`. It runs last and reads the kernel's arguments anew, so that
+// Recomputes the lane's columns of the queries in `wrong`. It runs last and reads the kernel's arguments again, so that
 // it costs the main loop no registers.
 template <int DIM, typename T>
 __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,

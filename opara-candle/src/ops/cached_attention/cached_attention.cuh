@@ -2,15 +2,16 @@
 // of them, makes all query heads that share keys; each of its blocks takes a part of the cache's places. How many are in use
 // stands on the device.
 //
-// Lanes that are neighbours have 8 elements of a place each, of which a warp takes several at a time. Each keeps a softmax of its
-// own that goes on from place to place (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018); these are put
-// together at the end ("Flash-Decoding", Dao et al., 2023), always in the same order.
+// A warp has one query head; the other warps of its block read the same keys and values at the same time, from the L1 cache. Lanes
+// that are neighbours have 8 elements of a place each, of which a warp takes several at a time. Each keeps a softmax of its own that
+// goes on from place to place (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018); these are put together at
+// the end ("Flash-Decoding", Dao et al., 2023), always in the same order.
 #pragma once
 #include "cluster.cuh"
 #include "dependent.cuh"
 #include "rows.cuh"
 
-constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
+constexpr unsigned WARPS = 8, THREADS = 32 * WARPS;
 // Elements of a lane.
 constexpr unsigned EACH = 8;
 // The largest score before the first one: finite, so that differences are.
@@ -96,160 +97,130 @@ struct Sizes {
     float scale, eps;
 };
 
+// Of HEADS query heads that share keys each has WARPS / HEADS warps, which take turns.
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS>
 __device__ inline void attend(Sizes of, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,
                               const float *rotary, T *cache, T *y) {
-    constexpr unsigned AT_ONCE = 32 / LANES, AHEAD = 2;
+    constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, sub = lane / LANES, first = lane % LANES * EACH;
     const unsigned kv = blockIdx.x, item = blockIdx.y, block = blockIdx.z, group = of.heads / of.kv_heads, dim = of.dim;
+    const unsigned head = warp % HEADS, turn_of_warp = warp / HEADS;
     const bool is_there = first < dim;
     let_the_next_begin();
-    wait_for_those_before();
-
+    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
     const unsigned at = min(start[item], min(of.capacity, of.positions) - 1), end = at + 1;
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
     const unsigned share = (end - oldest + BLOCKS - 1) / BLOCKS, begin = oldest + block * share;
     const unsigned stop = min(end, begin + share);
     T *keys = cache + ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim;
     T *values = keys + (size_t)of.kv_heads * of.capacity * dim;
+    const Turn turn(first, lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
+    Vec<T, EACH> key[AHEAD], value[AHEAD];
+    auto ask = [&](unsigned place) {
+#pragma unroll
+        for (unsigned a = 0; a < AHEAD; a++) {
+            const unsigned p = place + a * STEP;
+            key[a] = value[a] = Vec<T, EACH>{};
+            // The new one is not read back from where it is written to.
+            if (p >= stop || p == at || !is_there) continue;
+#pragma unroll
+            for (unsigned part = 0; part < EACH / WIDE<T>; part++) {
+                const size_t from = (size_t)p * dim + first + part * WIDE<T>;
+                const Vec<T, WIDE<T>> k = load<T, WIDE<T>>(keys + from), v = load<T, WIDE<T>>(values + from);
+#pragma unroll
+                for (unsigned n = 0; n < WIDE<T>; n++)
+                    key[a].at[part * WIDE<T> + n] = k.at[n], value[a].at[part * WIDE<T> + n] = v.at[n];
+            }
+        }
+    };
+    const unsigned first_place = begin + turn_of_warp * AT_ONCE + sub;
+    ask(first_place);
+    wait_for_those_before();
 
     // The new token.
     const T *row = qkv + (size_t)item * (of.heads + 2 * of.kv_heads) * dim;
-    const Turn turn(first, lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
-    float q[HEADS][EACH] = {}, new_key[EACH] = {}, new_value[EACH] = {};
-#pragma unroll
-    for (unsigned h = 0; h < HEADS; h++)
-        if (is_there && h < group) load_wide(row + (kv * group + h) * dim + first, q[h]);
+    float q[EACH] = {}, new_key[EACH] = {}, new_value[EACH] = {};
     if (is_there) {
+        if (head < group) load_wide(row + (kv * group + head) * dim + first, q);
         load_wide(row + (of.heads + kv) * dim + first, new_key);
         load_wide(row + (of.heads + of.kv_heads + kv) * dim + first, new_value);
     }
     if (k_scale) normalise<T, LANES>(new_key, dim, of.eps, k_scale + first, is_there);
+    if (q_scale) normalise<T, LANES>(q, dim, of.eps, q_scale + first, is_there);
     turn.operator()<T>(new_key);
-#pragma unroll
-    for (unsigned h = 0; h < HEADS; h++) {
-        if (q_scale) normalise<T, LANES>(q[h], dim, of.eps, q_scale + first, is_there);
-        turn.operator()<T>(q[h]);
-    }
+    turn.operator()<T>(q);
     if (begin <= at && at < stop && warp == 0 && sub == 0 && is_there) {
         store_narrow(keys + (size_t)at * dim + first, new_key);
         store_narrow(values + (size_t)at * dim + first, new_value);
     }
 
-    State state[HEADS];
-    for (unsigned place = begin + warp * AT_ONCE + sub; place - sub < stop; place += WARPS * AT_ONCE * AHEAD) {
-        Vec<T, EACH> key[AHEAD], value[AHEAD];
+    State state;
+    for (unsigned place = first_place; place - sub < stop; place += STEP * AHEAD) {
+        if (place != first_place) ask(place);
+        float score[AHEAD], most = state.most;
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) {
-            const unsigned p = place + a * WARPS * AT_ONCE;
-            key[a] = value[a] = Vec<T, EACH>{};
-            // The new one is not read back from where it is written to.
-            if (p < stop && p != at && is_there) {
+            const unsigned p = place + a * STEP;
+            float dot = 0;
 #pragma unroll
-                for (unsigned part = 0; part < EACH / WIDE<T>; part++) {
-                    const size_t from = (size_t)p * dim + first + part * WIDE<T>;
-                    const Vec<T, WIDE<T>> k = load<T, WIDE<T>>(keys + from), v = load<T, WIDE<T>>(values + from);
-#pragma unroll
-                    for (unsigned n = 0; n < WIDE<T>; n++)
-                        key[a].at[part * WIDE<T> + n] = k.at[n], value[a].at[part * WIDE<T> + n] = v.at[n];
-                }
-            }
+            for (unsigned n = 0; n < EACH; n++)
+                dot = fmaf(q[n], p == at ? new_key[n] : widen(key[a].at[n]), dot);
+            score[a] = warp_reduce<Add>(dot, LANES) * of.scale;
+            score[a] = p < stop ? score[a] * LOG2E : -INFINITY;
+            most = fmaxf(most, score[a]);
         }
+        const float kept = exp2f(state.most - most);
+        state.most = most, state.sum *= kept;
 #pragma unroll
-        for (unsigned h = 0; h < HEADS; h++) {
-            float score[AHEAD], most = state[h].most;
+        for (unsigned n = 0; n < EACH; n++) state.value[n] *= kept;
 #pragma unroll
-            for (unsigned a = 0; a < AHEAD; a++) {
-                const unsigned p = place + a * WARPS * AT_ONCE;
-                float dot = 0;
+        for (unsigned a = 0; a < AHEAD; a++) {
+            const bool is_new = place + a * STEP == at;
+            const float weight = exp2f(score[a] - most);
+            state.sum += weight;
 #pragma unroll
-                for (unsigned n = 0; n < EACH; n++)
-                    dot = fmaf(q[h][n], p == at ? new_key[n] : widen(key[a].at[n]), dot);
-                score[a] = warp_reduce<Add>(dot, LANES) * of.scale;
-                score[a] = p < stop ? score[a] * LOG2E : -INFINITY;
-                most = fmaxf(most, score[a]);
-            }
-            const float kept = exp2f(state[h].most - most);
-            state[h].most = most, state[h].sum *= kept;
-#pragma unroll
-            for (unsigned n = 0; n < EACH; n++) state[h].value[n] *= kept;
-#pragma unroll
-            for (unsigned a = 0; a < AHEAD; a++) {
-                const bool is_new = place + a * WARPS * AT_ONCE == at;
-                const float weight = exp2f(score[a] - most);
-                state[h].sum += weight;
-#pragma unroll
-                for (unsigned n = 0; n < EACH; n++)
-                    state[h].value[n] = fmaf(weight, is_new ? new_value[n] : widen(value[a].at[n]), state[h].value[n]);
-            }
+            for (unsigned n = 0; n < EACH; n++)
+                state.value[n] = fmaf(weight, is_new ? new_value[n] : widen(value[a].at[n]), state.value[n]);
         }
     }
 
-    // Places of a warp, then the warps of a block, then the blocks of a cluster.
+    // Places of a warp, then the warps of all blocks of the cluster.
     constexpr unsigned DIM = LANES * EACH;
-    __shared__ alignas(16) float room[WARPS][HEADS][DIM], stats[WARPS][HEADS][4];
+    __shared__ alignas(16) float room[WARPS][DIM], stats[WARPS][4];
 #pragma unroll
-    for (unsigned h = 0; h < HEADS; h++) {
+    for (unsigned distance = LANES; distance < 32; distance *= 2) {
+        State other;
+        other.most = __shfl_xor_sync(~0u, state.most, distance);
+        other.sum = __shfl_xor_sync(~0u, state.sum, distance);
 #pragma unroll
-        for (unsigned distance = LANES; distance < 32; distance *= 2) {
-            State other;
-            other.most = __shfl_xor_sync(~0u, state[h].most, distance);
-            other.sum = __shfl_xor_sync(~0u, state[h].sum, distance);
-#pragma unroll
-            for (unsigned n = 0; n < EACH; n++) other.value[n] = __shfl_xor_sync(~0u, state[h].value[n], distance);
-            state[h].add(other);
-        }
-        if (sub == 0) {
-#pragma unroll
-            for (unsigned n = 0; n < EACH; n++) room[warp][h][first + n] = state[h].value[n];
-            if (first == 0) stats[warp][h][0] = state[h].most, stats[warp][h][1] = state[h].sum;
-        }
+        for (unsigned n = 0; n < EACH; n++) other.value[n] = __shfl_xor_sync(~0u, state.value[n], distance);
+        state.add(other);
     }
-    __syncthreads();
-    // Those of a block where the first warp's were: each thread has elements of its own, and of a head all read the numbers
-    // before any is written.
-    float both[(HEADS * DIM + THREADS - 1) / THREADS], most_of[(HEADS * DIM + THREADS - 1) / THREADS], sum_of[(HEADS * DIM + THREADS - 1) / THREADS];
+    if (sub == 0) {
 #pragma unroll
-    for (unsigned i = 0; i < (HEADS * DIM + THREADS - 1) / THREADS; i++) {
-        const unsigned element = i * THREADS + threadIdx.x, h = element / DIM, d = element % DIM;
-        if (element >= HEADS * DIM) break;
-        float most = LOWEST, sum = 0, value = 0;
-#pragma unroll
-        for (unsigned w = 0; w < WARPS; w++) most = fmaxf(most, stats[w][h][0]);
-#pragma unroll
-        for (unsigned w = 0; w < WARPS; w++) {
-            const float its = exp2f(stats[w][h][0] - most);
-            sum += stats[w][h][1] * its, value += room[w][h][d] * its;
-        }
-        both[i] = value, most_of[i] = most, sum_of[i] = sum;
-    }
-    __syncthreads();
-#pragma unroll
-    for (unsigned i = 0; i < (HEADS * DIM + THREADS - 1) / THREADS; i++) {
-        const unsigned element = i * THREADS + threadIdx.x, h = element / DIM, d = element % DIM;
-        if (element >= HEADS * DIM) break;
-        room[0][h][d] = both[i];
-        if (d == 0) stats[0][h][0] = most_of[i], stats[0][h][1] = sum_of[i];
+        for (unsigned n = 0; n < EACH; n++) room[warp][first + n] = state.value[n];
+        if (first == 0) stats[warp][0] = state.most, stats[warp][1] = state.sum;
     }
     sync_cluster<BLOCKS>();
     const unsigned quads = dim / 4;
     for (unsigned i = block * THREADS + threadIdx.x; i < group * quads; i += BLOCKS * THREADS) {
         const unsigned h = i / quads, d = i % quads * 4;
-        Vec<float, 4> numbers[BLOCKS];
+        Vec<float, 4> numbers[BLOCKS * TURNS], parts[BLOCKS * TURNS];
         float most = LOWEST, sum = 0;
 #pragma unroll
-        for (unsigned b = 0; b < BLOCKS; b++) {
-            numbers[b] = load_from_block<BLOCKS>(b, stats[0][h]);
-            most = fmaxf(most, numbers[b].at[0]);
+        for (unsigned b = 0; b < BLOCKS * TURNS; b++) {
+            numbers[b] = load_from_block<BLOCKS>(b / TURNS, stats[b % TURNS * HEADS + h]);
+            parts[b] = load_from_block<BLOCKS>(b / TURNS, room[b % TURNS * HEADS + h] + d);
         }
+#pragma unroll
+        for (unsigned b = 0; b < BLOCKS * TURNS; b++) most = fmaxf(most, numbers[b].at[0]);
         Vec<float, 4> total{};
 #pragma unroll
-        for (unsigned b = 0; b < BLOCKS; b++) {
+        for (unsigned b = 0; b < BLOCKS * TURNS; b++) {
             const float its = exp2f(numbers[b].at[0] - most);
-            const Vec<float, 4> value = load_from_block<BLOCKS>(b, room[0][h] + d);
             sum += numbers[b].at[1] * its;
 #pragma unroll
-            for (unsigned n = 0; n < 4; n++) total.at[n] += value.at[n] * its;
+            for (unsigned n = 0; n < 4; n++) total.at[n] += parts[b].at[n] * its;
         }
         Vec<T, 4> out;
 #pragma unroll

@@ -10,7 +10,7 @@ use super::CachedAttention;
 use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx, Capabilities};
 
 /// `THREADS` and `EACH` of `cached_attention.cuh`.
-const THREADS: u32 = 128;
+const THREADS: u32 = 256;
 const EACH: usize = 8;
 
 /// Sizes of a launch.

@@ -1,22 +1,27 @@
 // Products of a weight's rows with up to eight rows of x, which a decoder makes for each token: memory's speed is all that limits
-// them. A warp takes a few rows of the weight, or with others of its block a part of each, and keeps 16 bytes a lane of several
-// places in flight. What is asked for before x is normalised has come when that is done. Sums are in an order that the sizes of
-// the weight decide: a row's result does not depend on the rows beside it.
+// them. A warp takes four rows of the weight, or with others of its block a part of each, and then the next ones as long as there
+// are any. What it multiplies next is on its way into shared memory, where each lane reads only what it has asked for itself; the
+// first of that is asked for before the kernel waits for those before it.
+//
+// Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it. The norm's factor
+// is the same for a whole row of x, so that it is multiplied with at the end.
 #pragma once
 #include "activation.cuh"
 #include "dependent.cuh"
 #include "rows.cuh"
+#include "tensor.cuh"
 
 constexpr unsigned WARPS = 8;
+// Rows of the weight that a warp takes at a time.
+constexpr unsigned LOADS = 4;
+// Chunks of its rows that a warp asks for ahead.
+constexpr unsigned STEPS = 4;
 
 // Elements of a row that a warp takes at a time.
 template <typename T> constexpr unsigned CHUNK = 32 * WIDE<T>;
 
-// Of a weight, which nobody reads again soon.
-template <typename T> __device__ inline Vec<T, WIDE<T>> load_once(const T *from) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4 *>(from));
-    return *reinterpret_cast<const Vec<T, WIDE<T>> *>(&bits);
-}
+// Has a line of memory that is read soon come into the L2 cache.
+template <typename T> __device__ inline void fetch(const T *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Where four neighbours of a row of x are in shared memory: those that the lanes of a warp read at once follow one another.
 template <typename T> __device__ inline unsigned place(unsigned element) {
@@ -25,165 +30,193 @@ template <typename T> __device__ inline unsigned place(unsigned element) {
     return chunk * CHUNK<T> + part * 128 + lane * 4;
 }
 
-// x in f32, normalised and rounded if there is a scale, with zeros behind its end: R rows of `padded` elements.
+// x in f32, times the norm's scale if there is one, with zeros behind its end: R rows of `padded` elements. And the sum of squares of
+// each row of x in eight parts, whatever R is: part i has every eighth chunk from chunk i on.
 template <typename T, unsigned R>
-__device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, float eps, const T *x, const T *scale,
-                             float *room) {
+__device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, const T *x, const T *scale, float *room,
+                             float (&squares)[WARPS][R]) {
     constexpr unsigned N = WIDE<T>, PARTS = WARPS / R;
-    // The sum of squares is one of eight parts, whatever R is: part i has every eighth chunk from chunk i on. So a row's norm does
-    // not depend on how many rows share the block.
-    __shared__ float sums[WARPS][R];
     const unsigned warp = threadIdx.x / 32, row = warp % R, part = warp / R;
     const unsigned first = (part * 32 + threadIdx.x % 32) * N, step = PARTS * 32 * N;
-    float *to = room + row * padded, squares[R] = {};
+    float *to = room + row * padded, square[R] = {};
     for (unsigned begin = first; begin < padded; begin += R * step) {
 #pragma unroll
         for (unsigned round = 0; round < R; round++) {
             const unsigned at = begin + round * step;
             if (at >= padded) break;
-            Vec<T, N> v{};
-            if (row < rows && at < inner) v = load<T, N>(x + (size_t)row * inner + at);
+            const bool is_there = row < rows && at < inner;
+            Vec<T, N> v{}, of_scale{};
+            if (is_there) v = load<T, N>(x + (size_t)row * inner + at);
+            if (is_there && scale) of_scale = load<T, N>(scale + at);
 #pragma unroll
             for (unsigned four = 0; four < N / 4; four++) {
                 Vec<float, 4> wide;
 #pragma unroll
                 for (unsigned n = 0; n < 4; n++) {
                     wide.at[n] = widen(v.at[four * 4 + n]);
-                    squares[round] = fmaf(wide.at[n], wide.at[n], squares[round]);
+                    square[round] = fmaf(wide.at[n], wide.at[n], square[round]);
+                    if (scale) wide.at[n] *= widen(of_scale.at[four * 4 + n]);
                 }
                 store<float, 4>(to + place<T>(at + four * 4), wide);
             }
         }
     }
-    if (scale) {
+    if (!scale) return;
 #pragma unroll
-        for (unsigned round = 0; round < R; round++) {
-            const float all = warp_reduce<Add>(squares[round]);
-            if (threadIdx.x % 32 == 0) sums[round * PARTS + part][row] = all;
-        }
-        __syncthreads();
-        float all = 0;
-#pragma unroll
-        for (unsigned i = 0; i < WARPS; i++) all += sums[i][row];
-        const float factor = rsqrtf(all / inner + eps);
-        // Each thread has what it stored.
-        for (unsigned at = first; at < inner; at += step) {
-            const Vec<T, N> of_scale = load<T, N>(scale + at);
-#pragma unroll
-            for (unsigned part = 0; part < N / 4; part++) {
-                Vec<float, 4> wide = load<float, 4>(to + place<T>(at + part * 4));
-#pragma unroll
-                for (unsigned n = 0; n < 4; n++)
-                    wide.at[n] = widen(narrow<T>(wide.at[n] * factor * widen(of_scale.at[part * 4 + n])));
-                store<float, 4>(to + place<T>(at + part * 4), wide);
-            }
-        }
+    for (unsigned round = 0; round < R; round++) {
+        const float all = warp_reduce<Add>(square[round]);
+        if (threadIdx.x % 32 == 0) squares[round * PARTS + part][row] = all;
     }
-    __syncthreads();
 }
 
-// `columns` results of each row, of LOADS rows of the weight a warp: of two for each result if GATED, a gate and what it lets
-// through, which is `columns` rows further down. `splits` warps share them. A warp asks for DEPTH of its chunks at a time.
-template <typename T, unsigned R, unsigned LOADS, unsigned DEPTH, bool GATED>
+// Sums of four numbers over the lanes of a warp, of number i in the lanes from 8 i on.
+__device__ inline float reduce_four(const float (&v)[4]) {
+    const unsigned lane = threadIdx.x % 32;
+    const bool upper = lane & 16, second = lane & 8;
+    float two[2];
+#pragma unroll
+    for (unsigned n = 0; n < 2; n++)
+        two[n] = (upper ? v[2 + n] : v[n]) + __shfl_xor_sync(~0u, upper ? v[n] : v[2 + n], 16);
+    const float one = (second ? two[1] : two[0]) + __shfl_xor_sync(~0u, second ? two[0] : two[1], 8);
+    return warp_reduce<Add>(one, 8);
+}
+
+// `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
+// `columns` rows further down. `splits` warps share them.
+template <typename T, unsigned R, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
                             const T *x, const T *scale, const T *weight, const T *bias, const T *residual, T *y) {
-    constexpr unsigned N = WIDE<T>, RESULTS = GATED ? LOADS / 2 : LOADS;
+    constexpr unsigned N = WIDE<T>, RESULTS = GATED ? LOADS / 2 : LOADS, ROUNDS = 8 / R;
     extern __shared__ float4 dynamic[];
-    float *room = reinterpret_cast<float *>(dynamic);
-    __shared__ float partial[WARPS][LOADS * R];
-    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % splits, sets = WARPS / splits;
-    const unsigned first = (blockIdx.x * sets + warp / splits) * RESULTS;
+    // Sums of warps: of some rounds, while others are added up.
+    __shared__ float partial[2][ROUNDS][WARPS][LOADS][R], squares[WARPS][R];
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % splits, set = warp / splits;
+    const unsigned sets = WARPS / splits, of_block = sets * RESULTS, step = gridDim.x * of_block;
     const unsigned chunks = (inner + CHUNK<T> - 1) / CHUNK<T>, padded = chunks * CHUNK<T>;
-    const T *from[LOADS];
-#pragma unroll
-    for (unsigned l = 0; l < LOADS; l++) {
-        // Beyond the end: the last one again, whose result is not stored.
-        const unsigned result = min(first + (GATED ? l / 2 : l), columns - 1);
-        from[l] = weight + (size_t)(GATED && l % 2 ? columns + result : result) * inner + lane * N;
-    }
-    Vec<T, N> held[DEPTH][LOADS];
-    auto ask = [&](unsigned chunk) {
-#pragma unroll
-        for (unsigned d = 0; d < DEPTH; d++) {
-            const unsigned at = (chunk + d * splits) * CHUNK<T>;
-#pragma unroll
-            for (unsigned l = 0; l < LOADS; l++)
-                held[d][l] = at + lane * N < inner ? load_once<T>(from[l] + at) : Vec<T, N>{};
-        }
-    };
-    let_the_next_begin();
-    ask(split);
-    wait_for_those_before();
-    stage<T, R>(rows, inner, padded, eps, x, scale, room);
+    const unsigned parts = (chunks + splits - 1) / splits;
+    float *room = reinterpret_cast<float *>(dynamic);
+    using Lane = Vec<T, N>;
+    Lane *ring = reinterpret_cast<Lane *>(room + R * padded) + warp * 32 + lane;
+    auto slot = [&](unsigned at, unsigned l) { return ring + (at * LOADS + l) * WARPS * 32; };
 
-    float sum[LOADS][R] = {};
-    for (unsigned chunk = split; chunk < chunks; chunk += DEPTH * splits) {
-        if (chunk != split) ask(chunk);
+    // What is asked for next: a part of the rows for some results, and where it goes.
+    unsigned asked_base = blockIdx.x * of_block, asked_part = 0, asked_slot = 0;
+    auto ask = [&] {
+        if (asked_base + set * RESULTS < columns) {
+            const unsigned at = (asked_part * splits + split) * CHUNK<T> + lane * N;
 #pragma unroll
-        for (unsigned d = 0; d < DEPTH; d++) {
-            if (chunk + d * splits >= chunks) break;
-            const float *of_lane = room + (chunk + d * splits) * CHUNK<T> + lane * 4;
-#pragma unroll
-            for (unsigned r = 0; r < R; r++) {
-#pragma unroll
-                for (unsigned part = 0; part < N / 4; part++) {
-                    const Vec<float, 4> wide = load<float, 4>(of_lane + r * padded + part * 128);
-#pragma unroll
-                    for (unsigned l = 0; l < LOADS; l++)
-#pragma unroll
-                        for (unsigned n = 0; n < 4; n++)
-                            sum[l][r] = fmaf(widen(held[d][l].at[part * 4 + n]), wide.at[n], sum[l][r]);
-                }
+            for (unsigned l = 0; l < LOADS; l++) {
+                // Beyond the end: the last one again, whose result is not stored.
+                const unsigned result = min(asked_base + set * RESULTS + (GATED ? l / 2 : l), columns - 1);
+                const size_t row = GATED && l % 2 ? columns + result : result;
+                copy_async(slot(asked_slot, l), weight + row * inner + at, at < inner);
             }
         }
-    }
+        commit();
+        if (++asked_part == parts) asked_part = 0, asked_base += step;
+        if (++asked_slot == STEPS) asked_slot = 0;
+    };
+    // A thread adds up the sums of one result in so many rounds: what it adds besides is there by then.
+    const unsigned most = min(ROUNDS, WARPS * 32 / (of_block * R));
+    const unsigned in_block = threadIdx.x % of_block, row = threadIdx.x / of_block % R, round = threadIdx.x / of_block / R;
+    float of_bias[GATED ? 2 : 1] = {}, of_residual = 0;
+    auto column_from = [&](unsigned base) { return round < most ? base + round * step + in_block : columns; };
+    auto ask_bias = [&](unsigned column) {
+        if (!bias || column >= columns) return;
+        of_bias[0] = widen(bias[column]);
+        if constexpr (GATED) of_bias[1] = widen(bias[columns + column]);
+    };
+
+    let_the_next_begin();
 #pragma unroll
-    for (unsigned l = 0; l < LOADS; l++)
-#pragma unroll
-        for (unsigned r = 0; r < R; r++) {
-            const float all = warp_reduce<Add>(sum[l][r]);
-            if (lane == 0) partial[warp][l * R + r] = all;
-        }
+    for (unsigned at = 0; at < STEPS; at++) ask();
+    unsigned base = blockIdx.x * of_block, column = column_from(base);
+    ask_bias(column);
+    if (scale)
+        for (unsigned at = threadIdx.x * N; at < inner; at += WARPS * 32 * N) fetch(scale + at);
+    wait_for_those_before();
+    stage<T, R>(rows, inner, padded, x, scale, room, squares);
     __syncthreads();
 
-    for (unsigned i = threadIdx.x; i < sets * RESULTS * R; i += WARPS * 32) {
-        const unsigned r = i / (sets * RESULTS), set = i % (sets * RESULTS) / RESULTS, result = i % RESULTS;
-        const unsigned column = (blockIdx.x * sets + set) * RESULTS + result;
-        if (r >= rows || column >= columns) continue;
-        auto total = [&](unsigned l, unsigned row_of_weight) {
-            float all = 0;
-            for (unsigned split = 0; split < splits; split++) all += partial[set * splits + split][l * R + r];
-            return bias ? all + widen(bias[row_of_weight]) : all;
-        };
-        const size_t at = (size_t)r * columns + column;
-        float value;
-        if constexpr (GATED) {
-            const float gate = total(2 * result, column), through = total(2 * result + 1, columns + column);
-            with_activation(activation, [&](auto kind) { value = activate<kind>(gate) * through; });
-        } else {
-            value = total(result, column);
-            if (residual) value += widen(residual[at]);
+    for (unsigned rounds = 0, side = 0, taken = 0; base < columns; base += step) {
+        if (rounds == 0 && residual && column < columns && row < rows)
+            of_residual = widen(residual[(size_t)row * columns + column]);
+        float sum[R][LOADS] = {};
+        for (unsigned part = 0; part < parts; part++) {
+            wait_pending<STEPS - 1>();
+            const unsigned chunk = part * splits + split;
+            if (chunk < chunks && base + set * RESULTS < columns) {
+                Lane held[LOADS];
+#pragma unroll
+                for (unsigned l = 0; l < LOADS; l++) held[l] = *slot(taken, l);
+                const float *of_lane = room + chunk * CHUNK<T> + lane * 4;
+#pragma unroll
+                for (unsigned r = 0; r < R; r++)
+#pragma unroll
+                    for (unsigned four = 0; four < N / 4; four++) {
+                        const Vec<float, 4> wide = load<float, 4>(of_lane + r * padded + four * 128);
+#pragma unroll
+                        for (unsigned l = 0; l < LOADS; l++)
+#pragma unroll
+                            for (unsigned n = 0; n < 4; n++)
+                                sum[r][l] = fmaf(widen(held[l].at[four * 4 + n]), wide.at[n], sum[r][l]);
+                    }
+            }
+            ask();
+            if (++taken == STEPS) taken = 0;
         }
-        y[at] = narrow<T>(value);
+#pragma unroll
+        for (unsigned r = 0; r < R; r++) {
+            const float all = reduce_four(sum[r]);
+            if (lane % 8 == 0) partial[side][rounds][warp][lane / 8][r] = all;
+        }
+        if (++rounds < most && base + step < columns) continue;
+
+        __syncthreads();
+        if (column < columns && row < rows) {
+            const unsigned first = in_block / RESULTS * splits, result = in_block % RESULTS;
+            float factor = 1;
+            if (scale) {
+                float all = 0;
+#pragma unroll
+                for (unsigned i = 0; i < WARPS; i++) all += squares[i][row];
+                factor = rsqrtf(all / inner + eps);
+            }
+            auto total = [&](unsigned l, float bias) {
+                float all = 0;
+                for (unsigned s = 0; s < splits; s++) all += partial[side][round][first + s][l][row];
+                return fmaf(all, factor, bias);
+            };
+            float value;
+            if constexpr (GATED) {
+                const float gate = total(2 * result, of_bias[0]), through = total(2 * result + 1, of_bias[1]);
+                with_activation(activation, [&](auto kind) { value = activate<kind>(gate) * through; });
+            } else {
+                value = total(result, of_bias[0]) + of_residual;
+            }
+            y[(size_t)row * columns + column] = narrow<T>(value);
+        }
+        column = column_from(base + step), rounds = 0, side ^= 1;
+        ask_bias(column);
     }
 }
 
 // The first argument counts the results.
-#define GEMV(T, NAME, R, LOADS, DEPTH)                                                                                 \
+#define GEMV(T, NAME, R)                                                                                               \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel, unsigned columns, \
         unsigned inner, unsigned splits, float eps, const T *x, const T *scale, const T *weight, const T *bias,        \
         const T *residual, T *y) {                                                                                     \
-        gemv<T, R, LOADS, DEPTH, false>(numel / columns, columns, inner, splits, NONE, eps, x, scale, weight, bias,    \
-                                        residual, y);                                                                  \
+        gemv<T, R, false>(numel / columns, columns, inner, splits, NONE, eps, x, scale, weight, bias, residual, \
+                                 y);                                                                                   \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,             \
         unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
         const T *weight, const T *bias, T *y) {                                                                        \
-        gemv<T, R, LOADS, DEPTH, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight,     \
-                                       bias, nullptr, y);                                                              \
+        gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias,      \
+                                nullptr, y);                                                                           \
     }
 #define GEMVS(T, NAME)                                                                                                 \
-    GEMV(T, NAME, 1, 2, 4)                                                                                             \
-    GEMV(T, NAME, 2, 2, 4)                                                                                             \
-    GEMV(T, NAME, 4, 4, 2)                                                                                             \
-    GEMV(T, NAME, 8, 4, 2)
+    GEMV(T, NAME, 1)                                                                                                   \
+    GEMV(T, NAME, 2)                                                                                                   \
+    GEMV(T, NAME, 4)                                                                                                   \
+    GEMV(T, NAME, 8)

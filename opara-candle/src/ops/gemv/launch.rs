@@ -9,11 +9,18 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::ops::Activation;
 
-/// `WARPS` of `gemv.cuh`.
+/// `WARPS` and `LOADS` of `gemv.cuh`.
 const WARPS: usize = 8;
+const LOADS: usize = 4;
 
-/// Warps of a GPU that have enough loads in flight: 16 on each of an H100's processors.
-const ENOUGH_WARPS: usize = 132 * 16;
+/// Blocks that take turns: three for each processor of an H100.
+const BLOCKS: usize = 3 * 132;
+
+/// `STEPS` of the kernels: chunks of its rows that a warp asks for ahead.
+const STEPS: usize = 4;
+
+/// Bytes of a row of the weight that a warp takes at a time, 16 a lane.
+const CHUNK: usize = 32 * 16;
 
 /// Sizes of a product with few rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,45 +46,46 @@ impl Gemv {
     ) -> Option<Self> {
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
-        let are_countable = 2 * columns.max(inner) <= i32::MAX as usize;
+        let are_countable = columns.max(inner) <= 1 << 28;
         let of = Self { dtype, rows, columns, inner, activation };
         let fits = is_some && are_countable && rows <= 8 && inner.is_multiple_of(wide(dtype));
         (fits && capabilities.has_shared(of.shared() + STATIC)).then_some(of)
     }
 
-    /// Rows of the kernel, and the rows of the weight that a warp takes.
-    fn kernel(&self) -> (usize, usize) {
-        match self.rows {
-            1 => (1, 2),
-            2 => (2, 2),
-            3 | 4 => (4, 4),
-            _ => (8, 4),
-        }
+    /// Rows of the kernel.
+    fn kernel(&self) -> usize {
+        self.rows.next_power_of_two()
     }
 
-    /// Elements that a warp takes at a time.
-    fn chunk(&self) -> usize {
-        32 * wide(self.dtype)
+    /// Chunks of a row.
+    fn chunks(&self) -> usize {
+        (self.inner * self.dtype.size_in_bytes()).div_ceil(CHUNK)
     }
 
-    /// Bytes of shared memory that the launch asks for: `x` in f32.
-    fn shared(&self) -> usize {
-        4 * self.kernel().0 * self.inner.next_multiple_of(self.chunk())
+    /// Sets of rows of the weight that a warp takes at a time.
+    fn groups(&self) -> usize {
+        self.columns.div_ceil(if self.has_gate() { LOADS / 2 } else { LOADS })
     }
 
-    /// Warps that share rows of the weight: it depends on the weight alone, so that the bits of a row do not depend on how many
-    /// there are.
+    /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
+    fn steps(&self, splits: usize) -> usize {
+        self.groups().div_ceil(BLOCKS * (WARPS / splits)) * self.chunks().div_ceil(splits)
+    }
+
+    /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight alone, so that the bits of a row
+    /// do not depend on how many there are.
     fn splits(&self) -> usize {
-        let groups = self.columns.div_ceil(if self.activation.is_some() { 1 } else { 2 });
-        let chunks = self.inner.div_ceil(self.chunk());
-        let enough = |splits: &usize| groups * splits >= ENOUGH_WARPS || splits * 2 > chunks;
-        [1, 2, 4].into_iter().find(enough).unwrap_or(WARPS)
+        [1, 2, 4, WARPS].into_iter().min_by_key(|&splits| self.steps(splits)).unwrap_or(1)
     }
 
     fn blocks(&self) -> u32 {
-        let (_, loads) = self.kernel();
-        let results = if self.activation.is_some() { loads / 2 } else { loads };
-        self.columns.div_ceil(results * WARPS / self.splits()) as u32
+        self.groups().div_ceil(WARPS / self.splits()).min(BLOCKS) as u32
+    }
+
+    /// Bytes of shared memory that the launch asks for: `x` in f32, and what the warps ask for ahead.
+    fn shared(&self) -> usize {
+        let of_x = self.kernel() * self.chunks() * CHUNK / self.dtype.size_in_bytes() * 4;
+        of_x + WARPS * LOADS * CHUNK * STEPS.min(self.steps(self.splits()))
     }
 
     fn has_gate(&self) -> bool {
@@ -94,8 +102,8 @@ pub(super) fn code(dtype: DType) -> &'static str {
     }
 }
 
-/// Bytes of shared memory that kernels have besides: sums of warps.
-const STATIC: usize = 4 * (WARPS * 32 + WARPS);
+/// Bytes of shared memory that kernels have besides, at most: sums of warps, and of squares.
+const STATIC: usize = 4 * (2 * WARPS * LOADS * 8 + WARPS * 8);
 
 /// The operands of a launch besides `x`.
 pub(super) struct Operands<'a, T> {
@@ -129,7 +137,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     if [Some(x), Some(weight), scale].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
         bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
     }
-    let (kind, rows, name) = (if of.has_gate() { "gated_gemv" } else { "gemv" }, of.kernel().0, of.dtype.as_str());
+    let (kind, rows, name) = (if of.has_gate() { "gated_gemv" } else { "gemv" }, of.kernel(), of.dtype.as_str());
     let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
     allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(STATIC))?;
@@ -170,17 +178,21 @@ mod tests {
     use crate::cuda::driver::kernels::capabilities::tests::capabilities;
 
     #[test]
-    fn splits_depend_on_the_weight_alone_and_give_every_warp_something() {
+    fn splits_depend_on_the_weight_alone_and_leave_the_fewest_steps() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
-        let of = |rows, columns, inner| Gemv::new(DType::F16, [rows, columns, inner], None, &hopper).expect("it fits");
-        for (columns, inner, splits) in [(1152, 896, 4), (896, 4864, 8), (151_936, 896, 1), (4864, 896, 1), (8, 64, 1)]
-        {
+        let new = |rows, columns, inner, gate| Gemv::new(DType::F16, [rows, columns, inner], gate, &hopper);
+        let of = |rows, columns, inner| new(rows, columns, inner, None).expect("it fits");
+        for (columns, inner, splits) in [(1152, 896, 4), (896, 896, 4), (896, 4864, 8), (151_936, 896, 1), (8, 64, 1)] {
             for rows in 1..=8 {
                 assert_eq!(of(rows, columns, inner).splits(), splits, "{rows} rows of {columns} x {inner}");
             }
         }
-        assert_eq!(Gemv::new(DType::F16, [9, 64, 64], None, &hopper), None, "more rows than kernels take");
-        assert_eq!(Gemv::new(DType::F16, [1, 64, 100], None, &hopper), None, "rows that 16 bytes do not divide");
-        assert_eq!(Gemv::new(DType::F16, [8, 64, 14_336], None, &hopper), None, "more than shared memory holds");
+        let gated = new(1, 4864, 896, Some(Activation::Silu)).expect("it fits");
+        assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 4, 304));
+        assert_eq!(gated.shared(), 4 * 1024 + STEPS * WARPS * LOADS * CHUNK);
+        assert_eq!(of(1, 896, 896).shared(), 4 * 1024 + WARPS * LOADS * CHUNK, "all that there is");
+        assert_eq!(new(9, 64, 64, None), None, "more rows than kernels take");
+        assert_eq!(new(1, 64, 100, None), None, "rows that 16 bytes do not divide");
+        assert_eq!(new(8, 64, 14_336, None), None, "more than shared memory holds");
     }
 }

@@ -162,33 +162,51 @@ __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, 
 #pragma unroll
         for (int r = 0; r < 2; r++) store<float, 2>(own + 8 * r * PITCH + n * 8, {sum[n][2 * r], sum[n][2 * r + 1]});
     sync_cluster<SPLITS>();
-    with_activation(activation, [&](auto of) {
+    // Calls f with row and column in the tile, and the sums, of each N elements that this thread stores.
+    auto each_sum = [&](auto f) {
 #pragma unroll 1
         for (unsigned i = blockIdx.z * THREADS + threadIdx.x; i < TILE_ROWS * TILE_COLUMNS / N; i += SPLITS * THREADS) {
-            const unsigned r = i / (TILE_COLUMNS / N), c = i % (TILE_COLUMNS / N) * N;
-            if (row + r >= rows || column + c >= columns) continue;
-            Vec<float, N> all = load_from_block<SPLITS>(0, room + r * PITCH + c), added{};
+            const unsigned r = row + i / (TILE_COLUMNS / N), c = column + i % (TILE_COLUMNS / N) * N;
+            if (r >= rows || c >= columns) continue;
+            const unsigned at = (r - row) * PITCH + (c - column);
+            Vec<float, N> all = load_from_block<SPLITS>(0, room + at);
 #pragma unroll
             for (unsigned split = 1; split < SPLITS; split++) {
-                const Vec<float, N> some = load_from_block<SPLITS>(split, room + r * PITCH + c);
+                const Vec<float, N> some = load_from_block<SPLITS>(split, room + at);
 #pragma unroll
                 for (int e = 0; e < N; e++) all.at[e] += some.at[e];
             }
+            f(r, c, all);
+        }
+    };
+    with_activation(activation, [&](auto of) {
+        auto finish = [&](unsigned r, unsigned c, Vec<float, N> all) {
+            Vec<float, N> added{};
+            if (bias) added = load<float, N>(bias + c);
+#pragma unroll
+            for (int e = 0; e < N; e++) all.at[e] = activate<of.value>(all.at[e] + added.at[e]);
+            store<float, N>(y + (size_t)r * columns + c, all);
+        };
+        float largest = 0;
+        each_sum([&](unsigned r, unsigned c, const Vec<float, N> &all) {
+#pragma unroll
+            for (int e = 0; e < N; e++) largest = max_nan(largest, fabsf(all.at[e]));
+            finish(r, c, all);
+        });
+        // Operands that could not be split are rare. A second pass over the sums keeps them out of the first one's loop.
+        if (largest < SPLIT_SUM) return;
+        each_sum([&](unsigned r, unsigned c, Vec<float, N> all) {
             bool is_split = true;
 #pragma unroll
             for (int e = 0; e < N; e++) is_split &= fabsf(all.at[e]) < SPLIT_SUM;
-            if (!is_split) {
-                const Vec<float, N> again = without_tensor_cores<N>(inner, x + (size_t)(row + r) * inner,
-                                                                    weight + (size_t)(column + c) * inner);
+            if (is_split) return;
+            const Vec<float, N> again =
+                without_tensor_cores<N>(inner, x + (size_t)r * inner, weight + (size_t)c * inner);
 #pragma unroll
-                for (int e = 0; e < N; e++)
-                    if (!(fabsf(all.at[e]) < SPLIT_SUM)) all.at[e] = again.at[e];
-            }
-            if (bias) added = load<float, N>(bias + column + c);
-#pragma unroll
-            for (int e = 0; e < N; e++) all.at[e] = activate<of.value>(all.at[e] + added.at[e]);
-            store<float, N>(y + (size_t)(row + r) * columns + column + c, all);
-        }
+            for (int e = 0; e < N; e++)
+                if (!(fabsf(all.at[e]) < SPLIT_SUM)) all.at[e] = again.at[e];
+            finish(r, c, all);
+        });
     });
     // Keep this block's shared memory alive until all blocks of the cluster have read it.
     if (SPLITS > 1) sync_cluster<SPLITS>();

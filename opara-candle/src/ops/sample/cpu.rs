@@ -1,4 +1,4 @@
-//! Tokens drawn on the CPU, operation by operation as `sample.cu` does it.
+//! Draws tokens on the CPU, with the same operations in the same order as `sample.cu`.
 
 use candle::{bail, CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 
@@ -48,7 +48,7 @@ impl Parameters {
     }
 }
 
-/// A token by logits after the penalty.
+/// Draws a token. `logits` are after the repetition penalty.
 fn draw(logits: &[f32], of: &Parameters, position: u32) -> u32 {
     let best = first_largest(logits);
     let largest = logits[best as usize];
@@ -56,7 +56,8 @@ fn draw(logits: &[f32], of: &Parameters, position: u32) -> u32 {
         return best;
     }
     let scaled = |v: &f32| (*v - largest) / of.temperature;
-    // How far each is below the largest, in bits that are ordered as that is. What has no weight takes no part.
+    // For each token: the distance of its logit below the largest. The distance is stored as the bits of a non-negative
+    // float, which compare like the float. Tokens of weight 0 are dropped.
     let mut kept: Vec<(u32, u32)> = (0..).zip(logits).map(|(token, v)| (depth(scaled(v)), token)).collect();
     kept.retain(|(depth, _)| *depth < f32::INFINITY.to_bits());
     if of.top_k > 0 && of.top_k < kept.len() {
@@ -100,7 +101,7 @@ fn depth(scaled: f32) -> u32 {
     scaled.to_bits() & 0x7fff_ffff
 }
 
-/// 2^40 times the weight of a token.
+/// The weight of a token, times 2^40.
 fn mass(scaled: f32) -> u64 {
     (exponential(scaled) * (1u64 << 40) as f32) as u64
 }
@@ -153,7 +154,7 @@ fn logarithm(x: f32) -> f32 {
     logarithm_of(m + -1., e as f32)
 }
 
-/// An exponentially distributed number of 32 random bits: -ln(1 - v), as exact for a small v as for others.
+/// An exponentially distributed number from 32 random bits: -ln(1 - v), accurate for small v, too.
 fn exponentially(random: u32) -> f32 {
     let v = random as f32 * 2f32.powi(-32) + 2f32.powi(-33);
     if v < 0.25 {

@@ -3,9 +3,8 @@
 use crate::cuda::kernels::effects::{writes, Before::PartlyKept, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
-    // sample.cu: rows, vocabulary, tokens, what was seen
+    // sample.cu: rows, vocabulary, tokens, marks
     writes("opara_mark_", 3, Elements(&[Argument(0), Argument(1)])).before(PartlyKept),
-    // sample.cu: rows, vocabulary, whether rows have positions of their own, logits, parameters, positions, what was seen,
-    // out; what was seen may be null
+    // sample.cu: rows, vocabulary, 1 if each row has its own position, logits, parameters, positions, marks (may be null), out
     writes("opara_sample_", 7, Elements(&[Argument(0)])).of_bytes(4),
 ];

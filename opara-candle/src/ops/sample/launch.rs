@@ -7,18 +7,18 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::parameters::WORDS;
-use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, ptx};
+use crate::cuda::driver::kernels::{arg_or_null, blocks, expect, function, ptx, Capabilities};
 
-/// What tokens are drawn from.
+/// Operands of `sample`.
 pub(super) struct Operands<'a, T> {
     pub logits: CudaView<'a, T>,
     pub parameters: CudaView<'a, u32>,
-    /// One, or one a row.
+    /// One position for all rows, or one per row.
     pub positions: CudaView<'a, u32>,
     pub seen: Option<CudaView<'a, u8>>,
 }
 
-/// A token for each row of logits.
+/// Draws a token for each row of logits.
 ///
 /// # Errors
 /// Slices that are too short, more numbers than 31 bits count, or a launch that fails.
@@ -35,22 +35,24 @@ pub(super) fn sample<T: DeviceRepr>(
     expect("the logits", of.logits.len(), rows * vocab)?;
     expect("the parameters", of.parameters.len(), rows * WORDS)?;
     expect("the positions", of.positions.len(), if has_own_positions { rows } else { 1 })?;
-    expect("what was seen", of.seen.as_ref().map_or(rows * vocab, CudaView::len), rows * vocab)?;
+    expect("the marks", of.seen.as_ref().map_or(rows * vocab, CudaView::len), rows * vocab)?;
     expect("the tokens", y.len(), rows)?;
     if rows * vocab == 0 {
         return Ok(());
     }
     let function = function(device, &format!("opara_sample_{}", dtype.as_str()), "sample", ptx::SAMPLE)?;
+    // A cluster of them has a row, where the code has any.
+    let shares = if Capabilities::of(device, ptx::SAMPLE)?.has_clusters() { 8 } else { 1 };
     let (rows, vocab, own) = (rows as u32, vocab as u32, u32::from(has_own_positions));
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&rows).arg(&vocab).arg(&own).arg(&of.logits).arg(&of.parameters).arg(&of.positions);
     arg_or_null(&mut launch, of.seen.as_ref());
     launch.arg(y);
-    let config = LaunchConfig { grid_dim: (rows, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * vocab` logits and marks, nothing through
-    // null, the words of each row's parameters and a position for all or each, and writes each of `rows` tokens: all were
-    // held against the slices above, and 31 bits count them.
+    let config = LaunchConfig { grid_dim: (rows, 1, shares), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the arguments match the kernel's parameters. It reads `rows * vocab` logits and, unless the pointer is null, marks;
+    // the words of each row's parameters; one position, or one per row. It writes `rows` tokens. All lengths were checked above,
+    // and fit 31 bits.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
@@ -67,7 +69,7 @@ pub(super) fn mark(
 ) -> Result<()> {
     check(rows, vocab)?;
     expect("the tokens", tokens.len(), rows)?;
-    expect("what was seen", seen.len(), rows * vocab)?;
+    expect("the marks", seen.len(), rows * vocab)?;
     if rows * vocab == 0 {
         return Ok(());
     }
@@ -76,8 +78,8 @@ pub(super) fn mark(
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&sizes[0]).arg(&sizes[1]).arg(tokens).arg(seen);
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows` tokens and writes marks of tokens below
-    // `vocab` in each of as many rows: both were held against the slices above.
+    // SAFETY: the arguments match the kernel's parameters. It reads `rows` tokens and writes marks of tokens below
+    // `vocab` in as many rows. Both lengths were checked above.
     unsafe { launch.launch(blocks(rows)) }.w()?;
     Ok(())
 }

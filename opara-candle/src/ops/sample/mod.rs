@@ -14,24 +14,24 @@ use candle::{bail, DType, Device, Result, Tensor};
 pub use self::parameters::{Sampler, Sampling};
 use crate::cpu::record::{apply, apply_in_place};
 
-/// A token of each row of `logits`, `(rows, vocab)` of f32, f16 or bf16: `(rows)` of u32.
+/// Draws a token for each row of `logits`, `(rows, vocab)` of f32, f16 or bf16. Returns `(rows)` of u32.
 ///
-/// Each row is drawn by its own [`Sampling`], in this order:
+/// Each row has its own [`Sampling`], which is applied in this order:
 ///
-/// 1. the repetition penalty, on tokens that `seen`, `(rows, vocab)` of u8, [marks](mark_seen): logits above 0 are divided
-///    by it, others multiplied (Keskar et al., [arXiv:1909.05858](https://arxiv.org/abs/1909.05858));
-/// 2. at temperature 0, the first of the largest logits, and that is all;
+/// 1. the repetition penalty, on tokens that `seen`, `(rows, vocab)` of u8, [marks](mark_seen): positive logits are divided by
+///    it, others multiplied (Keskar et al., [arXiv:1909.05858](https://arxiv.org/abs/1909.05858));
+/// 2. temperature 0 takes the first of the largest logits, and ends here;
 /// 3. division by the temperature;
-/// 4. top-k: the `k` largest, and what equals the last of them;
-/// 5. top-p: of these the largest that together have at least this probability, and what equals the last of them
+/// 4. top-k: the `k` largest, and tokens equal to the last of them;
+/// 5. top-p: the largest of these that together have at least this probability, and tokens equal to the last of them
 ///    (Holtzman et al., [arXiv:1904.09751](https://arxiv.org/abs/1904.09751));
-/// 6. min-p: those that are at least so many times as probable as the most probable one
+/// 6. min-p: tokens whose probability is at least this fraction of the most probable one's
 ///    ([arXiv:2407.01082](https://arxiv.org/abs/2407.01082));
-/// 7. one of the rest, by its probability: the largest sum of scaled logit and Gumbel noise.
+/// 7. a draw from the rest by probability: the largest sum of scaled logit and Gumbel noise.
 ///
-/// The noise is a function of seed, `positions` and token alone, by Philox4x32-10: a row's token does not depend on its
-/// number or its neighbours, and is the same one on the CPU and on a GPU. `positions`, of u32, is one number for all rows or
-/// one a row. A row whose largest logit is a NaN or infinite gives the first of these.
+/// The noise is a function of seed, `positions` and token alone (Philox4x32-10). So a row's token does not depend on its index or
+/// its neighbours, and is the same on the CPU and on a GPU. `positions`, of u32, is one number for all rows or one per row. A row
+/// whose largest logit is NaN or infinite gives the first such token.
 ///
 /// ```
 /// use candle::{DType, Device::Cpu, Tensor};
@@ -96,7 +96,7 @@ struct Mark;
 
 fn check_seen(seen: &Tensor, rows: usize, vocab: usize) -> Result<()> {
     if seen.dtype() != DType::U8 || seen.dims() != [rows, vocab] || !seen.is_contiguous() {
-        bail!("what was seen is {:?} {:?}, and not contiguous u8 {:?}", seen.dtype(), seen.layout(), [rows, vocab])
+        bail!("`seen` is {:?} {:?}: it must be contiguous u8 {:?}", seen.dtype(), seen.layout(), [rows, vocab])
     }
     Ok(())
 }

@@ -1,23 +1,22 @@
-//! How tokens are drawn: parameters, and their rows on a device.
+//! Parameters of sampling, and their rows on a device.
 
 use candle::{bail, DType, Device, Result, Tensor};
 
 /// Words of a row of parameters.
 pub(super) const WORDS: usize = 8;
 
-/// How the tokens of one text are drawn. Default: the most likely one each time.
+/// Parameters of sampling for one text. Default: always the most likely token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by, from 0.001 on; 0 takes the most likely token.
+    /// Divides the logits: at least 0.001, or 0 for the most likely token.
     pub temperature: f32,
-    /// So many of the most likely tokens take part; 0 for all.
+    /// Number of most likely tokens to draw from; 0 for all.
     pub top_k: u32,
-    /// The most likely tokens take part that together have this probability: above 0, up to 1 for all.
+    /// Draws from the most likely tokens that together have this probability: above 0, up to 1 for all.
     pub top_p: f32,
-    /// Tokens take part that are at least so many times as likely as the most likely one: 0 for all, up to 1.
+    /// Draws from tokens whose probability is at least this fraction of the most likely one's: from 0 for all, up to 1.
     pub min_p: f32,
-    /// What logits of tokens that were there before are divided by, or multiplied if they are below 0; above 0, and 1 for
-    /// no difference.
+    /// Divides positive logits of earlier tokens, and multiplies negative ones: above 0; 1 changes nothing.
     pub repetition_penalty: f32,
     /// The same seed draws the same text.
     pub seed: u64,
@@ -33,15 +32,15 @@ impl Sampling {
     /// Bits as the kernels read them.
     fn words(&self) -> Result<[u32; WORDS]> {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty, seed } = *self;
-        /// The least temperature beside 0.
+        /// The least temperature above 0.
         const COLDEST: f32 = 1e-3;
         let temperature_fits = temperature == 0. || (COLDEST..f32::INFINITY).contains(&temperature);
         let others_fit = top_p > 0. && top_p <= 1. && (0. ..=1.).contains(&min_p);
         let penalty_fits = repetition_penalty > 0. && repetition_penalty.is_finite();
         if !(temperature_fits && others_fit && penalty_fits) {
             bail!(
-                "{self:?}: the temperature is 0 or {COLDEST} and more, top-p above 0 and up to 1, min-p from 0 to 1, the \
-                 repetition penalty above 0"
+                "{self:?} is out of range: the temperature must be 0 or at least {COLDEST}, top-p above 0 and at most 1, min-p \
+                 from 0 to 1, and the repetition penalty above 0"
             )
         }
         let bits = [temperature, top_p, min_p, repetition_penalty].map(|x| (x + 0.).to_bits());
@@ -49,12 +48,12 @@ impl Sampling {
     }
 }
 
-/// The [`Sampling`] of each row of a batch, on the device, where a recorded pass reads it anew at every call.
+/// The [`Sampling`] of each row of a batch, on the device. A recorded pass reads it at every call.
 #[derive(Debug, Clone)]
 pub struct Sampler(Tensor);
 
 impl Sampler {
-    /// For rows in this order.
+    /// Parameters for these rows, in this order.
     ///
     /// # Errors
     /// Parameters that are out of range, or no memory.
@@ -63,10 +62,10 @@ impl Sampler {
         Ok(Self(Tensor::from_vec(words, (rows.len(), WORDS), device)?))
     }
 
-    /// One whose [`parameters`](Self::parameters) these are.
+    /// A sampler with these [`parameters`](Self::parameters).
     ///
     /// # Errors
-    /// A tensor that cannot be.
+    /// A tensor of another shape or dtype.
     pub fn of(parameters: Tensor) -> Result<Self> {
         if parameters.dtype() != DType::U32 || parameters.rank() != 2 || parameters.dim(1)? != WORDS {
             bail!("parameters are (rows, {WORDS}) of u32, not {:?} {:?}", parameters.dtype(), parameters.dims())
@@ -74,7 +73,8 @@ impl Sampler {
         Ok(Self(parameters))
     }
 
-    /// What is on the device, `(rows, 8)` of u32: a part of a [`Carry`](crate::Carry), so that each state has its own.
+    /// The tensor on the device, `(rows, 8)` of u32. As a part of a [`Carry`](crate::Carry) it gives each state its own
+    /// parameters.
     pub fn parameters(&self) -> &Tensor {
         &self.0
     }
@@ -82,7 +82,7 @@ impl Sampler {
     /// Other parameters for one row, from the next call on.
     ///
     /// # Errors
-    /// Parameters that are out of range, or a row that there is not.
+    /// Parameters that are out of range, or a row that does not exist.
     pub fn set(&self, row: usize, sampling: &Sampling) -> Result<()> {
         let words = Tensor::new(&[sampling.words()?], self.0.device())?;
         self.0.slice_set(&words, 0, row)

@@ -1,7 +1,16 @@
-// Draws a token of each row, and marks tokens as seen. `cpu.rs` does the same, operation by operation: each is one that
-// IEEE 754 rounds, none is contracted, and masses are summed as integers, so that the tokens are the same ones.
+// Draws a token for each row, and marks tokens as seen. `cpu.rs` does the same operations. Both draw the same tokens,
+// since each operation rounds as IEEE 754 says, none is contracted, and weights are summed as integers.
+#include "cluster.cuh"
+#include "dependent.cuh"
 #include "largest.cuh"
 #include <cstdint>
+
+// Blocks that share a row: a cluster, where there are any.
+#if __CUDA_ARCH__ >= 900
+#define SHARES 8
+#else
+#define SHARES 1
+#endif
 
 // Words of a row of the parameters (`parameters.rs`).
 enum Word { TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY, SEED_LOW, SEED_HIGH, WORDS = 8 };
@@ -46,7 +55,7 @@ __device__ inline float logarithm(float x) {
     return logarithm_of(__fadd_rn(m, -1.f), (float)e);
 }
 
-// An exponentially distributed number of 32 random bits: -ln(1 - v), as exact for a small v as for others.
+// An exponentially distributed number from 32 random bits: -ln(1 - v), accurate for small v, too.
 __device__ inline float exponentially(unsigned random) {
     const float v = __fadd_rn(__fmul_rn(__uint2float_rn(random), 0x1p-32f), 0x1p-33f);
     if (v < .25f) return -logarithm_of(-v, 0.f);
@@ -66,29 +75,50 @@ __device__ inline uint4 philox(uint4 counter, uint2 key) {
     return counter;
 }
 
-// 2^40 times the weight of a token.
+// The weight of a token, times 2^40.
 __device__ inline unsigned long long mass(float scaled) {
     return __float2ull_rz(__fmul_rn(exponential(scaled), 0x1p40f));
 }
 
-// How far below the largest a token is: bits of a number that is not negative, which are ordered as it is.
+// The distance of a token's logit below the largest, as the bits of a non-negative float, which compare like the float.
 __device__ inline unsigned depth(float scaled) { return __float_as_uint(scaled) & 0x7fffffffu; }
 
-// The first digit of a depth: eighths, so that tokens spread over many. Then its bytes.
+// The first digit of a depth, in eighths, so that tokens spread over many digits. The bytes of the depth follow.
 __device__ inline unsigned eighths(unsigned depth) {
     const float many = __uint_as_float(depth) * 8.f;
     return many < 255.f ? (unsigned)many : 255u;
 }
 
 struct Room {
-    unsigned long long weights[256];
+    // What the tokens of this block weigh by digit, and those of all blocks of the row.
+    alignas(16) unsigned long long own[256];
+    alignas(16) unsigned long long weights[256];
     unsigned long long wanted;
     unsigned digit;
 };
 
-// The digit up to which the weights add up to what is wanted, and what is wanted of that one.
-__device__ inline void pick(Room &room) {
-    __syncthreads();
+// Adds up the sums that the blocks of the row have gathered.
+__device__ inline void add_up(Room &room) {
+    sync_cluster<SHARES>();
+    if (threadIdx.x < 128) {
+        unsigned long long sums[2] = {};
+#pragma unroll
+        for (unsigned block = 0; block < SHARES; block++) {
+            const Vec<float, 4> two = load_from_block<SHARES>(block, reinterpret_cast<float *>(room.own + 2 * threadIdx.x));
+#pragma unroll
+            for (unsigned n = 0; n < 2; n++) {
+                const unsigned long long high = __float_as_uint(two.at[2 * n + 1]);
+                sums[n] += high << 32 | __float_as_uint(two.at[2 * n]);
+            }
+        }
+        room.weights[2 * threadIdx.x] = sums[0], room.weights[2 * threadIdx.x + 1] = sums[1];
+    }
+    // No block changes its sums while others read them.
+    sync_cluster<SHARES>();
+}
+
+// Finds the digit at which the sum of weights reaches `wanted_of(total)`, and the part of it that remains for that digit.
+template <typename W> __device__ inline void pick(Room &room, W wanted_of) {
     if (threadIdx.x < 32) {
         unsigned long long own = 0, before;
         for (unsigned n = 0; n < 8; n++) own += room.weights[threadIdx.x * 8 + n];
@@ -99,7 +129,8 @@ __device__ inline void pick(Room &room) {
             if (threadIdx.x >= distance) until += other;
         }
         before = until - own;
-        const unsigned long long wanted = room.wanted;
+        const unsigned long long wanted = wanted_of(__shfl_sync(~0u, until, 31));
+        if (threadIdx.x == 0) room.digit = 255;
         __syncwarp();
         if (before < wanted && wanted <= until) {
             unsigned digit = threadIdx.x * 8;
@@ -111,26 +142,20 @@ __device__ inline void pick(Room &room) {
     __syncthreads();
 }
 
-// The least depth up to which tokens weigh `wanted(weight of all)`. `visit` calls a function with the depth and the weight
-// of each token of this thread that counts.
+// The least depth up to which the tokens' weights reach `wanted(total weight)`. `visit` calls a function with the depth and
+// weight of each of this thread's tokens.
 template <typename V, typename W> __device__ inline unsigned limit_of(Room &room, V visit, W wanted) {
     auto gather = [&](auto digit) {
-        for (unsigned n = threadIdx.x; n < 256; n += blockDim.x) room.weights[n] = 0;
+        for (unsigned n = threadIdx.x; n < 256; n += blockDim.x) room.own[n] = 0;
         __syncthreads();
         visit([&](unsigned depth, unsigned long long weight) {
             const unsigned at = digit(depth);
-            if (at < 256 && weight > 0) atomicAdd(&room.weights[at], weight);
+            if (at < 256 && weight > 0) atomicAdd(&room.own[at], weight);
         });
+        add_up(room);
     };
     gather([](unsigned depth) { return eighths(depth); });
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned long long all = 0;
-        for (unsigned n = 0; n < 256; n++) all += room.weights[n];
-        room.wanted = wanted(all);
-        room.digit = 255;
-    }
-    pick(room);
+    pick(room, wanted);
     const unsigned first = room.digit;
     unsigned limit = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -139,13 +164,27 @@ template <typename V, typename W> __device__ inline unsigned limit_of(Room &room
             const bool counts = eighths(depth) == first && (unsigned)((unsigned long long)depth >> (shift + 8)) == above;
             return counts ? depth >> shift & 255u : 256u;
         });
-        __syncthreads();
-        if (threadIdx.x == 0) room.digit = 255;
-        pick(room);
+        pick(room, [&](unsigned long long) { return room.wanted; });
         limit |= room.digit << shift;
     }
     __syncthreads();
     return limit;
+}
+
+// Of all blocks of the row.
+__device__ inline Largest<float> of_row(Largest<float> best, Largest<float> (&room)[32], float (&in_block)[4]) {
+    best = of_block(best, room);
+    if (threadIdx.x == 0) in_block[0] = best.value, in_block[1] = __uint_as_float(best.at);
+    sync_cluster<SHARES>();
+    best = Largest<float>::none();
+#pragma unroll
+    for (unsigned block = 0; block < SHARES; block++) {
+        const Vec<float, 4> its = load_from_block<SHARES>(block, in_block);
+        best = best.with({its.at[0], __float_as_uint(its.at[1])});
+    }
+    // What others still read stays.
+    sync_cluster<SHARES>();
+    return best;
 }
 
 template <typename T>
@@ -153,8 +192,10 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
                               const unsigned *parameters, const unsigned *positions, const uint8_t *seen, unsigned *y) {
     __shared__ Largest<float> largest[32];
     __shared__ Room room;
-    __shared__ Largest<float> shared_best;
-    const unsigned row = blockIdx.x;
+    __shared__ alignas(16) float in_block[4];
+    const unsigned row = blockIdx.x, thread = blockIdx.z * blockDim.x + threadIdx.x, threads = SHARES * blockDim.x;
+    let_the_next_begin();
+    wait_for_those_before();
     if (row >= rows) return;
     logits += (size_t)row * vocab;
     if (seen) seen += (size_t)row * vocab;
@@ -166,13 +207,10 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
         return v > 0.f ? __fdiv_rn(v, penalty) : __fmul_rn(v, penalty);
     };
     Largest<float> best = Largest<float>::none();
-    each<T>(logits, vocab, [&](unsigned at, float v) { best = best.or_later(penalised(at, v), at); });
-    best = of_block(best, largest);
-    if (threadIdx.x == 0) shared_best = best;
-    __syncthreads();
-    best = shared_best;
+    each<T>(logits, vocab, thread, threads, [&](unsigned at, float v) { best = best.or_later(penalised(at, v), at); });
+    best = of_row(best, largest, in_block);
     if (temperature == 0.f || !isfinite(best.value)) {
-        if (threadIdx.x == 0) y[row] = best.at;
+        if (thread == 0) y[row] = best.at;
         return;
     }
 
@@ -182,7 +220,7 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
     const unsigned top_k = parameters[TOP_K];
     if (top_k > 0 && top_k < vocab) {
         const auto count = [&](auto f) {
-            each<T>(logits, vocab, [&](unsigned at, float v) {
+            each<T>(logits, vocab, thread, threads, [&](unsigned at, float v) {
                 const unsigned d = depth(scaled(at, v));
                 if (d <= limit) f(d, 1ull);
             });
@@ -192,7 +230,7 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
     const float top_p = __uint_as_float(parameters[TOP_P]);
     if (top_p < 1.f) {
         const auto weigh = [&](auto f) {
-            each<T>(logits, vocab, [&](unsigned at, float v) {
+            each<T>(logits, vocab, thread, threads, [&](unsigned at, float v) {
                 const float z = scaled(at, v);
                 if (depth(z) <= limit) f(depth(z), mass(z));
             });
@@ -207,7 +245,7 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
     unsigned group = ~0u;
     uint4 random;
     best = Largest<float>::none();
-    each<T>(logits, vocab, [&](unsigned at, float v) {
+    each<T>(logits, vocab, thread, threads, [&](unsigned at, float v) {
         const float z = scaled(at, v);
         if (depth(z) > limit || (min_p > 0.f && exponential(z) < min_p)) return;
         if (at / 4 != group) {
@@ -220,12 +258,12 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
         for (unsigned n = 1; n < 4; n++) word = at % 4 == n ? words[n] : word;
         best = best.or_later(__fadd_rn(z, -logarithm(exponentially(word))), at);
     });
-    best = of_block(best, largest);
-    if (threadIdx.x == 0) y[row] = best.at;
+    best = of_row(best, largest, in_block);
+    if (thread == 0) y[row] = best.at;
 }
 
 #define SAMPLE(T, NAME)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(1024) opara_sample_##NAME(unsigned rows, unsigned vocab,              \
+    extern "C" __global__ void CLUSTER(SHARES) __launch_bounds__(1024) opara_sample_##NAME(unsigned rows, unsigned vocab, \
         unsigned own_positions, const T *logits, const unsigned *parameters, const unsigned *positions,                \
         const uint8_t *seen, unsigned *y) {                                                                            \
         sample<T>(rows, vocab, own_positions, logits, parameters, positions, seen, y);                                 \

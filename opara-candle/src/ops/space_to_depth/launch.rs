@@ -20,8 +20,8 @@ pub(super) struct Squares {
 }
 
 impl Squares {
-    /// Channels of the result: those of a square, padded to a multiple of 16, since cuDNN's fastest kernels on an H200
-    /// need that.
+    /// Channels of the result: all channels of a square, padded to a multiple of 16, since cuDNN's fastest kernels on
+    /// an H200 need that.
     pub fn depth(&self, channels: usize) -> usize {
         (channels * self.side * self.side).next_multiple_of(16)
     }

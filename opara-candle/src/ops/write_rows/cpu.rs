@@ -1,4 +1,4 @@
-//! New rows in a buffer on the CPU, and on a GPU by `cuda`.
+//! Writes rows to a buffer on the CPU; `cuda` does so on a GPU.
 
 use candle::{bail, CpuStorage, InplaceOp3, Layout, Result};
 

@@ -8,7 +8,7 @@ use super::launch;
 use super::places::Places;
 use crate::cuda::operator::elements;
 
-/// Writes rows of `new` to the buffer. Those that do not fit are left out.
+/// Writes rows of `new` to the buffer. Skips rows beyond its end.
 pub(super) fn write(
     places: &Places,
     (buffer, buffer_layout): (&mut CudaStorage, &Layout),

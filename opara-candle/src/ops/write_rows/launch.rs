@@ -9,8 +9,8 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr, PushKernelArg
 use super::places::{Places, Strides};
 use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
 
-/// Writes rows of `new`, with its strides along the outer dimensions and from row to row, to the buffer, from the positions
-/// `at` on, with their strides.
+/// Writes rows of `new` to the buffer, from the positions `at` on. `new` and `at` come with their strides along the outer
+/// dimensions, and `new` with its row stride.
 ///
 /// # Errors
 /// Slices that are too short, more elements than 31 bits count, or a launch that fails.
@@ -60,9 +60,8 @@ pub(super) fn write_rows<T: DeviceRepr>(
         launch.arg(number);
     }
     launch.arg(&new).arg(&at).arg(buffer);
-    // SAFETY: the arguments are those that the kernel declares. It reads a position and the new rows along these strides,
-    // and writes rows of the buffer whose position is below `len`, all of which were held against the slices above; 31 bits
-    // count them.
+    // SAFETY: the arguments match the kernel's parameters. It reads positions and new rows along these strides, and writes rows
+    // of the buffer whose position is below `len`. All were checked against the slices above, and fit 31 bits.
     unsafe { launch.launch(blocks(written * element / unit)) }.w()?;
     Ok(())
 }

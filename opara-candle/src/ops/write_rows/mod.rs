@@ -1,4 +1,4 @@
-//! New rows in a buffer, at a position that lies on the device.
+//! Writes rows to a buffer, at positions that are on the device.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -14,13 +14,13 @@ use candle::{bail, DType, Result, Tensor};
 use self::places::Places;
 use crate::cpu::record::apply_in_place;
 
-/// Overwrites rows of `buffer`, in place, from a position on that lies on the device, so that one recording serves all
-/// positions: a cache takes the keys of a new token.
+/// Overwrites rows of `buffer` in place, for example the keys of a new token in a cache. The position is a tensor on
+/// the device, so that one recording serves all positions.
 ///
 /// - `buffer` has the shape `(outer .., len, width)`, with at most three dimensions before the rows, and is contiguous;
 /// - `new` has the shape `(outer .., n, width)`;
-/// - `at`, of u32, is where the first of the `n` rows goes: one number for all, or a shape that broadcasts to `outer`. The
-///   largest u32 writes nothing.
+/// - `at`, of u32, is the position of the first of the `n` rows: one number for all, or a shape that broadcasts to `outer`. At
+///   the largest u32 nothing is written.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -33,8 +33,8 @@ use crate::cpu::record::apply_in_place;
 /// ```
 ///
 /// # Errors
-/// Shapes or dtypes that do not agree, tensors that share memory, and on the CPU rows beyond the end of the buffer; on a
-/// GPU these are not written.
+/// Shapes or dtypes that do not agree, tensors that share memory, and on the CPU rows beyond the end of the buffer. A GPU skips
+/// such rows.
 pub fn write_rows(buffer: &Tensor, new: &Tensor, at: &Tensor) -> Result<()> {
     if !buffer.is_contiguous() || buffer.dtype() != new.dtype() || at.dtype() != DType::U32 {
         let (buffer_type, new_type, at_type) = (buffer.dtype(), new.dtype(), at.dtype());

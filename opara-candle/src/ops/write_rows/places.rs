@@ -1,24 +1,24 @@
-//! Where new rows come from and go to.
+//! The layout of new rows, their positions, and the buffer.
 
 use candle::{bail, Layout, Result};
 
-/// Dimensions before the rows, at most.
+/// Maximum number of dimensions before the rows.
 pub(super) const OUTER: usize = 3;
 
-/// Which rows go where.
+/// Shapes of the buffer and of the new rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Places {
-    /// Dimensions before the rows, those that are missing in front counting as 1.
+    /// Dimensions before the rows, padded with 1 in front.
     pub outer: [usize; OUTER],
     /// Rows of the buffer, for each of `outer`.
     pub len: usize,
-    /// New ones.
+    /// New rows, for each of `outer`.
     pub new: usize,
     /// Elements of a row.
     pub width: usize,
 }
 
-/// Elements from one to the next along each outer dimension.
+/// Distance of neighbours along each outer dimension, in elements.
 pub(super) type Strides = [usize; OUTER];
 
 impl Places {
@@ -48,12 +48,12 @@ impl Places {
         Ok(places)
     }
 
-    /// Of all outer dimensions together.
+    /// The product of all outer dimensions.
     pub fn outer(&self) -> usize {
         self.outer.iter().product()
     }
 
-    /// Strides of the positions: 0 along what they broadcast to.
+    /// Strides of the positions: 0 along broadcast dimensions.
     pub fn strides_of_positions(&self, layout: &Layout) -> Strides {
         let mut strides = [0; OUTER];
         if layout.shape().elem_count() > 1 {
@@ -67,7 +67,7 @@ impl Places {
         strides
     }
 
-    /// Strides of the new rows along outer dimensions, and from one to the next.
+    /// Strides of the new rows along outer dimensions, and of neighbouring rows.
     pub fn strides_of_rows(&self, layout: &Layout) -> (Strides, usize) {
         let strides = layout.stride();
         let (outer, rest) = strides.split_at(strides.len() - 2);
@@ -76,7 +76,7 @@ impl Places {
         (all, rest[0])
     }
 
-    /// How far the outer dimension with this number is in something of such strides.
+    /// The offset of an outer index in a tensor of these strides.
     pub fn offset(&self, outer: usize, strides: &Strides) -> usize {
         let [_, middle, inner] = self.outer;
         let index = [outer / inner / middle, outer / inner % middle, outer % inner];
@@ -84,7 +84,7 @@ impl Places {
     }
 }
 
-/// Whether positions of this shape are one, or broadcast to these dimensions.
+/// Is this the shape of a single position, or does it broadcast to these dimensions?
 fn broadcasts(at: &[usize], outer: &[usize]) -> bool {
     let is_one = at.iter().product::<usize>() == 1;
     let fits = || at.iter().rev().zip(outer.iter().rev()).all(|(at, dim)| *at == 1 || at == dim);

@@ -1,6 +1,6 @@
-// New rows in a buffer, at positions that lie on the device. Units are of any type of their size.
+// Writes new rows to a buffer, at positions that are on the device. Elements are moved as units of their size.
 
-// Outer dimensions before the rows, of which the last runs fastest, and what they are apart.
+// Outer dimensions before the rows; the last runs fastest. `at` gives an offset for these strides.
 struct Outer {
     unsigned dims[2];
 
@@ -19,7 +19,7 @@ __device__ inline void write_rows(unsigned outers, unsigned len, unsigned row, u
     if (i >= outers * rows * row) return;
     const unsigned unit = i % row, r = i / row % rows, outer = i / row / rows;
     const unsigned position = at[of.at(outer, positions)];
-    // Of no position, or beyond the end.
+    // The row would lie beyond the end of the buffer.
     if (position >= len || r >= len - position) return;
     buffer[((size_t)outer * len + position + r) * row + unit] =
         fresh[of.at(outer, from) + (size_t)r * row_stride + unit];

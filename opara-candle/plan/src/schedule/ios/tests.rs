@@ -144,7 +144,7 @@ proptest! {
     }
 
     #[test]
-    fn every_op_is_in_one_stage_behind_what_it_depends_on(dag in dags(), times in prop::collection::vec(1f64..9., 40)) {
+    fn every_op_is_in_one_stage_after_its_dependencies(dag in dags(), times in prop::collection::vec(1f64..9., 40)) {
         let graph = OpGraph::from_predecessors(dag);
         let profile: Vec<OpProfile> = times.iter().map(|&us| op(us, us / 10.)).collect();
         let found = stages(&graph, Pruning::default(), modelled(&profile));

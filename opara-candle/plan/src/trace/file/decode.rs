@@ -5,9 +5,8 @@ use std::io::{BufReader, Read};
 use hashbrown::HashMap;
 use serde::Deserialize;
 
-use super::super::{Access, Buffer, DeviceSpec, Measured, Op, Role, Trace};
+use super::super::{Access, Buffer, DeviceSpec, Meaning, Measured, Op, Role, Trace};
 use super::limits::{self, at_most};
-use super::meaning::Meaning;
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
 use super::{FileError, MAGIC, VERSION};
@@ -172,12 +171,12 @@ fn meanings(mut content: Cursor<'_>, ops: &mut [Op]) -> Result<(), FileError> {
     let count = content.count(0, "meanings", limits::OPS)?;
     let mut next = 0usize;
     for entry in 0..count {
-        let meaning: Meaning = content.read(entry)?;
-        let at = usize::try_from(meaning.skipped).ok().and_then(|skipped| next.checked_add(skipped));
+        let (skipped, meaning): (u64, Box<Meaning>) = content.read(entry)?;
+        let at = usize::try_from(skipped).ok().and_then(|skipped| next.checked_add(skipped));
         let Some((at, op)) = at.and_then(|at| Some((at, ops.get_mut(at)?))) else {
             return Err(content.error(entry, "it is the meaning of no op".into()));
         };
-        op.meaning = Some(Box::new(meaning.into()));
+        op.meaning = Some(meaning);
         next = at + 1;
     }
     content.finish(count)

@@ -4,7 +4,6 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::super::{Role, Trace};
-use super::meaning::Meaning;
 use super::record::{Access, Buffer, Device, Measured, Op, Part};
 use super::section::{self, Tag};
 use super::{limits, FileError, MAGIC, VERSION};
@@ -101,10 +100,10 @@ pub(super) fn contents(trace: &Trace) -> Result<Vec<(Tag, Vec<u8>)>, FileError> 
     if known > 0 {
         let mut meanings = Content::new(Tag::MEANINGS);
         meanings.push(0, &known)?;
-        let mut skipped = 0;
+        let mut skipped = 0u64;
         for (id, op) in trace.ops.iter().enumerate() {
             match &op.meaning {
-                Some(meaning) => meanings.push(id, &Meaning::new(std::mem::take(&mut skipped), (**meaning).clone()))?,
+                Some(meaning) => meanings.push(id, &(std::mem::take(&mut skipped), meaning))?,
                 None => skipped += 1,
             }
         }

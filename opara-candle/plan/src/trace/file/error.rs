@@ -43,7 +43,7 @@ pub enum FileError {
     UnknownSection {
         /// Its tag.
         section: String,
-        /// Where it begins.
+        /// Its first byte in the file.
         offset: u64,
     },
 
@@ -57,9 +57,9 @@ pub enum FileError {
     /// The framing of the sections is damaged.
     #[error("damaged at byte {offset}: {reason}")]
     Damaged {
-        /// Where the damage begins.
+        /// The first damaged byte.
         offset: u64,
-        /// What is wrong with it.
+        /// A description of the damage.
         reason: String,
     },
 
@@ -68,11 +68,11 @@ pub enum FileError {
     Content {
         /// Its tag.
         section: String,
-        /// Which buffer, op or string of it.
+        /// Index of the buffer, op or string in the section.
         entry: usize,
-        /// How far its decompressed content was read.
+        /// Bytes of its decompressed content that were read so far.
         offset: usize,
-        /// What is wrong there.
+        /// A description of the fault.
         reason: String,
     },
 
@@ -86,7 +86,7 @@ pub enum FileError {
     /// A number beyond the limits, which protect later stages from overflows and from running out of memory.
     #[error("{what}: {found} is above the limit of {limit}")]
     Limit {
-        /// What is counted, and where.
+        /// The counted quantity, and its place.
         what: String,
         /// The value.
         found: u128,
@@ -105,6 +105,6 @@ pub enum FileError {
 pub struct TraceFileError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong with it, and where.
+    /// The cause, with its position in the file.
     pub source: FileError,
 }

@@ -1,7 +1,7 @@
 //! Limits of trace files. Saving and loading check the same limits, so that a saved file can be loaded.
 //!
-//! Counts are limited to hundreds of times those of NASNet-A, the largest of the models. Sizes are limited to more than any device
-//! has, and such that unchecked sums and products of later stages fit 64 bits.
+//! Limits of counts are hundreds of times the counts of NASNet-A, the largest of the models. Sizes are limited to more than any
+//! device has, and such that unchecked sums and products of later stages fit 64 bits.
 
 use std::fmt::Display;
 

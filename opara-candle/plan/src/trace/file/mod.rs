@@ -7,7 +7,6 @@ mod decode;
 mod encode;
 mod error;
 mod limits;
-mod meaning;
 mod record;
 mod section;
 #[cfg(test)]
@@ -28,11 +27,11 @@ const MAGIC: [u8; 8] = *b"\x89OPARA\r\n";
 const VERSION: u16 = 1;
 
 impl Trace {
-    /// Writes the trace to a file, replacing what was there.
+    /// Writes the trace to a file, replacing an existing one.
     ///
     /// # Errors
-    /// [`TraceFileError`] with the path, if the file cannot be written or the trace is not one that
-    /// [`load`](Trace::load) would take back.
+    /// [`TraceFileError`] with the path, if the file cannot be written, or [`load`](Trace::load) would refuse
+    /// the trace.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), TraceFileError> {
         let path = path.as_ref();
         // Encoded first: a trace that cannot be written leaves the old file as it was.

@@ -1,7 +1,8 @@
 //! The records of the sections, in postcard's encoding: variable-length integers, without names or tags of fields.
 //!
-//! The order of fields and variants here is the format of version 1. The types repeat those of the trace, which can thus change: a
-//! new field there does not compile until its storage is decided (in a new section: see `docs/trace-format.md`).
+//! The order of fields and variants here is the format of version 1. The types repeat the trace's types, so that these can change: a
+//! new field there does not compile until its storage is decided (in a new section: see `docs/trace-format.md`). Meanings are stored
+//! as they are, since [`Function`](crate::trace::Function) may only grow at its end.
 
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +107,7 @@ enum ModeVariants {
     ReadWrite,
 }
 
-/// Which bytes of its buffer an access touches.
+/// The bytes of its buffer that an access touches.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Part<R> {
     /// All of it.

@@ -1,7 +1,7 @@
 //! The framing of a section: tag, lengths, compressed content, checksum.
 //!
-//! As in PNG, the first letter of a tag tells readers that do not know it what to do: skip the section if it is lower case, refuse
-//! the file if it is upper case.
+//! As in PNG, the first letter of an unknown tag decides: readers skip the section if it is lower case, and refuse the file if it
+//! is upper case.
 
 use std::fmt::{self, Display};
 use std::io::{Read, Write};
@@ -25,13 +25,14 @@ impl Tag {
     pub(super) const OPS: Tag = Tag(*b"OPER");
     /// The buffers that are workspaces of a library; absent if there are none.
     pub(super) const WORKSPACES: Tag = Tag(*b"work");
-    /// Which buffers are tensors of a step's state; absent where none is. A trace means something else without it.
+    /// The buffers that are tensors of a step's state; absent if there are none. Mandatory, since the trace would be
+    /// wrong without it.
     pub(super) const STATE: Tag = Tag(*b"STAT");
-    /// Most bytes held at a time; absent where that is not known.
+    /// Peak memory of the pass; absent if it is not known.
     pub(super) const PEAK: Tag = Tag(*b"peak");
     /// Nanoseconds of each op; absent if none was measured.
     pub(super) const NANOS: Tag = Tag(*b"nano");
-    /// What ops compute; absent if it is known of none.
+    /// Meanings of ops; absent if none is known.
     pub(super) const MEANINGS: Tag = Tag(*b"mean");
     /// Measured schedules; absent if there are none.
     pub(super) const MEASURED: Tag = Tag(*b"runs");
@@ -52,7 +53,7 @@ impl Display for Tag {
 /// A section as stored in the file, with a correct checksum.
 pub(super) struct Section {
     pub(super) tag: Tag,
-    /// Where in the file it begins.
+    /// Its first byte in the file.
     pub(super) offset: u64,
     length: usize,
     stored: Vec<u8>,

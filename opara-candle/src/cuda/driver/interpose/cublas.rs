@@ -39,10 +39,10 @@ unsafe fn handle_for(caller: cublasHandle_t) -> cublasHandle_t {
     own
 }
 
-/// Whether a factor lies on the host and `is` what is asked for.
+/// Does a factor lie on the host, and does `is` accept it?
 ///
 /// # Safety
-/// The handle must exist, and the factor be what its mode says, of so many bytes.
+/// The handle must exist. The factor must be a pointer of the handle's pointer mode to `scale_bytes` bytes.
 unsafe fn factor_is(
     handle: cublasHandle_t,
     factor: *const c_void,

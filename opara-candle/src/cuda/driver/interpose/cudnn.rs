@@ -116,7 +116,7 @@ unsafe fn is_zero(value: *const c_void, of: cudnnTensorDescriptor_t) -> bool {
     unsafe { factor(value, of) == 0. }
 }
 
-/// Whether a factor on the host is 1.
+/// Is this factor on the host 1?
 ///
 /// # Safety
 /// As for [`factor`].
@@ -169,7 +169,7 @@ fn element(of: sys::cudnnDataType_t) -> Option<Element> {
     }
 }
 
-/// What a convolution computes; `None` of one that mirrors its weight, or whose operands lie in an order that is not followed.
+/// The convolution that a call computes; `None` if it mirrors its weight, or has operands in an unsupported layout.
 ///
 /// # Safety
 /// The descriptors must exist.
@@ -184,7 +184,7 @@ unsafe fn convolution_of(
     let mut mode = sys::cudnnConvolutionMode_t::CUDNN_CONVOLUTION;
     let ([mut out, mut channels, mut rows, mut columns], mut groups) = ([0; 4], 0);
     let ([mut top, mut left], [mut down, mut right], [mut apart_h, mut apart_w]) = ([0; 2], [0; 2], [0; 2]);
-    // SAFETY: the caller vouches for the descriptors; those of another rank are refused.
+    // SAFETY: the caller vouches for the descriptors; the library refuses descriptors of another rank.
     let (known, x, y) = unsafe {
         let filter = sys::cudnnGetFilter4dDescriptor(
             wof,

@@ -19,11 +19,11 @@ pub(in crate::cuda) struct Call {
     pub operands: Option<Vec<Operand>>,
     /// The operation, if it is known.
     pub meaning: Meaning,
-    /// What it computes of which operands, where that is all that it does.
+    /// The result as a function of the operands, if the call has no other effect.
     pub computes: Option<Computed>,
 }
 
-/// What a call computes: the result is nothing but a function of the operands.
+/// The result of a call as a function of its operands.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cuda) struct Computed {
     pub function: Function,
@@ -34,10 +34,10 @@ pub(in crate::cuda) struct Computed {
 /// Elements in device memory.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cuda) struct Placed {
-    /// Of the first one.
+    /// Address of the first element.
     pub address: u64,
     pub element: Element,
-    /// From the outermost dimension on.
+    /// The outermost dimension first.
     pub dims: Vec<Dim>,
 }
 
@@ -77,7 +77,7 @@ pub(in crate::cuda) struct Matmul {
     pub compute: u32,
     /// `cublasLtEpilogue_t`; 1 is none.
     pub epilogue: u32,
-    /// Whether alpha is 1.
+    /// Is alpha 1?
     pub is_unscaled: bool,
 }
 
@@ -123,7 +123,7 @@ impl Matmul {
 }
 
 impl Matmul {
-    /// What is computed with operands at these addresses, row by row: its transpose, as candle asks for it.
+    /// The matmul with operands at these addresses in row-major order: the transpose of cuBLAS's column-major one.
     pub fn computed(&self, [a, b, c]: [u64; 3]) -> Option<Computed> {
         let Self { m, n, k, batch, .. } = *self;
         let [of_a, of_b, of_c] = self.types.map(element);

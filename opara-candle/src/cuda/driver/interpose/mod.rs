@@ -11,8 +11,8 @@
 //! The same functions record: the bytes of uploads; for each library call its nodes in the graph and its operands; allocations and
 //! frees; and writes of a forward pass to memory that is older than the pass ([`written_memory`]).
 //!
-//! Not seen are calls from inside a shared library: those of cuBLAS itself, or of C++ operators that are linked against the static
-//! CUDA runtime. Library calls go to the private stream through the library's handle.
+//! Calls from inside a shared library are not seen: calls of cuBLAS itself, and of C++ operators that are linked against the
+//! static CUDA runtime. Library calls go to the private stream through the library's handle.
 
 mod capture_pool;
 mod cublas;

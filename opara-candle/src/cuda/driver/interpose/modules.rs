@@ -54,12 +54,12 @@ unsafe fn ptx_text<'a>(image: *const c_void) -> Option<&'a [u8]> {
     if image.is_null() || begins_with(FAT_BINARY) || begins_with(ELF) {
         return None;
     }
-    // SAFETY: what is neither is text.
+    // SAFETY: an image that is neither binary format is a text that ends with zero.
     Some(unsafe { CStr::from_ptr(image.cast::<c_char>()) }.to_bytes())
 }
 
-/// The hash (XXH3) of the PTX text that a kernel was loaded from; `None` for kernels that did not come from Rust as text:
-/// those of libraries, and of C++.
+/// The hash (XXH3) of the PTX text that a kernel was loaded from; `None` for kernels that did not come from Rust as text: kernels
+/// of libraries and of C++ code.
 ///
 /// # Safety
 /// The function must exist.

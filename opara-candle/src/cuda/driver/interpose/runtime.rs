@@ -39,7 +39,7 @@ fn stream_of(stream: *mut c_void, per_thread: bool) -> *mut c_void {
 /// If this thread's writes are watched, saves the memory that a kernel may write. Returns whether the kernel may be launched.
 ///
 /// # Safety
-/// The function must be one of the driver's or null, and the arguments must be those of its launch.
+/// The function must be one of the driver's or null, and the arguments must be its launch's.
 #[must_use]
 unsafe fn before_launch(
     kernel: sys::CUkernel,

@@ -13,10 +13,10 @@ pub(super) unsafe fn is_zero(value: *const c_void, bytes: usize) -> bool {
     rest.iter().all(|byte| *byte == 0) && sign & 0x7f == 0
 }
 
-/// Whether a float on the host is 1.
+/// Is this float on the host 1?
 ///
 /// # Safety
-/// `value` must point to so many bytes.
+/// `value` must point to `bytes` bytes.
 pub(super) unsafe fn is_one(value: *const c_void, bytes: usize) -> bool {
     // SAFETY: the caller vouches for it.
     let found = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), bytes) };

@@ -10,7 +10,7 @@ pub(super) trait Status: Copy + PartialEq {
     const SUCCESS: Self;
     /// The status of a call that is refused in a capture, or after another thread has ended the capture.
     const REFUSED: Self;
-    /// The status of a call without device memory for it, or for saving what it would overwrite.
+    /// The status of a call that lacks device memory, or memory to save the data that it overwrites.
     const NO_MEMORY: Self;
 }
 

@@ -1,10 +1,10 @@
 //! Threads that end with work on their own default stream.
 //!
-//! When a thread ends, the driver destroys the thread's default stream. If work is still pending on it and another thread
-//! loads a module or makes or destroys a graph meanwhile, both hang inside the driver for good (driver 580, a C program of
-//! 60 lines without this library: 4 of 4 runs hang; 0 of 1 if each thread waits for its stream first). candle's
-//! `Device::new_cuda` uses that stream. So a thread that has used it waits for it before the driver's turn comes:
-//! thread-locals of Rust are dropped before those that the driver keeps.
+//! When a thread ends, the driver destroys the thread's default stream. If work is still pending on it and another thread loads a
+//! module or makes or destroys a graph meanwhile, both hang inside the driver for good (driver 580, a C program of 60 lines
+//! without this library: 4 of 4 runs hang; 0 of 1 if each thread waits for its stream first). candle's `Device::new_cuda` uses
+//! that stream. So a thread that has used its default stream waits for it before the driver destroys it: Rust's thread-locals are
+//! dropped before the driver's.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -38,15 +38,16 @@ pub(super) fn used(stream: *mut c_void) {
             contexts.push(context);
         }
     });
-    // The thread is ending, and has waited already: a tensor in a thread-local that is dropped late.
+    // The thread is ending and has already waited. A tensor in a thread-local was dropped later.
     if noted.is_err() {
         wait(context);
     }
 }
 
-/// Waits for this thread's default stream in a context. An error, as of a lost device, means that nothing runs.
+/// Waits for this thread's default stream in a context. After an error, for example of a lost device, no work is
+/// pending.
 fn wait(context: CUcontext) {
-    // SAFETY: the context was current on this thread; one that is destroyed since is refused. The stream always exists.
+    // SAFETY: the context was current on this thread; the driver refuses a destroyed one. The stream always exists.
     unsafe {
         if sys::cuCtxSetCurrent(context) == CUresult::CUDA_SUCCESS {
             sys::cuStreamSynchronize(PER_THREAD as sys::CUstream);

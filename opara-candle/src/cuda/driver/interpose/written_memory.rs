@@ -29,7 +29,8 @@ pub(in crate::cuda) struct WrittenMemory {
     stream: Stream,
     written_by: WrittenBy,
     functions: Functions,
-    /// First byte and size of what is the current pass's own: what it was given, or has allocated and not freed.
+    /// First byte and size of memory that the current pass may write freely: its arguments, and its own live
+    /// allocations.
     live: BTreeMap<CUdeviceptr, usize>,
     /// By address of the allocation.
     copies: BTreeMap<CUdeviceptr, Copied>,
@@ -106,11 +107,10 @@ impl WrittenMemory {
         }
     }
 
-    /// Runs a pass with its writes watched, but for those to the allocations around the addresses `own`, which the pass may
-    /// write to as it likes.
+    /// Runs a pass and watches its writes, except writes to the allocations that contain the addresses `own`.
     ///
     /// # Errors
-    /// No memory for a copy. What was to be written then was not.
+    /// No memory for a copy. The write was then not made.
     pub fn watch<T>(&mut self, own: &[u64], pass: impl FnOnce() -> T) -> Result<T> {
         let own = own.iter().filter_map(|&address| allocation_at(address));
         self.live = own.map(|allocation| (allocation.start, allocation.bytes as usize)).collect();

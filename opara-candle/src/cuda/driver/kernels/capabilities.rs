@@ -1,4 +1,5 @@
-//! The hardware features that this crate's kernels may use: those of both the compilation target and the device.
+//! The hardware features that this crate's kernels may use: features that both the compilation target and the device
+//! have.
 
 use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, Result};
@@ -55,7 +56,7 @@ pub(crate) struct Capabilities {
 }
 
 impl Capabilities {
-    /// Of this code on this device.
+    /// The capabilities of this code on this device.
     ///
     /// # Errors
     /// A failed driver call.
@@ -76,33 +77,33 @@ impl Capabilities {
         self.target.filter(|target| target.runs_on(self.device))
     }
 
-    /// Has it `mma.sync` for f16, bf16 and TF32, `ldmatrix` and `cp.async`?
+    /// Are `mma.sync` for f16, bf16 and TF32, `ldmatrix` and `cp.async` available?
     pub fn has_tensor_cores(&self) -> bool {
         self.runs().is_some_and(|target| target.number >= 80)
     }
 
-    /// Has it `wgmma` and thread block clusters? Only Hopper has `wgmma`, no later architecture, and only in code for
-    /// `sm_90a`.
+    /// Are `wgmma` and thread block clusters available? Only Hopper has `wgmma`, no later architecture, and only in
+    /// code for `sm_90a`.
     pub fn has_warpgroups(&self) -> bool {
         self.runs() == Some(Target { number: 90, suffix: Some('a') })
     }
 
-    /// Clusters of blocks.
+    /// Are thread block clusters available?
     pub fn has_clusters(&self) -> bool {
         self.runs().is_some_and(|target| target.number >= 90)
     }
 
-    /// Whether a block may have so many bytes of shared memory.
+    /// May a block have this many bytes of shared memory?
     pub fn has_shared(&self, bytes: usize) -> bool {
         bytes <= self.shared_per_block
     }
 
-    /// Bytes of shared memory that a block may have beside so many that its kernel has anyway.
+    /// Bytes of shared memory that a block may have in addition to `bytes` bytes.
     pub fn shared_beside(&self, bytes: usize) -> usize {
         self.shared_per_block.saturating_sub(bytes)
     }
 
-    /// Whether the device is one of Hopper's, whose code may be built for its warpgroups.
+    /// Is the device a Hopper GPU, whose code may use warpgroups?
     pub fn is_hopper(&self) -> bool {
         self.device == 90
     }

@@ -30,8 +30,8 @@ pub(in crate::cuda) type Attempt = std::result::Result<Compiled, String>;
 /// Compiled kernels in memory.
 static COMPILED: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
 
-/// Compiled kernels in memory: those that executors hold, and the latest ones, since an evicted plan may soon be built
-/// again.
+/// Compiled kernels in memory: kernels of live executors, and the most recent ones, since an evicted plan may soon be
+/// built again.
 #[derive(Default)]
 struct Memory {
     known: HashMap<Key, (String, Weak<Module>)>,

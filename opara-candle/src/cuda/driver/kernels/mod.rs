@@ -4,6 +4,7 @@ pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
 pub(in crate::cuda) mod fused;
 pub(in crate::cuda) mod module;
+mod store;
 mod wait;
 
 use candle::cuda_backend::WrapErr;
@@ -14,6 +15,7 @@ use cudarc::driver::{
 };
 
 pub(crate) use self::capabilities::Capabilities;
+pub(in crate::cuda) use self::store::store;
 pub(crate) use self::wait::wait;
 
 /// Uninitialised memory for the result of the next launch.

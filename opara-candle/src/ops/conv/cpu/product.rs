@@ -85,8 +85,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Panels per packing task. Windows of the same image rows are packed by one task, so that it reads those rows
-    /// once.
+    /// Panels per packing task. One task packs the windows of the same image rows, so that it reads the rows once.
     fn panels_per_task(&self, panels: usize, width: usize) -> usize {
         match self.conv.is_pointwise() {
             true => panels.div_ceil(4),

@@ -153,7 +153,7 @@ fn varint(value: u64) -> Vec<u8> {
 }
 
 #[test]
-fn counts_are_held_against_what_is_left() {
+fn counts_are_limited_by_the_remaining_bytes() {
     assert_eq!(
         with(Tag::BUFFERS, varint(1 << 20)),
         "section `BUFS`, entry 0 (before byte 3 of its content): 1048576 entries cannot fit in 0 bytes"

@@ -1,4 +1,4 @@
-//! The format as it is meant to be used; what is broken or hostile is in [`hostile`].
+//! Tests of valid files; tests of broken and hostile ones are in [`hostile`].
 
 mod hostile;
 mod samples;
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::section::{self, Tag};
 use super::*;
-use crate::trace::{Region, Role};
+use crate::trace::{Dim, Element, Function, Meaning, Region, Role, View, Window};
 use samples::{golden, nasnet_like, traces};
 
-/// Written by the first release of version 1: every later one must read it. Never write it anew.
+/// Written by the first release of version 1: every later one must read it. Never overwrite it.
 pub(super) const GOLDEN: &[u8] = include_bytes!("../../../../tests/data/version-1.trace");
 
 pub(super) fn bytes(trace: &Trace) -> Vec<u8> {
@@ -47,9 +47,9 @@ fn version_1_stays_readable() {
     assert_eq!(read(GOLDEN).unwrap(), golden());
 }
 
-/// Compares what is compressed: how it is compressed is the compressor's business.
+/// Compares decompressed content: the compressed bytes depend on the version of the compressor.
 #[test]
-fn version_1_is_still_what_is_written() {
+fn version_1_is_still_written() {
     let mut source = section::Source::new(GOLDEN);
     assert_eq!(source.exactly(10).unwrap(), [&MAGIC[..], &[1, 0]].concat());
     for (tag, content) in encode::contents(&golden()).unwrap() {
@@ -58,6 +58,66 @@ fn version_1_is_still_what_is_written() {
     }
     assert!(source.up_to(1).unwrap().is_empty());
     assert_eq!(bytes(&golden()), bytes(&golden()));
+}
+
+/// The numbers of variants are their first bytes in files.
+#[test]
+fn functions_and_elements_keep_their_numbers() {
+    let number = |function: &Function| match function {
+        Function::Zeros => 0,
+        Function::Upload => 1,
+        Function::Copy => 2,
+        Function::Unary(_) => 3,
+        Function::Binary(_) => 4,
+        Function::Affine(..) => 5,
+        Function::RowSum(_) => 6,
+        Function::RowMax(_) => 7,
+        Function::RowMin(_) => 8,
+        Function::Softmax(_) => 9,
+        Function::LayerNorm(..) => 10,
+        Function::RmsNorm(..) => 11,
+        Function::Matmul => 12,
+        Function::Convolution(_) => 13,
+        Function::MaxPool(_) => 14,
+        Function::MeanPool(_) => 15,
+        Function::Part => 16,
+    };
+    let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
+    let all = [
+        (Function::Zeros, vec![]),
+        (Function::Upload, vec![]),
+        (Function::Copy, vec![]),
+        (Function::Unary("ab".into()), vec![2, b'a', b'b']),
+        (Function::Binary("c".into()), vec![1, b'c']),
+        (Function::Affine(1., 0.), vec![0, 0, 0x80, 0x3f, 0, 0, 0, 0]),
+        (Function::RowSum(300), vec![0xac, 2]),
+        (Function::RowMax(1), vec![1]),
+        (Function::RowMin(2), vec![2]),
+        (Function::Softmax(3), vec![3]),
+        (Function::LayerNorm(4, 1.), vec![4, 0, 0, 0x80, 0x3f]),
+        (Function::RmsNorm(5, 1.), vec![5, 0, 0, 0x80, 0x3f]),
+        (Function::Matmul, vec![]),
+        (Function::Convolution(window), (1..=9).collect()),
+        (Function::MaxPool(window), (1..=9).collect()),
+        (Function::MeanPool(window), (1..=9).collect()),
+        (Function::Part, vec![]),
+    ];
+    for (function, fields) in all {
+        let bytes = postcard::to_stdvec(&function).unwrap();
+        assert_eq!((bytes[0], &bytes[1..]), (number(&function), &fields[..]), "{function:?}");
+    }
+    let number = |element: Element| match element {
+        Element::Byte => 0,
+        Element::F16 => 1,
+        Element::Bf16 => 2,
+        Element::F32 => 3,
+    };
+    for element in [Element::Byte, Element::F16, Element::Bf16, Element::F32] {
+        assert_eq!(postcard::to_stdvec(&element).unwrap(), [number(element)]);
+    }
+    let view = View { buffer: 7, element: Element::F32, first: 1, dims: vec![Dim { len: 2, stride: 3 }] };
+    let meaning = Meaning { function: Function::Copy, reads: vec![view], writes: None };
+    assert_eq!(postcard::to_stdvec(&meaning).unwrap(), [2, 1, 7, 3, 1, 1, 2, 3, 0]);
 }
 
 #[test]

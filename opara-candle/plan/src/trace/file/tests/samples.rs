@@ -119,7 +119,7 @@ fn ops(buffers: Vec<Buffer>) -> impl Strategy<Value = Op> {
     })
 }
 
-/// What an op computes, of views that lie in these buffers.
+/// A random meaning whose views lie in these buffers.
 fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
     let window = Window { kernel: [3, 1], padding: [1, 0], stride: [2; 2], dilation: [1; 2], groups: 4 };
     let function = prop::sample::select(vec![
@@ -132,7 +132,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::MaxPool(window),
         Function::Part,
     ]);
-    // Those that hold the farthest of the views below.
+    // Buffers large enough for every view below.
     let large: Vec<usize> = (0..buffers.len()).filter(|&id| buffers[id].bytes >= 80).collect();
     let views = match large.is_empty() {
         true => Just(Vec::new()).boxed(),

@@ -1,6 +1,8 @@
 //! The executor on the CPU: real modules with the bits of eager execution, and errors for misuse.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod schedulers;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -9,8 +11,7 @@ use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use common::{same_bits, waves, CPU};
 use opara_candle::ops::ConvConfig;
-use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
 use opara_models::bert::{BertModel, Config};
 
 /// Replays a module on several inputs under every policy, and compares with eager execution.
@@ -329,65 +330,6 @@ fn the_report_as_json_has_its_keys() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every op on a stream of its own; without any waits if it is reckless.
-#[derive(Debug)]
-struct Scattered {
-    reckless: bool,
-}
-
-impl Scheduler for Scattered {
-    fn name(&self) -> String {
-        "scattered".into()
-    }
-
-    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
-        let ops = problem.graph.len();
-        let mut schedule = Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())?;
-        if self.reckless {
-            schedule.predecessors.iter_mut().for_each(Vec::clear);
-        }
-        Ok(schedule)
-    }
-}
-
-#[test]
-fn custom_schedulers_are_used_and_checked() -> anyhow::Result<()> {
-    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
-    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
-    let build =
-        |reckless| OparaExecutor::builder().policy(Scheduling::custom(Scattered { reckless })).build(block.clone(), &x);
-    let fast = build(false)?;
-    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Threads));
-    assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
-    let Err(error) = build(true) else { panic!("ops may overtake what they read") };
-    assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
-    Ok(())
-}
-
-/// A scheduler that panics.
-#[derive(Debug)]
-struct Faulty;
-
-impl Scheduler for Faulty {
-    fn name(&self) -> String {
-        "faulty".into()
-    }
-
-    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
-        panic!("{} ops are too many", problem.graph.len())
-    }
-}
-
-#[test]
-fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
-    let x = waves(0, (2, 2))?;
-    let built = OparaExecutor::builder().policy(Scheduling::custom(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
-    let Err(error) = built else { panic!("it made no schedule") };
-    let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
-    assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
-    Ok(())
-}
-
 #[test]
 fn forward_requires_exactly_one_output() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
@@ -398,38 +340,6 @@ fn forward_requires_exactly_one_output() -> anyhow::Result<()> {
         assert!(matches!(error, Error::NotOneOutput { got } if got == outputs), "{error:?}");
         assert!(error.to_string().contains("OparaExecutor::call"), "{error}");
         assert_eq!(fast.call(std::slice::from_ref(&x))?.len(), outputs);
-    }
-    Ok(())
-}
-
-#[test]
-fn only_the_policy_set_last_is_used() -> anyhow::Result<()> {
-    let x = waves(0, (2, 2))?;
-    let search = || Tuning::default().proposals(1).cache(None);
-    let last = |builder: opara_candle::Builder| -> anyhow::Result<_> {
-        let report = builder.build(|x: &Tensor| ops::relu(x), &x)?.report();
-        Ok((report.policy, report.tuning.is_some()))
-    };
-    let builder = OparaExecutor::builder;
-    let own = || Scheduling::custom(Scattered { reckless: false });
-    assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
-    assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
-    assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));
-    Ok(())
-}
-
-#[test]
-fn tuning_works_on_the_cpu() -> anyhow::Result<()> {
-    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
-    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
-    let folder = tempfile::tempdir()?;
-    let tuning = Tuning::default().proposals(8).cache(Some(folder.path().into()));
-    let build = || OparaExecutor::builder().policy(tuning.clone()).build(block.clone(), &x);
-    for cached in [false, true] {
-        let fast = build()?;
-        let findings = fast.report().tuning.expect("a search");
-        assert_eq!((findings.cached, fast.report().policy.as_str()), (cached, "tuned"));
-        assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     }
     Ok(())
 }

@@ -1,0 +1,99 @@
+//! Schedulers of a user's own, and tuning.
+
+use candle::{DType, Module, Tensor};
+use opara_candle::schedule::{Problem, Schedule};
+use opara_candle::{ops, Error, Mode, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+
+use super::common::{same_bits, waves, CPU};
+use super::Block;
+
+/// Every op on a stream of its own; without any waits if it is reckless.
+#[derive(Debug)]
+struct Scattered {
+    reckless: bool,
+}
+
+impl Scheduler for Scattered {
+    fn name(&self) -> String {
+        "scattered".into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
+        let ops = problem.graph.len();
+        let mut schedule = Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())?;
+        if self.reckless {
+            schedule.predecessors.iter_mut().for_each(Vec::clear);
+        }
+        Ok(schedule)
+    }
+}
+
+#[test]
+fn custom_schedulers_are_used_and_checked() -> anyhow::Result<()> {
+    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
+    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
+    let build =
+        |reckless| OparaExecutor::builder().policy(Scheduling::custom(Scattered { reckless })).build(block.clone(), &x);
+    let fast = build(false)?;
+    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Threads));
+    assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
+    let Err(error) = build(true) else { panic!("ops may overtake what they read") };
+    assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
+    Ok(())
+}
+
+/// A scheduler that panics.
+#[derive(Debug)]
+struct Faulty;
+
+impl Scheduler for Faulty {
+    fn name(&self) -> String {
+        "faulty".into()
+    }
+
+    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
+        panic!("{} ops are too many", problem.graph.len())
+    }
+}
+
+#[test]
+fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
+    let x = waves(0, (2, 2))?;
+    let built = OparaExecutor::builder().policy(Scheduling::custom(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
+    let Err(error) = built else { panic!("it made no schedule") };
+    let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
+    assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn only_the_policy_set_last_is_used() -> anyhow::Result<()> {
+    let x = waves(0, (2, 2))?;
+    let search = || Tuning::default().proposals(1).cache(None);
+    let last = |builder: opara_candle::Builder| -> anyhow::Result<_> {
+        let report = builder.build(|x: &Tensor| ops::relu(x), &x)?.report();
+        Ok((report.policy, report.tuning.is_some()))
+    };
+    let builder = OparaExecutor::builder;
+    let own = || Scheduling::custom(Scattered { reckless: false });
+    assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
+    assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
+    assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));
+    Ok(())
+}
+
+#[test]
+fn tuning_works_on_the_cpu() -> anyhow::Result<()> {
+    let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
+    let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
+    let folder = tempfile::tempdir()?;
+    let tuning = Tuning::default().proposals(8).cache(Some(folder.path().into()));
+    let build = || OparaExecutor::builder().policy(tuning.clone()).build(block.clone(), &x);
+    for cached in [false, true] {
+        let fast = build()?;
+        let findings = fast.report().tuning.expect("a search");
+        assert_eq!((findings.cached, fast.report().policy.as_str()), (cached, "tuned"));
+        assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
+    }
+    Ok(())
+}
