@@ -122,6 +122,28 @@ impl TextModel {
         &self.tokenizer
     }
 
+    /// Buckets that end at the model's limit: of these numbers of rows, lengths, and tokens of a batch. An empty list or
+    /// `None` stands for numbers that suit a CPU, or a GPU.
+    ///
+    /// # Errors
+    /// As for [`Buckets::new`].
+    pub fn buckets(
+        &self,
+        is_cpu: bool,
+        batches: &[usize],
+        lengths: &[usize],
+        tokens: Option<usize>,
+    ) -> crate::batch::Result<Buckets> {
+        let batches = match batches {
+            [] if is_cpu => &[1, 4],
+            [] => &[1, 2, 4, 8, 16, 32][..],
+            given => given,
+        };
+        let lengths = if lengths.is_empty() { &[16, 32, 64, 128, 256][..] } else { lengths };
+        let lengths = lengths.iter().copied().filter(|&length| length < self.limit()).chain([self.limit()]);
+        Buckets::new(batches.iter().copied(), lengths, tokens.unwrap_or(if is_cpu { 512 } else { 8_192 }))
+    }
+
     /// The model on a device, with weights of `dtype`, for batches of these shapes. The plan of the smallest is built; others
     /// are built by [`Engine::prepare`](crate::batch::Engine::prepare), or when they are first run.
     ///
@@ -152,5 +174,18 @@ impl TextModel {
         };
         let bert = BertModel::load(weights, &self.config)?;
         Embedder::new(bert, self.pooling, self.tokenizer.clone(), &self.config, builder, device, buckets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_end_at_the_models_length() -> crate::batch::Result<()> {
+        for (size, length) in [(Size::Tiny, 64), (Size::Base, 512)] {
+            assert_eq!(TextModel::random(size, 0).buckets(true, &[], &[], None)?.longest(), length);
+        }
+        Ok(())
     }
 }

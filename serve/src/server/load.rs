@@ -98,7 +98,7 @@ impl Load {
                 "its weights are random and its tokenizer hashes words: its vectors mean nothing"
             );
         }
-        let buckets = settings.buckets(model.limit())?;
+        let buckets = settings.buckets(model)?;
         let embedder = |device: &Device| {
             let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
             model.embedder_by(builder, device, settings.dtype(), &buckets)

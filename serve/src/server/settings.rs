@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Buckets;
-use crate::embed::Size;
+use crate::embed::{Size, TextModel};
 use crate::generate::Room;
 use crate::protocol::Limits;
 
@@ -268,17 +268,8 @@ impl Settings {
     ///
     /// # Errors
     /// Settings that contradict each other.
-    pub(super) fn buckets(&self, limit: usize) -> Result<Buckets> {
-        let batches = match &self.batches[..] {
-            [] if self.cpu => &[1, 4],
-            [] => &[1, 2, 4, 8, 16, 32][..],
-            given => given,
-        };
-        let lengths = if self.lengths.is_empty() { &[16, 32, 64, 128, 256][..] } else { &self.lengths };
-        let lengths = lengths.iter().copied();
-        let lengths = lengths.filter(|&length| length < limit).chain([limit]);
-        let tokens = self.batch_tokens.unwrap_or(if self.cpu { 512 } else { 8_192 });
-        Ok(Buckets::new(batches.iter().copied(), lengths, tokens)?)
+    pub(super) fn buckets(&self, model: &TextModel) -> Result<Buckets> {
+        Ok(model.buckets(self.cpu, &self.batches, &self.lengths, self.batch_tokens)?)
     }
 
     /// How a decoder that takes texts of up to `limit` tokens runs on a device.
@@ -366,13 +357,5 @@ mod tests {
             let error = flags(file, &[]).expect_err(file);
             assert!(format!("{error:#}").contains(expected), "{file}: {error:#}");
         }
-    }
-
-    #[test]
-    fn buckets_end_at_the_models_length() -> Result<()> {
-        let settings = Settings { cpu: true, ..Settings::default() };
-        assert_eq!(settings.buckets(64)?.longest(), 64);
-        assert_eq!(settings.buckets(512)?.longest(), 512);
-        Ok(())
     }
 }
