@@ -68,6 +68,13 @@ impl Delivery {
         // The client may be gone, here and below.
         let _ = self.events.send(Event::Ended(Err(error)));
     }
+
+    /// Is no longer counted among the running ones.
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.has_begun) {
+            self.metrics.running.dec();
+        }
+    }
 }
 
 impl Listener for Delivery {
@@ -88,6 +95,8 @@ impl Listener for Delivery {
     }
 
     fn end(&mut self, end: End) {
+        // Before the client hears of it, so that it finds the slot free.
+        self.leave();
         let result = match end {
             End::Stop => Ok(Finish::Stop),
             End::Length => Ok(Finish::Length),
@@ -103,8 +112,6 @@ impl Listener for Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if self.has_begun {
-            self.metrics.running.dec();
-        }
+        self.leave();
     }
 }

@@ -26,8 +26,17 @@ pub struct Texts {
 
 pub const CONTEXT: usize = 400;
 
-pub fn texts(settings: &Settings, context: usize) -> Result<Texts> {
-    let config = Config { vocab: 256, max_positions: context, eos: vec![0], ..Config::tiny() };
+pub fn texts(settings: &Settings) -> Result<Texts> {
+    serve(settings, CONTEXT, vec![0])
+}
+
+/// The same with a decoder that no token ends.
+pub fn endless_texts(settings: &Settings, context: usize) -> Result<Texts> {
+    serve(settings, context, Vec::new())
+}
+
+fn serve(settings: &Settings, context: usize, eos: Vec<u32>) -> Result<Texts> {
+    let config = Config { vocab: 256, max_positions: context, eos, ..Config::tiny() };
     let decoder = Arc::new(Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?);
     let registry = Arc::new(Registry::default());
     let (metrics, counters) = (registry.texts("m"), registry.model("m"));
@@ -46,8 +55,9 @@ pub fn texts(settings: &Settings, context: usize) -> Result<Texts> {
 impl Texts {
     /// The tokens that the model writes behind a prompt when nothing else is written.
     pub fn alone(&self, prompt: &[u32], most: usize, sampling: Sampling) -> Result<Vec<u32>> {
+        let ends = &self.decoder.config().eos;
         let written =
-            Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, &[0], |_| ())?;
+            Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, ends, |_| ())?;
         Ok(written.tokens.into_iter().next().unwrap_or_default())
     }
 
@@ -73,7 +83,7 @@ fn pieces(events: &[Value], at: &str) -> String {
 
 #[tokio::test]
 async fn completions_are_what_the_generator_writes() -> Result<()> {
-    let of = texts(&Settings::default(), CONTEXT)?;
+    let of = texts(&Settings::default())?;
     let greedy = Sampling::default();
     let drawn = Sampling { temperature: 0.7, top_k: 50, top_p: 0.9, min_p: 0.01, seed: 5, ..greedy };
     for (prompt, sampling) in [("once upon a time", greedy), ("é", drawn), ("tell me ".repeat(30).as_str(), drawn)] {
@@ -110,7 +120,7 @@ async fn completions_are_what_the_generator_writes() -> Result<()> {
 
 #[tokio::test]
 async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
-    let of = texts(&Settings::default(), CONTEXT)?;
+    let of = texts(&Settings::default())?;
     let prompt: Vec<u32> = (0..300).map(|at| at * 7 % 256).collect();
     let expected = of.text.decode(&of.alone(&prompt, 9, Sampling::default())?)?;
     let body = json!({"model": "m", "prompt": [prompt], "max_tokens": 9, "temperature": 0}).to_string();
@@ -134,7 +144,7 @@ async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
 
 #[tokio::test]
 async fn conversations_go_through_the_template() -> Result<()> {
-    let of = texts(&Settings::default(), CONTEXT)?;
+    let of = texts(&Settings::default())?;
     let said = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
     let prompt = of.text.encode_chat(&[said("system", "be brief"), said("user", "hello")])?;
     let sampling = Sampling { temperature: 1., seed: 8, ..Sampling::default() };
@@ -156,7 +166,7 @@ async fn conversations_go_through_the_template() -> Result<()> {
 
 #[tokio::test]
 async fn texts_end_before_a_stop_string() -> Result<()> {
-    let of = texts(&Settings::default(), CONTEXT)?;
+    let of = texts(&Settings::default())?;
     let whole = of.told("abc", 60, Sampling::default())?;
     // Of letters from the middle, so that pieces of it are held back.
     let (at, _) = whole.char_indices().nth(9).context("a longer text")?;
@@ -185,7 +195,7 @@ async fn texts_end_before_a_stop_string() -> Result<()> {
 
 #[tokio::test]
 async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
-    let of = texts(&Settings::default(), CONTEXT)?;
+    let of = texts(&Settings::default())?;
     for (status, body) in [
         (400, json!({"model": "m"})),
         (400, json!({"prompt": "a"})),

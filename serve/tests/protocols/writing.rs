@@ -12,7 +12,7 @@ use opara_serve::server::Settings;
 use serde_json::{json, Value};
 use tower::ServiceExt;
 
-use super::texts::{events, texts, Texts, CONTEXT};
+use super::texts::{endless_texts, events, texts, Texts};
 use super::{get, post, Reply};
 
 /// So long that no text of this length ends while a test runs.
@@ -50,7 +50,7 @@ const WRITTEN: &str = "opara_text_tokens_total{model=\"m\",kind=\"written\"}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_clients_at_once_have_the_texts_that_each_has_alone() -> Result<()> {
-    let of = texts(&Settings { sequences: Some(4), ..Settings::default() }, CONTEXT)?;
+    let of = texts(&Settings { sequences: Some(4), ..Settings::default() })?;
     let mut rng = fastrand::Rng::with_seed(2);
     let mut clients = Vec::new();
     for client in 0..50 {
@@ -81,7 +81,7 @@ async fn fifty_clients_at_once_have_the_texts_that_each_has_alone() -> Result<()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_frees_its_slot() -> Result<()> {
-    let of = texts(&Settings { sequences: Some(1), ..Settings::default() }, ENDLESS)?;
+    let of = endless_texts(&Settings { sequences: Some(1), ..Settings::default() }, ENDLESS)?;
     let going = endless(&of).await?;
     assert_eq!(metric(&of.router, RUNNING).await?, 1);
     drop(going);
@@ -94,7 +94,7 @@ async fn a_client_that_goes_frees_its_slot() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_counts_as_under_way_until_its_client_goes() -> Result<()> {
-    let of = texts(&Settings { max_requests: Some(1), ..Settings::default() }, ENDLESS)?;
+    let of = endless_texts(&Settings { max_requests: Some(1), ..Settings::default() }, ENDLESS)?;
     let stream = endless(&of).await?;
     assert_eq!(get(&of.router, "/v1/models").await?.status.as_u16(), 429);
     drop(stream);
@@ -106,7 +106,7 @@ async fn a_stream_counts_as_under_way_until_its_client_goes() -> Result<()> {
 async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
     let settings =
         Settings { sequences: Some(1), queue_rows: Some(1), request_seconds: Some(2.), ..Settings::default() };
-    let of = texts(&settings, ENDLESS)?;
+    let of = endless_texts(&settings, ENDLESS)?;
     let running = endless(&of).await?;
     let waits = post(&of.router, "/v1/completions", short(json!({})));
     let refused = async {
@@ -132,7 +132,7 @@ async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_writes_what_was_taken_and_no_more() -> Result<()> {
-    let of = texts(&Settings { sequences: Some(1), ..Settings::default() }, CONTEXT)?;
+    let of = texts(&Settings { sequences: Some(1), ..Settings::default() })?;
     let taken: Vec<_> = (0..3)
         .map(|_| {
             let router = of.router.clone();
