@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use candle::{DType, Device};
 use clap::Parser;
-use opara_serve::batch::{Buckets, Engine};
+use opara_serve::batch::Engine;
 use opara_serve::embed::{Size, TextModel};
 use serde_json::json;
 
@@ -155,17 +155,14 @@ fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
     Ok(())
 }
 
-/// The same texts without a server: in batches of 32 within 8,192 tokens, sorted by length within 256 texts, as a full
-/// queue lets the server do it. Several threads embed at a time: while one tokenizes, the device works for another.
+/// The same texts without a server, in the server's batches, sorted by length within 256 texts, as a full queue lets the
+/// server do it. Several threads embed at a time: while one tokenizes, the device works for another.
 fn in_process(args: &Args, texts: &[String]) -> Result<()> {
     let device = if args.cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };
     let dtype: DType = args.dtype.parse()?;
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?.cut(true);
-    let limit = model.limit();
-    let (batches, tokens, threads) =
-        if args.cpu { (vec![1, 4], 512, 1) } else { (vec![1, 2, 4, 8, 16, 32], 8_192, IN_PROCESS_THREADS) };
-    let lengths = [16, 32, 64, 128, 256].into_iter().filter(|&length| length < limit).chain([limit]);
-    let buckets = Buckets::new(batches, lengths, tokens)?;
+    let threads = if args.cpu { 1 } else { IN_PROCESS_THREADS };
+    let buckets = model.buckets(args.cpu, &[], &[], None)?;
     let embedder = model.embedder(&device, dtype, &buckets)?;
     for bucket in buckets.iter() {
         embedder.prepare(bucket)?;

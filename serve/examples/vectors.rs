@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use anyhow::Result;
 use candle::{DType, Device};
 use clap::Parser;
-use opara_serve::batch::Buckets;
 use opara_serve::embed::{Size, TextModel};
 use serde_json::json;
 
@@ -31,9 +30,8 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?;
-    let limit = model.limit();
-    let lengths = [32, 128].into_iter().filter(|&length| length < limit).chain([limit]);
-    let embedder = model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1], lengths, 512)?)?;
+    // The server's lengths: padding to another one changes the last bits.
+    let embedder = model.embedder(&Device::Cpu, DType::F32, &model.buckets(true, &[1], &[], None)?)?;
     let mut texts = args.texts;
     if texts.is_empty() {
         let long = "On Sundays a fresh loaf comes out of her oven. ".repeat(4);
