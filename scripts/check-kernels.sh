@@ -1,6 +1,7 @@
-# !/usr/bin/env bash Compiles and assembles the kernels of opara-candle for every architecture that builds are made for, without a
-# GPU and without candle's kernels. The assembler (ptxas) checks registers and shared memory against the limits of the
-# architecture. Fails if a kernel does not compile, exceeds these limits, or is empty.
+#!/usr/bin/env bash
+# Compiles and assembles the kernels of opara-candle for every architecture that builds are made for, without a GPU and
+# without candle's kernels. The assembler (ptxas) checks registers and shared memory against the limits of the architecture.
+# Fails if a kernel does not compile, exceeds these limits, or is empty.
 #
 #     eval "$(scripts/cuda-toolkit.sh)"
 #     scripts/check-kernels.sh [ARCHITECTURE...]      # 80 86 89 90a unless given

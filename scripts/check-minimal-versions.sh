@@ -7,7 +7,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp -r opara-candle "$copy"
 # The workspace of these two alone, without the root package.
-sed -e '/^# What the examples, the benches/,$d' -e '/^default-members/d' \
+sed -e '/^\[package\]/,$d' -e '/^default-members/d' \
     -e 's|^members = .*|members = ["opara-candle", "opara-candle/plan"]|' Cargo.toml > "$copy/Cargo.toml"
 
 cd "$copy"

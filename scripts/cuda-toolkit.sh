@@ -1,6 +1,7 @@
-# !/usr/bin/env bash Prepares CUDA's compiler and link libraries on a machine that has neither a GPU nor NVIDIA's
-# toolkit, so that the `cuda` and `cudnn` features build there. Programs that call the driver do not run there. Real GPU
-# machines use their own toolkit.
+#!/usr/bin/env bash
+# Prepares CUDA's compiler and link libraries on a machine that has neither a GPU nor NVIDIA's toolkit, so that the
+# `cuda` and `cudnn` features build there. Programs that call the driver do not run there. Real GPU machines use their own
+# toolkit.
 #
 #     eval "$(scripts/cuda-toolkit.sh [DIR])"     # DIR: ~/.cache/opara-candle/cuda-13.0 unless given
 #
