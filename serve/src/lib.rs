@@ -22,3 +22,6 @@ pub mod pb;
 pub mod protocol;
 #[cfg(feature = "server")]
 pub mod server;
+mod threads;
+
+pub use threads::bound_threads;

@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         Command::Executor(options) => ("info", Some(&options.models)),
     };
     if let Some(models) = models {
-        models.bound_threads();
+        opara_serve::bound_threads(models.threads);
     }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| log.into());
     tracing_subscriber::fmt()

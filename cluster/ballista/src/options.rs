@@ -53,7 +53,7 @@ pub struct ModelOptions {
     #[arg(long, default_value = DEFAULT_DEVICE)]
     pub device: DeviceName,
 
-    /// Threads for arithmetic on the CPU. Default: one for each core.
+    /// Threads for arithmetic on the CPU. Default: one for each core that the process may use.
     #[arg(long)]
     pub threads: Option<usize>,
 
@@ -83,14 +83,6 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// Bounds the threads for arithmetic. Call it before other threads run.
-    pub fn bound_threads(&self) {
-        if let Some(threads) = self.threads {
-            // Both candle and rayon read it at their first use.
-            std::env::set_var("RAYON_NUM_THREADS", threads.max(1).to_string());
-        }
-    }
-
     /// Batches of rows that are in work at a time.
     pub fn tasks(&self) -> usize {
         self.tasks.unwrap_or(if self.device == DeviceName::Cpu { 1 } else { 2 }).max(1)

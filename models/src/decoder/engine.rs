@@ -11,7 +11,7 @@ use super::slots::{read, step, Part, Slot, Slots};
 use super::Decoder;
 
 /// Steps that a GPU is given before the host waits for the first one's tokens.
-const AHEAD: usize = 4;
+pub(super) const AHEAD: usize = 4;
 
 /// Slots on the device, and how their sequences read and write.
 pub(super) struct Engine {
@@ -62,8 +62,8 @@ impl Engine {
     }
 
     /// Copies the host's view of all slots to the device.
-    pub fn tell(&self, slots: &[Slot]) -> Result<()> {
-        Ok(self.slots.tell(slots)?)
+    pub fn upload(&self, slots: &[Slot]) -> Result<()> {
+        Ok(self.slots.upload(slots)?)
     }
 
     /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them.

@@ -8,11 +8,9 @@ use opara_candle::ops::{self, Sampler, Sampling};
 use opara_candle::{Builder, Carry, StepExecutor};
 
 use super::cache::{Cache, CHUNK};
+use super::engine::AHEAD;
 use super::error::{DecoderError, Result};
 use super::Decoder;
-
-/// Steps that a GPU is given before the host waits for the first one's tokens.
-const AHEAD: usize = 4;
 
 /// What a step carries on: the last token of each sequence, its keys and values, and how tokens are drawn.
 #[derive(Clone)]

@@ -71,9 +71,9 @@ impl Seat {
         same / CHUNK * CHUNK
     }
 
-    fn told(&self) -> Slot {
+    fn on_device(&self) -> Slot {
         let kept = Slot { position: self.kept.len() as u32, ..Slot::default() };
-        self.sequence.as_ref().map_or(kept, Sequence::told)
+        self.sequence.as_ref().map_or(kept, Sequence::on_device)
     }
 }
 
@@ -256,7 +256,7 @@ impl Scheduler {
         let Some(last) = writing.last() else { return Ok(()) };
         let bucket = self.engine.bucket(last + 1);
         if self.has_changed {
-            self.engine.tell(&self.seats.iter().map(Seat::told).collect::<Vec<_>>())?;
+            self.engine.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
             self.has_changed = false;
         }
         let has_room = self.free() > 0;

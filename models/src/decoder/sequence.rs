@@ -1,4 +1,4 @@
-//! One sequence of a batch: what it was asked to be, and how far it is.
+//! One sequence of a batch: its request and its progress.
 
 use opara_candle::ops::{Sampler, Sampling};
 
@@ -108,8 +108,8 @@ impl Sequence {
         self.left() == 0
     }
 
-    /// What the device has to know. The last token is not in the cache yet.
-    pub fn told(&self) -> Slot {
+    /// The slot as the device needs it. The last token is not in the cache yet.
+    pub fn on_device(&self) -> Slot {
         let position = if self.writes() { self.request.prompt.len() + self.written - 1 } else { self.read };
         let (token, writes) = (self.last, self.writes());
         Slot { token, position: position as u32, writes, sampling: self.request.sampling }

@@ -60,7 +60,7 @@ impl Slots {
     }
 
     /// Copies the host's view of all slots to the device.
-    pub fn tell(&self, slots: &[Slot]) -> candle::Result<()> {
+    pub fn upload(&self, slots: &[Slot]) -> candle::Result<()> {
         let device = self.token.device();
         let numbers = |of: &dyn Fn(&Slot) -> u32| Tensor::from_iter(slots.iter().map(of), device);
         ops::assign(&self.token, &numbers(&|slot| slot.token)?.unsqueeze(1)?)?;
@@ -180,7 +180,7 @@ mod tests {
 
         // The first one writes, the second one is being read, the third one is free.
         let at = |position: usize, writes| Slot { token: 9, position: position as u32, writes, sampling };
-        slots.tell(&[at(CHUNK, true), at(2 * CHUNK, false), at(CHUNK, false)]).expect("it can be told");
+        slots.upload(&[at(CHUNK, true), at(2 * CHUNK, false), at(CHUNK, false)]).expect("the slots are uploaded");
         let before = after;
         for _ in 0..3 {
             step(&model, &slots).expect("tokens");

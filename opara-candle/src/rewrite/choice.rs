@@ -12,15 +12,15 @@ use super::evaluate::{evaluate, Arithmetic, Numbers};
 use super::evaluation::Evaluation;
 use super::operators::compute;
 
-/// What a run read and gave.
+/// The operands and results of a run.
 pub(crate) struct Set {
     pub inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// What double precision gives in their place.
+    /// The same outputs in double precision.
     references: Vec<Tensor>,
     /// Whether only the finite numbers count: candle gave no others.
     numbers: Numbers,
-    /// What candle gave, where that is not `outputs`.
+    /// candle's outputs, if `outputs` were computed anew.
     recorded: Option<Vec<Tensor>>,
 }
 
@@ -31,9 +31,9 @@ impl Set {
     /// # Errors
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
-        let is_hopeless =
+        let has_no_finite =
             outputs.iter().map(super::accuracy::has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        let (numbers, recorded, outputs) = match is_hopeless {
+        let (numbers, recorded, outputs) = match has_no_finite {
             false => (Numbers::All, None, outputs),
             true => {
                 let finite = evaluate(graph, &inputs, Arithmetic::Typed, Numbers::Finite)?;
@@ -59,7 +59,7 @@ fn joined(graph: &Graph) -> Graph {
     joined
 }
 
-/// What stands in the place of a run.
+/// The rewritten run.
 pub(crate) struct Choice {
     pub graph: Graph,
     pub fits: Vec<Fit>,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::call::{Call, Pending};
+use super::pace::Pace;
 use super::queue::Queue;
 use super::settings::Settings;
 use super::shared::{Shared, State, Waiting};
@@ -52,7 +53,7 @@ impl<E: Engine> Batcher<E> {
     pub fn start(engines: impl IntoIterator<Item = E>, buckets: Buckets, settings: Settings) -> Self {
         let engines: Vec<E> = engines.into_iter().collect();
         let workers = engines.len() * settings.in_flight;
-        let state = State { queue: Queue::new(buckets.lanes()), is_draining: false, workers, seconds_a_row: 0. };
+        let state = State { queue: Queue::new(buckets.lanes()), is_draining: false, workers, pace: Pace::default() };
         settings.metrics.workers.set(workers as i64);
         let shared = Arc::new(Shared { engines, buckets, settings, state: Mutex::new(state), work: Condvar::new() });
         let start = |worker: usize| {

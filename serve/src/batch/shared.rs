@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::call::Call;
+use super::pace::Pace;
 use super::queue::Queue;
 use super::settings::Settings;
 use super::{Bucket, Buckets, Engine, EngineError, Error};
@@ -35,8 +36,8 @@ pub(super) struct State<E: Engine> {
     pub queue: Queue<Waiting<E>>,
     pub is_draining: bool,
     pub workers: usize,
-    /// Seconds of a row in a batch, of late.
-    pub seconds_a_row: f64,
+    /// Of a row in a batch.
+    pub pace: Pace,
 }
 
 impl<E: Engine> Shared<E> {
@@ -58,9 +59,8 @@ impl<E: Engine> Shared<E> {
     /// Notes how long a batch took.
     pub fn took(&self, rows: usize, time: Duration) {
         let mut state = self.state.lock();
-        let latest = time.as_secs_f64() / (rows * state.workers.max(1)) as f64;
-        // An eighth of the latest, so that some ten batches decide.
-        state.seconds_a_row += (latest - state.seconds_a_row) / if state.seconds_a_row > 0. { 8. } else { 1. };
+        let seconds = time.as_secs_f64() / (rows * state.workers.max(1)) as f64;
+        state.pace.note(seconds);
     }
 
     /// Ends a worker whose device is lost. Its rows go to another device, once. Without one, every row that waits fails.
@@ -83,9 +83,8 @@ impl<E: Engine> Shared<E> {
 }
 
 impl<E: Engine> State<E> {
-    /// The time that the queue takes, in whole seconds, from 1 to 60.
+    /// The time that the queue takes.
     pub fn retry_after(&self) -> Duration {
-        let seconds = self.seconds_a_row * self.queue.len() as f64;
-        Duration::from_secs(seconds.ceil().clamp(1., 60.) as u64)
+        self.pace.retry_after(self.queue.len() as f64)
     }
 }

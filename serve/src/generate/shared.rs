@@ -1,4 +1,4 @@
-//! What a writer and its workers share.
+//! The queue that a writer and its workers share.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use opara_models::decoder::{Listener, Request};
 use parking_lot::{Condvar, Mutex};
 
 use super::delivery::Delivery;
-use crate::batch::{Error, Queue, Result, TextMetrics};
+use crate::batch::{Error, Pace, Queue, Result, TextMetrics};
 
 /// A request that waits for a slot.
 pub(super) struct Waiting {
@@ -14,7 +14,7 @@ pub(super) struct Waiting {
     pub delivery: Delivery,
 }
 
-/// What the threads share.
+/// The state of all threads of a writer.
 pub(super) struct Shared {
     state: Mutex<State>,
     work: Condvar,
@@ -26,14 +26,14 @@ struct State {
     queue: Queue<Waiting>,
     is_draining: bool,
     workers: usize,
-    /// Seconds between the ends of two texts of one worker, of late.
-    seconds_a_text: f64,
+    /// Of one worker, from the end of a text to that of the next.
+    pace: Pace,
 }
 
 impl Shared {
     /// For so many workers, with at most `limit` requests that wait.
     pub fn new(workers: usize, limit: usize, metrics: TextMetrics) -> Self {
-        let state = State { queue: Queue::new(1), is_draining: false, workers, seconds_a_text: 0. };
+        let state = State { queue: Queue::new(1), is_draining: false, workers, pace: Pace::default() };
         Self { state: Mutex::new(state), work: Condvar::new(), limit, metrics }
     }
 
@@ -60,7 +60,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Requests for so many free slots: none may be waiting where the worker has others to write, else at least one. `None` if the
+    /// Takes at most `free` requests, one for each free slot of the worker. An idle worker waits for at least one. `None` if the
     /// writer drains and nothing is left.
     pub fn take(&self, free: usize, is_idle: bool) -> Option<Vec<Waiting>> {
         let mut state = self.state.lock();
@@ -88,10 +88,7 @@ impl Shared {
 
     /// Notes how long a worker took until so many texts had ended.
     pub fn took(&self, texts: usize, time: Duration) {
-        let mut state = self.state.lock();
-        let latest = time.as_secs_f64() / texts as f64;
-        // An eighth of the latest, so that some ten texts decide.
-        state.seconds_a_text += (latest - state.seconds_a_text) / if state.seconds_a_text > 0. { 8. } else { 1. };
+        self.state.lock().pace.note(time.as_secs_f64() / texts as f64);
     }
 
     /// Ends a worker whose device is lost. Without another one, every request that waits fails.
@@ -119,10 +116,9 @@ impl Shared {
 }
 
 impl State {
-    /// The time that the queue takes, in whole seconds, from 1 to 60.
+    /// The time that the queue takes.
     fn retry_after(&self) -> Duration {
-        let seconds = self.seconds_a_text * self.queue.len() as f64 / self.workers.max(1) as f64;
-        Duration::from_secs(seconds.ceil().clamp(1., 60.) as u64)
+        self.pace.retry_after(self.queue.len() as f64 / self.workers.max(1) as f64)
     }
 }
 
