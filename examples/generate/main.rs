@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{ensure, Context, Result};
+use candle::quantized::GgmlDType;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
 use opara_candle::ops::Sampling;
@@ -65,6 +66,29 @@ struct Args {
     /// The size of a model of random weights.
     #[arg(long, default_value = "small", value_parser = PossibleValuesParser::new(Config::names()))]
     random: String,
+
+    /// Quantise the matrices of a checkpoint, or of random weights, to this type of GGUF's.
+    #[arg(long, value_parser = PossibleValuesParser::new(QUANTIZED.map(|(name, _)| name)))]
+    quantize: Option<String>,
+}
+
+/// Types that a GPU has kernels for.
+const QUANTIZED: [(&str, GgmlDType); 8] = [
+    ("q4_0", GgmlDType::Q4_0),
+    ("q4_1", GgmlDType::Q4_1),
+    ("q5_0", GgmlDType::Q5_0),
+    ("q5_1", GgmlDType::Q5_1),
+    ("q8_0", GgmlDType::Q8_0),
+    ("q4_k", GgmlDType::Q4K),
+    ("q5_k", GgmlDType::Q5K),
+    ("q6_k", GgmlDType::Q6K),
+];
+
+impl Args {
+    fn quantize(&self) -> Option<GgmlDType> {
+        let name = self.quantize.as_deref()?;
+        QUANTIZED.into_iter().find(|(known, _)| *known == name).map(|(_, dtype)| dtype)
+    }
 }
 
 fn main() -> ExitCode {
@@ -82,7 +106,7 @@ fn run() -> Result<()> {
     let prompt = source.prompt(&args)?;
     ensure!(!prompt.is_empty(), "the prompt has no tokens");
     let context = prompt.len() + args.tokens;
-    let model = Arc::new(source.load(options, context, &device)?);
+    let model = Arc::new(source.load(&args, context, &device)?);
 
     let drawn = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, ..Sampling::default() };
     // Each text of a batch has its own seed, so the first text does not depend on the batch size.

@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use candle::Device;
-use opara_examples::Options;
 use opara_models::decoder::{Config, Decoder, Message, Text};
 use opara_weights::Checkpoint;
 
@@ -75,16 +74,23 @@ impl Source {
     }
 
     /// The model, if the device has room for it.
-    pub fn load(&self, options: &Options, context: usize, device: &Device) -> Result<Decoder> {
+    pub fn load(&self, args: &Args, context: usize, device: &Device) -> Result<Decoder> {
+        let options = &args.options;
         let (config, dtype) = (self.config(), options.dtype());
         if let Self::Gguf { path, .. } = self {
+            ensure!(args.quantize.is_none(), "{} is quantised already: leave --quantize out", path.display());
             return Ok(Decoder::load_gguf(path, dtype, device, options.batch, context)?);
         }
-        config.fits(options.batch, context, dtype, device)?;
         let checkpoint = match self {
             Self::Checkpoint { checkpoint, .. } => Some(&**checkpoint),
             _ => None,
         };
+        if let Some(to) = args.quantize() {
+            let load =
+                |vb| Decoder::load_quantized(vb, config, to, options.batch, context).map_err(candle::Error::wrap);
+            return options.load(checkpoint, device, load);
+        }
+        config.fits(options.batch, context, dtype, device)?;
         options.load(checkpoint, device, |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap))
     }
 

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod generation;
+mod quantized;
 mod scheduling;
 
 use candle::{DType, Device, Result, Tensor};

@@ -8,10 +8,10 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle::quantized::gguf_file::{Content, Value};
+use candle::quantized::gguf_file::{Content, TensorInfo, Value};
 use candle::quantized::{GgmlDType, QStorage, QTensor};
 use candle::{bail, DType, Device, Tensor};
-use opara_candle::ops::Activation;
+use opara_candle::ops::{Activation, QuantizedWeight};
 
 use super::architecture::Architecture;
 use super::config::{Config, LayerConfig};
@@ -68,21 +68,23 @@ impl Gguf {
         &self.path
     }
 
-    /// Bytes of all tensors as they are in memory: quantised ones stay so on the CPU alone.
+    /// Bytes of all tensors as they are in the device's memory.
     pub fn bytes(&self) -> u64 {
-        let of = |info: &candle::quantized::gguf_file::TensorInfo| {
+        let of = |info: &TensorInfo| {
             let elements = info.shape.elem_count();
-            match self.stays(info.ggml_dtype) && info.shape.rank() == 2 {
-                true => (elements / info.ggml_dtype.block_size() * info.ggml_dtype.type_size()) as u64,
-                false => (elements * self.dtype.size_in_bytes()) as u64,
-            }
+            let quantized = self.quantized(info.ggml_dtype, elements).filter(|_| info.shape.rank() == 2);
+            quantized.unwrap_or(elements * self.dtype.size_in_bytes()) as u64
         };
         self.content.tensor_infos.values().map(of).sum()
     }
 
-    /// Whether a matrix of this type stays as it is: quantised, and on the CPU.
-    fn stays(&self, dtype: GgmlDType) -> bool {
-        self.device.is_cpu() && !matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16)
+    /// Bytes of so many elements of a matrix that stays quantised on the device; `None` if it is expanded.
+    fn quantized(&self, dtype: GgmlDType, elements: usize) -> Option<usize> {
+        match dtype {
+            GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16 => None,
+            _ if self.device.is_cpu() => Some(elements / dtype.block_size() * dtype.type_size()),
+            _ => QuantizedWeight::bytes(dtype, elements),
+        }
     }
 
     fn damaged(&self, reason: impl Into<String>) -> DecoderError {
@@ -276,7 +278,7 @@ impl Gguf {
         format!("blk.{layer}.{part}.{kind}")
     }
 
-    /// A tensor as it is in the file.
+    /// A tensor as it is in the file, in the host's memory.
     fn read(&self, name: &str, shape: Option<&[usize]>) -> candle::Result<QTensor> {
         let path = self.path.display();
         let Some(info) = self.content.tensor_infos.get(name) else { bail!("tensor `{name}` is not in {path}") };
@@ -284,8 +286,7 @@ impl Gguf {
             bail!("tensor `{name}` in {path} has shape {:?}, not {shape:?}", info.shape.dims())
         }
         let mut file = BufReader::new(File::open(&self.path)?);
-        let device = if self.stays(info.ggml_dtype) { &self.device } else { &Device::Cpu };
-        info.read(&mut file, self.content.tensor_data_offset, device)
+        info.read(&mut file, self.content.tensor_data_offset, &Device::Cpu)
     }
 
     fn dense(&self, name: &str) -> candle::Result<Tensor> {
@@ -313,8 +314,8 @@ impl Gguf {
 
     pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
         let stored = self.name(name);
-        let stays = self.content.tensor_infos.get(&stored).is_some_and(|info| self.stays(info.ggml_dtype));
-        if !stays {
+        let info = self.content.tensor_infos.get(&stored);
+        if info.is_none_or(|info| self.quantized(info.ggml_dtype, rows * columns).is_none()) {
             return Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?));
         }
         let tensor = self.read(&stored, Some(&[rows, columns]))?;
@@ -323,7 +324,7 @@ impl Gguf {
         let data = tensor.data()?;
         let row = data.len() / rows;
         let moved: Vec<u8> = order(rows, heads).flat_map(|from| &data[from * row..][..row]).copied().collect();
-        let storage = QStorage::from_data(Cow::Owned(moved), &self.device, tensor.dtype())?;
+        let storage = QStorage::from_data(Cow::Owned(moved), &Device::Cpu, tensor.dtype())?;
         Ok(Matrix::Quantized(Arc::new(QTensor::new(storage, (rows, columns))?)))
     }
 }

@@ -26,6 +26,7 @@ mod weights;
 
 use std::path::Path;
 
+use candle::quantized::GgmlDType;
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::{ops, scope};
@@ -106,11 +107,36 @@ impl Decoder {
     /// # Errors
     /// A tensor that is missing or has another shape; a context that is longer than the model's.
     pub fn load(vb: VarBuilder, config: &Config, context: usize) -> Result<Self> {
-        Self::of(&Source::of(vb), config, context)
+        Self::of(&Source::of(vb, None), config, context)
     }
 
-    /// Loads a GGUF file, for `batch` texts of up to `context` tokens. Quantised weights stay so on the CPU, where candle's kernels
-    /// multiply with them; on a GPU they are expanded into `dtype`. The file's header says whether the device has room.
+    /// The same with matrices quantised to one of GGUF's types while they are loaded, for `batch` texts. Rows of a length that the type's
+    /// blocks do not divide stay as they are.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load); [`DecoderError::NoRoom`]; on a GPU, a type that
+    /// [`QuantizedWeight`](ops::QuantizedWeight) does not know.
+    pub fn load_quantized(
+        vb: VarBuilder,
+        config: &Config,
+        to: GgmlDType,
+        batch: usize,
+        context: usize,
+    ) -> Result<Self> {
+        let (dtype, device) = (vb.dtype(), vb.device().clone());
+        let elements = config.parameters();
+        let bytes = match device.is_cpu() {
+            true => Some(elements as usize / to.block_size() * to.type_size()),
+            false => ops::QuantizedWeight::bytes(to, elements as usize),
+        };
+        let bytes = bytes.map_or(elements * dtype.size_in_bytes() as u64, |bytes| bytes as u64);
+        room::check(config, bytes, batch, context, dtype, &device)?;
+        Self::of(&Source::of(vb, Some(to)), config, context)
+    }
+
+    /// Loads a GGUF file, for `batch` texts of up to `context` tokens. Quantised weights stay so: on the CPU candle's kernels multiply with
+    /// them, on a GPU this library's. There, types that [`QuantizedWeight`](opara_candle::ops::QuantizedWeight) does not know are
+    /// expanded into `dtype`. The file's header says whether the device has room.
     ///
     /// # Errors
     /// [`DecoderError::Gguf`] for a damaged file, [`DecoderError::UnknownArchitecture`], [`DecoderError::NoRoom`].
@@ -130,7 +156,7 @@ impl Decoder {
         let device = source.device();
         let table = source.table("model.embed_tokens", vocab, hidden)?;
         let head = match config.tied {
-            true => Product::shared("head", &table)?,
+            true => Product::shared("head", &table, source)?,
             false => source.product("head", &[("lm_head", vocab)], hidden, false)?,
         };
         let layers = (0..config.layers.len()).map(|at| Layer::load(source, config, at));
@@ -184,7 +210,7 @@ impl Decoder {
     pub fn forward(&self, ids: &Tensor, cache: &Cache) -> candle::Result<Tensor> {
         let mut x = {
             let _scope = scope("embedding");
-            let x = self.table.embed(ids)?.to_dtype(self.dtype)?;
+            let x = self.table.embed(ids, self.dtype)?.to_dtype(self.dtype)?;
             self.config
                 .embedding_scale
                 .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?

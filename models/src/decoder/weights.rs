@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use candle::quantized::QMatMul;
+use candle::quantized::{GgmlDType, QMatMul, QTensor};
 use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
-use opara_candle::ops::{self, Activation};
+use opara_candle::ops::{self, Activation, QuantizedWeight};
 use opara_candle::scope;
 
 use super::gguf::Gguf;
@@ -14,14 +14,15 @@ use super::matrix::Matrix;
 /// Where tensors come from. They are asked for by the names of transformers' Llama.
 pub(super) enum Source<'a> {
     /// Safetensors and the like; the prefix stands before all names.
-    Names { vb: VarBuilder<'a>, prefix: &'static str },
+    Names { vb: VarBuilder<'a>, prefix: &'static str, quantize: Option<GgmlDType> },
     /// A GGUF file.
     Gguf(Box<Gguf>),
 }
 
 impl<'a> Source<'a> {
     /// Gemma 3 with pictures has its text model one level deeper, and old and new files differ in how.
-    pub fn of(vb: VarBuilder<'a>) -> Self {
+    /// `quantize` is what matrices become.
+    pub fn of(vb: VarBuilder<'a>, quantize: Option<GgmlDType>) -> Self {
         let has = |prefix: &str| vb.contains_tensor(&format!("{prefix}model.embed_tokens.weight"));
         let prefix = match () {
             () if has("") => "",
@@ -29,7 +30,7 @@ impl<'a> Source<'a> {
             () if vb.contains_tensor("model.language_model.embed_tokens.weight") => "model.language_model.",
             () => "",
         };
-        Self::Names { vb, prefix }
+        Self::Names { vb, prefix, quantize }
     }
 
     pub fn dtype(&self) -> DType {
@@ -49,11 +50,11 @@ impl<'a> Source<'a> {
     /// A tensor of floats of this shape.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> candle::Result<Tensor> {
         match self {
-            Self::Names { vb, prefix: "model.language_model." } => {
+            Self::Names { vb, prefix: "model.language_model.", .. } => {
                 let inner = name.strip_prefix("model.").map(|name| format!("model.language_model.{name}"));
                 vb.get(shape, &inner.unwrap_or_else(|| name.into()))
             }
-            Self::Names { vb, prefix } => vb.get(shape, &format!("{prefix}{name}")),
+            Self::Names { vb, prefix, .. } => vb.get(shape, &format!("{prefix}{name}")),
             Self::Gguf(gguf) => gguf.tensor(name, shape),
         }
     }
@@ -62,6 +63,10 @@ impl<'a> Source<'a> {
     fn matrix(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
         match self {
             Self::Gguf(gguf) => gguf.matrix(name, rows, columns),
+            Self::Names { quantize: Some(to), .. } if columns.is_multiple_of(to.block_size()) => {
+                let dense = self.tensor(name, &[rows, columns])?.to_device(&Device::Cpu)?;
+                Ok(Matrix::Quantized(Arc::new(QTensor::quantize(&dense, *to)?)))
+            }
             Self::Names { .. } => Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?)),
         }
     }
@@ -78,6 +83,7 @@ impl<'a> Source<'a> {
         for (name, rows) in parts {
             matrices.push(self.matrix(&format!("{name}.weight"), *rows, columns)?);
         }
+        let weight = Weight::of(matrices, self.dtype(), self.device())?;
         let bias = match has_bias {
             true => {
                 let biases = parts.iter().map(|(name, rows)| self.tensor(&format!("{name}.bias"), &[*rows]));
@@ -85,12 +91,17 @@ impl<'a> Source<'a> {
             }
             false => None,
         };
-        Ok(Product { label, weight: Weight::of(matrices)?, bias })
+        Ok(Product { label, weight, bias })
     }
 
     /// A table of embeddings, and the product with the same weight if that is the head.
     pub fn table(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
-        self.matrix(&format!("{name}.weight"), rows, columns)
+        match self.matrix(&format!("{name}.weight"), rows, columns)? {
+            Matrix::Quantized(table) if self.device().is_cuda() => {
+                Ok(Matrix::Packed(QuantizedWeight::new(&[&table], self.device())?))
+            }
+            table => Ok(table),
+        }
     }
 }
 
@@ -98,7 +109,9 @@ impl<'a> Source<'a> {
 #[derive(Debug, Clone)]
 enum Weight {
     Dense(Tensor),
-    /// Weights whose results follow one another: they may be quantised differently.
+    /// Quantised, on a GPU.
+    Packed(QuantizedWeight),
+    /// Weights whose results follow one another, on the CPU: they may be quantised differently.
     Parts(Vec<Part>),
 }
 
@@ -109,17 +122,34 @@ enum Part {
 }
 
 impl Weight {
-    fn of(matrices: Vec<Matrix>) -> candle::Result<Self> {
-        let dense = |matrix: &Matrix| match matrix {
-            Matrix::Dense(tensor) => Some(tensor.clone()),
-            Matrix::Quantized(_) => None,
+    /// Of weights whose results follow one another.
+    fn of(matrices: Vec<Matrix>, dtype: DType, device: &Device) -> candle::Result<Self> {
+        if let [Matrix::Packed(packed)] = matrices.as_slice() {
+            return Ok(Self::Packed(packed.clone()));
+        }
+        let quantized = |matrix: &Matrix| match matrix {
+            Matrix::Quantized(tensor) => Some(tensor.clone()),
+            _ => None,
         };
-        if let Some(all) = matrices.iter().map(dense).collect::<Option<Vec<_>>>() {
-            return Ok(Self::Dense(if all.len() == 1 { all[0].clone() } else { Tensor::cat(&all, 0)? }));
+        let all = matrices.iter().map(quantized).collect::<Option<Vec<_>>>();
+        if let Some(all) = all.filter(|_| device.is_cuda()) {
+            let all: Vec<_> = all.iter().map(|tensor| &**tensor).collect();
+            return QuantizedWeight::new(&all, device).map(Self::Packed);
+        }
+        let is_dense = matrices.iter().all(|matrix| matches!(matrix, Matrix::Dense(_)));
+        if is_dense || device.is_cuda() {
+            let dense = matrices.iter().map(|matrix| match matrix {
+                Matrix::Dense(tensor) => Ok(tensor.clone()),
+                Matrix::Quantized(tensor) => tensor.dequantize(&Device::Cpu)?.to_dtype(dtype)?.to_device(device),
+                Matrix::Packed(packed) => packed.dequantize(dtype),
+            });
+            let dense = dense.collect::<candle::Result<Vec<_>>>()?;
+            return Ok(Self::Dense(if dense.len() == 1 { dense[0].clone() } else { Tensor::cat(&dense, 0)? }));
         }
         let part = |matrix: Matrix| match matrix {
             Matrix::Dense(tensor) => Ok(Part::Dense(tensor)),
             Matrix::Quantized(tensor) => QMatMul::from_arc(tensor).map(|product| Part::Quantized(Arc::new(product))),
+            Matrix::Packed(packed) => packed.dequantize(dtype).map(Part::Dense),
         };
         matrices.into_iter().map(part).collect::<candle::Result<_>>().map(Self::Parts)
     }
@@ -135,8 +165,9 @@ pub(super) struct Product {
 
 impl Product {
     /// With a weight that is used elsewhere, too.
-    pub fn shared(label: &'static str, weight: &Matrix) -> candle::Result<Self> {
-        Ok(Self { label, weight: Weight::of(vec![weight.clone()])?, bias: None })
+    pub fn shared(label: &'static str, weight: &Matrix, source: &Source) -> candle::Result<Self> {
+        let weight = Weight::of(vec![weight.clone()], source.dtype(), source.device())?;
+        Ok(Self { label, weight, bias: None })
     }
 
     /// `residual + norm(x) * weightᵀ + bias`.
@@ -144,6 +175,9 @@ impl Product {
         let _scope = scope(self.label);
         match &self.weight {
             Weight::Dense(weight) => ops::norm_linear(x, norm.map(Norm::scale), weight, self.bias.as_ref(), residual),
+            Weight::Packed(weight) => {
+                ops::quantized_linear(x, norm.map(Norm::scale), weight, self.bias.as_ref(), residual)
+            }
             Weight::Parts(parts) => {
                 let y = self.by_parts(x, norm, parts)?;
                 residual.map_or_else(|| Ok(y.clone()), |residual| ops::add(residual, &y))
@@ -156,6 +190,9 @@ impl Product {
         let _scope = scope(self.label);
         match &self.weight {
             Weight::Dense(weight) => ops::norm_gated(x, norm.map(Norm::scale), weight, self.bias.as_ref(), activation),
+            Weight::Packed(weight) => {
+                ops::quantized_gated(x, norm.map(Norm::scale), weight, self.bias.as_ref(), activation)
+            }
             Weight::Parts(parts) => ops::gated(&self.by_parts(x, norm, parts)?, activation),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, heads, matmul, norm, pool,
-    sample, softmax, space_to_depth, write_rows,
+    quantized, sample, softmax, space_to_depth, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -21,6 +21,7 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     matmul::effects::EFFECTS,
     norm::effects::EFFECTS,
     pool::effects::EFFECTS,
+    quantized::effects::EFFECTS,
     sample::effects::EFFECTS,
     softmax::effects::EFFECTS,
     space_to_depth::effects::EFFECTS,

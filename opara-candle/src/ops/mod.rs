@@ -64,6 +64,7 @@ mod heads;
 mod matmul;
 mod norm;
 mod pool;
+mod quantized;
 mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
@@ -86,6 +87,7 @@ pub use heads::{merge_heads, split_heads};
 pub use matmul::{linear, linear_act, matmul};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
+pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use sample::{mark_seen, sample, Sampler, Sampling};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};

@@ -122,18 +122,18 @@ pub fn gated(x: &Tensor, activation: Activation) -> Result<Tensor> {
 
 /// Which operands there are besides `x` and the weight.
 #[derive(Clone, Copy)]
-struct Operands {
+pub(super) struct Operands {
     /// Of the norm, if there is one.
-    eps: Option<f32>,
-    has_bias: bool,
-    has_residual: bool,
+    pub eps: Option<f32>,
+    pub has_bias: bool,
+    pub has_residual: bool,
 }
 
-type Given<'a> = (&'a Tensor, Option<RmsScale<'a>>, &'a Tensor, Option<&'a Tensor>, Option<&'a Tensor>);
+pub(super) type Given<'a> = (&'a Tensor, Option<RmsScale<'a>>, &'a Tensor, Option<&'a Tensor>, Option<&'a Tensor>);
 
 impl Operands {
     /// x, norm, weight, bias and residual.
-    fn of<'a>(&self, tensors: &[&'a Tensor]) -> Given<'a> {
+    pub fn of<'a>(&self, tensors: &[&'a Tensor]) -> Given<'a> {
         let (x, weight) = (tensors[0], tensors[1]);
         let mut rest = tensors[2..].iter().copied();
         let mut next = |is_there: bool| if is_there { rest.next() } else { None };

@@ -1,0 +1,235 @@
+//! GGUF's blocks of quantised elements, as codes with a scale and a minimum for each group.
+//!
+//! The layouts of the blocks: <https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h>.
+
+use candle::quantized::GgmlDType;
+use candle::{bail, Result};
+use half::f16;
+
+use super::weight::Format;
+
+/// The format of a GGUF type, if its elements are a scale times a code plus a minimum.
+pub(super) fn format(dtype: GgmlDType) -> Option<Format> {
+    match dtype {
+        GgmlDType::Q4_0 | GgmlDType::Q4_1 | GgmlDType::Q4K => Some(Format::FOUR),
+        GgmlDType::Q5_0 | GgmlDType::Q5_1 | GgmlDType::Q5K | GgmlDType::Q8_0 => Some(Format::EIGHT),
+        GgmlDType::Q6K => Some(Format::EIGHT_IN_SMALL_GROUPS),
+        _ => None,
+    }
+}
+
+/// Codes, and a scale and a minimum for each group, as [`QuantizedWeight`](super::QuantizedWeight) has them.
+pub(super) struct Groups {
+    pub format: Format,
+    pub codes: Vec<u8>,
+    pub scales: Vec<f16>,
+}
+
+impl Groups {
+    /// Of the blocks of a GGUF type.
+    ///
+    /// # Errors
+    /// A type without a [`format`]; bytes that are no whole blocks.
+    pub fn of(dtype: GgmlDType, data: &[u8]) -> Result<Self> {
+        let Some(format) = format(dtype) else { bail!("{dtype:?} has no codes for a quantised weight") };
+        let block = dtype.type_size();
+        if !data.len().is_multiple_of(block) {
+            bail!("{} bytes are no whole blocks of {dtype:?}", data.len())
+        }
+        let elements = data.len() / block * dtype.block_size();
+        let mut to = Self {
+            format,
+            codes: Vec::with_capacity(elements * format.bits / 8),
+            scales: Vec::with_capacity(elements / format.group * 2),
+        };
+        for block in data.chunks_exact(block) {
+            to.append(dtype, block);
+        }
+        Ok(to)
+    }
+
+    /// Those of several weights, one after the other.
+    pub fn joined(all: Vec<Self>) -> Self {
+        let are_alike = all.windows(2).all(|two| two[0].format == two[1].format);
+        let all = all.into_iter().map(|groups| if are_alike { groups } else { groups.in_small_groups() });
+        let joined = all.reduce(|mut joined, next| {
+            joined.codes.extend(next.codes);
+            joined.scales.extend(next.scales);
+            joined
+        });
+        joined.unwrap_or(Self { format: Format::FOUR, codes: Vec::new(), scales: Vec::new() })
+    }
+
+    /// The elements.
+    pub fn elements(&self) -> Vec<f32> {
+        let Format { bits, group } = self.format;
+        let mut elements = Vec::with_capacity(self.codes.len() * 8 / bits);
+        for (codes, scale) in self.codes.chunks_exact(group * bits / 8).zip(self.scales.chunks_exact(2)) {
+            let [scale, minimum] = [scale[0].to_f32(), scale[1].to_f32()];
+            let element = |code: i8| f32::from(code).mul_add(scale, minimum);
+            match bits {
+                4 => elements.extend(four_bits(codes).map(element)),
+                _ => elements.extend(codes.iter().map(|&code| element(code as i8))),
+            }
+        }
+        elements
+    }
+
+    fn in_small_groups(self) -> Self {
+        let codes = match self.format.bits {
+            4 => self.codes.chunks_exact(16).flat_map(|codes| four_bits(codes).map(|code| code as u8)).collect(),
+            _ => self.codes,
+        };
+        let twice = |scale: &[f16]| [scale[0], scale[1], scale[0], scale[1]];
+        let scales = match self.format.group {
+            32 => self.scales.chunks_exact(2).flat_map(twice).collect(),
+            _ => self.scales,
+        };
+        Self { format: Format::EIGHT_IN_SMALL_GROUPS, codes, scales }
+    }
+
+    fn scale(&mut self, scale: f32, minimum: f32) {
+        self.scales.extend([f16::from_f32(scale), f16::from_f32(minimum)]);
+    }
+
+    /// Appends one block.
+    fn append(&mut self, dtype: GgmlDType, block: &[u8]) {
+        let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        match dtype {
+            GgmlDType::Q4_0 => {
+                self.scale(half(0), -8. * half(0));
+                self.codes.extend(&block[2..18]);
+            }
+            GgmlDType::Q4_1 => {
+                self.scale(half(0), half(2));
+                self.codes.extend(&block[4..20]);
+            }
+            GgmlDType::Q5_0 => {
+                self.scale(half(0), 0.);
+                self.codes.extend(five_bits(&block[2..22]).map(|code| code.wrapping_sub(16)));
+            }
+            GgmlDType::Q5_1 => {
+                self.scale(half(0), half(2));
+                self.codes.extend(five_bits(&block[4..24]));
+            }
+            GgmlDType::Q8_0 => {
+                self.scale(half(0), 0.);
+                self.codes.extend(&block[2..34]);
+            }
+            GgmlDType::Q4K => {
+                for (group, [scale, minimum]) in scales_and_minima(&block[4..16]).into_iter().enumerate() {
+                    self.scale(half(0) * scale, -half(2) * minimum);
+                    // Two groups share 32 bytes: one has the lower halves.
+                    let shift = group % 2 * 4;
+                    let of_group = |at: usize| block[16 + group / 2 * 32 + at] >> shift & 15;
+                    self.codes.extend((0..16).map(|at| of_group(at) | of_group(at + 16) << 4));
+                }
+            }
+            GgmlDType::Q5K => {
+                let (high, low) = (&block[16..48], &block[48..176]);
+                for (group, [scale, minimum]) in scales_and_minima(&block[4..16]).into_iter().enumerate() {
+                    self.scale(half(0) * scale, -half(2) * minimum);
+                    let shift = group % 2 * 4;
+                    let code = |at: usize| low[group / 2 * 32 + at] >> shift & 15 | (high[at] >> group & 1) << 4;
+                    self.codes.extend((0..32).map(code));
+                }
+            }
+            // Q6_K, the only other type with a format.
+            _ => {
+                let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
+                for group in 0..16 {
+                    self.scale(half(208) * f32::from(scales[group] as i8), 0.);
+                    // A half of the block has 128 elements in four quarters, which share bytes.
+                    let (in_half, quarter) = (group / 8, group % 8 / 2);
+                    let code = |at: usize| {
+                        let at = group % 2 * 16 + at;
+                        let low = low[in_half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
+                        low | (high[in_half * 32 + at] >> (quarter * 2) & 3) << 4
+                    };
+                    self.codes.extend((0..16).map(|at| code(at).wrapping_sub(32)));
+                }
+            }
+        }
+    }
+}
+
+/// 32 codes of 4 bits.
+fn four_bits(codes: &[u8]) -> impl Iterator<Item = i8> + '_ {
+    codes.iter().map(|code| (code & 15) as i8).chain(codes.iter().map(|code| (code >> 4) as i8))
+}
+
+/// 32 codes of 5 bits: their highest bits in 4 bytes, then the others.
+fn five_bits(of: &[u8]) -> impl Iterator<Item = u8> + '_ {
+    let high = u32::from_le_bytes([of[0], of[1], of[2], of[3]]);
+    four_bits(&of[4..20]).enumerate().map(move |(at, low)| low as u8 | ((high >> at & 1) << 4) as u8)
+}
+
+/// The eight scales and minima of a block of 256, of 6 bits each.
+fn scales_and_minima(of: &[u8]) -> [[f32; 2]; 8] {
+    std::array::from_fn(|group| {
+        let [scale, minimum] = match group {
+            0..4 => [of[group] & 63, of[group + 4] & 63],
+            _ => [of[group + 4] & 15 | of[group - 4] >> 6 << 4, of[group + 4] >> 4 | of[group] >> 6 << 4],
+        };
+        [f32::from(scale), f32::from(minimum)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::quantized::QTensor;
+    use candle::{Device, Tensor};
+
+    use super::*;
+
+    const DTYPES: [GgmlDType; 8] = [
+        GgmlDType::Q4_0,
+        GgmlDType::Q4_1,
+        GgmlDType::Q5_0,
+        GgmlDType::Q5_1,
+        GgmlDType::Q8_0,
+        GgmlDType::Q4K,
+        GgmlDType::Q5K,
+        GgmlDType::Q6K,
+    ];
+
+    fn quantized(dtype: GgmlDType) -> Result<QTensor> {
+        QTensor::quantize(&Tensor::randn(0.3f32, 1., (6, 512), &Device::Cpu)?, dtype)
+    }
+
+    /// The largest difference of elements, in units of the largest element.
+    fn difference(got: &[f32], expected: &[f32]) -> f32 {
+        assert_eq!(got.len(), expected.len());
+        let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+        got.iter().zip(expected).fold(0f32, |most, (a, b)| most.max((a - b).abs())) / largest
+    }
+
+    #[test]
+    fn elements_are_those_of_candle_up_to_the_rounding_of_scales() -> Result<()> {
+        for dtype in DTYPES {
+            let of = quantized(dtype)?;
+            let expected = of.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+            let got = Groups::of(dtype, &of.data()?)?.elements();
+            let difference = difference(&got, &expected);
+            assert!(difference < 1e-3, "{dtype:?}: {difference}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn weights_of_several_types_keep_their_elements() -> Result<()> {
+        let parts = DTYPES.into_iter().map(|dtype| Groups::of(dtype, &quantized(dtype)?.data()?));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();
+        let joined = Groups::joined(parts);
+        assert_eq!(joined.format, Format::EIGHT_IN_SMALL_GROUPS);
+        assert_eq!(joined.elements(), expected);
+        Ok(())
+    }
+
+    #[test]
+    fn bytes_that_are_no_blocks_are_errors() {
+        assert!(Groups::of(GgmlDType::Q4_0, &[0; 17]).is_err());
+        assert!(Groups::of(GgmlDType::Q2K, &[]).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! Products with quantised weights, and their elements, on a GPU.
+
+use candle::backend::BackendStorage;
+use candle::cuda_backend::{CudaDType, CudaStorage};
+use candle::{bail, CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+
+use super::launch::{self, Codes, Gemv, Operands};
+use super::weight::{Format, QuantizedWeight};
+use crate::cuda::driver::address_of;
+use crate::cuda::driver::kernels::{uninit, Capabilities};
+use crate::cuda::operator::{elements, launched, takes, with_elements, Call, Kernel};
+use crate::ops::{Activation, RmsScale};
+
+/// `residual + norm(x) * weightᵀ + bias`, or the gated unit; `None` where other operators have to do it, or have to refuse.
+pub(super) fn product(
+    x: &Tensor,
+    norm: Option<RmsScale>,
+    weight: &QuantizedWeight,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    gate: Option<Activation>,
+) -> Result<Option<Tensor>> {
+    let ((weights, inner), scale) = (weight.dims(), norm.map(|(scale, _)| scale));
+    let columns = if gate.is_some() { weights / 2 } else { weights };
+    let shape = [&x.dims()[..x.rank().saturating_sub(1)], &[columns]].concat();
+    let go_together = x.dims().last() == Some(&inner)
+        && scale.is_none_or(|scale| scale.dims() == [inner])
+        && bias.is_none_or(|bias| bias.dims() == [weights])
+        && residual.is_none_or(|residual| residual.dims() == shape);
+    let is_together = weight.codes.device().same_device(x.device());
+    let Some(code) = launch::code(x.dtype()) else { return Ok(None) };
+    if !go_together || !is_together || !takes(x, &[scale, bias, residual]) {
+        return Ok(None);
+    }
+    let rows = x.elem_count() / inner.max(1);
+    let capabilities = Capabilities::of(x.device().as_cuda_device()?, code)?;
+    let of = Gemv::new(x.dtype(), weight.format, [rows, columns, inner], gate, &capabilities);
+    let Some(of) = of else { return Ok(None) };
+    let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
+    let (x, scale) = (x.contiguous()?, contiguous(scale)?);
+    for operand in [Some(&x), Some(&weight.codes), scale.as_ref()].into_iter().flatten() {
+        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
+            return Ok(None);
+        }
+    }
+    let eps = norm.map_or(0., |(_, eps)| eps);
+    let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
+    launched(Few { of, eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+}
+
+struct Few {
+    of: Gemv,
+    eps: f32,
+    weight: QuantizedWeight,
+    scale: Option<Tensor>,
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+}
+
+impl Kernel for Few {
+    const NAME: &'static str = "quantized_gemv";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
+        with_codes(&self.weight, |weight| {
+            let operands = [self.scale.as_ref(), self.bias.as_ref(), self.residual.as_ref()];
+            with_elements(operands, |[norm, bias, residual]| {
+                let (norm, bias, residual) = (norm.as_ref(), bias.as_ref(), residual.as_ref());
+                launch::gemv(device, &self.of, &x, &Operands { norm, eps: self.eps, weight, bias, residual }, y)
+            })
+        })
+    }
+}
+
+/// The weight's rows at `ids`, or all of them; `None` without kernels for `dtype`.
+pub(super) fn expanded(weight: &QuantizedWeight, ids: Option<&Tensor>, dtype: DType) -> Result<Option<Tensor>> {
+    if launch::code(dtype).is_none() {
+        return Ok(None);
+    }
+    let (rows, columns) = weight.dims();
+    let shape = match ids {
+        Some(ids) => [ids.dims(), &[columns]].concat(),
+        None => vec![rows, columns],
+    };
+    let ids = ids.map(Tensor::contiguous).transpose()?;
+    let of = Dequantize { format: weight.format, scales: weight.scales.clone(), ids, dtype, shape: shape.into() };
+    weight.codes.apply_op1_no_bwd(&of).map(Some)
+}
+
+/// Elements of codes.
+struct Dequantize {
+    format: Format,
+    scales: Tensor,
+    ids: Option<Tensor>,
+    dtype: DType,
+    shape: Shape,
+}
+
+impl Dequantize {
+    fn run<T: CudaDType + DeviceRepr>(&self, codes: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+        let device = &codes.device;
+        let mut y = uninit::<T>(device, self.shape.elem_count())?;
+        let (rows, bytes) = layout.shape().dims2()?;
+        let size = [rows, bytes * 8 / self.format.bits];
+        let codes = elements::<u8>(codes, layout)?;
+        with_elements::<f16, _, 1>([Some(&self.scales)], |[scales]| {
+            let Some(scales) = scales else { bail!("there are scales") };
+            let weight = Codes { codes: &codes, scales: &scales };
+            with_elements::<u32, _, 1>([self.ids.as_ref()], |[ids]| {
+                launch::dequantize(device, self.dtype, self.format, size, weight, ids.as_ref(), &mut y)
+            })
+        })?;
+        Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
+    }
+}
+
+impl CustomOp1 for Dequantize {
+    fn name(&self) -> &'static str {
+        "dequantize"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("this operator needs a tensor on a GPU")
+    }
+
+    fn cuda_fwd(&self, codes: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let y = match self.dtype {
+            DType::F16 => self.run::<f16>(codes, layout)?,
+            DType::BF16 => self.run::<bf16>(codes, layout)?,
+            DType::F32 => self.run::<f32>(codes, layout)?,
+            other => bail!("no quantised weights in {other:?}, codes in {:?}", codes.dtype()),
+        };
+        Ok((y, self.shape.clone()))
+    }
+}
+
+/// Calls `f` with the codes and scales of a weight.
+fn with_codes<R>(weight: &QuantizedWeight, f: impl FnOnce(Codes) -> Result<R>) -> Result<R> {
+    with_elements::<u8, _, 1>([Some(&weight.codes)], |[codes]| {
+        with_elements::<f16, _, 1>([Some(&weight.scales)], |[scales]| match (&codes, &scales) {
+            (Some(codes), Some(scales)) => f(Codes { codes, scales }),
+            _ => bail!("a weight has codes and scales"),
+        })
+    })
+}

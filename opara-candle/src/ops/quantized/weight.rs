@@ -1,0 +1,92 @@
+//! A quantised weight on a device.
+
+use candle::quantized::{GgmlDType, QTensor};
+use candle::{bail, DType, Device, Result, Tensor};
+use half::f16;
+
+use super::blocks::{self, Groups};
+
+/// Codes of this many bits, and how many neighbours of a row share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Format {
+    pub bits: usize,
+    pub group: usize,
+}
+
+impl Format {
+    /// For Q4_0, Q4_1, Q4_K.
+    pub const FOUR: Self = Self { bits: 4, group: 32 };
+    /// For Q5_0, Q5_1, Q5_K, Q8_0.
+    pub const EIGHT: Self = Self { bits: 8, group: 32 };
+    /// For Q6_K, and for weights of several types.
+    pub const EIGHT_IN_SMALL_GROUPS: Self = Self { bits: 8, group: 16 };
+
+    /// Bytes of so many elements: codes, and two halves for each group.
+    pub fn bytes(self, elements: usize) -> usize {
+        elements * self.bits / 8 + elements / self.group * 4
+    }
+}
+
+/// A weight `(rows, columns)` whose elements are `scale * code + minimum`, with codes of 4 or 8 bits, and a scale and a minimum in f16
+/// for each group of 32 or 16 neighbours of a row.
+///
+/// GGUF's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K become this without a change of their codes. An element takes 5 bits
+/// for those of 4 bits, 9 for those of 5 and 8, and 10 for Q6_K.
+#[derive(Debug, Clone)]
+pub struct QuantizedWeight {
+    pub(super) format: Format,
+    /// `(rows, columns * bits / 8)` of u8. Of each 32 codes of 4 bits, byte `i` has code `i` in its lower half and `i + 16` in its upper
+    /// half. Codes of 8 bits are signed.
+    pub(super) codes: Tensor,
+    /// `(rows, columns / group, 2)` of f16: scale and minimum.
+    pub(super) scales: Tensor,
+}
+
+impl QuantizedWeight {
+    /// Bytes on the device of so many elements of a GGUF type; `None` for types that there are no codes for.
+    pub fn bytes(dtype: GgmlDType, elements: usize) -> Option<usize> {
+        blocks::format(dtype).map(|format| format.bytes(elements))
+    }
+
+    /// One weight of the rows of several, in their order. Weights of different types take the codes of 8 bits in groups of 16.
+    ///
+    /// # Errors
+    /// Weights that are no matrices, of different or odd lengths of rows (a multiple of 32 is needed), or of a type that
+    /// [`bytes`](Self::bytes) does not know; no memory left.
+    pub fn new(weights: &[&QTensor], device: &Device) -> Result<Self> {
+        let Some(first) = weights.first() else { bail!("no quantised weights were given") };
+        let (_, columns) = first.shape().dims2()?;
+        let (mut rows, mut all) = (0, Vec::with_capacity(weights.len()));
+        for weight in weights {
+            let (of_weight, inner) = weight.shape().dims2()?;
+            if inner != columns || !inner.is_multiple_of(32) || inner == 0 {
+                bail!("quantised rows of {inner} and {columns} elements: they must be alike, and multiples of 32")
+            }
+            rows += of_weight;
+            all.push(Groups::of(weight.dtype(), &weight.data()?)?);
+        }
+        let Groups { format, codes, scales } = Groups::joined(all);
+        Ok(Self {
+            format,
+            codes: Tensor::from_vec(codes, (rows, columns * format.bits / 8), device)?,
+            scales: Tensor::from_vec(scales, (rows, columns / format.group, 2), device)?,
+        })
+    }
+
+    /// Rows and columns.
+    pub fn dims(&self) -> (usize, usize) {
+        (self.codes.dims()[0], self.codes.dims()[1] * 8 / self.format.bits)
+    }
+
+    pub(super) fn of_parts(format: Format, codes: &Tensor, scales: &Tensor) -> Self {
+        Self { format, codes: codes.clone(), scales: scales.clone() }
+    }
+
+    /// The weight in `dtype`, where it lies on the CPU.
+    pub(super) fn on_cpu(&self, dtype: DType) -> Result<Tensor> {
+        let codes = self.codes.flatten_all()?.to_vec1::<u8>()?;
+        let scales = self.scales.flatten_all()?.to_vec1::<f16>()?;
+        let elements = Groups { format: self.format, codes, scales }.elements();
+        Tensor::from_vec(elements, self.dims(), &Device::Cpu)?.to_dtype(dtype)
+    }
+}

@@ -1,0 +1,143 @@
+//! Quantised weights on a GPU, against the same arithmetic on the CPU.
+
+use std::sync::Arc;
+
+use candle::quantized::{GgmlDType, QTensor};
+use candle::{DType, Result, Tensor, D};
+use opara_candle::ops::{self, Activation, QuantizedWeight, Sampling};
+use opara_candle::{Mode, OparaExecutor};
+use opara_models::decoder::{Decoder, Generator};
+
+use super::common::{gpu, same_bits, waves, CPU};
+use super::generation::configs;
+use super::{assert_near, both};
+
+const TYPES: [GgmlDType; 8] = [
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
+
+/// Dtypes with their maximum relative error: that of sums in f32, and of the result's rounding.
+const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 1e-3), (DType::BF16, 8e-3)];
+
+/// Each group of 32 neighbours rounded to 8 bits, as the kernels do.
+fn in_eight_bits(x: &Tensor) -> Result<Tensor> {
+    let mut values = x.flatten_all()?.to_vec1::<f32>()?;
+    for group in values.chunks_exact_mut(32) {
+        let largest = group.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let (scale, inverse) = (largest / 127., if largest > 1e-35 { 127. / largest } else { 0. });
+        group.iter_mut().for_each(|x| *x = (*x * inverse).round_ties_even() * scale);
+    }
+    Tensor::from_vec(values, x.dims(), CPU)
+}
+
+/// The root-mean-square norm, whose factor the kernels multiply with at the end.
+fn product(x: &Tensor, norm: Option<(&Tensor, f64)>, weight: &Tensor) -> Result<Tensor> {
+    let Some((scale, eps)) = norm else { return in_eight_bits(x)?.matmul(&weight.t()?) };
+    let factor = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
+    in_eight_bits(&x.broadcast_mul(scale)?)?.matmul(&weight.t()?)?.broadcast_mul(&factor)
+}
+
+#[test]
+fn products_with_few_rows_are_those_of_codes_of_eight_bits() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Fewer rows than a warp takes, a row that is no whole chunk, several blocks in turns, and long rows.
+    for (columns, inner) in [(7, 256), (896, 1024), (3001, 768), (40, 4864)] {
+        let weight = (waves(3, (2 * columns, inner))? * (inner as f64).powf(-0.5))?;
+        for to in TYPES {
+            let whole = QTensor::quantize(&weight, to)?;
+            let half = QTensor::quantize(&weight.narrow(0, 0, columns)?.contiguous()?, to)?;
+            let [expanded, of_half] = [&whole, &half].map(|weight| QuantizedWeight::new(&[weight], CPU));
+            let (expanded, of_half) = (expanded?.dequantize(DType::F32)?, of_half?.dequantize(DType::F32)?);
+            let [whole, half] = [&whole, &half].map(|weight| QuantizedWeight::new(&[weight], &device));
+            let (whole, half) = (whole?, half?);
+            assert!(same_bits(&whole.dequantize(DType::F32)?, &expanded)?, "elements of {to:?}");
+            for (dtype, tolerance) in DTYPES {
+                let on = |i, shape: (usize, usize)| both(&waves(i, shape)?, dtype, &device);
+                let flat = |(a, b): (Tensor, Tensor)| Ok::<_, candle::Error>((a.flatten_all()?, b.flatten_all()?));
+                let ((scale, of_scale), (bias, of_bias)) = (flat(on(5, (1, inner))?)?, flat(on(6, (1, 2 * columns))?)?);
+                let mut alone = None;
+                for rows in [1, 2, 3, 8] {
+                    let of = format!("{rows} rows of {inner} by {columns}, {to:?}, {dtype:?}");
+                    let ((x, of_x), (residual, of_residual)) = (on(1, (rows, inner))?, on(2, (rows, columns))?);
+                    let expected = (product(&x, Some((&scale, 1e-5)), &of_half)? + &residual)?;
+                    let got = ops::quantized_linear(&of_x, Some((&of_scale, 1e-5)), &half, None, Some(&of_residual))?;
+                    assert_near(&got, &expected, tolerance, format!("norm, {of}, sum"));
+                    let first = got.narrow(0, 0, 1)?.contiguous()?;
+                    let alone = alone.get_or_insert_with(|| first.clone());
+                    assert!(same_bits(&first, alone)?, "{of}: the first row depends on the others");
+                    let sums = product(&x, None, &expanded)?.broadcast_add(&bias)?;
+                    let got = ops::quantized_linear(&of_x, None, &whole, Some(&of_bias), None)?;
+                    assert_near(&got, &sums, tolerance, format!("{of}, bias"));
+                    let expected = ops::gated(&sums, Activation::Silu)?;
+                    let got = ops::quantized_gated(&of_x, None, &whole, Some(&of_bias), Activation::Silu)?;
+                    assert_near(&got, &expected, tolerance, format!("gated, {of}"));
+                }
+                let ((x, of_x), of) = (on(1, (20, inner))?, format!("20 rows by {columns}, {to:?}, {dtype:?}"));
+                let expected = x.matmul(&of_half.t()?)?;
+                let got = ops::quantized_linear(&of_x, None, &half, None, None)?;
+                assert_near(&got, &expected, 2. * tolerance, of);
+                let ids = Tensor::new(&[[2u32, 0], [6, 1]], CPU)?;
+                let expected = of_half.to_dtype(dtype)?.index_select(&ids.flatten_all()?, 0)?.reshape((2, 2, inner))?;
+                let got = ops::quantized_embedding(&half, &ids.to_device(&device)?, dtype)?;
+                assert!(same_bits(&got.to_device(CPU)?, &expected)?, "rows of {to:?} in {dtype:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_with_an_infinity_are_not_numbers_and_others_do_not_notice() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight = QTensor::quantize(&waves(3, (64, 256))?, GgmlDType::Q4_0)?;
+    let weight = QuantizedWeight::new(&[&weight], &device)?;
+    let x = waves(1, (3, 256))?;
+    let expected = ops::quantized_linear(&x.to_device(&device)?, None, &weight, None, None)?.to_device(CPU)?;
+    for strange in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+        let mut values = x.flatten_all()?.to_vec1::<f32>()?;
+        values[256 + 77] = strange;
+        let x = Tensor::from_vec(values, (3, 256), &device)?;
+        let got = ops::quantized_linear(&x, None, &weight, None, None)?.to_device(CPU)?;
+        assert!(got.get(1)?.to_vec1::<f32>()?.iter().all(|x| x.is_nan()), "{strange}");
+        for row in [0, 2] {
+            assert!(same_bits(&got.get(row)?, &expected.get(row)?)?, "row {row} beside {strange}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn executors_write_what_eager_execution_writes_with_quantised_weights() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for to in [GgmlDType::Q4_0, GgmlDType::Q8_0] {
+        for (name, config) in configs() {
+            let vb = opara_weights::seeded(5, DType::F16, &device);
+            let model = Arc::new(load(vb, &config, to)?);
+            let sampling = [Sampling::default(); 2];
+            let mut fast = generator(Generator::new(model.clone(), &sampling, &OparaExecutor::builder()))?;
+            let (_, step) = fast.executors().expect("there are executors");
+            assert_eq!(step.report().mode, Mode::Graph, "{name}: {}", step.report());
+            let prompts: Vec<Vec<u32>> = [150, 7].map(|n| (0..n).map(|i| (i * 41 + n) % 96).collect()).to_vec();
+            let mut eager = generator(Generator::eager(model, &sampling))?;
+            let expected = generator(eager.generate(&prompts, 40, &[], |_| ()))?.tokens;
+            let got = generator(fast.generate(&prompts, 40, &[], |_| ()))?.tokens;
+            assert_eq!(got, expected, "{name} in {to:?}");
+        }
+    }
+    Ok(())
+}
+
+fn load(vb: candle_nn::VarBuilder, config: &opara_models::decoder::Config, to: GgmlDType) -> Result<Decoder> {
+    generator(Decoder::load_quantized(vb, config, to, 2, 240))
+}
+
+fn generator<T>(result: opara_models::decoder::Result<T>) -> Result<T> {
+    result.map_err(candle::Error::wrap)
+}
