@@ -323,10 +323,19 @@ fn summands(of: &mut Evaluation, node: &Node, columns: u64) -> Result<[Tensor; 2
 fn norm_of_sum(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
     let [x, residual] = summands(of, node, columns)?;
     let weight = vector(of, &node.operands[2], columns)?;
+    let is_typed = of.arithmetic == Arithmetic::Typed;
     if is_rms {
-        return Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1);
+        return match is_typed {
+            true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
+            false => normalised(&(x + residual)?, epsilon)?.broadcast_mul(&weight),
+        };
     }
     let bias = vector(of, &node.operands[3], columns)?;
+    if !is_typed {
+        let sum = (x + residual)?;
+        let sum = sum.broadcast_sub(&sum.mean_keepdim(D::Minus1)?)?;
+        return normalised(&sum, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias);
+    }
     ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
 }
 
