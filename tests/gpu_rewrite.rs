@@ -7,7 +7,12 @@ use std::slice::from_ref;
 
 use candle::{DType, Device, Result, Tensor};
 use common::{assert_same, gpu};
-use opara_candle::{Mode, Numerics, OparaExecutor};
+use opara_candle::{Builder, Mode, Numerics, OparaExecutor};
+
+/// A builder that rewrites these small modules whether or not their replays gain from it.
+fn accurate() -> Builder {
+    OparaExecutor::builder().numerics(Numerics::Accurate).benchmark_challengers(false)
+}
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
@@ -109,7 +114,7 @@ fn answers(
     let reference = forward(&on(DType::F64)?, &asked.to_dtype(DType::F64)?)?;
     let candle = forward(&module, &asked)?;
     let call = move |x: &[Tensor]| Ok(vec![forward(&module, &x[0])?]);
-    let fast = OparaExecutor::builder().numerics(Numerics::Accurate).build_fn(call, &[built])?;
+    let fast = accurate().build_fn(call, &[built])?;
     let ours = fast.call(&[asked])?.remove(0);
     Ok((fast, [ours, candle, reference]))
 }
@@ -261,7 +266,7 @@ fn attention_and_products_are_no_less_accurate() -> anyhow::Result<()> {
         let reference = layer.to(DType::F64, &device)?.forward(&asked.to_dtype(DType::F64)?)?;
         let candle = error(dtype, &module.forward(&asked)?, &reference)?;
         let call = move |x: &[Tensor]| Ok(vec![module.forward(&x[0])?]);
-        let fast = OparaExecutor::builder().numerics(Numerics::Accurate).stress(1).build_fn(call, &[x(1)?])?;
+        let fast = accurate().stress(1).build_fn(call, &[x(1)?])?;
         let ours = error(dtype, &fast.call(&[asked])?[0], &reference)?;
         let report = fast.report();
         println!("{dtype:?}, decomposed {is_decomposed}: {ours:.3} roundings, candle {candle:.3}\n{report}");
@@ -305,7 +310,7 @@ fn without_rules_the_bits_are_candles() -> anyhow::Result<()> {
     let x = noise(1, (1, 3, 32, 32))?.to_dtype(dtype)?.to_device(&device)?;
     let expected = residual(&blocks, &x)?;
     let call = move |x: &[Tensor]| Ok(vec![residual(&blocks, &x[0])?]);
-    let accurate = OparaExecutor::builder().numerics(Numerics::Accurate);
+    let accurate = accurate();
     let rules = ["grouped-convolution", "convolution"];
     let without = rules.into_iter().fold(accurate.clone(), |builder, rule| builder.without_rule(rule));
     for builder in [OparaExecutor::builder(), without, accurate.recheck(100)] {
@@ -334,7 +339,7 @@ fn runs_end_at_what_is_not_known() -> anyhow::Result<()> {
     let inputs = |seed| -> Result<Vec<Tensor>> {
         Ok(vec![noise(seed, (1, 3, 32, 32))?.to_dtype(dtype)?.to_device(&device)?, ids.clone()])
     };
-    let builder = OparaExecutor::builder().numerics(Numerics::Accurate).stress(2);
+    let builder = accurate().stress(2);
     let fast = builder.build_fn(forward.clone(), &inputs(1)?)?;
     let report = fast.report();
     println!("{report}");
@@ -344,6 +349,94 @@ fn runs_end_at_what_is_not_known() -> anyhow::Result<()> {
     for (ours, candle) in fast.call(&inputs)?.iter().zip(forward(&inputs)?) {
         let candle = candle.to_dtype(DType::F64)?;
         assert!(error(dtype, ours, &candle)? < 20., "{report}");
+    }
+    Ok(())
+}
+
+/// A decoder's layer of plain operators without attention: norms of sums, and a gated unit.
+#[derive(Clone)]
+struct Gated {
+    /// Gate, up and down.
+    weights: [Tensor; 3],
+    scales: [Tensor; 2],
+}
+
+impl Gated {
+    fn new() -> Result<Self> {
+        let numbers = opara_weights::seeded(11, DType::F32, common::CPU);
+        let scale = |name: &str| numbers.get((128, 1), name)?.reshape(128)? + 1.;
+        let weights =
+            [numbers.get((320, 128), "gate")?, numbers.get((320, 128), "up")?, numbers.get((128, 320), "down")?];
+        Ok(Self { weights, scales: [scale("before")?, scale("behind")?] })
+    }
+
+    fn to(&self, dtype: DType, device: &Device) -> Result<Self> {
+        let to = |t: &Tensor| t.to_device(device)?.to_dtype(dtype);
+        let [gate, up, down] = self.weights.each_ref().map(to);
+        let [before, behind] = self.scales.each_ref().map(to);
+        Ok(Self { weights: [gate?, up?, down?], scales: [before?, behind?] })
+    }
+
+    /// `x` and `residual` are `(tokens, 128)`.
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let norm = |x: &Tensor, scale: &Tensor| match x.dtype() {
+            DType::F64 => {
+                let mean = (x.sqr()?.mean_keepdim(candle::D::Minus1)? + 1e-6)?;
+                x.broadcast_div(&mean.sqrt()?)?.broadcast_mul(scale)
+            }
+            _ => candle_nn::ops::rms_norm(x, scale, 1e-6),
+        };
+        let sum = (x + residual)?;
+        let y = norm(&sum, &self.scales[0])?;
+        let [gate, up, down] = &self.weights;
+        let y = (candle_nn::ops::silu(&y.matmul(&gate.t()?)?)? * y.matmul(&up.t()?)?)?.matmul(&down.t()?)?;
+        norm(&(sum + y)?, &self.scales[1])
+    }
+}
+
+#[test]
+fn gated_units_and_norms_of_sums_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Eight rows are one launch, more are a product and what follows.
+    for (dtype, tokens) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 4), (dtype, 48)]) {
+        let layer = Gated::new()?;
+        let module = layer.to(dtype, &device)?;
+        let x = |seed| noise(seed, (1, 1, tokens, 128))?.reshape((tokens, 128))?.to_dtype(dtype)?.to_device(&device);
+        let asked = [x(2)?, x(3)?];
+        let [a, b] = asked.each_ref().map(|x| x.to_dtype(DType::F64));
+        let reference = layer.to(DType::F64, &device)?.forward(&a?, &b?)?;
+        let candle = error(dtype, &module.forward(&asked[0], &asked[1])?, &reference)?;
+        let call = move |x: &[Tensor]| Ok(vec![module.forward(&x[0], &x[1])?]);
+        let fast = accurate().stress(1).build_fn(call, &[x(1)?, x(4)?])?;
+        let ours = error(dtype, &fast.call(&asked)?[0], &reference)?;
+        let report = fast.report();
+        println!("{dtype:?}, {tokens} tokens: {ours:.3} roundings, candle {candle:.3}\n{report}");
+        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+        assert_eq!(report.mode, Mode::Graph, "{report}");
+    }
+    Ok(())
+}
+
+/// With benchmarks, either the rewritten launches stay or candle's bits do, and the report says which.
+#[test]
+fn what_is_not_faster_has_candles_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in FLOATS {
+        let module = Gated::new()?.to(dtype, &device)?;
+        let x = |seed| noise(seed, (1, 1, 8, 128))?.reshape((8, 128))?.to_dtype(dtype)?.to_device(&device);
+        let inputs = [x(1)?, x(2)?];
+        let expected = module.forward(&inputs[0], &inputs[1])?;
+        let call = move |x: &[Tensor]| Ok(vec![module.forward(&x[0], &x[1])?]);
+        let fast = accurate().benchmark_challengers(true).build_fn(call, &inputs)?;
+        let report = fast.report();
+        println!("{report}");
+        assert_eq!(report.mode, Mode::Graph, "{report}");
+        if report.rewrites.is_empty() {
+            assert_same(&fast.call(&inputs)?, from_ref(&expected), &report);
+        } else {
+            let is_timed = report.build_ms.contains_key("exact plan");
+            assert!(is_timed || report.build_ms.contains_key("rewrite run"), "{report}");
+        }
     }
     Ok(())
 }

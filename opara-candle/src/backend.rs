@@ -16,6 +16,7 @@ use crate::{Error, Result};
 pub(crate) type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
 
 /// Inputs with the outputs that an eager forward gave, and the time that it took.
+#[derive(Clone)]
 pub(crate) struct Example {
     /// All arguments. A state among them is as it was before the call.
     pub inputs: Vec<Tensor>,
@@ -34,7 +35,7 @@ impl Example {
 
 /// Settings of kernel fusion.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are fused"))]
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Fusing {
     /// The disk cache of fused kernels; `None` keeps none.
     pub folder: Option<PathBuf>,
@@ -74,6 +75,18 @@ pub(crate) struct RewrittenProgram {
     /// What its parts took.
     pub times: StageTimes,
     pub program: Box<dyn Program>,
+    /// The pass as it was recorded, if some of it is replaced.
+    pub exact: Option<Recorded>,
+}
+
+/// A recorded forward pass beside the one that other operators are put into.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+pub(crate) struct Recorded {
+    /// Examples with the module's own outputs.
+    pub examples: Vec<Example>,
+    pub program: Box<dyn Program>,
+    /// Microseconds of its launches one after the other, without fusion.
+    pub sequential_us: f64,
 }
 
 /// A recorded forward pass some of whose launches are fused.

@@ -144,7 +144,8 @@ impl Builder {
     /// Benchmarks the chosen schedule on the GPU against up to three challengers while building, and keeps the fastest: the
     /// sequential schedule; the graph's own edges in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes at
     /// most 1,024 branches); and, if the schedule has more than 32 streams, the same on 32. Graphs above 4,096 launches are not
-    /// benchmarked. Default: true.
+    /// benchmarked. A [rewritten](Self::numerics) pass is benchmarked against the one with the module's bits, and stays only if it is
+    /// faster. Default: true.
     pub fn benchmark_challengers(mut self, benchmark: bool) -> Self {
         self.0.benchmark_challengers = benchmark;
         self
@@ -201,7 +202,8 @@ impl Builder {
     /// Writes the result of each build [`Stage`] to a subfolder that is named by dtypes and shapes of the inputs
     /// (`f32-1x3x224x224`): `1-record.trace`, `2-rewrite.trace`, `3-fuse.trace` and `4-fold.trace` for `opara`, `5-analyse.dot` for
     /// Graphviz, `6-place.json`, `7-schedule.json`, `8-instantiate.json` (the schedule that was the fastest) and `9-verify.json`
-    /// (the report). A file that cannot be written is a warning. Default: nothing is written.
+    /// (the report). If a [rewritten](Self::numerics) pass is benchmarked against the one with the module's bits, the subfolder
+    /// `exact plan` has the files of that one from `3-fuse.trace` on. A file that cannot be written is a warning. Default: nothing is written.
     pub fn dump(mut self, folder: impl Into<PathBuf>) -> Self {
         self.0.dump = Some(folder.into());
         self

@@ -8,6 +8,12 @@ use crate::tune::challengers::challengers;
 use crate::tune::Contestant;
 use crate::{Error, Result};
 
+/// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only nine times.
+pub(crate) const REQUIRED_GAIN: f64 = 0.01;
+
+/// Runs of each, of which the median counts.
+pub(crate) const ROUNDS: usize = 9;
+
 /// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
 /// plan's own schedule.
 pub(crate) fn faster(
@@ -15,8 +21,6 @@ pub(crate) fn faster(
     problem: &Problem,
     policy: &str,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
-    /// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only nine times.
-    const REQUIRED_GAIN: f64 = 0.01;
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
     // One after the other: the driver builds the next graph in the memory of the discarded ones.
     for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
@@ -41,8 +45,6 @@ fn against(
     name: String,
     schedule: Schedule,
 ) -> Result<(Contestant<Box<dyn Replay>>, f64)> {
-    /// Runs of each, of which the median counts.
-    const ROUNDS: usize = 9;
     let mut challenger = Contestant::new(name, schedule, bench)?;
     let mut times = Vec::new();
     for set in 0..ROUNDS {

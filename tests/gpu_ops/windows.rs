@@ -57,6 +57,42 @@ fn convolutions() -> Result<()> {
     Ok(())
 }
 
+/// A residual is part of cuDNN's call, and of no other.
+#[test]
+fn a_convolution_adds_a_residual() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let plain = ConvConfig::default();
+    let relu = plain.activation(Activation::Relu);
+    let cases = [
+        ("3 x 3", 8, [12, 8, 3, 3], plain.padding(1)),
+        ("3 x 3, ReLU", 8, [12, 8, 3, 3], relu.padding(1)),
+        ("1 x 1", 16, [24, 16, 1, 1], plain),
+        ("1 x 1, ReLU", 16, [24, 16, 1, 1], relu),
+        ("of few channels, stride 2", 3, [16, 3, 7, 7], relu.padding(3).stride(2)),
+        ("SiLU", 8, [8, 8, 3, 3], plain.activation(Activation::Silu)),
+        ("groups", 8, [8, 4, 3, 3], relu.padding(1).groups(2)),
+        ("depthwise", 6, [6, 1, 3, 3], relu.padding(1).groups(6)),
+    ];
+    for (name, channels, weight, config) in cases {
+        for (dtype, tolerance) in DTYPES {
+            let (x, x_gpu) = both(&waves(0, (2, channels, 14, 14))?, dtype, &device)?;
+            let (w, w_gpu) = both(&(waves(1, weight.to_vec())? * 0.3)?, dtype, &device)?;
+            let (b, b_gpu) = both(&waves(2, weight[0])?, dtype, &device)?;
+            let bare = ops::conv2d(&x, &w, Some(&b), &config.activation(Activation::None))?;
+            let (r, r_gpu) = both(&waves(3, bare.dims().to_vec())?, dtype, &device)?;
+            let expected = candle::Module::forward(&config.activation, &(bare + &r)?)?;
+            assert_near(&ops::add_conv2d(&x, &w, Some(&b), &r, &config)?, &expected, 1e-12, name);
+            let channels_last = r_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            for residual in [&r_gpu, &channels_last] {
+                let got = ops::add_conv2d(&x_gpu, &w_gpu, Some(&b_gpu), residual, &config)?;
+                assert_near(&got, &expected, tolerance, format!("{name} in {dtype:?}"));
+            }
+            assert!(ops::add_conv2d(&x_gpu, &w_gpu, None, &x_gpu.narrow(0, 0, 1)?, &config).is_err(), "{name}");
+        }
+    }
+    Ok(())
+}
+
 /// Convolutions of few channels use space-to-depth where tensor cores gain from it.
 #[test]
 fn convolutions_of_few_channels() -> Result<()> {

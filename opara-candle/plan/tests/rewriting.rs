@@ -17,7 +17,13 @@ const DINOV2: &[(&str, usize)] = &[
     ("attention", 12),
     ("product-bias", 49),
     ("product-activation", 12),
+    ("residual-norm", 1),
 ];
+
+const BEIT: &[(&str, usize)] = DINOV2.split_at(6).0;
+
+const BERT: &[(&str, usize)] =
+    &[("softmax", 12), ("attention", 12), ("product-bias", 72), ("product-activation", 12), ("residual-norm", 25)];
 
 const EVA2: &[(&str, usize)] = &[
     ("convolution", 1),
@@ -26,13 +32,14 @@ const EVA2: &[(&str, usize)] = &[
     ("attention", 12),
     ("product-bias", 73),
     ("product-concat", 12),
-    ("product-activation", 12),
+    ("gated-unit", 12),
 ];
 
 const MOBILENET: &[(&str, usize)] = &[
     ("grouped-convolution", 15),
     ("convolution", 31),
     ("convolution-norm", 184),
+    ("convolution-residual", 10),
     ("convolution-relu", 30),
     ("product-bias", 1),
 ];
@@ -40,19 +47,25 @@ const MOBILENET: &[(&str, usize)] = &[
 const VIT: &[(&str, usize)] =
     &[("convolution", 1), ("convolution-bias", 1), ("attention", 12), ("product-bias", 73), ("product-activation", 12)];
 
-const HIERA: &[(&str, usize)] =
-    &[("convolution", 1), ("convolution-bias", 1), ("softmax", 11), ("product-bias", 52), ("product-activation", 12)];
+const HIERA: &[(&str, usize)] = &[
+    ("convolution", 1),
+    ("convolution-bias", 1),
+    ("softmax", 11),
+    ("product-bias", 52),
+    ("product-activation", 12),
+    ("residual-norm", 3),
+];
 
 const MODELS: &[Expected] = &[
-    // Twelve layers of attention and two products with GELU between; the mask is an input's.
-    ("bert-base-f16", &[("softmax", 12), ("attention", 12), ("product-bias", 72), ("product-activation", 12)], 5),
+    // Twelve layers of attention and two products with GELU between, each with a norm of a sum behind it; the mask is an input's.
+    ("bert-base-f16", BERT, 5),
     ("dinov2-small-f16", DINOV2, 3),
     // The bias of the scores is looked up in a table; the patches' weight is copied before.
-    ("beit-base-f16", DINOV2, 3),
+    ("beit-base-f16", BEIT, 3),
     ("eva2-base-f16", EVA2, 3),
     ("vit-base-f32", VIT, 3),
     // Grouped heads; a rotary embedding is no part of a rule, and ends no run.
-    ("qwen2-0.5b-f16", &[("attention", 24), ("product-bias", 72)], 1),
+    ("qwen2-0.5b-f16", &[("attention", 24), ("product-bias", 72), ("gated-unit", 24), ("residual-norm", 48)], 1),
     // Heads of 96 have no kernel: softmax alone.
     ("hiera-tiny-f16", HIERA, 0),
     // One convolution a channel, 9,529 launches.

@@ -94,7 +94,8 @@ impl Program for record::CpuProgram {
     fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting) -> Result<RewrittenProgram> {
         let trace = self.trace().into();
         let (rewrites, notes) = (Vec::new(), Vec::new());
-        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, times: StageTimes::default(), program: self })
+        let times = StageTimes::default();
+        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, times, program: self, exact: None })
     }
 
     fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {

@@ -63,6 +63,23 @@ impl Arena {
         self.state.lock()
     }
 
+    /// Bytes that it has.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lock().memory.as_ref().map_or(0, MemoryBlock::bytes)
+    }
+
+    /// Gives the memory back if it is larger than this; the next call allocates what it needs. Returns whether it was.
+    pub(crate) fn limit_to(&self, bytes: u64, device: &Device) -> Result<bool> {
+        let mut state = self.lock();
+        let is_larger = state.memory.as_ref().is_some_and(|memory| memory.bytes() > bytes);
+        if is_larger {
+            // Calls may still use it.
+            Stream::of(device)?.wait_for_all()?;
+            state.memory = None;
+        }
+        Ok(is_larger)
+    }
+
     /// Returns the memory, with at least `bytes` bytes.
     pub(super) fn memory(&self, state: &mut State, bytes: u64, device: &Device) -> Result<MemoryBlock> {
         if let Some(memory) = state.memory.as_ref().filter(|memory| memory.bytes() >= bytes) {

@@ -1,5 +1,7 @@
 //! Captures one forward pass, and converts the captured graph to a trace.
 
+use std::sync::Arc;
+
 use candle::Device;
 use parking_lot::Mutex;
 
@@ -77,6 +79,14 @@ impl Capture {
         Ok(suspect)
     }
 
+    /// The same capture once more: what replaces launches of one leaves the other as it is.
+    pub fn twin(&self) -> Self {
+        let Self { trace, launches, inputs, external, written, outputs } = self;
+        let (trace, launches) = (trace.clone(), Mutex::new(launches.lock().clone()));
+        let (external, written, outputs) = (external.clone(), written.clone(), outputs.clone());
+        Self { trace, launches, inputs: *inputs, external, written, outputs }
+    }
+
     /// The address of each allocation from before the pass that it uses.
     pub fn external_addresses(&self) -> Vec<u64> {
         self.external.iter().map(|&(start, _)| start).collect()
@@ -113,7 +123,8 @@ pub(super) fn capture(
                     |id| trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
                 let written = external.iter().filter(|(_, id)| is_written(*id));
                 let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
-                let launches = Mutex::new(Launches { of, graphs: vec![graph], kernels: Vec::new() });
+                let launches =
+                    Mutex::new(Launches { of, graphs: vec![Arc::new(Mutex::new(graph))], kernels: Vec::new() });
                 return Ok(Capture { trace, launches, inputs, external, written, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {

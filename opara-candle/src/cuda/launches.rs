@@ -1,19 +1,25 @@
 //! The captured launch of each op.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
 use super::driver::kernels::module::Kernels;
 use super::driver::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Pointer};
 
-/// The launches of a capture, and the owners of their resources.
+/// The launches of a capture, and the owners of their resources, which copies share.
+#[derive(Clone)]
 pub(super) struct Launches {
     /// For each op, its launch.
     pub of: Vec<CapturedLaunch>,
     /// The graphs whose nodes are the templates of these launches.
-    pub graphs: Vec<CapturedGraph>,
+    pub graphs: Vec<Arc<Mutex<CapturedGraph>>>,
     /// The loaded kernels that fusion generated.
-    pub kernels: Vec<Kernels>,
+    pub kernels: Vec<Arc<Kernels>>,
 }
 
 /// The launch of one op.
+#[derive(Clone)]
 pub(super) struct CapturedLaunch {
     pub launch: LaunchNode,
     /// Its pointers to buffers that a replay relocates.

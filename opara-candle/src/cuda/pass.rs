@@ -17,6 +17,7 @@ pub(super) struct Pass {
 }
 
 /// One output of the captured pass.
+#[derive(Clone)]
 pub(super) struct OutputSpec {
     pub shape: candle::Shape,
     pub dtype: candle::DType,

@@ -31,7 +31,7 @@ pub(super) struct CudaProgram {
     pub arena: Arc<Arena>,
     pub workspaces: Arc<Arena>,
     /// The module's state on the device from before building. `None` after building.
-    pub state: Mutex<Option<WrittenMemory>>,
+    pub state: Arc<Mutex<Option<WrittenMemory>>>,
 }
 
 /// Bytes of a fill that delays a launch: some 15 microseconds, longer than most kernels.
@@ -44,6 +44,21 @@ fn is_delayed(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
+    /// The same recording once more, with the same arenas and the same state of the module.
+    pub fn twin(&self) -> Self {
+        let Self { capture, external, stream, device, function, arena, workspaces, state } = self;
+        Self {
+            capture: capture.twin(),
+            external: external.twin(&capture.external_addresses()),
+            stream: stream.clone(),
+            device: device.clone(),
+            function: function.clone(),
+            arena: arena.clone(),
+            workspaces: workspaces.clone(),
+            state: state.clone(),
+        }
+    }
+
     /// Watches the module's memory that the capture uses by now.
     pub fn watch_externals(&self) {
         self.external.limit_to(&self.capture.external_addresses());

@@ -31,7 +31,7 @@ pub(crate) fn record(
         let answers = eager.answers(&inputs, &further)?;
         let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
         let (confirmed, examples) = attempt.verdict()?;
-        let state = Mutex::new(Some(eager.into_state()));
+        let state = Arc::new(Mutex::new(Some(eager.into_state())));
         // Features that the device lacks.
         let notes = ops::lacks(target.device.as_cuda_device()?)?;
         let Confirmed { mut capture, external } = confirmed;

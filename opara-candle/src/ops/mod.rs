@@ -80,7 +80,7 @@ pub use assign::assign;
 pub use attention::attention;
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
-pub use conv::{conv2d, conv2d_weight};
+pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use embedding::embedding;
 pub use gemv::{gated, norm_gated, norm_linear, RmsScale};
 pub use heads::{merge_heads, split_heads};

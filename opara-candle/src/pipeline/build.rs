@@ -61,6 +61,21 @@ impl<'a> Build<'a> {
         }
     }
 
+    /// Runs `f`, which builds another plan of the same pass, without rewriting. The times of its stages count as one, under this
+    /// name, and the results of its stages are dumped to a folder of this name.
+    pub fn aside<T>(&mut self, name: &'static str, f: impl FnOnce(&mut Self) -> T) -> T {
+        let inside = self.dump.as_ref().map(|dump| dump.inside(name));
+        let (times, dump) = (std::mem::take(&mut self.times), std::mem::replace(&mut self.dump, inside));
+        let before = (self.settings, self.is_rewritten, self.replaced);
+        (self.settings, self.is_rewritten) = (self.options.settings, false);
+        let result = f(self);
+        (self.settings, self.is_rewritten, self.replaced) = before;
+        self.dump = dump;
+        let spent = std::mem::replace(&mut self.times, times);
+        self.times.add(name, spent.0.values().sum());
+        result
+    }
+
     /// Called with the result of a stage. Dumps it if a folder is set.
     ///
     /// # Errors
@@ -81,5 +96,29 @@ impl<'a> Build<'a> {
             Some(last) if last == stage && stage != Stage::Verify => Err(Halt::Stopped(stage)),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn what_is_built_aside_counts_as_one_stage_and_is_not_rewritten() {
+        let options = Options::default();
+        let mut build = Build::new(&[], &options);
+        build.times.add("fuse", 1.);
+        (build.settings.constant_room, build.is_rewritten, build.replaced) = (9, true, 7);
+        let seen = build.aside("exact plan", |build| {
+            build.times.add("fuse", 2.);
+            build.times.add("verify", 3.);
+            build.replaced = 5;
+            (build.settings.constant_room, build.is_rewritten)
+        });
+        assert_eq!(seen, (options.settings.constant_room, false));
+        assert_eq!(build.times.0, BTreeMap::from([("exact plan", 5.), ("fuse", 1.)]));
+        assert_eq!((build.settings.constant_room, build.is_rewritten, build.replaced), (9, true, 7));
     }
 }

@@ -42,6 +42,11 @@ impl Dump {
         Self(folder.join(names))
     }
 
+    /// A folder of this name inside it, for the stages of another plan.
+    pub fn inside(&self, name: &str) -> Self {
+        Self(self.0.join(name))
+    }
+
     /// Writes a stage's result to its own file. An error of writing is only a warning, since the plan does not need the
     /// file.
     pub fn write(&self, stage: Stage, value: Value) {

@@ -25,9 +25,17 @@ pub(super) struct Fused {
     pub notes: Vec<String>,
 }
 
+impl Fused {
+    /// The same with one note more.
+    pub fn noting(mut self, note: String) -> Self {
+        self.notes.push(note);
+        self
+    }
+}
+
 /// Fuses launches, if `fusing` is set and the device is a GPU.
 pub(super) fn fuse(rewritten: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Fused> {
-    let Rewritten { recorded, trace, mut notes, examples, rewrites, program } = rewritten;
+    let Rewritten { recorded, trace, mut notes, examples, rewrites, program, .. } = rewritten;
     let unfused = trace.ops.len();
     build.replaced = 0;
     let Some(fusing) = fusing.filter(|_| build.device.is_cuda()) else {

@@ -1,6 +1,6 @@
 //! The pipeline that turns a module's forward pass into something that is replayed, for one set of input shapes.
 //!
-//! [`stages`] is all of it, from top to bottom. Each stage is a function of a value to the next value:
+//! [`stages`] is all of it, from top to bottom, with [`verified`] inside. Each stage is a function of a value to the next value:
 //!
 //! | stage | file | from | to | left out by |
 //! |---|---|---|---|---|
@@ -14,10 +14,14 @@
 //! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::benchmark_challengers` leaves challengers out |
 //! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
 //!
+//! A rewritten pass is timed against the pass without rewriting, which goes through the same stages from `fuse` on; the faster one stands
+//! (`contest`).
+//!
 //! `Builder::dump` writes the result of each stage to a file. `Builder::stop_after` ends building after a stage. `fallback`
 //! handles the failure of a stage.
 
 mod build;
+mod contest;
 mod dump;
 mod fallback;
 mod fuse;
@@ -36,6 +40,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use self::build::{Build, Halt};
+use self::contest::{contest, Contestant};
 use self::dump::Value;
 use self::fuse::fuse;
 use self::instantiate::instantiate;
@@ -43,7 +48,7 @@ pub(crate) use self::plan::Plan;
 use self::prepare::{analyse, fold, place};
 use self::record::record;
 use self::report::report;
-use self::rewrite::rewrite;
+use self::rewrite::{rewrite, Rewritten};
 use self::schedule::schedule;
 pub use self::stage::Stage;
 use self::verify::verify;
@@ -81,10 +86,23 @@ fn stages(
     let recorded = record(function, inputs, arena, build)?;
     build.after(Stage::Record, Value::Trace(&recorded.trace))?;
 
-    let rewritten = rewrite(recorded, rewriting, build)?;
+    let mut rewritten = rewrite(recorded, rewriting, build)?;
     build.after(Stage::Rewrite, Value::Trace(&rewritten.trace))?;
 
-    let fused = fuse(rewritten, fusing, build)?;
+    let exact = rewritten.exact.take();
+    let built = verified(rewritten, fusing.clone(), build)?;
+    let Contestant { verified, fused } =
+        contest(built, exact, arena, build, |pass, build| verified(pass, fusing, build))?;
+    verified.instance.plan.program.end_of_building()?;
+    let report = report(&verified, &fused, build)?;
+    build.after(Stage::Verify, Value::Report(&report))?;
+
+    Ok(Plan::replayed(verified.instance, fused.recorded, report))
+}
+
+/// The stages from a pass to replays of it that were verified.
+fn verified(pass: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Contestant, Halt> {
+    let fused = fuse(pass, fusing, build)?;
     build.after(Stage::Fuse, Value::Trace(&fused.trace))?;
 
     let folded = fold(&fused, build);
@@ -103,8 +121,5 @@ fn stages(
     build.after(Stage::Instantiate, Value::Schedule(&instance.plan.schedule))?;
 
     let verified = verify(instance, &fused, build)?;
-    let report = report(&verified, &fused, build)?;
-    build.after(Stage::Verify, Value::Report(&report))?;
-
-    Ok(Plan::replayed(verified.instance, fused.recorded, report))
+    Ok(Contestant { verified, fused })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Build;
-use crate::backend::{Example, Program, Recording, Rewriting, RewrittenProgram};
+use crate::backend::{Example, Program, Recorded, Recording, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
 use crate::trace::Trace;
 use crate::Result;
@@ -21,6 +21,22 @@ pub(super) struct Rewritten {
     pub rewrites: Vec<Rewrite>,
     /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
+    /// The pass without rewriting, if something is rewritten.
+    pub exact: Option<Exact>,
+}
+
+/// A recorded pass that is not rewritten, beside one that is.
+pub(super) struct Exact {
+    pub pass: Box<Rewritten>,
+    /// Microseconds of its launches one after the other, without fusion.
+    pub sequential_us: f64,
+}
+
+impl Rewritten {
+    /// A pass as the module made it.
+    fn unchanged(recorded: Arc<Trace>, program: Box<dyn Program>, examples: Vec<Example>, notes: Vec<String>) -> Self {
+        Self { trace: recorded.clone(), recorded, program, examples, rewrites: Vec::new(), notes, exact: None }
+    }
 }
 
 /// Rewrites launches, if `rewriting` is set and the device is a GPU.
@@ -28,14 +44,18 @@ pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build:
     let Recording { trace: recorded, mut notes, examples, program } = recording;
     build.is_rewritten = false;
     let Some(rewriting) = rewriting.filter(|_| build.device.is_cuda()) else {
-        return Ok(Rewritten { trace: recorded.clone(), recorded, program, examples, rewrites: Vec::new(), notes });
+        return Ok(Rewritten::unchanged(recorded, program, examples, notes));
     };
-    let RewrittenProgram { trace, rewrites, room, notes: kept, examples, times, program } =
+    let RewrittenProgram { trace, rewrites, room, notes: kept, examples, times, program, exact } =
         build.times.time("rewrite", || program.rewrite(examples, rewriting))?;
     times.0.into_iter().for_each(|(part, ms)| build.times.move_ms("rewrite", part, ms));
     trace.validate()?;
+    let exact = exact.map(|Recorded { examples, program, sequential_us }| {
+        let pass = Rewritten::unchanged(recorded.clone(), program, examples, notes.clone());
+        Exact { pass: pass.into(), sequential_us }
+    });
     notes.extend(kept);
     build.is_rewritten = !rewrites.is_empty();
     build.settings.constant_room = room;
-    Ok(Rewritten { recorded, trace, program, examples, rewrites, notes })
+    Ok(Rewritten { recorded, trace, program, examples, rewrites, notes, exact })
 }

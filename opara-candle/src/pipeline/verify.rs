@@ -19,7 +19,7 @@ pub(super) struct Verified {
     pub replay_us: f64,
 }
 
-/// Replays the examples and, after a mismatch, the sequential schedule. Restores the module's state on the device afterwards.
+/// Replays the examples and, after a mismatch, the sequential schedule.
 pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -> Result<Verified> {
     let (examples, device, options) = (&fused.examples, &build.device, build.options);
     let times = &mut build.times;
@@ -49,7 +49,6 @@ pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -
         let trial = Trial { program: &*plan.program, examples, state: &options.state, device };
         times.time("stress", || trial.compare(&*stressed))?;
     }
-    plan.program.end_of_building()?;
     Ok(Verified { instance, replay_us })
 }
 

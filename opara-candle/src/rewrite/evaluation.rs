@@ -85,6 +85,13 @@ impl<'a> Evaluation<'a> {
         self.known.insert(value, tensor);
     }
 
+    /// Takes for known what an operator gave beside its result.
+    pub fn learn(&mut self, value: Value, tensor: Tensor) -> Result<()> {
+        let tensor = self.numbers.of(tensor)?;
+        self.known.insert(value, tensor);
+        Ok(())
+    }
+
     /// Forgets a value that nobody reads any more.
     pub fn forget(&mut self, value: Value) {
         self.known.remove(&value);

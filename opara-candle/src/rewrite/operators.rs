@@ -1,7 +1,7 @@
 //! What a node of a graph computes, by operators on tensors.
 
 use candle::{bail, DType, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Node, Operand, Step};
+use opara_plan::rewrite::{Compute, Node, Operand, Step, Value};
 use opara_plan::trace::{Function, Window};
 
 use super::depthwise::depthwise;
@@ -24,10 +24,15 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows, width as usize]));
             Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
         }
-        Compute::FusedConvolution { window, steps, relu } => fused_convolution(of, node, window, steps, *relu),
+        Compute::FusedConvolution { window, steps, residual, relu } => {
+            fused_convolution(of, node, window, steps, *residual, *relu)
+        }
         Compute::Attention { scale } => attention(of, node, *scale),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
+        Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
+        Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
+        Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),
     }
 }
 
@@ -208,7 +213,14 @@ fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
     x.conv2d(weight, padding[0], stride[0], dilation[0], groups)
 }
 
-fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &[Step], relu: bool) -> Result<Tensor> {
+fn fused_convolution(
+    of: &mut Evaluation,
+    node: &Node,
+    window: &Window,
+    steps: &[Step],
+    has_residual: bool,
+    relu: bool,
+) -> Result<Tensor> {
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
     let [padding, stride, dilation] =
@@ -250,7 +262,13 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, window: &Window, steps: &
         .dilation(dilation[0])
         .groups(window.groups as usize)
         .activation(if relu { Activation::Relu } else { Activation::None });
-    ops::conv2d(&x, &weight, bias.as_ref(), &config)
+    let Some(residual) = node.operands.last().filter(|_| has_residual) else {
+        return ops::conv2d(&x, &weight, bias.as_ref(), &config);
+    };
+    let (out, _, kh, kw) = weight.dims4()?;
+    let (h, w) = config.output((x.dim(2)?, x.dim(3)?), (kh, kw))?;
+    let residual = of.operand(residual, &[x.dim(0)?, out, h, w])?;
+    ops::add_conv2d(&x, &weight, bias.as_ref(), &residual, &config)
 }
 
 /// Heads beside each other, of one batch.
@@ -270,15 +288,67 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32) -> Result<Tensor> {
 
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {
     let [x, weight, bias] = [0, 1, 2].map(|at| of.own(&node.operands[at]));
-    let activation = match activation {
-        None => Activation::None,
-        Some("relu") => Activation::Relu,
-        Some("gelu") => Activation::Gelu,
-        Some("gelu_erf") => Activation::GeluErf,
-        Some("silu") => Activation::Silu,
-        Some(name) => bail!("{name} is no activation of a product"),
-    };
+    let activation = activation.map_or(Ok(Activation::None), activation_of)?;
     ops::linear_act(&x?, &weight?.contiguous()?, Some(&bias?.contiguous()?), activation)
+}
+
+/// The activation of a product that has this name in the catalogue.
+fn activation_of(name: &str) -> Result<Activation> {
+    Ok(match name {
+        "relu" => Activation::Relu,
+        "gelu" => Activation::Gelu,
+        "gelu_erf" => Activation::GeluErf,
+        "silu" => Activation::Silu,
+        _ => bail!("{name} is no activation of a product"),
+    })
+}
+
+/// One product with both weights, the gate's first.
+fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> Result<Tensor> {
+    let operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous()).collect::<Result<Vec<_>>>()?;
+    let (weight, bias) = match (&operands[1..], has_bias) {
+        ([gate, up], false) => (Tensor::cat(&[gate, up], 0)?, None),
+        ([gate, of_gate, up, of_up], true) => (Tensor::cat(&[gate, up], 0)?, Some(Tensor::cat(&[of_gate, of_up], 0)?)),
+        (others, _) => bail!("{} operands are not the weights of a gated unit", others.len()),
+    };
+    ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
+}
+
+/// The summands of a norm as rows.
+fn summands(of: &mut Evaluation, node: &Node, columns: u64) -> Result<[Tensor; 2]> {
+    let mut summand = |at: usize| rows(of, &node.operands[at], columns)?.reshape(((), columns as usize));
+    Ok([summand(0)?, summand(1)?])
+}
+
+fn norm_of_sum(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
+    let [x, residual] = summands(of, node, columns)?;
+    let weight = vector(of, &node.operands[2], columns)?;
+    let is_typed = of.arithmetic == Arithmetic::Typed;
+    if is_rms {
+        return match is_typed {
+            true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
+            false => normalised(&(x + residual)?, epsilon)?.broadcast_mul(&weight),
+        };
+    }
+    let bias = vector(of, &node.operands[3], columns)?;
+    if !is_typed {
+        let sum = (x + residual)?;
+        let sum = sum.broadcast_sub(&sum.mean_keepdim(D::Minus1)?)?;
+        return normalised(&sum, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias);
+    }
+    ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
+}
+
+/// The sum; its norm is known from then on.
+fn sum_beside_norm(of: &mut Evaluation, node: &Node, norm: usize, columns: u64, epsilon: f32) -> Result<Tensor> {
+    let [x, residual] = summands(of, node, columns)?;
+    if of.arithmetic != Arithmetic::Typed {
+        return x + residual;
+    }
+    let weight = vector(of, &node.operands[2], columns)?;
+    let (sum, normed) = ops::add_rms_norm(&x, &residual, &weight, epsilon)?;
+    of.learn(Value::Node(norm), normed)?;
+    Ok(sum)
 }
 
 /// One product with all weights below each other.

@@ -209,6 +209,129 @@ fn products_beside_each_other_compute_the_same_as_one() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_gated_unit_computes_the_same_as_one_product() -> Result<()> {
+    for (activation, has_bias) in [("silu", false), ("gelu", true)] {
+        let x = operand(Value::Input(0), 0, &[(1, 0), (5, 8), (8, 1)]);
+        let weight = |input: usize| operand(Value::Input(input), 0, &[(1, 0), (8, 1), (3, 8)]);
+        let rows = |node: usize| operand(Value::Node(node), 0, &[(15, 1)]);
+        let bias = |input: usize| operand(Value::Input(input), 0, &[(5, 0), (3, 1)]);
+        let mut nodes = Vec::new();
+        for (of_weight, of_bias, activation) in [(1, 3, Some(activation)), (2, 4, None)] {
+            nodes.push(node(Function::Matmul, vec![x.clone(), weight(of_weight)], 15));
+            if has_bias {
+                let operands = vec![rows(nodes.len() - 1), bias(of_bias)];
+                nodes.push(node(Function::Binary("add".into()), operands, 15));
+            }
+            if let Some(name) = activation {
+                nodes.push(node(Function::Unary(name.into()), vec![rows(nodes.len() - 1)], 15));
+            }
+        }
+        let gate = if has_bias { 2 } else { 1 };
+        // The gate comes second here.
+        nodes.push(node(Function::Binary("mul".into()), vec![rows(nodes.len() - 1), rows(gate)], 15));
+        let inputs = vec![input(40, false), input(24, true), input(24, true), input(3, true), input(3, true)];
+        let outputs = vec![Output { value: Value::Node(nodes.len() - 1), buffer: 9 }];
+        let graph = Graph { inputs, nodes, outputs };
+        let inputs = [numbers(40, 0.7)?, numbers(24, 1.3)?, numbers(24, 0.6)?, numbers(3, 0.9)?, numbers(3, 0.4)?];
+        let x = inputs[0].reshape((5, 8))?;
+        let product = |at: usize| -> Result<Tensor> {
+            let y = x.matmul(&inputs[at].reshape((3, 8))?.t()?)?;
+            if has_bias {
+                y.broadcast_add(&inputs[2 + at])
+            } else {
+                Ok(y)
+            }
+        };
+        let gate = product(1)?;
+        let expected = ((if has_bias { gate.gelu()? } else { gate.silu()? }) * product(2)?)?;
+        let mut changed = graph.clone();
+        assert_eq!(apply(&mut changed, &[]), if has_bias { 2 } else { 1 });
+        for graph in [graph, changed] {
+            assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+        }
+    }
+    Ok(())
+}
+
+/// A sum of two inputs of 3 rows of 8, its norm, and the sum of both if the first sum is read twice.
+fn norm_of_sum(is_rms: bool, is_read_twice: bool) -> Graph {
+    let all = |value: Value| operand(value, 0, &[(24, 1)]);
+    let vector = |input: usize| operand(Value::Input(input), 0, &[(3, 0), (8, 1)]);
+    let mut nodes = vec![node(Function::Binary("add".into()), vec![all(Value::Input(0)), all(Value::Input(1))], 24)];
+    nodes.push(match is_rms {
+        true => node(Function::RmsNorm(8, 1e-6), vec![all(Value::Node(0)), vector(2)], 24),
+        false => node(Function::LayerNorm(8, 1e-5), vec![all(Value::Node(0)), vector(2), vector(3)], 24),
+    });
+    if is_read_twice {
+        let operands = vec![all(Value::Node(1)), all(Value::Node(0))];
+        nodes.push(node(Function::Binary("add".into()), operands, 24));
+    }
+    let inputs = [(24, false), (24, false), (8, true), (8, true)].map(|(len, is_constant)| input(len, is_constant));
+    let outputs = vec![Output { value: Value::Node(nodes.len() - 1), buffer: 9 }];
+    Graph { inputs: inputs.into(), nodes, outputs }
+}
+
+#[test]
+fn a_norm_of_a_sum_computes_the_same_as_one_operator() -> Result<()> {
+    let inputs = [numbers(24, 0.7)?, numbers(24, 1.3)?, numbers(8, 0.9)?, numbers(8, 0.4)?];
+    let sum = (inputs[0].reshape((3, 8))? + inputs[1].reshape((3, 8))?)?;
+    for (is_rms, is_read_twice) in [(true, false), (false, false), (true, true)] {
+        let graph = norm_of_sum(is_rms, is_read_twice);
+        let normed = match is_rms {
+            true => candle_nn::ops::rms_norm(&sum, &inputs[2], 1e-6)?,
+            false => candle_nn::ops::layer_norm(&sum, &inputs[2], &inputs[3], 1e-5)?,
+        };
+        let expected = if is_read_twice { (normed + &sum)? } else { normed };
+        let mut changed = graph.clone();
+        assert_eq!(apply(&mut changed, &[]), 1);
+        for (graph, arithmetic) in [
+            (&graph, Arithmetic::Typed),
+            (&graph, Arithmetic::In(DType::F64)),
+            (&changed, Arithmetic::Typed),
+            (&changed, Arithmetic::In(DType::F64)),
+        ] {
+            let got = &evaluate(graph, &inputs, arithmetic)?[0];
+            assert!(largest_difference(got, &expected)? < 1e-5, "{is_rms} {is_read_twice} {arithmetic:?}");
+        }
+        let Choice { fits, notes, .. } = choice(graph, &inputs)?.unwrap();
+        assert_eq!((fits.len(), fits[0].rule), (1, "residual-norm"), "{notes:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_convolution_with_a_residual_computes_the_same() -> Result<()> {
+    let all = |value: Value| operand(value, 0, &[(2 * 3 * 25, 1)]);
+    let image = operand(Value::Input(0), 0, &[(2, 75), (3, 25), (5, 5), (5, 1)]);
+    let vector = operand(Value::Input(2), 0, &[(2, 0), (3, 1), (25, 0)]);
+    let weight = operand(Value::Input(1), 0, &[(81, 1)]);
+    let nodes = vec![
+        node(Function::Convolution(window(1, 1)), vec![image, weight], 150),
+        node(Function::Binary("mul".into()), vec![all(Value::Node(0)), vector], 150),
+        // A block's own input.
+        node(Function::Binary("add".into()), vec![all(Value::Input(0)), all(Value::Node(1))], 150),
+        node(Function::Unary("relu".into()), vec![all(Value::Node(2))], 150),
+    ];
+    let inputs = vec![input(150, false), input(81, true), input(3, true)];
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(3), buffer: 9 }] };
+    let inputs = [numbers(150, 0.7)?, numbers(81, 1.3)?, numbers(3, 0.9)?];
+    let x = inputs[0].reshape((2, 3, 5, 5))?;
+    let y =
+        x.conv2d(&inputs[1].reshape((3, 3, 3, 3))?, 1, 1, 1, 1)?.broadcast_mul(&inputs[2].reshape((1, 3, 1, 1))?)?;
+    let expected = (y + x)?.relu()?;
+    for without in [&[][..], &["convolution-residual"], &["convolution-norm"], &["convolution-relu"]] {
+        let mut changed = graph.clone();
+        apply(&mut changed, without);
+        let got = &evaluate(&changed, &inputs, Arithmetic::Typed)?[0];
+        assert!(largest_difference(got, &expected)? < 1e-5, "without {without:?}");
+    }
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]), 4);
+    assert_eq!(changed.live(), [false, false, false, true]);
+    Ok(())
+}
+
 /// A graph of f16, on inputs of f32.
 fn choice(mut graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice, String>> {
     graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);

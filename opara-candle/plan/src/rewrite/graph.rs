@@ -109,12 +109,14 @@ pub enum Compute {
         /// Elements of a run of each operand.
         widths: Vec<u64>,
     },
-    /// A convolution with what follows in one call. Operands: `x`, the weight, then what the steps take, one for each.
+    /// A convolution with what follows in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
     FusedConvolution {
         /// How the windows lie.
         window: Window,
         /// What is done to each channel of the result, by a vector of one element a channel.
         steps: Vec<Step>,
+        /// Whether something of the result's shape is added then.
+        residual: bool,
         /// Whether `max(x, 0)` follows.
         relu: bool,
     },
@@ -133,6 +135,32 @@ pub enum Compute {
     ProductConcat {
         /// Whether each has a bias.
         have_bias: Vec<bool>,
+    },
+    /// An activation of a product, times another product of the same operand. Operands: `x`, `(rows, inner)`, then for each product
+    /// its weight, `(columns, inner)`, and its bias.
+    Gated {
+        /// The activation's name in the catalogue.
+        activation: String,
+        /// Whether both have a bias.
+        has_bias: bool,
+    },
+    /// A norm of rows of a sum. Operands: both summands, the weight, and the bias of a layer norm.
+    NormOfSum {
+        /// Elements of a row.
+        columns: u64,
+        /// What is added to the mean square, or to the variance.
+        epsilon: f32,
+        /// Whether it is an RMS norm, and not a layer norm.
+        is_rms: bool,
+    },
+    /// A sum, and beside it the RMS norm of its rows. Operands: both summands, and the norm's weight.
+    SumBesideNorm {
+        /// The node that the norm is.
+        norm: usize,
+        /// Elements of a row.
+        columns: u64,
+        /// What is added to the mean square.
+        epsilon: f32,
     },
 }
 

@@ -56,6 +56,7 @@ pub(in crate::cuda) enum Node {
 }
 
 /// A node that does work on the device.
+#[derive(Clone)]
 pub(in crate::cuda) enum LaunchNode {
     /// A kernel.
     Kernel(KernelNode),
@@ -91,6 +92,7 @@ impl LaunchNode {
 }
 
 /// A memset.
+#[derive(Clone)]
 pub(in crate::cuda) struct MemsetNode {
     pub(super) params: sys::CUDA_MEMSET_NODE_PARAMS,
 }
@@ -114,6 +116,7 @@ impl MemsetNode {
 }
 
 /// A copy from device to device, or from bytes that were on the host.
+#[derive(Clone)]
 pub(in crate::cuda) struct MemcpyNode {
     pub(super) params: sys::CUDA_MEMCPY3D,
     /// The bytes, for a copy from the host.

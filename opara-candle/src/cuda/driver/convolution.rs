@@ -27,16 +27,18 @@ pub(crate) struct Convolution {
     pub dilation: usize,
     /// Groups of channels.
     pub groups: usize,
+    /// Is something of the result's size added before that?
+    pub residual: bool,
     /// Does a ReLU follow?
     pub relu: bool,
 }
 
 impl Convolution {
-    /// The convolution as a matmul over pixels. `None` unless the window is one pixel.
+    /// The convolution as a matmul over pixels. `None` unless the window is one pixel and nothing is added.
     pub fn as_matmul(&self) -> Option<Matmul> {
         let [batch, inner, h, w] = self.x;
         let [columns, _, kh, kw] = self.weight;
-        let is_matmul = (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
+        let is_matmul = !self.residual && (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
         (is_matmul && self.channels_last).then_some(Matmul {
             dtype: self.dtype,
             tf32: true,
@@ -63,6 +65,8 @@ pub(crate) struct Operands<'a, T> {
     pub x: CudaView<'a, T>,
     pub weight: CudaView<'a, T>,
     pub bias: CudaView<'a, T>,
+    /// What is added, in the result's layout.
+    pub residual: Option<CudaView<'a, T>>,
 }
 
 impl<T: WithDType> Operands<'_, T> {
@@ -72,8 +76,10 @@ impl<T: WithDType> Operands<'_, T> {
     /// Slices that are too short or of another dtype.
     pub(super) fn check(&self, of: &Convolution, y: &CudaSlice<T>) -> Result<()> {
         let count = |sizes: &[usize]| sizes.iter().product::<usize>();
-        let held = [self.x.len(), self.weight.len(), self.bias.len(), y.len()];
-        let needed = [count(&of.x), count(&of.weight), of.y[1], count(&of.y)];
+        let residual = if of.residual { count(&of.y) } else { 0 };
+        let of_residual = self.residual.as_ref().map_or(0, CudaView::len);
+        let held = [self.x.len(), self.weight.len(), self.bias.len(), of_residual, y.len()];
+        let needed = [count(&of.x), count(&of.weight), of.y[1], residual, count(&of.y)];
         if T::DTYPE != of.dtype || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
             bail!("operands have {held:?} elements of {:?}, but need {needed:?} of {:?}", T::DTYPE, of.dtype)
         }

@@ -126,7 +126,7 @@ where
     Ok(guess.unwrap_or(DEFAULT))
 }
 
-/// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
+/// Convolution, bias, residual and activation of the operands, into `y`. `C` is the accumulator type.
 ///
 /// # Errors
 /// Slices that are too short or of another dtype, or a convolution that cuDNN does not support.
@@ -147,22 +147,24 @@ where
     let mut workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
     let (one, zero) = (T::from_f64(1.), T::from_f64(0.));
     let stream = device.cuda_stream();
+    let Operands { x, weight, bias, residual } = operands;
+    if let Some(residual) = residual.as_ref().filter(|_| of.residual) {
+        // SAFETY: the descriptors have the sizes that were checked above against the slices, the residual's being the result's, and
+        // the workspace is as large as cuDNN needs.
+        let launched = unsafe {
+            descriptors.fused().launch(algorithm, workspace.as_mut(), (one, one), x, weight, residual, bias, y)
+        };
+        return Ok(launched?);
+    }
     let (address, elements) = (y.device_ptr(&stream).0, y.len());
     // SAFETY: the second handle to the result's memory is leaked below, before the first one is used again. cuDNN
     // requires it as a summand and ignores it, since its factor is zero. The descriptors have the sizes that were
     // checked above against the slices, and the workspace is as large as cuDNN needs.
     unsafe {
         let summand = stream.upgrade_device_ptr::<T>(address, elements);
-        let launched = descriptors.fused().launch(
-            algorithm,
-            workspace.as_mut(),
-            (one, zero),
-            &operands.x,
-            &operands.weight,
-            &summand.as_view(),
-            &operands.bias,
-            y,
-        );
+        let summed = &summand.as_view();
+        let launched =
+            descriptors.fused().launch(algorithm, workspace.as_mut(), (one, zero), x, weight, summed, bias, y);
         summand.leak();
         Ok(launched?)
     }

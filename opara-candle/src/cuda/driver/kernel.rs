@@ -13,6 +13,7 @@ use crate::trace::Launch;
 use crate::Result;
 
 /// A kernel launch with its arguments.
+#[derive(Clone)]
 pub(in crate::cuda) struct KernelNode {
     pub name: Arc<str>,
     pub launch: Launch,

@@ -76,6 +76,17 @@ impl WatchedMemory {
         state.of = Of::Only(allocations.iter().copied().collect());
     }
 
+    /// Watches these allocations, all of which this value watches, too. Frees since this value's start count.
+    pub fn twin(&self, allocations: &[CUdeviceptr]) -> Self {
+        let twin = Self::new();
+        twin.limit_to(allocations);
+        // Whatever was freed before the twin's start is known here.
+        if self.is_freed() {
+            twin.0.freed.store(true, Ordering::Release);
+        }
+        twin
+    }
+
     /// Has watched memory been freed? Then graphs that read it must not be launched any more.
     pub fn is_freed(&self) -> bool {
         self.0.freed.load(Ordering::Acquire)
@@ -176,6 +187,19 @@ mod tests {
         assert!(!after.is_freed());
         before_free(late, null_mut());
         assert!(after.is_freed());
+    }
+
+    #[test]
+    fn a_twin_knows_of_earlier_frees_and_sees_later_ones() {
+        let (early, late) = (UNUSED + 4, UNUSED + 5);
+        let watch = WatchedMemory::new();
+        watch.limit_to(&[early, late]);
+        let twin = watch.twin(&[late]);
+        before_free(early, null_mut());
+        assert!(watch.is_freed() && !twin.is_freed());
+        assert!(watch.twin(&[late]).is_freed());
+        before_free(late, null_mut());
+        assert!(twin.is_freed());
     }
 
     #[test]

@@ -9,9 +9,12 @@ pub(super) mod dtype;
 pub(super) mod fused_kernel;
 mod thread_tile;
 
+use std::sync::Arc;
+
 use candle::Device;
 use hashbrown::HashMap;
 use opara_plan::fusion::{groups, Fusible, FusionGroup, Operand, StridedView};
+use parking_lot::Mutex;
 
 use self::candle_kernel::CandleKernel;
 use self::fused_kernel::{FusedKernel, FusedOp, Operation, Source};
@@ -70,8 +73,8 @@ impl Capture {
 
         let all = self.launches.get_mut();
         if let Some((graph, kernels)) = owners {
-            all.graphs.push(graph);
-            all.kernels.push(kernels);
+            all.graphs.push(Arc::new(Mutex::new(graph)));
+            all.kernels.push(Arc::new(kernels));
         }
         let ops = std::mem::take(&mut self.trace.ops);
         let recorded = std::mem::take(&mut all.of);

@@ -21,7 +21,7 @@ use super::capture::Capture;
 use super::driver::copy_of;
 use super::program::CudaProgram;
 use super::target::Target;
-use crate::backend::{Example, Rewriting, RewrittenProgram};
+use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::prepared::Settings;
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, Compared};
@@ -88,9 +88,11 @@ impl Rewriter {
             replacements.extend(self.replacement(&program, region, &values)?);
         }
         drop(values);
+        // Nothing is put into this one.
+        let exact = Box::new(program.twin());
         // The last first: what comes before keeps its place.
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
-        let (mut rewrites, mut spliced, mut room, mut apart) = (Vec::new(), Vec::new(), 0, 0.);
+        let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, 0.);
         for Replacement { region, graph, inputs, fits, compared } in replacements.into_iter().rev() {
             let captured = match self.times.time("rewrite capture", || fragment(&target, &graph, &inputs)) {
                 Ok(captured) => captured,
@@ -108,15 +110,15 @@ impl Rewriter {
             ];
             let [inputs, outputs] = &buffers;
             apart += compared.apart();
-            spliced.push(program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]));
+            program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]);
             rewrites.extend(counted(&fits).into_iter().map(|counted| told(counted, compared)));
         }
-        if spliced.is_empty() {
+        if rewrites.is_empty() {
             return Ok(self.unchanged(program));
         }
         program.watch_externals();
         let settings = Settings { constant_room: room, ..self.rewriting.settings };
-        let (mut program, values) =
+        let (program, values) =
             self.times.time("rewrite run", || run(program, &self.examples, &Wanted::new(), settings));
         let refused = match values {
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
@@ -128,6 +130,7 @@ impl Rewriter {
                 Err(reason) => reason,
                 Ok(()) => {
                     tracing::debug!(us, candle_us, "rewritten");
+                    let exact = Recorded { examples: self.examples.clone(), program: exact, sequential_us: candle_us };
                     // From now on these are what replays have to give.
                     for (example, values) in self.examples.iter_mut().zip(values) {
                         example.outputs = values.outputs;
@@ -135,15 +138,13 @@ impl Rewriter {
                     let trace = program.capture.trace.clone().into();
                     let Self { examples, notes, times, .. } = self;
                     let rewrites = merged(rewrites);
-                    return Ok(RewrittenProgram { trace, rewrites, room, notes, examples, times, program });
+                    let exact = Some(exact);
+                    return Ok(RewrittenProgram { trace, rewrites, room, notes, examples, times, program, exact });
                 }
             },
         };
         self.notes.push(format!("nothing is rewritten: {refused}"));
-        for spliced in spliced.into_iter().rev() {
-            program.capture.take_out(spliced);
-        }
-        Ok(self.unchanged(program))
+        Ok(self.unchanged(exact))
     }
 
     /// Whether a rewritten pass gives what candle gave for each example.
@@ -166,7 +167,7 @@ impl Rewriter {
     fn unchanged(self, program: Box<CudaProgram>) -> RewrittenProgram {
         let trace = program.capture.trace.clone().into();
         let Self { examples, notes, times, .. } = self;
-        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, times, program }
+        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, times, program, exact: None }
     }
 
     /// What may take the place of a run, if anything may.

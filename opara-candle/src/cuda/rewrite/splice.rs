@@ -9,17 +9,6 @@ use crate::cuda::driver::{LaunchNode, Pointer};
 use crate::cuda::launches::{CapturedLaunch, Launches};
 use crate::trace::{Access, BufferId, Op, OpId, Role};
 
-/// A launch as the trace and the program have it.
-type Recorded = (Op, CapturedLaunch);
-
-/// What was put where.
-pub(super) struct Spliced {
-    /// Where the new launches are, those that were kept first.
-    ops: Range<OpId>,
-    /// Those that were there; `None` stands for the next of those that were kept.
-    before: Vec<Option<Recorded>>,
-}
-
 impl Capture {
     /// Puts the launches of `fragment` in the place of these ops, of which those that are `kept` come first. The fragment's inputs
     /// and outputs are these buffers.
@@ -29,7 +18,7 @@ impl Capture {
         kept: &[OpId],
         fragment: Capture,
         [inputs, outputs]: [&[BufferId]; 2],
-    ) -> Spliced {
+    ) {
         let addresses: HashMap<BufferId, u64> = self.external.iter().map(|&(address, id)| (id, address)).collect();
         let buffers = self.adopt(&fragment, inputs, outputs);
         let Launches { of, graphs, kernels } = fragment.launches.into_inner();
@@ -42,35 +31,12 @@ impl Capture {
         let all = self.launches.get_mut();
         all.graphs.extend(graphs);
         all.kernels.extend(kernels);
-        let taken: Vec<Recorded> = self.trace.ops.drain(ops.clone()).zip(all.of.drain(ops.clone())).collect();
-        let (mut new, mut before) = (Vec::new(), Vec::new());
-        for (at, recorded) in taken.into_iter().enumerate() {
-            let is_kept = kept.contains(&(ops.start + at));
-            before.push(if is_kept {
-                new.push(recorded);
-                None
-            } else {
-                Some(recorded)
-            });
-        }
-        new.extend(fragment);
-        let spliced = Spliced { ops: ops.start..ops.start + new.len(), before };
-        self.insert(ops.start, new);
-        spliced
-    }
-
-    /// Puts back what was there. What was put in its place later has to be taken out before.
-    pub(super) fn take_out(&mut self, Spliced { ops, before }: Spliced) {
-        let all = self.launches.get_mut();
-        let mut kept = self.trace.ops.drain(ops.clone()).zip(all.of.drain(ops.clone())).collect::<Vec<_>>().into_iter();
-        let before = before.into_iter().filter_map(|recorded| recorded.or_else(|| kept.next())).collect();
-        self.insert(ops.start, before);
-    }
-
-    fn insert(&mut self, at: OpId, recorded: Vec<Recorded>) {
-        let (ops, launches): (Vec<Op>, Vec<CapturedLaunch>) = recorded.into_iter().unzip();
-        self.trace.ops.splice(at..at, ops);
-        self.launches.get_mut().of.splice(at..at, launches);
+        let taken = self.trace.ops.drain(ops.clone()).zip(all.of.drain(ops.clone())).enumerate();
+        let is_kept = |at: OpId| kept.contains(&(ops.start + at));
+        let kept: Vec<_> = taken.filter(|(at, _)| is_kept(*at)).map(|(_, recorded)| recorded).collect();
+        let (new, of): (Vec<Op>, Vec<CapturedLaunch>) = kept.into_iter().chain(fragment).unzip();
+        self.trace.ops.splice(ops.start..ops.start, new);
+        all.of.splice(ops.start..ops.start, of);
     }
 
     /// For each buffer of a fragment, which of these it is; those that are new are added.

@@ -14,6 +14,8 @@ use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::kernels::uninit;
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
+#[cfg(feature = "cudnn")]
+use crate::cuda::operator::with_elements;
 use crate::cuda::operator::{elements, is_known};
 use crate::ops::space_to_depth::space_to_depth;
 use crate::ops::{pad, Activation, ConvConfig, Padding};
@@ -47,6 +49,7 @@ pub(super) fn conv2d(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
     config: &ConvConfig,
 ) -> Result<Option<Tensor>> {
     let dtype = x.dtype();
@@ -54,6 +57,11 @@ pub(super) fn conv2d(
     let depthwise = is_depthwise(weight, config.groups);
     if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
         return Ok(None);
+    }
+    if let (Some(residual), true) = (residual, depthwise) {
+        let bare = ConvConfig { activation: Activation::None, ..*config };
+        let y = conv2d(x, weight, bias, None, &bare)?;
+        return y.map(|y| config.activation.forward(&(y + residual)?)).transpose();
     }
     // The depthwise kernel applies this ReLU when it loads.
     let x = match config.input_activation {
@@ -91,9 +99,11 @@ pub(super) fn conv2d(
                 stride: config.stride,
                 dilation: config.dilation,
                 groups: config.groups,
+                residual: residual.is_some(),
                 relu: config.activation == Activation::Relu,
             };
-            operand.apply_op3_no_bwd(&filter, &bias, &Dense(of))?
+            let residual = residual.map(|residual| format.arrange(residual)).transpose()?;
+            operand.apply_op3_no_bwd(&filter, &bias, &Dense { of, residual })?
         }
         #[cfg(not(feature = "cudnn"))]
         return Ok(None);
@@ -122,7 +132,11 @@ impl Depthwise {
 
 /// Every other convolution, by cuDNN or cuBLASLt.
 #[cfg(feature = "cudnn")]
-struct Dense(Convolution);
+struct Dense {
+    of: Convolution,
+    /// What is added, in the result's layout.
+    residual: Option<Tensor>,
+}
 
 #[cfg(feature = "cudnn")]
 impl Dense {
@@ -134,13 +148,11 @@ impl Dense {
     {
         let device = &operands[0].0.device;
         let [x, weight, bias] = operands;
-        let mut y = uninit::<T>(device, self.0.y.iter().product())?;
-        let operands = Operands {
-            x: elements::<T>(x.0, x.1)?,
-            weight: elements(weight.0, weight.1)?,
-            bias: elements(bias.0, bias.1)?,
-        };
-        convolve::<T, C>(device, &self.0, &operands, &mut y)?;
+        let mut y = uninit::<T>(device, self.of.y.iter().product())?;
+        let (x, weight, bias) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?, elements(bias.0, bias.1)?);
+        with_elements([self.residual.as_ref()], |[residual]| {
+            convolve::<T, C>(device, &self.of, &Operands { x, weight, bias, residual }, &mut y)
+        })?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
     }
 }
@@ -187,5 +199,5 @@ macro_rules! on_gpu {
 
 on_gpu!(Depthwise, "depthwise", |op| op.plane.shape(), run: F16 => [f16], BF16 => [bf16], F32 => [f32], F64 => [f64]);
 #[cfg(feature = "cudnn")]
-on_gpu!(Dense, "conv2d", |op| op.0.shape(), run: F16 => [f16, f32], BF16 => [bf16, f32], F32 => [f32, f32],
+on_gpu!(Dense, "conv2d", |op| op.of.shape(), run: F16 => [f16, f32], BF16 => [bf16, f32], F32 => [f32, f32],
     F64 => [f64, f64]);

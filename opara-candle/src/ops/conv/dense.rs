@@ -32,7 +32,7 @@ where
     T: CudnnDataType + DeviceRepr + candle::WithDType,
     C: CudnnDataType,
 {
-    let Operands { x, weight, bias } = operands;
+    let Operands { x, weight, bias, .. } = operands;
     let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
     let matmul = of.as_matmul().filter(|_| aligned());
     let run = |implementation| match (implementation, &matmul) {

@@ -37,6 +37,42 @@ use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 /// # Errors
 /// Shapes that do not agree, a window that does not fit, or a result too large for memory.
 pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
+    convolved(x, weight, bias, None, config)
+}
+
+/// [`conv2d`] plus `residual`, which has the result's shape, before the activation: the end of a residual block. With cuDNN it is
+/// added in the same call, and nothing is rounded before; a depthwise convolution adds it in a launch of its own.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// use opara_candle::ops::{self, Activation, ConvConfig};
+///
+/// let x = Tensor::ones((1, 3, 8, 8), DType::F32, &Cpu)?;
+/// let weight = Tensor::zeros((3, 3, 1, 1), DType::F32, &Cpu)?;
+/// let config = ConvConfig::default().activation(Activation::Relu);
+/// assert_eq!(ops::add_conv2d(&x, &weight, None, &x, &config)?.sum_all()?.to_scalar::<f32>()?, 192.);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// As for [`conv2d`].
+pub fn add_conv2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: &Tensor,
+    config: &ConvConfig,
+) -> Result<Tensor> {
+    convolved(x, weight, bias, Some(residual), config)
+}
+
+fn convolved(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    config: &ConvConfig,
+) -> Result<Tensor> {
     let (batch, channels, h, w) = x.dims4()?;
     let (out, k, kh, kw) = weight.dims4()?;
     let groups = config.groups;
@@ -54,6 +90,9 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
         bail!("a bias of {:?} for {out} output channels", bias.dims())
     }
     let (oh, ow) = config.output((h, w), (kh, kw))?;
+    if let Some(residual) = residual.filter(|residual| residual.dims() != [batch, out, oh, ow]) {
+        bail!("{:?} cannot be added to a convolution of shape {:?}", residual.dims(), [batch, out, oh, ow])
+    }
     // The result must be allocatable, at up to 16 bytes per element.
     let elements = [batch, out, oh, ow].into_iter().try_fold(1usize, usize::checked_mul);
     let Some(elements) = elements.filter(|elements| elements.checked_mul(16).is_some()) else {
@@ -70,16 +109,31 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
     let stride = config.padding.limit(config.stride, (h, w));
     let dilation = if (kh, kw) == (1, 1) { 1 } else { config.dilation };
     let config = ConvConfig { stride, dilation, activation: within, ..*config };
+    let (has_bias, name) = (bias.is_some(), if residual.is_some() { "add_conv2d" } else { "conv2d" });
     let run = move |t: &[&Tensor]| {
-        let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        let cpu = || cpu::conv2d(&config.input_activation.forward(x)?, weight, bias, config).map(Some);
-        let own = own_on(x, cpu, || gpu!(cuda::conv2d(x, weight, bias, &config)))?;
-        after.forward(&own.map_or_else(|| composed(x, weight, bias, &config), Ok)?)
+        let (x, weight, mut rest) = (t[0], t[1], t[2..].iter().copied());
+        let bias = if has_bias { rest.next() } else { None };
+        let residual = rest.next();
+        let cpu = || {
+            let x = config.input_activation.forward(x)?;
+            apart(residual, &config, |config| cpu::conv2d(&x, weight, bias, *config)).map(Some)
+        };
+        let own = own_on(x, cpu, || gpu!(cuda::conv2d(x, weight, bias, residual, &config)))?;
+        let composed = || apart(residual, &config, |config| composed(x, weight, bias, config));
+        after.forward(&own.map_or_else(composed, Ok)?)
     };
-    match bias {
-        Some(bias) => apply("conv2d", &[x, weight, bias], flops, run),
-        None => apply("conv2d", &[x, weight], flops, run),
-    }
+    apply(name, &[Some(x), Some(weight), bias, residual].into_iter().flatten().collect::<Vec<_>>(), flops, run)
+}
+
+/// A convolution, with the residual and the activation behind it as operators of their own.
+fn apart(
+    residual: Option<&Tensor>,
+    config: &ConvConfig,
+    convolution: impl FnOnce(&ConvConfig) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let Some(residual) = residual else { return convolution(config) };
+    let y = convolution(&ConvConfig { activation: Activation::None, ..*config })?;
+    config.activation.forward(&(y + residual)?)
 }
 
 /// The weight of [`conv2d`] in the memory layout that its device and dtype want. A layer that converts its weight once,

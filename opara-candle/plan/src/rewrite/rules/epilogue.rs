@@ -14,11 +14,35 @@ pub(super) fn norm(facts: &Facts, at: usize) -> Option<Better> {
     absorbed(facts, at, |_, _| true)
 }
 
+/// A sum with something else of the same shape, as at the end of a residual block.
+pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
+    let [a, b] = facts.binary(at, "add")?;
+    with_residual(facts, at, [a, b]).or_else(|| with_residual(facts, at, [b, a]))
+}
+
+fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<Better> {
+    let (node, before) = (facts.node(at), facts.node(convolution(facts, y)?));
+    let Compute::FusedConvolution { window, steps, residual: false, relu: false } = &before.compute else {
+        return None;
+    };
+    let [_, channels, ..] = before.operands[0].dims[..] else { return None };
+    // Each group of one channel has a kernel of its own, which adds nothing.
+    let is_dense = window.groups == 1 || window.groups < channels.len;
+    let fits = before.element == node.element && facts.have_type_of(node, [other]) && other.is_run_of(node.len);
+    if !is_dense || !fits || before.len != node.len {
+        return None;
+    }
+    let compute = Compute::FusedConvolution { window: *window, steps: steps.clone(), residual: true, relu: false };
+    let operands = before.operands.iter().cloned().chain([other.clone()]).collect();
+    let launches = node.launches + before.launches;
+    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
+}
+
 /// `max(x, 0)`.
 pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
     let before = facts.node(convolution(facts, facts.unary(at, "relu")?)?);
-    let Compute::FusedConvolution { window, steps, relu: false } = &before.compute else { return None };
-    let compute = Compute::FusedConvolution { window: *window, steps: steps.clone(), relu: true };
+    let Compute::FusedConvolution { window, steps, residual, relu: false } = &before.compute else { return None };
+    let compute = Compute::FusedConvolution { window: *window, steps: steps.clone(), residual: *residual, relu: true };
     let launches = facts.node(at).launches + before.launches;
     Some(Better { node: Node { compute, launches, ..before.clone() }, saved: 1 })
 }
@@ -41,13 +65,15 @@ fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> 
         None => return None,
     };
     let before = facts.node(of);
-    let Compute::FusedConvolution { window, steps, relu: false } = &before.compute else { return None };
+    let Compute::FusedConvolution { window, steps, residual: false, relu: false } = &before.compute else {
+        return None;
+    };
     if before.len != node.len || before.element != node.element || !takes(step, steps) || !facts.is_constant(other) {
         return None;
     }
     let vector = of_channels(facts, &before.operands, window.groups, window.kernel, other, before.len)?;
     let steps = steps.iter().copied().chain([step]).collect();
-    let compute = Compute::FusedConvolution { window: *window, steps, relu: false };
+    let compute = Compute::FusedConvolution { window: *window, steps, residual: false, relu: false };
     let operands = before.operands.iter().cloned().chain([vector]).collect();
     Some(Better {
         node: Node { compute, operands, launches: node.launches + before.launches, ..node.clone() },

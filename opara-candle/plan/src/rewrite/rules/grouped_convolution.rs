@@ -52,7 +52,12 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
     let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
     Some(Node {
-        compute: Compute::FusedConvolution { window: Window { groups, ..window }, steps: Vec::new(), relu: false },
+        compute: Compute::FusedConvolution {
+            window: Window { groups, ..window },
+            steps: Vec::new(),
+            residual: false,
+            relu: false,
+        },
         operands: vec![x, weight],
         element: concat.element,
         len: concat.len,

@@ -6,9 +6,11 @@ mod attention;
 mod convolution;
 mod epilogue;
 mod facts;
+mod gated;
 mod grouped_convolution;
 mod product;
 mod product_concat;
+mod residual_norm;
 mod softmax;
 
 use hashbrown::HashSet;
@@ -64,6 +66,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.
     Rule { name: "convolution-norm", at: epilogue::norm },
+    // What is added to each element of a convolution: part of it.
+    Rule { name: "convolution-residual", at: epilogue::residual },
     // `max(x, 0)` behind a convolution: part of it.
     Rule { name: "convolution-relu", at: epilogue::relu },
     // Softmax of five launches: one.
@@ -74,8 +78,12 @@ pub const RULES: &[Rule] = &[
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
     Rule { name: "product-concat", at: product_concat::at },
-    // An activation behind that: part of it.
+    // Two products of one operand, an activation of one times the other: one of both.
+    Rule { name: "gated-unit", at: gated::at },
+    // An activation behind a product with a bias: part of it.
     Rule { name: "product-activation", at: product::activation },
+    // A norm of a sum, and the sum: one launch.
+    Rule { name: "residual-norm", at: residual_norm::at },
 ];
 
 /// Applies the rules that are not `without`, wherever they fit but at those nodes where they are `refused`.

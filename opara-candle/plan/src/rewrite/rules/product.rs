@@ -5,7 +5,7 @@ use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::{Dim, Function};
 
 /// Activations that can be part of a product.
-const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
+pub(super) const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
 
 /// A product with a weight: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
 pub(super) struct Product {

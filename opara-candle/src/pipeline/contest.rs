@@ -1,0 +1,131 @@
+//! Whether a rewritten pass stands: its replays are timed against those of the pass without rewriting, each fused and scheduled as it
+//! will be replayed.
+
+use std::sync::Arc;
+
+use super::build::{Build, Halt};
+use super::fuse::Fused;
+use super::rewrite::{Exact, Rewritten};
+use super::verify::Verified;
+use crate::challengers::{REQUIRED_GAIN, ROUNDS};
+use crate::measure::Replays;
+use crate::timing::Latency;
+use crate::{cuda, Error, Result};
+
+/// A pass that is ready to be replayed.
+pub(super) struct Contestant {
+    pub verified: Verified,
+    pub fused: Fused,
+}
+
+/// Fusion and schedules never made a recorded pass as many times as fast as its launches one after the other.
+const UNREACHED: f64 = 4.;
+
+/// The rewritten pass, or the exact one if the rewritten one is not faster. `finish` makes the exact one ready; that is left out if it
+/// cannot be the faster one, and if nothing is to be benchmarked.
+///
+/// # Errors
+/// A lost device, or freed memory.
+pub(super) fn contest(
+    rewritten: Contestant,
+    exact: Option<Exact>,
+    arena: &Arc<cuda::Arena>,
+    build: &mut Build,
+    finish: impl FnOnce(Rewritten, &mut Build) -> Result<Contestant, Halt>,
+) -> Result<Contestant, Halt> {
+    let is_timed = |exact: &Exact| {
+        build.options.benchmark_challengers && is_open(rewritten.verified.replay_us, exact.sequential_us)
+    };
+    let Some(Exact { pass, .. }) = exact.filter(is_timed) else { return Ok(rewritten) };
+    let before = arena.bytes().max(arena_bytes(&rewritten));
+    let outcome = build.aside("exact plan", |build| -> Result<_, Halt> {
+        let exact = finish(*pass, build)?;
+        let us = times(&rewritten, &exact, build)?;
+        Ok((exact, us))
+    });
+    let winner = match outcome {
+        Ok((exact, [of_rewritten, of_exact])) => match is_faster(of_rewritten, of_exact) {
+            true => {
+                tracing::debug!(of_rewritten, of_exact, "the rewritten pass is faster");
+                rewritten
+            }
+            false => {
+                drop(rewritten);
+                let note = format!(
+                    "nothing is rewritten: a replay of the rewritten launches takes {of_rewritten:.0} us, of candle's {of_exact:.0}"
+                );
+                Contestant { fused: exact.fused.noting(note), ..exact }
+            }
+        },
+        Err(Halt::Failed(error @ (Error::DeviceLost { .. } | Error::MemoryFreed))) => return Err(error.into()),
+        Err(Halt::Stopped(stage)) => return Err(Halt::Stopped(stage)),
+        // The device may lack the memory for both.
+        Err(Halt::Failed(error)) => {
+            let note = format!("the rewritten launches were not timed against candle's: {error}");
+            Contestant { fused: rewritten.fused.noting(note), ..rewritten }
+        }
+    };
+    // The loser is gone, and with it what it needed of the arena.
+    if arena.limit_to(before.max(arena_bytes(&winner)), &build.device)? {
+        rebuild(&winner, build)?;
+    }
+    Ok(winner)
+}
+
+/// Bytes that a pass needs of the arena.
+fn arena_bytes(of: &Contestant) -> u64 {
+    of.verified.instance.plan.prepared.layouts[0].bytes
+}
+
+/// Could the exact pass be the faster one?
+fn is_open(rewritten_us: f64, sequential_us: f64) -> bool {
+    rewritten_us * UNREACHED > sequential_us
+}
+
+/// Is a rewritten pass faster by more than the noise? Of two that are equally fast, the one with the module's bits stands.
+fn is_faster(rewritten_us: f64, exact_us: f64) -> bool {
+    rewritten_us < exact_us * (1. - REQUIRED_GAIN)
+}
+
+/// Median microseconds of a replay of each; the two take turns.
+fn times(rewritten: &Contestant, exact: &Contestant, build: &Build) -> Result<[f64; 2]> {
+    let mut samples = [Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS)];
+    let bench = bench(rewritten, build)?;
+    for round in 0..ROUNDS {
+        for (of, samples) in [rewritten, exact].into_iter().zip(&mut samples) {
+            samples.push(bench.lap(&*of.verified.instance.replay, round)?);
+        }
+    }
+    Ok(samples.map(|samples| Latency::of(samples).median_us))
+}
+
+/// Replays of the examples.
+fn bench<'a>(of: &'a Contestant, build: &'a Build) -> Result<Replays<'a>> {
+    let inputs = of.fused.examples.iter().map(|example| &example.inputs[..]).collect();
+    let instance = &of.verified.instance;
+    Replays::new(&*instance.replay, &instance.plan, inputs, &build.options.state, &build.device)
+}
+
+/// Builds the graph again that was built for another arena, so that the first call need not.
+fn rebuild(of: &Contestant, build: &Build) -> Result<()> {
+    bench(of, build)?.lap(&*of.verified.instance.replay, 0).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rewritten_pass_has_to_be_faster_than_the_exact_one() {
+        assert!(is_faster(98., 100.));
+        assert!(!is_faster(99.5, 100.), "within the noise");
+        assert!(!is_faster(526., 508.), "slower");
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_not_built() {
+        assert!(is_open(526., 620.));
+        assert!(is_open(200., 799.));
+        assert!(!is_open(200., 1110.));
+    }
+}
