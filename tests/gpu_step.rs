@@ -43,6 +43,12 @@ fn a_hundred_steps_equal_eager_execution() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_cache_of_keys_and_values_gives_what_passes_over_all_tokens_give() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(common::decoder::assert_writes_like_whole_passes(&device, Mode::Graph)?)
+}
+
+#[test]
 fn operators_in_place_write_only_their_target() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let state = Writing::new(&device)?;

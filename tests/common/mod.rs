@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports)] // Each test program uses a part of it.
 
 mod beside;
+pub mod decoder;
 #[path = "../../opara-candle/src/test_device.rs"]
 mod device;
 mod modules;

@@ -25,8 +25,7 @@ const TYPES: [GgmlDType; 8] = [
 
 /// Dtypes with their maximum relative errors: of the products of codes, which have sums in f32 and the result's rounding, and of
 /// products with the weight in that type.
-const DTYPES: [(DType, f64, f64); 3] =
-    [(DType::F32, 1e-5, 2e-3), (DType::F16, 1e-3, 4e-3), (DType::BF16, 8e-3, 3e-2)];
+const DTYPES: [(DType, f64, f64); 3] = [(DType::F32, 1e-5, 2e-3), (DType::F16, 1e-3, 4e-3), (DType::BF16, 8e-3, 3e-2)];
 
 /// Each group of 32 neighbours rounded to 8 bits, as the kernels do.
 fn in_eight_bits(x: &Tensor) -> Result<Tensor> {
@@ -120,7 +119,8 @@ fn logits_on_a_gpu_are_near_the_cpus() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for to in [GgmlDType::Q4_1, GgmlDType::Q8_0] {
         for (name, config) in configs() {
-            let [here, there] = [CPU, &device].map(|device| load(opara_weights::seeded(5, DType::F32, device), &config, to));
+            let [here, there] =
+                [CPU, &device].map(|device| load(opara_weights::seeded(5, DType::F32, device), &config, to));
             let (here, there) = (here?, there?);
             let (mut on_cpu, mut on_gpu) = (generator(here.cache(1))?, generator(there.cache(1))?);
             let mut at = 0;
