@@ -4,7 +4,7 @@
 
 use candle::{bail, DType, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-use opara_candle::nn::{embedding, layer_norm, linear, Embedding, LayerNorm, Linear};
+use opara_candle::nn::{embedding, layer_norm, linear, Embedding, LayerNorm, Linear, PackedLinear};
 use opara_candle::ops::{self, Activation};
 use opara_candle::scope;
 
@@ -51,14 +51,14 @@ impl Embeddings {
 
 /// The end of both halves of a layer: projection, residual connection, normalization.
 struct Output {
-    dense: Linear,
+    dense: PackedLinear,
     norm: LayerNorm,
 }
 
 impl Output {
     fn load(input: usize, config: &Config, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
-            dense: linear(input, config.hidden_size, vb.pp("dense"))?,
+            dense: linear(input, config.hidden_size, vb.pp("dense"))?.packed()?,
             norm: layer_norm(config.hidden_size, config.layer_norm_eps, vb.pp("LayerNorm"))?,
         })
     }
@@ -69,12 +69,17 @@ impl Output {
     }
 }
 
+/// Queries, keys and values.
+enum Projection {
+    /// On a GPU one fused matmul, which is faster than three parallel ones.
+    Fused(Linear),
+    /// On the threads of a CPU three, which is faster there.
+    Parts([PackedLinear; 3]),
+}
+
 /// Multi-head self-attention.
 struct Attention {
-    /// Queries, keys and values as one fused linear layer.
-    qkv: Linear,
-    /// The three separate layers, views of the fused one.
-    parts: [Linear; 3],
+    projection: Projection,
     output: Output,
     heads: usize,
 }
@@ -82,18 +87,18 @@ struct Attention {
 impl Attention {
     fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
         let hidden = config.hidden_size;
-        let names = ["query", "key", "value"];
-        let parts = names.map(|name| linear(hidden, hidden, vb.pp("self").pp(name)));
-        let parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
-        let weight = Tensor::cat(&parts.iter().map(Linear::weight).collect::<Vec<_>>(), 0)?;
-        let bias = Tensor::cat(&parts.iter().filter_map(Linear::bias).collect::<Vec<_>>(), 0)?;
-        let part = |index: usize| -> Result<Linear> {
-            let of = |all: &Tensor| all.narrow(0, index * hidden, hidden);
-            Ok(Linear::new(names[index], of(&weight)?, Some(of(&bias)?)))
+        let load = |name: &str| linear(hidden, hidden, vb.pp("self").pp(name));
+        let parts = [load("query")?, load("key")?, load("value")?];
+        let projection = if vb.device().is_cuda() {
+            let weight = Tensor::cat(&parts.each_ref().map(Linear::weight), 0)?;
+            let bias = Tensor::cat(&parts.iter().filter_map(Linear::bias).collect::<Vec<_>>(), 0)?;
+            Projection::Fused(Linear::new("qkv", weight, Some(bias)))
+        } else {
+            let [query, key, value] = parts;
+            Projection::Parts([query.packed()?, key.packed()?, value.packed()?])
         };
         Ok(Self {
-            parts: [part(0)?, part(1)?, part(2)?],
-            qkv: Linear::new("qkv", weight, Some(bias)),
+            projection,
             output: Output::load(hidden, config, vb.pp("output"))?,
             heads: config.num_attention_heads,
         })
@@ -102,18 +107,24 @@ impl Attention {
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
-        let scale = ((hidden / heads) as f64).sqrt().recip();
-        // On a GPU one fused matmul is faster than three parallel ones, and attention reads its strided parts in place.
-        // On the threads of a CPU three are faster.
-        let context = if x.device().is_cuda() {
-            let all = ops::reshape(&self.qkv.forward(x)?, (batch, seq, 3 * heads, hidden / heads))?;
-            let all = ops::transpose(&all, 1, 2)?;
-            let part = |index: usize| ops::narrow(&all, 1, index * heads, heads);
-            ops::attention(&part(0)?, &part(1)?, &part(2)?, mask, scale)?
-        } else {
-            let part = |index: usize, scale| self.parts[index].forward_heads(x, heads, scale);
-            ops::attention(&part(0, scale)?, &part(1, 1.)?, &part(2, 1.)?, mask, 1.)?
+        let dim = hidden / heads;
+        // Attention reads strided heads in place.
+        let (query, key, value) = match &self.projection {
+            Projection::Fused(qkv) => {
+                let all = ops::reshape(&qkv.forward(x)?, (batch, seq, 3 * heads, dim))?;
+                let all = ops::transpose(&all, 1, 2)?;
+                let part = |index: usize| ops::narrow(&all, 1, index * heads, heads);
+                (part(0)?, part(1)?, part(2)?)
+            }
+            Projection::Parts(parts) => {
+                let part = |part: &PackedLinear| {
+                    ops::transpose(&ops::reshape(&part.forward(x)?, (batch, seq, heads, dim))?, 1, 2)
+                };
+                let [query, key, value] = parts;
+                (part(query)?, part(key)?, part(value)?)
+            }
         };
+        let context = ops::attention(&query, &key, &value, mask, (dim as f64).sqrt().recip())?;
         self.output.forward(&ops::merge_heads(&context)?, x)
     }
 }
@@ -122,7 +133,7 @@ impl Attention {
 struct Layer {
     name: String,
     attention: Attention,
-    intermediate: Linear,
+    intermediate: PackedLinear,
     activation: Activation,
     output: Output,
 }
@@ -132,7 +143,8 @@ impl Layer {
         Ok(Self {
             name: format!("layer.{index}"),
             attention: Attention::load(vb.pp("attention"), config)?,
-            intermediate: linear(config.hidden_size, config.intermediate_size, vb.pp("intermediate.dense"))?,
+            intermediate: linear(config.hidden_size, config.intermediate_size, vb.pp("intermediate.dense"))?
+                .packed()?,
             activation: config.hidden_act.into(),
             output: Output::load(config.intermediate_size, config, vb.pp("output"))?,
         })

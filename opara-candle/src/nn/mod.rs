@@ -12,5 +12,5 @@ pub use batch_norm::{batch_norm, BatchNorm};
 pub use conv::{conv2d, conv2d_no_bias, conv2d_norm, Conv2d};
 pub use embedding::{embedding, Embedding};
 pub use kv_cache::KvCache;
-pub use linear::{linear, linear_no_bias, Linear};
+pub use linear::{linear, linear_no_bias, Linear, PackedLinear};
 pub use norm::{layer_norm, rms_norm, LayerNorm, RmsNorm};

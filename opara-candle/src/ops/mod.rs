@@ -84,7 +84,7 @@ pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use embedding::embedding;
 pub use gemv::{gated, norm_gated, norm_linear, RmsScale};
 pub use heads::{merge_heads, split_heads};
-pub use matmul::{linear, linear_act, matmul};
+pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};

@@ -2,6 +2,7 @@
 
 mod answers;
 mod in_place;
+mod products;
 mod rows;
 mod sample;
 mod windows;

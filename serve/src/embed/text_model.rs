@@ -40,6 +40,14 @@ pub struct TextModel {
     pooling: Pooling,
 }
 
+/// What suits a GPU, which is fast with many rows and takes long to build a plan.
+const BATCHES: &[usize] = &[1, 2, 4, 8, 16, 32];
+const LENGTHS: &[usize] = &[16, 32, 64, 128, 256];
+
+/// What suits a CPU, which multiplies few rows as fast as many and builds a plan in some forwards: little padding.
+const CPU_BATCHES: &[usize] = &[1];
+const CPU_LENGTHS: &[usize] = &[16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448];
+
 /// Which architecture a checkpoint's `config.json` names.
 #[derive(Deserialize)]
 struct Kind {
@@ -135,11 +143,15 @@ impl TextModel {
         tokens: Option<usize>,
     ) -> crate::batch::Result<Buckets> {
         let batches = match batches {
-            [] if is_cpu => &[1, 4],
-            [] => &[1, 2, 4, 8, 16, 32][..],
+            [] if is_cpu => CPU_BATCHES,
+            [] => BATCHES,
             given => given,
         };
-        let lengths = if lengths.is_empty() { &[16, 32, 64, 128, 256][..] } else { lengths };
+        let lengths = match lengths {
+            [] if is_cpu => CPU_LENGTHS,
+            [] => LENGTHS,
+            given => given,
+        };
         let lengths = lengths.iter().copied().filter(|&length| length < self.limit()).chain([self.limit()]);
         Buckets::new(batches.iter().copied(), lengths, tokens.unwrap_or(if is_cpu { 512 } else { 8_192 }))
     }

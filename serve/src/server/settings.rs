@@ -96,12 +96,13 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
 
-    /// Rows that a batch may have. Default: 1,2,4,8,16,32, and 1,4 on the CPU.
+    /// Rows that a batch may have. Default: 1,2,4,8,16,32, and 1 on the CPU.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<usize>,
 
-    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256.
+    /// Lengths in tokens that rows are padded to; the model's longest is added. Default: 16,32,64,128,256, and
+    /// 16,24,32,40,48,56,64,80,96,112,128,160,192,224,256,320,384,448 on the CPU.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<usize>,

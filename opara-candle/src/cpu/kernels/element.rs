@@ -7,6 +7,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use pulp::{Arch, Simd, WithSimd};
 
+use super::functions;
+
 /// An element of a tensor.
 pub(crate) trait Element: WithDType {
     /// The accumulator type.
@@ -40,6 +42,15 @@ pub(crate) trait Sum: WithDType + Default + PartialOrd {
 
     fn exp(self) -> Self;
 
+    /// Gaussian error linear unit, exact.
+    fn gelu_erf(self) -> Self;
+
+    /// Gaussian error linear unit, tanh approximation.
+    fn gelu(self) -> Self;
+
+    /// `x` times the logistic function of `x`.
+    fn silu(self) -> Self;
+
     /// Calls `f` with a scratch slice of `n` elements, whose values are arbitrary. The memory is reused by later calls
     /// on this thread.
     fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
@@ -66,7 +77,7 @@ const KEPT: usize = 1 << 20;
 pub(crate) const WIDEST: usize = 16;
 
 macro_rules! sum {
-    ($($t:ty, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident;)*) => {$(
+    ($($t:ty, $functions:ident, $vector:ident, $lanes:ident, $splat:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident;)*) => {$(
         impl Sum for $t {
             type Vector<S: Simd> = S::$vector;
 
@@ -74,7 +85,22 @@ macro_rules! sum {
 
             #[inline(always)]
             fn exp(self) -> Self {
-                <$t>::exp(self)
+                $functions::exp(self)
+            }
+
+            #[inline(always)]
+            fn gelu_erf(self) -> Self {
+                $functions::gelu_erf(self)
+            }
+
+            #[inline(always)]
+            fn gelu(self) -> Self {
+                $functions::gelu(self)
+            }
+
+            #[inline(always)]
+            fn silu(self) -> Self {
+                $functions::silu(self)
             }
 
             fn scratch<R>(n: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
@@ -123,14 +149,40 @@ macro_rules! sum {
 }
 
 sum! {
-    f32, f32s, F32_LANES, splat_f32s, mul_add_f32s, as_simd_f32s, as_mut_simd_f32s;
-    f64, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
+    f32, functions, f32s, F32_LANES, splat_f32s, mul_add_f32s, as_simd_f32s, as_mut_simd_f32s;
+    f64, doubles, f64s, F64_LANES, splat_f64s, mul_add_f64s, as_simd_f64s, as_mut_simd_f64s;
+}
+
+/// Those of candle and the standard library.
+mod doubles {
+    pub fn exp(x: f64) -> f64 {
+        x.exp()
+    }
+
+    pub fn gelu_erf(x: f64) -> f64 {
+        0.5 * x * (1. + candle::cpu::erf::erf_f64(x * std::f64::consts::FRAC_1_SQRT_2))
+    }
+
+    pub fn gelu(x: f64) -> f64 {
+        let u = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2 * x * (1. + 0.044715 * x * x);
+        0.5 * x * (1. + u.tanh())
+    }
+
+    pub fn silu(x: f64) -> f64 {
+        x / (1. + (-x).exp())
+    }
 }
 
 /// Reduces `x` with `join` from `start`, the neutral element, several elements at a time.
 #[inline(always)]
 pub(crate) fn joined<S: Sum>(x: &[S], start: S, join: impl Fn(S, S) -> S) -> S {
     lanes_of(x, start, &join).into_iter().fold(start, join)
+}
+
+/// The sum of the elements' squares.
+#[inline(always)]
+pub(crate) fn sum_of_squares<S: Sum>(x: &[S]) -> S {
+    lanes_of(x, S::default(), &|sum, x| sum + x * x).into_iter().fold(S::default(), |a, b| a + b)
 }
 
 /// [`joined`] for a `join` whose order does not matter, such as the maximum: halves the lanes, which takes 4 steps one after
@@ -272,6 +324,11 @@ half!(f16, bf16);
 /// Do the CPU kernels support tensors of this dtype?
 pub(crate) fn supports(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+}
+
+/// Is this a type that accumulates in itself?
+pub(crate) fn is_wide(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F64)
 }
 
 /// The elements of a contiguous tensor.

@@ -4,9 +4,14 @@
 //! is one chain of operations, in an order that follows from the shapes.
 
 mod element;
+mod functions;
+mod panels;
+mod softmax;
 mod taps;
 
-pub(crate) use element::{elements, joined, joined_in_any_order, lanes, supports, Element, Sum, WIDEST};
+pub(crate) use element::{elements, is_wide, joined, lanes, sum_of_squares, supports, Element, Sum, WIDEST};
+pub(crate) use panels::{multiply, rows_at_once, PANEL, VECTORS};
+pub(crate) use softmax::softmax_in_place;
 pub(crate) use taps::{larger, Taps, Windows};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};

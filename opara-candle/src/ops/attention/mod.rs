@@ -1,5 +1,6 @@
 //! Attention.
 
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -9,7 +10,8 @@ pub(super) mod launch;
 
 use candle::{Result, Tensor};
 
-use super::{add_softmax, affine, contiguous, matmul, own_or, runs_own, transpose};
+use super::{add_softmax, affine, contiguous, has_own_kernels, matmul, own_on, runs_own, transpose};
+use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
 
 /// Scaled dot-product attention per head: `softmax(q kᵀ · scale + bias) v`, like PyTorch's
@@ -22,8 +24,8 @@ use crate::cpu::record::apply;
 /// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32 and 64, and 128 in
 /// 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
-/// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. Otherwise attention runs as two
-/// matmuls and a softmax.
+/// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. On a CPU it is one kernel in f32 and f64, with
+/// a result of the same layout, whose scores are not stored either. Otherwise attention runs as two matmuls and a softmax.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -39,14 +41,16 @@ use crate::cpu::record::apply;
 /// # Errors
 /// Shapes or dtypes that do not agree.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
-    if !runs_own(q) {
+    let by_own_kernel = runs_own(q) || q.device().is_cpu() && has_own_kernels() && is_wide(q.dtype());
+    if !by_own_kernel {
         return by_matmuls(q, k, v, bias, scale);
     }
     let scores = q.elem_count() as u64 * k.dim(2)? as u64;
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
+        let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
         let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale));
-        own_or(t[0], own, || by_matmuls(t[0], t[1], t[2], bias, scale))
+        own_on(t[0], on_cpu, own)?.map_or_else(|| by_matmuls(t[0], t[1], t[2], bias, scale), Ok)
     };
     match bias {
         Some(bias) => apply("attention", &[q, k, v, bias], 4 * scores, run),

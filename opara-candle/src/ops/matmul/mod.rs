@@ -1,5 +1,6 @@
 //! Matmuls.
 
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -7,10 +8,11 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
-use candle::{Module, Result, Tensor, D};
+use candle::{bail, Module, Result, Tensor, D};
 
 use super::activation::bias_act;
-use super::{own_or, runs_own, Activation};
+use super::{has_own_kernels, own_or, runs_own, Activation};
+use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
 
 /// Floating-point operations of a matmul with inner dimension `k` and `out` output elements.
@@ -89,5 +91,60 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),
         None => apply("linear", &[x, weight], flops, run),
+    }
+}
+
+/// A weight of [`linear`] as this library's kernel for the CPU reads it: a few rows side by side. It is made once, when a layer is
+/// loaded.
+#[derive(Debug, Clone)]
+pub struct PackedWeight {
+    panels: Tensor,
+    out: usize,
+}
+
+impl PackedWeight {
+    /// A copy of `weight`, `(out, in)`, in f32 or f64 on a CPU. `None` on other devices and of other types, whose products read the
+    /// weight as it is.
+    ///
+    /// # Errors
+    /// A weight of another rank, or without elements.
+    pub fn new(weight: &Tensor) -> Result<Option<Self>> {
+        let (out, _) = weight.dims2()?;
+        if weight.elem_count() == 0 {
+            bail!("a weight of {:?} has no elements", weight.dims())
+        }
+        let is_read_packed = weight.device().is_cpu() && is_wide(weight.dtype()) && has_own_kernels();
+        Ok(if is_read_packed { Some(Self { panels: cpu::packed(weight)?, out }) } else { None })
+    }
+}
+
+/// [`linear_act`] with a packed weight: bias and activation are applied to what the kernel has in registers. Its functions keep
+/// the accuracy of f32: the exponential is right to 2 units in the last place.
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops::{self, Activation, PackedWeight};
+/// let x = Tensor::zeros((2, 10, 16), DType::F32, &Cpu)?; // (.., in)
+/// let weight = Tensor::zeros((32, 16), DType::F32, &Cpu)?; // (out, in)
+/// if let Some(packed) = PackedWeight::new(&weight)? {
+///     assert_eq!(ops::linear_packed(&x, &packed, None, Activation::GeluErf)?.dims(), [2, 10, 32]);
+/// }
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes or types that do not agree.
+pub fn linear_packed(
+    x: &Tensor,
+    weight: &PackedWeight,
+    bias: Option<&Tensor>,
+    activation: Activation,
+) -> Result<Tensor> {
+    let PackedWeight { panels, out } = weight;
+    let (out, flops) = (*out, matmul_flops(x.elem_count(), *out));
+    let run = move |t: &[&Tensor]| cpu::linear(t[0], t[1], out, t.get(2).copied(), activation);
+    match bias {
+        Some(bias) => apply("linear", &[x, panels, bias], flops, run),
+        None => apply("linear", &[x, panels], flops, run),
     }
 }

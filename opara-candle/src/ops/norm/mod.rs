@@ -1,5 +1,6 @@
 //! Layer norm and RMS norm over the last dimension.
 
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
@@ -28,7 +29,9 @@ use crate::cpu::record::apply;
 pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
     apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
         let own = || gpu!(cuda::layer_norm(t[0], None::<&Tensor>, None::<&Tensor>, t[1], t[2], eps));
-        own_or(t[0], own, || candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps))
+        let on_cpu = || cpu::layer_norm(t[0], None, None, t[1], t[2], eps);
+        let composed = || candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps);
+        own_on(t[0], on_cpu, own)?.map_or_else(composed, Ok)
     })
 }
 
@@ -51,7 +54,9 @@ pub fn add_layer_norm(
             let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
             candle_nn::ops::layer_norm(&(x + residual)?.contiguous()?, scale, shift, eps)
         };
-        own_or(x, || gpu!(cuda::layer_norm(x, bias, Some(residual), scale, shift, eps)), composed)
+        let on_cpu = || cpu::layer_norm(x, bias, Some(residual), scale, shift, eps);
+        let own = || gpu!(cuda::layer_norm(x, bias, Some(residual), scale, shift, eps));
+        own_on(x, on_cpu, own)?.map_or_else(composed, Ok)
     };
     let flops = 10 * x.elem_count() as u64;
     match bias {

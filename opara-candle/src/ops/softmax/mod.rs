@@ -62,7 +62,7 @@ fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
 
 /// Broadcasts the bias to `shape`, and finds the starts of its rows. A bias whose rows are not contiguous is copied.
 /// `None` if it does not broadcast, or has more than 2^32 elements.
-fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
+pub(in crate::ops) fn bias_of_rows(bias: &Tensor, shape: &Shape) -> Result<Option<(Tensor, RowStarts)>> {
     let Ok(bias) = bias.broadcast_as(shape) else { return Ok(None) };
     if let Some(starts) = RowStarts::of(bias.layout()) {
         return Ok(Some((bias, starts)));

@@ -5,7 +5,7 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use super::shapes::{finish, Conv};
-use crate::cpu::kernels::{each, lanes, Element, Sum, Taps, WIDEST};
+use crate::cpu::kernels::{each, lanes, multiply, rows_at_once, Element, Sum, Taps, PANEL, VECTORS};
 
 /// Elements of the panels packed at a time: in f32 they fill a core's L2 cache.
 const PACKED_ELEMENTS: usize = 1 << 18;
@@ -15,12 +15,6 @@ const ROWS: usize = 8;
 
 /// Panels per parallel task.
 const PANELS: usize = 8;
-
-/// Panel rows per bounds check.
-const STEPS: usize = 4;
-
-/// SIMD vectors per panel row.
-const VECTORS: usize = 2;
 
 /// The matmul of one group; the same for every group and batch item.
 pub(super) struct Product<'a> {
@@ -132,7 +126,7 @@ impl<T: Element> WithSimd for Pack<'_, T> {
             for (i, to) in to.chunks_exact_mut(panel).enumerate() {
                 let start = start + i * width;
                 for (x, to) in x.chunks_exact(*n).zip(to.chunks_exact_mut(width)) {
-                    match x[start..].first_chunk::<{ VECTORS * WIDEST }>() {
+                    match x[start..].first_chunk::<PANEL>() {
                         Some(x) if start + width <= end => T::widen(&x[..width], to),
                         _ => T::widen(&x[start..end.min(start + width)], &mut to[..end.min(start + width) - start]),
                     }
@@ -189,11 +183,10 @@ impl<T: Element> WithSimd for Multiply<'_, '_, T> {
         let weight = T::widened(&self.group.weight[self.block.row * k..][..rows * k], &mut scratch);
         let mut row = 0;
         while row < rows {
-            // As many accumulators as the registers hold.
-            row += match rows - row {
-                8.. if S::REGISTER_COUNT >= 32 => self.rows::<S, 8>(simd, weight, row),
-                4.. => self.rows::<S, 4>(simd, weight, row),
-                2.. => self.rows::<S, 2>(simd, weight, row),
+            row += match rows_at_once::<S>(rows - row) {
+                8 => self.rows::<S, 8>(simd, weight, row),
+                4 => self.rows::<S, 4>(simd, weight, row),
+                2 => self.rows::<S, 2>(simd, weight, row),
                 _ => self.rows::<S, 1>(simd, weight, row),
             };
         }
@@ -205,15 +198,15 @@ impl<T: Element> Multiply<'_, '_, T> {
     #[inline(always)]
     fn rows<S: Simd, const R: usize>(&mut self, simd: S, weight: &[T::Sum], row: usize) -> usize {
         let (k, lanes) = (self.product.k, T::Sum::lanes::<S>());
-        let weight = &weight[row * k..][..R * k];
+        let weight: [&[T::Sum]; R] = std::array::from_fn(|r| &weight[(row + r) * k..][..k]);
         let windows = self.block.y[row].len();
         for (i, start) in (0..windows).step_by(VECTORS * lanes).enumerate() {
             let panel = &self.panels[i * self.panel..][..k * VECTORS * lanes];
             let n = (windows - start).min(VECTORS * lanes);
-            let mut sums = [[T::Sum::default(); VECTORS * WIDEST]; R];
+            let mut sums = [[T::Sum::default(); PANEL]; R];
             match n > lanes {
-                true => multiply::<T::Sum, S, R, VECTORS>(simd, k, weight, panel, &mut sums),
-                false => multiply::<T::Sum, S, R, 1>(simd, k, weight, panel, &mut sums),
+                true => multiply::<T::Sum, S, R, VECTORS>(simd, weight, panel, &mut sums),
+                false => multiply::<T::Sum, S, R, 1>(simd, weight, panel, &mut sums),
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let channel = self.block.row + row + r;
@@ -222,42 +215,5 @@ impl<T: Element> Multiply<'_, '_, T> {
             }
         }
         R
-    }
-}
-
-/// Multiplies `R` rows with the first `V` vectors of each panel row.
-#[inline(always)]
-fn multiply<A: Sum, S: Simd, const R: usize, const V: usize>(
-    simd: S,
-    k: usize,
-    weight: &[A],
-    panel: &[A],
-    to: &mut [[A; VECTORS * WIDEST]; R],
-) {
-    let mut sums = [[A::splat(simd, A::default()); V]; R];
-    let mut add = |weight: [A; R], vectors: &[A::Vector<S>; VECTORS]| {
-        for (weight, sums) in weight.into_iter().zip(&mut sums) {
-            let weight = A::splat(simd, weight);
-            for (vector, sum) in vectors.iter().zip(sums) {
-                *sum = A::mul_add(simd, weight, *vector, *sum);
-            }
-        }
-    };
-    let (panel, _) = A::vectors::<S>(panel).as_chunks::<VECTORS>();
-    let weight: [&[A]; R] = std::array::from_fn(|r| &weight[r * k..][..k]);
-    // Several steps at a time, so that bounds are checked once for all of them.
-    let (steps, rest) = panel[..k].as_chunks::<STEPS>();
-    let weights = weight.map(|row| row.as_chunks::<STEPS>().0);
-    for (i, step) in steps.iter().enumerate() {
-        let weights: [&[A; STEPS]; R] = std::array::from_fn(|r| &weights[r][i]);
-        for (i, vectors) in step.iter().enumerate() {
-            add(std::array::from_fn(|r| weights[r][i]), vectors);
-        }
-    }
-    for (i, vectors) in (k - rest.len()..k).zip(rest) {
-        add(std::array::from_fn(|r| weight[r][i]), vectors);
-    }
-    for (sums, to) in sums.iter().zip(to) {
-        A::vectors_mut::<S>(to)[..V].copy_from_slice(sums);
     }
 }
