@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use anyhow::Result;
 use candle::quantized::{GgmlDType, QTensor};
-use candle::{DType, Result, Tensor, D};
+use candle::{DType, Tensor, D};
 use opara_candle::ops::{self, Activation, QuantizedWeight, Sampling};
 use opara_candle::{Mode, OparaExecutor};
 use opara_models::decoder::{Decoder, Generator};
@@ -35,14 +36,14 @@ fn in_eight_bits(x: &Tensor) -> Result<Tensor> {
         let (scale, inverse) = (largest / 127., if largest > 1e-35 { 127. / largest } else { 0. });
         group.iter_mut().for_each(|x| *x = (*x * inverse).round_ties_even() * scale);
     }
-    Tensor::from_vec(values, x.dims(), CPU)
+    Ok(Tensor::from_vec(values, x.dims(), CPU)?)
 }
 
 /// The root-mean-square norm, whose factor the kernels multiply with at the end.
 fn product(x: &Tensor, norm: Option<(&Tensor, f64)>, weight: &Tensor) -> Result<Tensor> {
-    let Some((scale, eps)) = norm else { return in_eight_bits(x)?.matmul(&weight.t()?) };
+    let Some((scale, eps)) = norm else { return Ok(in_eight_bits(x)?.matmul(&weight.t()?)?) };
     let factor = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
-    in_eight_bits(&x.broadcast_mul(scale)?)?.matmul(&weight.t()?)?.broadcast_mul(&factor)
+    Ok(in_eight_bits(&x.broadcast_mul(scale)?)?.matmul(&weight.t()?)?.broadcast_mul(&factor)?)
 }
 
 #[test]
@@ -119,10 +120,11 @@ fn logits_on_a_gpu_are_near_the_cpus() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for to in [GgmlDType::Q4_1, GgmlDType::Q8_0] {
         for (name, config) in configs() {
-            let [here, there] =
-                [CPU, &device].map(|device| load(opara_weights::seeded(5, DType::F32, device), &config, to));
+            let [here, there] = [CPU, &device].map(|device| {
+                Decoder::load_quantized(opara_weights::seeded(5, DType::F32, device), &config, to, 2, 240)
+            });
             let (here, there) = (here?, there?);
-            let (mut on_cpu, mut on_gpu) = (generator(here.cache(1))?, generator(there.cache(1))?);
+            let (mut on_cpu, mut on_gpu) = (here.cache(1)?, there.cache(1)?);
             let mut at = 0;
             for tokens in [33, 1, 7] {
                 let ids = Tensor::from_iter((0..tokens).map(|i| ((at + i) * 37 % config.vocab) as u32), CPU)?;
@@ -132,7 +134,7 @@ fn logits_on_a_gpu_are_near_the_cpus() -> Result<()> {
                 // Where one rounds activations to 8 bits, the other one may not.
                 assert_near(&got, &expected, 5e-2, format!("{name} in {to:?}, {tokens} tokens from {at} on"));
                 at += tokens;
-                (on_cpu, on_gpu) = (generator(on_cpu.at(at))?, generator(on_gpu.at(at))?);
+                (on_cpu, on_gpu) = (on_cpu.at(at)?, on_gpu.at(at)?);
             }
         }
     }
@@ -145,25 +147,17 @@ fn executors_write_what_eager_execution_writes_with_quantised_weights() -> Resul
     for to in [GgmlDType::Q4_0, GgmlDType::Q8_0] {
         for (name, config) in configs() {
             let vb = opara_weights::seeded(5, DType::F16, &device);
-            let model = Arc::new(load(vb, &config, to)?);
+            let model = Arc::new(Decoder::load_quantized(vb, &config, to, 2, 240)?);
             let sampling = [Sampling::default(); 2];
-            let mut fast = generator(Generator::new(model.clone(), &sampling, &OparaExecutor::builder()))?;
+            let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
             let (_, step) = fast.executors().expect("there are executors");
             assert_eq!(step.report().mode, Mode::Graph, "{name}: {}", step.report());
             let prompts: Vec<Vec<u32>> = [150, 7].map(|n| (0..n).map(|i| (i * 41 + n) % 96).collect()).to_vec();
-            let mut eager = generator(Generator::eager(model, &sampling))?;
-            let expected = generator(eager.generate(&prompts, 40, &[], |_| ()))?.tokens;
-            let got = generator(fast.generate(&prompts, 40, &[], |_| ()))?.tokens;
+            let mut eager = Generator::eager(model, &sampling)?;
+            let expected = eager.generate(&prompts, 40, &[], |_| ())?.tokens;
+            let got = fast.generate(&prompts, 40, &[], |_| ())?.tokens;
             assert_eq!(got, expected, "{name} in {to:?}");
         }
     }
     Ok(())
-}
-
-fn load(vb: candle_nn::VarBuilder, config: &opara_models::decoder::Config, to: GgmlDType) -> Result<Decoder> {
-    generator(Decoder::load_quantized(vb, config, to, 2, 240))
-}
-
-fn generator<T>(result: opara_models::decoder::Result<T>) -> Result<T> {
-    result.map_err(candle::Error::wrap)
 }

@@ -6,7 +6,26 @@ use candle::quantized::GgmlDType;
 use candle::{bail, Result};
 use half::f16;
 
-use super::weight::Format;
+/// Codes of this many bits, and how many neighbours of a row share a scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Format {
+    pub bits: usize,
+    pub group: usize,
+}
+
+impl Format {
+    /// For Q4_0, Q4_1, Q4_K.
+    pub const FOUR: Self = Self { bits: 4, group: 32 };
+    /// For Q5_0, Q5_1, Q5_K, Q8_0.
+    pub const EIGHT: Self = Self { bits: 8, group: 32 };
+    /// For Q6_K, and for weights of several types.
+    pub const EIGHT_IN_SMALL_GROUPS: Self = Self { bits: 8, group: 16 };
+
+    /// Bytes of so many elements: codes, and two halves for each group.
+    pub fn bytes(self, elements: usize) -> usize {
+        elements * self.bits / 8 + elements / self.group * 4
+    }
+}
 
 /// The format of a GGUF type, if its elements are a scale times a code plus a minimum.
 pub(super) fn format(dtype: GgmlDType) -> Option<Format> {

@@ -6,8 +6,9 @@ use candle::{bail, CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use super::blocks::Format;
 use super::launch::{self, Codes, Gemv, Operands};
-use super::weight::{Format, QuantizedWeight};
+use super::weight::QuantizedWeight;
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::{uninit, Capabilities};
 use crate::cuda::operator::{elements, launched, takes, with_elements, Call, Kernel};

@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 use half::f16;
 
-use super::weight::Format;
+use super::blocks::Format;
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, blocks, expect, function, ptx, Capabilities};
 use crate::ops::Activation;
 
