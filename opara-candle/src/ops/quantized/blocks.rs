@@ -156,8 +156,8 @@ impl Groups {
             // Q6_K, the only other type with a format.
             _ => {
                 let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
-                for group in 0..16 {
-                    self.scale(half(208) * f32::from(scales[group] as i8), 0.);
+                for (group, &scale) in scales.iter().enumerate() {
+                    self.scale(half(208) * f32::from(scale as i8), 0.);
                     // A half of the block has 128 elements in four quarters, which share bytes.
                     let (in_half, quarter) = (group / 8, group % 8 / 2);
                     let code = |at: usize| {
