@@ -24,6 +24,18 @@ template <typename F, typename S> __device__ inline S warp_reduce(S x, unsigned 
     return x;
 }
 
+// Sums of four numbers over the lanes of a warp, of number i in the lanes from 8 i on.
+__device__ inline float reduce_four(const float (&v)[4]) {
+    const unsigned lane = threadIdx.x % 32;
+    const bool upper = lane & 16, second = lane & 8;
+    float two[2];
+#pragma unroll
+    for (unsigned n = 0; n < 2; n++)
+        two[n] = (upper ? v[2 + n] : v[n]) + __shfl_xor_sync(~0u, upper ? v[n] : v[2 + n], 16);
+    const float one = (second ? two[1] : two[0]) + __shfl_xor_sync(~0u, second ? two[0] : two[1], 8);
+    return warp_reduce<Add>(one, 8);
+}
+
 // Reduces over the threads of a row. A row of several warps has the block for itself. `room` is shared memory that may
 // be used for one reduction only.
 template <typename F, typename S> __device__ inline S row_reduce(S x, S (&room)[MAX_THREADS / 32]) {

@@ -69,18 +69,6 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, con
     }
 }
 
-// Sums of four numbers over the lanes of a warp, of number i in the lanes from 8 i on.
-__device__ inline float reduce_four(const float (&v)[4]) {
-    const unsigned lane = threadIdx.x % 32;
-    const bool upper = lane & 16, second = lane & 8;
-    float two[2];
-#pragma unroll
-    for (unsigned n = 0; n < 2; n++)
-        two[n] = (upper ? v[2 + n] : v[n]) + __shfl_xor_sync(~0u, upper ? v[n] : v[2 + n], 16);
-    const float one = (second ? two[1] : two[0]) + __shfl_xor_sync(~0u, second ? two[0] : two[1], 8);
-    return warp_reduce<Add>(one, 8);
-}
-
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
 // `columns` rows further down. `splits` warps share them.
 template <typename T, unsigned R, bool GATED>
