@@ -7,14 +7,14 @@
 # that is there is not measured again, so an interrupted run goes on where it ended. Cells that take the least time come first.
 #
 # BATCHES=1,8,32   PEERS: the program, if it is built   COMMIT: what it was built of   CACHE: of the frameworks' compilers
-# LIMIT=3600: seconds after which no cell is begun   CELL=600: seconds after which a cell is given up
+# GPUS="0 1": which to use, else all   LIMIT=3600: seconds after which no cell is begun   CELL=600: seconds after which a cell is given up
 set -euo pipefail
 folder=$(realpath -m "${1:?"give a folder for the results"}")
 cd "$(dirname "$0")/.."
 batches=${BATCHES:-1,8,32}
 cache=${CACHE:-$folder/cache}
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
-gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader)
+gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --query-gpu=index --format=csv,noheader; fi)
 if [ -z "${PEERS:-}" ]; then
     cargo build --release --features cudnn --bin peers
     PEERS=${CARGO_TARGET_DIR:-target}/release/peers
