@@ -63,5 +63,5 @@ fn whisper_tiny(at: &Target) -> anyhow::Result<whisper::model::Whisper> {
 
 /// 30 seconds of sound, as a spectrogram.
 fn spectrogram(at: &Target) -> anyhow::Result<candle::Tensor> {
-    at.noise((1, 80, whisper::N_FRAMES))
+    at.noises((80, whisper::N_FRAMES))
 }

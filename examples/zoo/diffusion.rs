@@ -1,9 +1,10 @@
-//! Models that generate images from noise, at 256 by 256 pixels.
+//! Models that generate images from noise, at 256 by 256 pixels, and at 512 by 512 those called `-64`.
 
+use anyhow::Result;
 use candle::Tensor;
 use candle_transformers::models::*;
 
-use crate::entry::{Entry, Model};
+use crate::entry::{Entry, Model, Target};
 
 /// Height and width of a latent image.
 const LATENT: usize = 32;
@@ -24,32 +25,10 @@ pub const ENTRIES: &[Entry] = &[
             Model::module(model, at.tokens(PROMPT, 49408)?)
         },
     },
-    Entry {
-        name: "sd-1.5-unet",
-        build: |at| {
-            // Version 1.5 differs from the default only in this.
-            let config = stable_diffusion::unet_2d::UNet2DConditionModelConfig {
-                cross_attention_dim: 768,
-                ..Default::default()
-            };
-            let model = stable_diffusion::unet_2d::UNet2DConditionModel::new(at.weights(), 4, 4, false, config)?;
-            Model::new([at.noise((1, 4, LATENT, LATENT))?, at.noise((1, PROMPT, 768))?], move |x| {
-                Ok(vec![model.forward(&x[0], STEP, &x[1])?])
-            })
-        },
-    },
-    Entry {
-        name: "sd-1.5-vae-decoder",
-        build: |at| {
-            let config = stable_diffusion::vae::AutoEncoderKLConfig {
-                block_out_channels: vec![128, 256, 512, 512],
-                layers_per_block: 2,
-                ..Default::default()
-            };
-            let model = stable_diffusion::vae::AutoEncoderKL::new(at.weights(), 3, 3, config)?;
-            Model::new([at.noise((1, 4, LATENT, LATENT))?], move |x| Ok(vec![model.decode(&x[0])?]))
-        },
-    },
+    Entry { name: "sd-1.5-unet", build: |at| unet(at, LATENT) },
+    Entry { name: "sd-1.5-unet-64", build: |at| unet(at, 64) },
+    Entry { name: "sd-1.5-vae-decoder", build: |at| vae_decoder(at, LATENT) },
+    Entry { name: "sd-1.5-vae-decoder-64", build: |at| vae_decoder(at, 64) },
     Entry {
         // The model computes the embedding of its step in f16, whatever its weights' dtype.
         name: "sd3-medium-mmdit",
@@ -80,3 +59,25 @@ pub const ENTRIES: &[Entry] = &[
         },
     },
 ];
+
+/// The UNet of Stable Diffusion 1.5 for a latent image of this height and width.
+fn unet(at: &Target, latent: usize) -> Result<Model> {
+    // Version 1.5 differs from the default only in this.
+    let config =
+        stable_diffusion::unet_2d::UNet2DConditionModelConfig { cross_attention_dim: 768, ..Default::default() };
+    let model = stable_diffusion::unet_2d::UNet2DConditionModel::new(at.weights(), 4, 4, false, config)?;
+    Model::new([at.noises((4, latent, latent))?, at.noises((PROMPT, 768))?], move |x| {
+        Ok(vec![model.forward(&x[0], STEP, &x[1])?])
+    })
+}
+
+/// Its decoder from a latent image of this height and width to one of eight times as many pixels.
+fn vae_decoder(at: &Target, latent: usize) -> Result<Model> {
+    let config = stable_diffusion::vae::AutoEncoderKLConfig {
+        block_out_channels: vec![128, 256, 512, 512],
+        layers_per_block: 2,
+        ..Default::default()
+    };
+    let model = stable_diffusion::vae::AutoEncoderKL::new(at.weights(), 3, 3, config)?;
+    Model::new([at.noises((4, latent, latent))?], move |x| Ok(vec![model.decode(&x[0])?]))
+}

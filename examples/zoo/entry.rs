@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
+use anyhow::{ensure, Result};
 use candle::{DType, Device, Module, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
@@ -92,10 +92,11 @@ impl Model {
     }
 }
 
-/// The device and dtype of a model.
+/// The device and dtype of a model, and the number of items in its inputs.
 pub struct Target {
     pub device: Device,
     pub dtype: DType,
+    pub batch: usize,
 }
 
 impl Target {
@@ -111,28 +112,46 @@ impl Target {
         VarBuilder::from_backend(Box::new(checkpoint), self.dtype, self.device.clone())
     }
 
-    /// Values with mean 0 and variance 1, the same at every call.
+    /// Values with mean 0 and variance 1, the same at every call, of an entry that has no other batch.
     pub fn noise(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        self.one_item()?;
+        self.values(shape.into())
+    }
+
+    /// The same for each item of a batch.
+    pub fn noises(&self, item: impl Into<Shape>) -> Result<Tensor> {
+        self.values([&[self.batch], item.into().dims()].concat().into())
+    }
+
+    fn values(&self, shape: Shape) -> Result<Tensor> {
         // As a matrix with one column (fan-in 1), seeded values have variance 1.
         Ok(self.weights().get((shape.elem_count(), 1), "noise")?.reshape(shape)?)
     }
 
-    /// A batch of one image with three channels of `size` by `size` pixels.
+    /// A batch of images with three channels of `size` by `size` pixels.
     pub fn image(&self, size: usize) -> Result<Tensor> {
-        self.noise((1, 3, size, size))
+        self.noises((3, size, size))
     }
 
-    /// A batch of one sentence, with token ids spread over the vocabulary.
+    /// A batch of sentences, with token ids spread over the vocabulary.
     pub fn tokens(&self, length: usize, vocabulary: u32) -> Result<Tensor> {
-        self.ids((1, length), vocabulary)
+        self.spread((self.batch, length).into(), vocabulary)
     }
 
-    /// Indices below `end`, spread over its range.
+    /// Indices below `end`, spread over its range, of an entry that has no other batch.
     pub fn ids(&self, shape: impl Into<Shape>, end: u32) -> Result<Tensor> {
-        let shape = shape.into();
+        self.one_item()?;
+        self.spread(shape.into(), end)
+    }
+
+    fn spread(&self, shape: Shape, end: u32) -> Result<Tensor> {
         let ids = (0..shape.elem_count() as u32).map(|i| (i * 7919 + 101) % end).collect();
         Ok(Tensor::from_vec(ids, shape, &self.device)?)
+    }
+
+    fn one_item(&self) -> Result<()> {
+        ensure!(self.batch == 1, "its inputs have one item: leave --batch out");
+        Ok(())
     }
 }
 

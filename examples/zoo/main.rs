@@ -82,6 +82,11 @@ struct Args {
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
     unchanged: Vec<String>,
 
+    /// Items in the inputs, for models of images, tokens and latent images; others refuse it, and those whose code has a batch of one
+    /// fail.
+    #[arg(long, default_value_t = 1, requires = "unchanged", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    batch: usize,
+
     /// File to write one line of JSON per row to.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -135,7 +140,7 @@ fn run() -> Result<()> {
             let mut json = args.json_file()?;
             for entry in chosen() {
                 for &dtype in args.dtypes(&[DType::F32]) {
-                    print(&run_eager_once(entry, dtype), json.as_mut())?;
+                    print(&run_eager_once(entry, dtype, args.batch), json.as_mut())?;
                 }
             }
             return Ok(());
@@ -187,8 +192,9 @@ fn run_unchanged(args: &Args, device: &Device, mut json: Option<File>) -> Result
         ["exact", "accurate"].into_iter().filter(|name| args.unchanged.iter().any(|asked| asked == name)).collect();
     for entry in zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name)) {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
-            let traces = args.traces.as_deref();
-            match caught(|| unchanged::measure(entry, device, dtype, args.iters, &numerics, traces)) {
+            let (traces, target) =
+                (args.traces.as_deref(), Target { device: device.clone(), dtype, batch: args.batch });
+            match caught(|| unchanged::measure(entry, &target, args.iters, &numerics, traces)) {
                 Ok(row) => {
                     writeln!(stdout(), "{row}")?;
                     json.as_mut().map_or(Ok(()), |json| {
@@ -209,10 +215,10 @@ fn print(row: &Row, json: Option<&mut File>) -> Result<()> {
 }
 
 /// Runs one eager pass on the CPU.
-fn run_eager_once(entry: &Entry, dtype: DType) -> Row {
+fn run_eager_once(entry: &Entry, dtype: DType, batch: usize) -> Row {
     let start = Instant::now();
     let outcome = caught(|| {
-        let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype })?;
+        let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype, batch })?;
         let outputs = function(&inputs)?;
         Ok(Outcome::Ran {
             finite: bits::finite(&outputs)?,

@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::{ensure, Result};
-use candle::{DType, Device};
 use opara_candle::{Mode, Numerics, OparaExecutor, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
@@ -36,13 +35,13 @@ pub struct Row {
 /// An error of the model, the executors or the driver; a model that is not captured.
 pub fn measure(
     entry: &Entry,
-    device: &Device,
-    dtype: DType,
+    target: &Target,
     iters: usize,
     numerics: &[&'static str],
     traces: Option<&Path>,
 ) -> Result<Row> {
-    let model = (entry.build)(&Target { device: device.clone(), dtype })?;
+    let Target { device, dtype, batch } = target;
+    let model = (entry.build)(target)?;
     let Model { inputs, .. } = &model;
     let build = |name: &str| -> Result<OparaExecutor> {
         let numerics = if name == "accurate" { Numerics::Accurate } else { Numerics::Exact };
@@ -71,7 +70,7 @@ pub fn measure(
     Ok(Row {
         model: entry.name,
         dtype: dtype.as_str(),
-        batch: 1,
+        batch: *batch,
         exact_us: us("exact"),
         accurate_us: us("accurate"),
         error: worst.map(|rewrite| rewrite.error),

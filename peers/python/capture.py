@@ -19,6 +19,33 @@ def release_workspaces() -> None:
         torch._C._cuda_clearCublasWorkspaces()
 
 
+def recorded(launch: Callable[[], tuple[object, object]], stream: torch.cuda.Stream) -> Callable[[], object]:
+    """Captures `launch` on `stream`. Returns a call that replays it, and returns its result.
+
+    `launch` returns its result and an object that must outlive the capture.
+    """
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_CALLS):
+            kept = launch()
+            # Other streams may still read the tensors that are dropped next.
+            torch.cuda.synchronize()
+            del kept
+    release_workspaces()
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output, kept = launch()
+    # The graph's pool keeps their memory reserved.
+    del kept
+
+    def call() -> object:
+        graph.replay()
+        return output
+
+    return call
+
+
 def captured(
     launch: Callable[[torch.Tensor], tuple[torch.Tensor, object]], x: torch.Tensor, stream: torch.cuda.Stream
 ) -> Callable[[], torch.Tensor]:
@@ -27,24 +54,10 @@ def captured(
     `launch` returns its result and an object that must outlive the capture.
     """
     static = x.clone()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_CALLS):
-            kept = launch(static)
-            # Other streams may still read the tensors that are dropped next.
-            torch.cuda.synchronize()
-            del kept
-    release_workspaces()
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        output, kept = launch(static)
-    # The graph's pool keeps their memory reserved.
-    del kept
+    replay = recorded(lambda: launch(static), stream)
 
     def call() -> torch.Tensor:
         static.copy_(x)
-        graph.replay()
-        return output
+        return replay()
 
     return call

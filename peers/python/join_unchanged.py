@@ -1,0 +1,97 @@
+"""Joins the lines of `--example zoo -- --unchanged` and of zoo.py into results/unchanged.json. Needs no framework.
+
+    python3 peers/python/join_unchanged.py FILE... -o results/unchanged.json --device NAME --driver VERSION --commit HASH
+
+A row for each model, dtype and batch, in the order of the files. What was not measured is null. What failed in PyTorch is in
+`torch_errors`. Of two lines for the same number the last one counts.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+COMMAND = "scripts/unchanged.sh FOLDER"
+NOTE = (
+    "Unchanged models of candle-transformers and the same architectures in PyTorch, on one GPU one after the other, a process a model and "
+    "side; medians of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
+    "and compile. error and candle_error are those of the worst rewritten run, in roundings. accurate_build_ms is without the module's "
+    "own passes. null was not measured or failed."
+)
+# Contestants of zoo.py.
+TORCH = {"graph": "torch_graph_us", "channels-last": "torch_channels_last_us", "compile": "torch_compile_us"}
+EMPTY = dict.fromkeys(
+    ["exact_us", "accurate_us", *TORCH.values(), "native_us", "error", "candle_error", "accurate_build_ms"]
+)
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def of_torch(row: dict, line: dict) -> None:
+    column = TORCH.get(line["contestant"])
+    if column is None:
+        raise ValueError(f"unknown contestant {line['contestant']!r}")
+    row[column] = line.get("us")
+    errors = row.pop("torch_errors", {})
+    errors.pop(line["contestant"], None)
+    if "error" in line:
+        errors[line["contestant"]] = line["error"]
+    if errors:
+        row["torch_errors"] = errors
+
+
+def of_candle(row: dict, line: dict) -> None:
+    row["exact_us"], row["accurate_us"] = rounded(line["exact_us"], 1), rounded(line["accurate_us"], 1)
+    row["error"], row["candle_error"] = rounded(line["error"], 3), rounded(line["candle_error"], 3)
+    accurate = dict(line["reports"]).get("accurate")
+    if accurate is not None:
+        row["accurate_build_ms"] = round(sum(ms for stage, ms in accurate["build_ms"].items() if stage != "forward"))
+
+
+def joined(lines: list[dict]) -> list[dict]:
+    """A row for each model, dtype and batch."""
+    rows = {}
+    for line in lines:
+        key = {name: line[name] for name in ("model", "dtype", "batch")}
+        row = rows.setdefault(tuple(key.values()), key | EMPTY)
+        (of_torch if "contestant" in line else of_candle)(row, line)
+    return list(rows.values())
+
+
+def written(head: dict, rows: list[dict]) -> str:
+    """JSON with a line for each row."""
+    entries = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    entries.append('  "rows": [\n' + ",\n".join("    " + json.dumps(row) for row in rows) + "\n  ]")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def read(path: Path) -> list[dict]:
+    """The lines of a file. One that a killed process did not finish is left out."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            print(f"{path}: a line is not complete", file=sys.stderr)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    for name in ("device", "driver", "commit"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--iters", type=int, default=30)
+    args = parser.parse_args()
+    lines = [line for path in args.files for line in read(path)]
+    torch = sorted({line["torch"] for line in lines if "torch" in line})
+    head = {"device": args.device, "driver": args.driver, "commit": args.commit, "torch": ", ".join(torch) or None}
+    head |= {"command": COMMAND, "iters": args.iters, "note": NOTE}
+    args.output.write_text(written(head, joined(lines)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

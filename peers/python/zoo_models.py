@@ -1,0 +1,252 @@
+"""The models of `examples/zoo/` in PyTorch: the same sizes and inputs, random weights, from torchvision, timm, transformers and diffusers.
+
+Nothing is downloaded. diffusers is needed for the two diffusion models only. What differs from candle-transformers' models:
+
+- GELU is exact here; candle-transformers has tanh's approximation in Whisper, Hiera, DistilBERT and others.
+- ModernBERT's first layer has no norm before its attention here.
+- VGG-16 ends with a ReLU in candle. ViT's last norm is of all tokens here, of one in candle.
+- EVA-2, DINOv2, BEiT and ViT have the code of timm, which computes BEiT's relative positions in each call, as candle does.
+- Nothing is padded, so there are no masks where candle adds a mask of zeros. Decoders are causal. ModernBERT has the mask of its window.
+- Steps of diffusion are on the device before the call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# Tokens of a sentence, and of a prompt for images.
+LENGTH = 128
+PROMPT = 77
+CLASSES = 1000
+STEP = 500.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device, dtype and batch of a model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        generator = torch.Generator(self.device).manual_seed(0)
+        return torch.randn(self.batch, *shape, device=self.device, generator=generator).to(self.dtype)
+
+    def image(self, size: int) -> torch.Tensor:
+        return self.noise(3, size, size)
+
+    def tokens(self, length: int, vocabulary: int) -> torch.Tensor:
+        ids = (torch.arange(self.batch * length) * 7919 + 101) % vocabulary
+        return ids.view(self.batch, length).to(self.device)
+
+
+class Forward(torch.nn.Module):
+    """A model as a function of a tuple of tensors."""
+
+    def __init__(self, model: torch.nn.Module, call: Callable = lambda model, x: model(x)):
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, inputs: tuple[torch.Tensor, ...]):
+        return self.call(self.model, *inputs)
+
+
+Made = tuple[Forward, tuple[torch.Tensor, ...]]
+
+
+def torchvision(name: str, image: torch.Tensor) -> Made:
+    import torchvision
+
+    return Forward(torchvision.models.get_model(name, weights=None)), (image,)
+
+
+def timm(name: str, image: torch.Tensor) -> Made:
+    import timm
+
+    return Forward(timm.create_model(name, pretrained=False)), (image,)
+
+
+class Dinov2(torch.nn.Module):
+    """DINOv2 with the linear head of its authors, which reads the class token and the mean of the others."""
+
+    def __init__(self):
+        import timm
+
+        super().__init__()
+        self.backbone = timm.create_model("vit_small_patch14_dinov2", pretrained=False)
+        self.head = torch.nn.Linear(2 * self.backbone.embed_dim, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.backbone.forward_features(x)
+        return self.head(torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], -1))
+
+
+def transformers():
+    """Imports transformers and turns masks off. Otherwise it masks nothing at a cost when captured: models.without_masks says why."""
+    import models
+
+    return models.without_masks()
+
+
+def hidden(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=tokens).last_hidden_state
+
+
+def encoder(model: str, tokens: torch.Tensor, *, pooler: bool | None = None, **config) -> Made:
+    """An encoder of text, by its type in transformers. `pooler` is given if the class can leave its pooler out."""
+    of = transformers()
+    described = of.AutoConfig.for_model(model, attn_implementation="sdpa", **config)
+    options = {} if pooler is None else {"add_pooling_layer": pooler}
+    return Forward(of.AutoModel.from_config(described, **options), hidden), (tokens,)
+
+
+def modernbert(at: Target) -> Made:
+    of = transformers()
+    config = of.ModernBertConfig(attn_implementation="sdpa")
+    position = torch.arange(LENGTH)
+    far = (position[:, None] - position[None, :]).abs() > config.local_attention // 2
+    # Added to scores, since PyTorch makes this of a mask of bools in each layer.
+    window = torch.zeros(1, 1, LENGTH, LENGTH, device=at.device).masked_fill(far.to(at.device), float("-inf")).to(at.dtype)
+    window = window.expand(at.batch, 1, LENGTH, LENGTH).contiguous()
+    masks = {"full_attention": None, "sliding_attention": window}
+    model = of.ModernBertModel(config)
+    call = lambda model, tokens: model(input_ids=tokens, attention_mask=masks).last_hidden_state
+    return Forward(model, call), (at.tokens(LENGTH, config.vocab_size),)
+
+
+def t5_encoder(at: Target) -> Made:
+    of = transformers()
+    config = of.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, attn_implementation="sdpa")
+    model = of.T5EncoderModel(config)
+    # Fused attention needs a contiguous bias.
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    bias = attention.compute_bias
+    attention.compute_bias = lambda *args, **kwargs: bias(*args, **kwargs).contiguous()
+    return Forward(model, hidden), (at.tokens(LENGTH, config.vocab_size),)
+
+
+def decoder(at: Target, model: str, **config) -> Made:
+    """A decoder without a cache of earlier tokens. Computes the logits of the last token only, as candle's does."""
+    of = transformers()
+    described = of.AutoConfig.for_model(model, tie_word_embeddings=True, attn_implementation="sdpa", **config)
+    call = lambda model, tokens: model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits
+    return Forward(of.AutoModelForCausalLM.from_config(described), call), (at.tokens(LENGTH, described.vocab_size),)
+
+
+def whisper(at: Target, *, whole: bool) -> Made:
+    """The encoder of 30 seconds of sound; with the decoder of 32 tokens and all their logits if `whole`."""
+    of = transformers()
+    config = of.WhisperConfig(
+        d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
+        encoder_ffn_dim=1536, decoder_ffn_dim=1536, attn_implementation="sdpa",
+    )  # fmt: skip
+    model, sound = of.WhisperForConditionalGeneration(config), at.noise(80, 3000)
+    if not whole:
+        return Forward(model.get_encoder(), lambda model, sound: model(sound).last_hidden_state), (sound,)
+    call = lambda model, sound, tokens: model(sound, decoder_input_ids=tokens, use_cache=False).logits
+    return Forward(model, call), (sound, at.tokens(32, 51865))
+
+
+def clip_vision(at: Target) -> Made:
+    of = transformers()
+    model = of.CLIPVisionModel(of.CLIPVisionConfig(attn_implementation="sdpa"))
+    return Forward(model, lambda model, image: model(image).pooler_output), (at.image(224),)
+
+
+def siglip(at: Target) -> Made:
+    of = transformers()
+    model = of.SiglipModel(of.SiglipConfig(attn_implementation="sdpa"))
+
+    def call(model, image, tokens):
+        answer = model(input_ids=tokens, pixel_values=image)
+        return answer.logits_per_text, answer.logits_per_image
+
+    return Forward(model, call), (at.image(224), at.tokens(64, 32000))
+
+
+def segformer(at: Target) -> Made:
+    of = transformers()
+    config = of.SegformerConfig(
+        depths=[2, 2, 2, 2], sr_ratios=[8, 4, 2, 1], hidden_sizes=[32, 64, 160, 256], patch_sizes=[7, 3, 3, 3],
+        strides=[4, 2, 2, 2], num_attention_heads=[1, 2, 5, 8], mlp_ratios=[4, 4, 4, 4], decoder_hidden_size=256,
+        num_labels=150,
+    )  # fmt: skip
+    model = of.SegformerForSemanticSegmentation(config)
+    return Forward(model, lambda model, image: model(image).logits), (at.image(512),)
+
+
+def unet(at: Target, latent: int) -> Made:
+    import diffusers
+
+    model = diffusers.UNet2DConditionModel(sample_size=latent, cross_attention_dim=768)
+    # A buffer would take the model's dtype.
+    step = torch.full((at.batch,), STEP, device=at.device)
+    call = lambda model, noise, prompt: model(noise, step, prompt, return_dict=False)[0]
+    return Forward(model, call), (at.noise(4, latent, latent), at.noise(PROMPT, 768))
+
+
+def vae_decoder(at: Target, latent: int) -> Made:
+    import diffusers
+
+    model = diffusers.AutoencoderKL(
+        block_out_channels=(128, 256, 512, 512), layers_per_block=2, latent_channels=4, sample_size=8 * latent,
+        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+    )  # fmt: skip
+    return Forward(model, lambda model, noise: model.decode(noise, return_dict=False)[0]), (at.noise(4, latent, latent),)
+
+
+XLM = {"vocab_size": 250002, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,
+}  # fmt: skip
+QWEN2 = {
+    "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2,
+}  # fmt: skip
+QWEN3 = {
+    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+
+# By the names of examples/zoo/.
+MODELS: dict[str, Callable[[Target], Made]] = {
+    "resnet18": lambda at: torchvision("resnet18", at.image(224)),
+    "resnet50": lambda at: torchvision("resnet50", at.image(224)),
+    "vgg16": lambda at: torchvision("vgg16", at.image(224)),
+    "convnext-tiny": lambda at: timm("convnext_tiny", at.image(224)),
+    "mobilenetv4-small": lambda at: timm("mobilenetv4_conv_small", at.image(224)),
+    "efficientnet-b0": lambda at: torchvision("efficientnet_b0", at.image(224)),
+    "vit-base": lambda at: timm("vit_base_patch16_224", at.image(224)),
+    "beit-base": lambda at: timm("beit_base_patch16_384", at.image(384)),
+    "dinov2-small": lambda at: (Forward(Dinov2()), (at.image(518),)),
+    "eva2-base": lambda at: timm("eva02_base_patch14_448", at.image(448)),
+    "hiera-tiny": lambda at: timm("hiera_tiny_224", at.image(224)),
+    "bert-base": lambda at: encoder("bert", at.tokens(LENGTH, 30522), pooler=False),
+    "modernbert-base": modernbert,
+    "whisper-tiny-encoder": lambda at: whisper(at, whole=False),
+    "qwen2-0.5b": lambda at: decoder(at, "qwen2", **QWEN2),
+    "sd-1.5-unet": lambda at: unet(at, 32),
+    "sd-1.5-unet-64": lambda at: unet(at, 64),
+    "sd-1.5-vae-decoder": lambda at: vae_decoder(at, 32),
+    "sd-1.5-vae-decoder-64": lambda at: vae_decoder(at, 64),
+    "clip-vit-b32-vision": clip_vision,
+    "siglip-base": siglip,
+    "segformer-b0": segformer,
+    "t5-small-encoder": t5_encoder,
+    "distilbert": lambda at: encoder("distilbert", at.tokens(LENGTH, 30522)),
+    "smollm2-135m": lambda at: decoder(at, "llama", **SMOLLM2),
+    "qwen3-0.6b": lambda at: decoder(at, "qwen3", **QWEN3),
+    "xlm-roberta-base": lambda at: encoder("xlm-roberta", at.tokens(LENGTH, 250002), pooler=False, **XLM),
+    "whisper-tiny": lambda at: whisper(at, whole=True),
+}
+
+
+def build(model: str, at: Target) -> Made:
+    """A model in evaluation mode on the device, and its inputs."""
+    torch.manual_seed(0)
+    with torch.device(at.device):
+        module, inputs = MODELS[model](at)
+    return module.eval().requires_grad_(False).to(at.device, at.dtype), inputs

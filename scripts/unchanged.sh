@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Measures unchanged models of candle-transformers (examples/zoo/) beside PyTorch, on all GPUs of this machine, and writes
+# results/unchanged.json:
+#
+#     scripts/unchanged.sh FOLDER
+#
+# FOLDER gets the lines and the log of each model, dtype and side, and PyTorch's compiled code. What is there is not measured again, so
+# another call goes on where one ended. A side that fails leaves null in its row.
+#
+# F16, F32: models, in the order of importance   BATCH=1   OUTPUT: the file   GPUS="0 1": which to use, else all
+# ZOO: the program, if it is built   COMMIT: what it was built of   PYTHON=python3
+# LIMIT=520: seconds after which everything ends   CELL=100: seconds for a model on one side
+set -uo pipefail
+folder=$(realpath -m "${1:?"give a folder for the lines"}")
+cd "$(dirname "$0")/.."
+f16=${F16-resnet18 resnet50 vgg16 convnext-tiny mobilenetv4-small vit-base beit-base dinov2-small eva2-base hiera-tiny bert-base \
+qwen2-0.5b sd-1.5-unet-64 sd-1.5-vae-decoder-64 sd-1.5-unet sd-1.5-vae-decoder efficientnet-b0 clip-vit-b32-vision siglip-base \
+segformer-b0 t5-small-encoder}
+f32=${F32-resnet18 resnet50 vgg16 mobilenetv4-small vit-base bert-base modernbert-base whisper-tiny-encoder}
+batch=${BATCH:-1}
+commit=${COMMIT:-$(git rev-parse --short HEAD)}
+python=${PYTHON:-python3}
+if [ -z "${ZOO:-}" ]; then
+    cargo build --release --features cudnn --example zoo || exit
+    ZOO=${CARGO_TARGET_DIR:-target}/release/examples/zoo
+fi
+gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --query-gpu=index --format=csv,noheader; fi)
+mkdir -p "$folder"
+export TORCHINDUCTOR_CACHE_DIR=$folder/cache TORCHINDUCTOR_COMPILE_THREADS=2
+end=$(($(date +%s) + ${LIMIT:-520}))
+cells=$(for model in $f16; do echo "$model f16"; done; for model in $f32; do echo "$model f32"; done)
+
+# Runs a command for at most CELL seconds, and not beyond the end of the script. 124 or 137 if it was stopped.
+limited() {
+    local left=$((end - $(date +%s)))
+    [ $left -gt 0 ] || return 124
+    timeout -k 5 $((left < ${CELL:-100} ? left : ${CELL:-100})) "$@" </dev/null
+}
+
+torch() {
+    limited "$python" peers/python/zoo.py --models "$1" --dtypes "$2" --batch "$batch" "${@:3}"
+}
+
+# Compilers first, since they would disturb the measurements: several processes in turn on each GPU, whose numbers do not count.
+compile() {
+    local to=$folder/$1-$2-$batch
+    [ -e "$to.compiled" ] || [ -e "$to.done" ] && return
+    torch "$1" "$2" --only compile --iters 1 >"$to.compile.log" 2>&1 && touch "$to.compiled"
+}
+jobs=$(($(nproc) / 2))
+at=0
+while read -r model dtype; do
+    while [ "$(jobs -rp | wc -l)" -ge $jobs ]; do wait -n; done
+    at=$((at % $(wc -w <<<"$gpus") + 1))
+    CUDA_VISIBLE_DEVICES=$(sed -n ${at}p <<<"$gpus") compile "$model" "$dtype" &
+done <<<"$cells"
+wait
+
+# Both sides of a model on one GPU.
+cell() {
+    local to=$folder/$1-$2-$batch
+    [ ! -e "$to.done" ] && mkdir "$to.running" 2>/dev/null || return
+    limited "$ZOO" --only "$1" --dtype "$2" --batch "$batch" --iters 30 --unchanged exact,accurate --json "$to.candle.jsonl" \
+        >"$to.candle.log" 2>&1
+    local candle=$?
+    torch "$1" "$2" --json "$to.torch.jsonl" >"$to.torch.log" 2>&1
+    if [[ " $candle $? " =~ " 124 "|" 137 " ]]; then echo "$1 $2 was stopped" >&2; else touch "$to.done"; fi
+    rmdir "$to.running"
+}
+rmdir "$folder"/*.running 2>/dev/null
+for gpu in $gpus; do
+    while read -r model dtype && [ "$(date +%s)" -lt $end ]; do
+        CUDA_VISIBLE_DEVICES=$gpu cell "$model" "$dtype"
+    done <<<"$cells" &
+done
+wait
+
+lines=$(while read -r model dtype; do ls "$folder/$model-$dtype-$batch".{candle,torch}.jsonl 2>/dev/null; done <<<"$cells")
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+# Names of models have no spaces; the folder may.
+mapfile -t lines <<<"$lines"
+"$python" peers/python/join_unchanged.py "${lines[@]}" -o "${OUTPUT:-results/unchanged.json}" --device "${gpu%, *}" \
+    --driver "${gpu##*, }" --commit "$commit"
