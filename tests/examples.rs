@@ -135,6 +135,16 @@ fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
 }
 
 #[test]
+fn the_zoo_has_batches_where_its_inputs_are_images() -> Result<()> {
+    let args = ["--cpu", "--only", "mobileone-s0,vgg16", "--unchanged", "exact", "--batch", "2"];
+    let answer = example("zoo", &args)?.success();
+    let told = String::from_utf8(answer.get_output().stdout.clone())?;
+    assert!(told.contains("[2, 3, 224, 224] to [2, 1000], finite"), "{told}");
+    assert!(told.contains("failed: its inputs have one item"), "{told}");
+    Ok(())
+}
+
+#[test]
 fn sequences_that_come_and_go_write_what_they_write_alone() -> Result<()> {
     let short = [
         "--cpu",
