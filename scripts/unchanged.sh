@@ -4,11 +4,11 @@
 #
 #     scripts/unchanged.sh FOLDER
 #
-# FOLDER gets the lines and the log of each model, dtype and side, and PyTorch's compiled code. What is there is not measured again, so
-# another call goes on where one ended. A side that fails leaves null in its row.
+# FOLDER gets the lines and the log of each model, dtype and side. What is there is not measured again, so another call goes on where
+# one ended. A side that fails leaves null in its row.
 #
 # F16, F32: models, in the order of importance   BATCH=1   OUTPUT: the file   GPUS="0 1": which to use, else all
-# ZOO: the program, if it is built   COMMIT: what it was built of   PYTHON=python3
+# ZOO: the program, if it is built   COMMIT: what it was built of   PYTHON=python3   CACHE: of PyTorch's compiler, else in FOLDER
 # LIMIT=520: seconds after which everything ends   CELL=100: seconds for a model on one side
 set -uo pipefail
 folder=$(realpath -m "${1:?"give a folder for the lines"}")
@@ -26,7 +26,7 @@ if [ -z "${ZOO:-}" ]; then
 fi
 gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --query-gpu=index --format=csv,noheader; fi)
 mkdir -p "$folder"
-export TORCHINDUCTOR_CACHE_DIR=$folder/cache TORCHINDUCTOR_COMPILE_THREADS=2
+export TORCHINDUCTOR_CACHE_DIR=${CACHE:-$folder/cache} TORCHINDUCTOR_COMPILE_THREADS=2
 end=$(($(date +%s) + ${LIMIT:-520}))
 cells=$(for model in $f16; do echo "$model f16"; done; for model in $f32; do echo "$model f32"; done)
 
@@ -41,16 +41,19 @@ torch() {
     limited "$python" peers/python/zoo.py --models "$1" --dtypes "$2" --batch "$batch" "${@:3}"
 }
 
-# Compilers first, since they would disturb the measurements: several processes in turn on each GPU, whose numbers do not count.
+# Compilers first, since they would disturb the measurements: several processes at once on each GPU, whose numbers do not count, for
+# at most half of the time and the time of a model.
 compile() {
     local to=$folder/$1-$2-$batch
     [ -e "$to.compiled" ] || [ -e "$to.done" ] && return
     torch "$1" "$2" --only compile --iters 1 >"$to.compile.log" 2>&1 && touch "$to.compiled"
 }
-jobs=$(($(nproc) / 2))
+jobs=$(($(nproc) / 2 + 1))
+half=$((end - ${LIMIT:-520} / 2))
 at=0
 while read -r model dtype; do
     while [ "$(jobs -rp | wc -l)" -ge $jobs ]; do wait -n; done
+    [ "$(date +%s)" -lt $half ] || break
     at=$((at % $(wc -w <<<"$gpus") + 1))
     CUDA_VISIBLE_DEVICES=$(sed -n ${at}p <<<"$gpus") compile "$model" "$dtype" &
 done <<<"$cells"
