@@ -78,9 +78,10 @@ for gpu in $gpus; do
 done
 wait
 
-lines=$(while read -r model dtype; do ls "$folder/$model-$dtype-$batch".{candle,torch}.jsonl 2>/dev/null; done <<<"$cells")
+# Of earlier calls with other models or batches, too.
+shopt -s nullglob
+lines=("$folder"/*.jsonl)
+[ ${#lines[@]} -gt 0 ] || { echo "nothing was measured: see $folder/*.log" >&2 && exit 1; }
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
-# Names of models have no spaces; the folder may.
-mapfile -t lines <<<"$lines"
 "$python" peers/python/join_unchanged.py "${lines[@]}" -o "${OUTPUT:-results/unchanged.json}" --device "${gpu%, *}" \
     --driver "${gpu##*, }" --commit "$commit"
