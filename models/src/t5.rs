@@ -172,6 +172,8 @@ pub struct T5 {
     /// Keys and values of the cross attention of all layers.
     cross: Products,
     bias: RelativeBias,
+    /// The same by head and distance, for a step.
+    by_distance: Tensor,
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
     head: Linear,
@@ -205,9 +207,11 @@ impl T5 {
         } else {
             (stream_norm(config, norm)?, weight(d_model, config.vocab_size, "lm_head", &vb)?)
         };
+        let bias = RelativeBias::load(false, &encoder.shared.positions, bias, config)?;
         Ok(Self {
             cross: Products::new("cross", &cross, config.d_kv)?,
-            bias: RelativeBias::load(false, &encoder.shared.positions, bias, config)?,
+            by_distance: bias.backwards()?,
+            bias,
             blocks: (0..config.decoder_layers())
                 .map(|i| DecoderBlock::load(i, blocks.pp(i), config))
                 .collect::<Result<_>>()?,
@@ -282,19 +286,19 @@ impl T5 {
     pub fn caches(&self, batch: usize, len: usize) -> Result<Vec<Tensor>> {
         self.encoder.shared.positions.check(len)?;
         let (embeddings, config) = (&self.encoder.shared.embeddings, &self.config);
-        let shape = (2 * config.num_heads, batch, len, config.d_kv);
+        let shape = (batch, 2, config.num_heads, len, config.d_kv);
         self.blocks.iter().map(|_| Tensor::zeros(shape, embeddings.dtype(), embeddings.device())).collect()
     }
 
-    /// One decoding step. `ids`, `(batch, 1)`, are the tokens at `position`; `caches` hold the tokens before. Returns the logits
-    /// of the next token, `(batch, vocab_size)`, and writes keys and values of this one to the caches.
+    /// One decoding step. `ids`, `(batch, 1)`, are the tokens at `positions`, `(batch)`; `caches` hold the tokens before. Returns the
+    /// logits of the next tokens, `(batch, vocab_size)`, and writes keys and values of these to the caches.
     ///
-    /// `position`, of shape `(1)`, is a tensor, so that one recording serves all positions. It counts from 0 and must
-    /// be less than the caches' length; a GPU does not check this. Cache entries from this position on are ignored.
+    /// `positions` is a tensor of u32, so that one recording serves all positions. They count from 0 and must be less than the
+    /// caches' length; a GPU does not check this. Cache entries from a text's position on are ignored.
     ///
     /// # Errors
     /// Shapes that do not agree, ids outside the vocabulary.
-    pub fn step(&self, ids: &Tensor, position: &Tensor, memory: &Memory, caches: &[Tensor]) -> Result<Tensor> {
+    pub fn step(&self, ids: &Tensor, positions: &Tensor, memory: &Memory, caches: &[Tensor]) -> Result<Tensor> {
         let _scope = scope("decoder");
         if ids.rank() != 2 || ids.dim(1)? != 1 {
             bail!("a step takes ids of the shape (batch, 1), not {:?}", ids.shape());
@@ -302,12 +306,10 @@ impl T5 {
         if caches.len() != self.blocks.len() || caches.is_empty() {
             bail!("{} caches for {} layers", caches.len(), self.blocks.len());
         }
-        let len = caches[0].dim(2)?;
-        let bias = self.bias.row(position, len)?;
         let mut x = Stream::new(self.encoder.shared.embed(ids)?);
         for (layer, (block, cache)) in self.blocks.iter().zip(caches).enumerate() {
             let _scope = scope(&block.name);
-            block.attention.step(&mut x, &bias, cache, position)?;
+            block.attention.step(&mut x, &self.by_distance, cache, positions)?;
             block.cross.forward(&mut x, &self.of_layer(layer, memory)?, memory.mask.as_ref())?;
             block.feed_forward.forward(&mut x)?;
         }

@@ -177,7 +177,7 @@ fn steps_give_the_same_logits_as_one_pass() -> Result<()> {
             let memory = model.read(&ids, mask)?;
             let caches = model.caches(BATCH, 33)?;
             for position in 0..30 {
-                let at = Tensor::new(&[position as u32], CPU)?;
+                let at = Tensor::new(&[position as u32; BATCH], CPU)?;
                 let logits = model.step(&decoder_ids.narrow(1, position, 1)?, &at, &memory, &caches)?;
                 assert_close(&logits, &expected.narrow(1, position, 1)?.squeeze(1)?, name);
             }
@@ -190,10 +190,10 @@ fn steps_give_the_same_logits_as_one_pass() -> Result<()> {
 fn cache_entries_from_the_position_on_are_ignored() -> Result<()> {
     let model = load(&Config::tiny())?;
     let memory = model.read(&tokens(21, 31)?, None)?;
-    let (token, at) = (tokens(1, 5)?, Tensor::new(&[3u32], CPU)?);
+    let (token, at) = (tokens(1, 5)?, Tensor::new(&[3u32; BATCH], CPU)?);
     let step = |fill: f64| {
         let caches = model.caches(BATCH, 10)?;
-        let rest = |cache: &Tensor| Tensor::cat(&[cache.narrow(2, 0, 3)?, (cache.narrow(2, 3, 7)? + fill)?], 2);
+        let rest = |cache: &Tensor| Tensor::cat(&[cache.narrow(3, 0, 3)?, (cache.narrow(3, 3, 7)? + fill)?], 3);
         let caches = caches.iter().map(rest).collect::<Result<Vec<_>>>()?;
         model.step(&token, &at, &memory, &caches)
     };
@@ -344,7 +344,7 @@ fn invalid_configurations_and_inputs_are_errors() -> Result<()> {
     let model = Arc::new(load(&tiny)?);
     let (ids, long) = (tokens(5, 31)?, tokens(tiny.n_positions + 1, 31)?);
     let memory = model.read(&ids, None)?;
-    let (caches, at) = (model.caches(BATCH, 4)?, Tensor::new(&[0u32], CPU)?);
+    let (caches, at) = (model.caches(BATCH, 4)?, Tensor::new(&[0u32; BATCH], CPU)?);
     for (error, part) in [
         (message(model.forward(&long, &ids, None)), "49 tokens are more than the 48 of n_positions"),
         (message(model.forward(&ids, &long, None)), "49 tokens are more than the 48 of n_positions"),

@@ -4,8 +4,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod generation;
+mod one_query;
 mod quantized;
 mod scheduling;
+mod t5;
 
 use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};
@@ -72,7 +74,10 @@ fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
                     tolerance,
                     format!("{of}, bias"),
                 );
-                for activation in [Activation::Silu, Activation::Gelu, Activation::GeluErf] {
+                for activation in [Activation::Relu, Activation::Silu, Activation::Gelu, Activation::GeluErf] {
+                    let expected = ops::norm_linear_act(&x, norm, &weight, bias, activation)?;
+                    let got = ops::norm_linear_act(&of_x, of_norm, &on_gpu, of_bias, activation)?;
+                    assert_near(&got, &expected, tolerance, format!("{activation:?} of {of}"));
                     let expected = ops::norm_gated(&x, norm, &weight, bias, activation)?;
                     let got = ops::norm_gated(&of_x, of_norm, &on_gpu, of_bias, activation)?;
                     assert_near(&got, &expected, 2. * tolerance, format!("{activation:?}, {of}"));
@@ -83,37 +88,45 @@ fn products_with_few_rows_give_what_norm_product_and_sum_give() -> Result<()> {
     Ok(())
 }
 
+/// What a test of attention over a cache varies besides sizes.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    capacity: usize,
+    /// Pairs of elements that turn, if any do.
+    pairs: Option<usize>,
+    has_norms: bool,
+    has_distances: bool,
+}
+
 /// Several steps after texts of several lengths. The cache holds other numbers beyond each text, which must not be
 /// read.
-fn attend(
-    of: CachedAttention,
-    pairs: usize,
-    has_norms: bool,
-    dtype: DType,
-    tolerance: f64,
-    device: &Device,
-) -> Result<()> {
+fn attend(of: CachedAttention, case: Case, dtype: DType, tolerance: f64, device: &Device) -> Result<()> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = of;
-    let (batch, capacity) = (3, 160);
+    let Case { capacity, pairs, has_norms, has_distances } = case;
+    let batch = 3;
     let (cache, of_cache) = both(&waves(0, (batch, 2, kv_heads, capacity, head_dim))?, dtype, device)?;
-    let angles = waves(7, (capacity, 2 * pairs))?;
-    let table = angles.to_device(device)?;
+    let angles = pairs.map(|pairs| waves(7, (capacity, 2 * pairs))).transpose()?;
+    let table = angles.as_ref().map(|angles| angles.to_device(device)).transpose()?;
+    let bias = has_distances.then(|| waves(6, (heads, capacity + 3))? * 3.).transpose()?;
+    let of_bias = bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
     let (q, of_q) = both(&waves(8, head_dim)?, dtype, device)?;
     let (k, of_k) = both(&waves(9, head_dim)?, dtype, device)?;
-    for starts in [[0u32, 1, 5], [130, 64, 157]] {
+    let last = capacity as u32;
+    for starts in [[0u32, 1, 5], [last - 30, 64, last - 3]] {
         for (step, tokens) in [1usize, 1, 2].into_iter().enumerate() {
-            let (start, at) = (Tensor::new(&starts, CPU)?, format!("{of:?} at {starts:?}, step {step}, {dtype:?}"));
+            let start = Tensor::new(&starts, CPU)?;
+            let at = format!("{of:?}, {case:?} at {starts:?}, step {step}, {dtype:?}");
             let shape = (batch, tokens, (heads + 2 * kv_heads) * head_dim);
             let (qkv, of_qkv) = both(&(waves(20 + step, shape)? * 2.)?, dtype, device)?;
-            let new = NewTokens { qkv: &qkv, start: &start, rotary: &angles, norms: has_norms.then_some((&q, &k)) };
+            let norms = has_norms.then_some((&q, &k));
+            let new =
+                NewTokens { qkv: &qkv, start: &start, rotary: angles.as_ref(), norms, by_distance: bias.as_ref() };
             let expected = ops::cached_attention(&of, &cache, new)?;
             let start = start.to_device(device)?;
             let norms = has_norms.then_some((&of_q, &of_k));
-            let got = ops::cached_attention(
-                &of,
-                &of_cache,
-                NewTokens { qkv: &of_qkv, start: &start, rotary: &table, norms },
-            )?;
+            let (rotary, by_distance) = (table.as_ref(), of_bias.as_ref());
+            let new = NewTokens { qkv: &of_qkv, start: &start, rotary, norms, by_distance };
+            let got = ops::cached_attention(&of, &of_cache, new)?;
             assert_near(&got, &expected, tolerance, &at);
             assert_near(&of_cache, &cache, tolerance, format!("the cache, {at}"));
         }
@@ -124,21 +137,34 @@ fn attend(
 #[test]
 fn attention_over_a_cache_is_that_of_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (heads, kv_heads, head_dim, pairs) in [
-        (14, 2, 64, 32),
-        (4, 4, 96, 48),
-        (8, 2, 128, 48),
-        (4, 1, 256, 128),
-        (6, 2, 16, 8),
-        (16, 2, 128, 64),
-        (4, 2, 20, 10),
+    // Clusters, then blocks that have a head for themselves, and no kernel at last.
+    for (heads, kv_heads, head_dim, pairs, capacity) in [
+        (14, 2, 64, 32, 160),
+        (4, 4, 96, 48, 160),
+        (8, 2, 128, 48, 160),
+        (4, 1, 256, 128, 160),
+        (6, 2, 16, 8, 160),
+        (16, 2, 128, 64, 160),
+        (3, 3, 64, 32, 300),
+        (8, 8, 64, 32, 160),
+        (4, 4, 128, 64, 100),
+        (4, 4, 8, 0, 68),
+        (4, 2, 20, 10, 160),
     ] {
         for (dtype, tolerance) in DTYPES {
             let scale = (head_dim as f64).powf(-0.5);
             let of = CachedAttention { heads, kv_heads, head_dim, scale, window: None, eps: 1e-5 };
-            attend(of, pairs, false, dtype, tolerance, &device)?;
-            attend(CachedAttention { window: Some(48), ..of }, pairs, true, dtype, 2. * tolerance, &device)?;
-            attend(CachedAttention { window: Some(4), ..of }, pairs, false, dtype, tolerance, &device)?;
+            let (turning, windowed) =
+                (Some(pairs).filter(|&pairs| pairs > 0), |window| CachedAttention { window, ..of });
+            let case = Case { capacity, pairs: turning, has_norms: false, has_distances: false };
+            attend(of, case, dtype, tolerance, &device)?;
+            let normed = Case { has_norms: true, ..case };
+            attend(windowed(Some(48)), normed, dtype, 2. * tolerance, &device)?;
+            attend(windowed(Some(4)), case, dtype, tolerance, &device)?;
+            let by_distance = Case { pairs: None, has_distances: true, ..case };
+            attend(of, by_distance, dtype, tolerance, &device)?;
+            let all = Case { has_distances: true, ..normed };
+            attend(windowed(Some(20)), all, dtype, 2. * tolerance, &device)?;
         }
     }
     Ok(())
@@ -154,7 +180,8 @@ fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
     let qkv = Tensor::zeros((1, 1, 8 * 64), DType::F16, &device)?;
     for start in [16u32, 1 << 20, u32::MAX] {
         let start = Tensor::new(&[start], &device)?;
-        ops::cached_attention(&of, &cache, NewTokens { qkv: &qkv, start: &start, rotary: &rotary, norms: None })?;
+        let new = NewTokens { qkv: &qkv, start: &start, rotary: Some(&rotary), norms: None, by_distance: None };
+        ops::cached_attention(&of, &cache, new)?;
     }
     for neighbour in [0, 2] {
         let sum = whole.get(neighbour)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
@@ -176,7 +203,7 @@ fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::R
         let (position, cache) = (&state[0], &state[1]);
         ops::advance(position, 1)?;
         let qkv = ops::norm_linear(&x[0], None, &weight, None, None)?;
-        let new = NewTokens { qkv: &qkv, start: position, rotary: &table, norms: None };
+        let new = NewTokens { qkv: &qkv, start: position, rotary: Some(&table), norms: None, by_distance: None };
         Ok(vec![ops::cached_attention(&of, cache, new)?])
     };
     let cache = waves(5, (1, 2, 2, 64, 64))?.to_dtype(DType::F16)?.to_device(&device)?;

@@ -91,8 +91,9 @@ impl Layer {
             let new = NewTokens {
                 qkv: &qkv,
                 start: places.start,
-                rotary: &places.rotaries[self.rotary],
+                rotary: Some(&places.rotaries[self.rotary]),
                 norms: self.head_norms.as_ref().map(|(q, k)| (q, k)),
+                by_distance: None,
             };
             let y = ops::cached_attention(&self.of, cache, new)?;
             added(x, &y, &self.output, self.after_attention.as_ref())?

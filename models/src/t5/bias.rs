@@ -36,13 +36,6 @@ impl Positions {
         let columns = ops::narrow(&ops::narrow(&self.columns, 0, 0, len)?, 1, 0, len)?;
         ops::reshape(&columns, len * len)
     }
-
-    /// One position, of shape `(1)`, against the first `len`: `(len)`.
-    fn row(&self, position: &Tensor, len: usize) -> Result<Tensor> {
-        self.check(len)?;
-        let row = ops::index_select(&self.columns, position, 0)?;
-        ops::reshape(&ops::narrow(&row, 1, 0, len)?, len)
-    }
 }
 
 /// The bias of one stack. Its first layer has the weights, and all its layers use them.
@@ -90,11 +83,10 @@ impl RelativeBias {
         ops::reshape(&bias, (self.by_distance.dim(0)?, 1, len, len))
     }
 
-    /// Between one position, of shape `(1)`, and the first `len`, `(heads, 1, 1, len)`.
-    pub fn row(&self, position: &Tensor, len: usize) -> Result<Tensor> {
-        let _scope = scope("position_bias");
-        let bias = ops::index_select(&self.by_distance, &self.positions.row(position, len)?, 1)?;
-        ops::reshape(&bias, (self.by_distance.dim(0)?, 1, 1, len))
+    /// Of a query and a key that is so many tokens before it, in f32: `(heads, n_positions)`.
+    pub fn backwards(&self) -> Result<Tensor> {
+        let columns = (0..self.positions.max as u32).rev();
+        self.by_distance.index_select(&Tensor::from_iter(columns, self.by_distance.device())?, 1)?.to_dtype(DType::F32)
     }
 }
 

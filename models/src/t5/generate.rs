@@ -38,8 +38,8 @@ pub struct Executors {
 pub struct Writing {
     /// The last token of each item, `(batch, 1)`.
     token: Tensor,
-    /// The position of that token.
-    position: Tensor,
+    /// The position of that token, `(batch)`.
+    positions: Tensor,
     /// One cache per layer.
     caches: Vec<Tensor>,
 }
@@ -48,18 +48,18 @@ impl Writing {
     fn start(model: &T5, max_tokens: usize, batch: usize) -> Result<Self> {
         let device = model.encoder.shared.embeddings.device();
         let token = Tensor::full(model.config.start_token(), (batch, 1), device)?;
-        let position = Tensor::zeros(1, DType::U32, device)?;
-        Ok(Self { token, position, caches: model.caches(batch, max_tokens)? })
+        let positions = Tensor::zeros(batch, DType::U32, device)?;
+        Ok(Self { token, positions, caches: model.caches(batch, max_tokens)? })
     }
 }
 
 impl Carry for Writing {
     fn tensors(&self) -> Vec<Tensor> {
-        [&self.token, &self.position].into_iter().chain(&self.caches).cloned().collect()
+        [&self.token, &self.positions].into_iter().chain(&self.caches).cloned().collect()
     }
 
     fn with(&self, tensors: Vec<Tensor>) -> Self {
-        Self { token: tensors[0].clone(), position: tensors[1].clone(), caches: tensors[2..].to_vec() }
+        Self { token: tensors[0].clone(), positions: tensors[1].clone(), caches: tensors[2..].to_vec() }
     }
 }
 
@@ -154,12 +154,12 @@ fn read(model: &T5, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Adds the most likely token.
 fn step(model: &T5, memory: &[Tensor], writing: &Writing) -> Result<Vec<Tensor>> {
-    let Writing { token, position, caches } = writing;
+    let Writing { token, positions, caches } = writing;
     let memory = Memory { keys_values: memory[0].clone(), mask: memory.get(1).cloned() };
-    let logits = model.step(token, position, &memory, caches)?;
+    let logits = model.step(token, positions, &memory, caches)?;
     let next = ops::unsqueeze(&ops::argmax(&logits, 1)?, 1)?;
     ops::assign(token, &next)?;
-    ops::advance(position, 1)?;
+    ops::advance(positions, 1)?;
     Ok(vec![next])
 }
 

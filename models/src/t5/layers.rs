@@ -3,7 +3,7 @@
 use candle::{Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::nn::{Linear, RmsNorm};
-use opara_candle::ops::{self, Activation};
+use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
 use opara_candle::scope;
 
 use super::stream::{onto_stream, stream_norm, Stream};
@@ -52,12 +52,17 @@ impl Products {
         if !self.weight.device().is_cuda() {
             return self.forward(&x.read(norm)?);
         }
-        let _scope = scope(self.name);
         let (products, _, width) = self.weights.dims3()?;
-        let y = x.read_product(norm, &self.weight)?;
+        let y = self.forward_side_by_side(x, norm)?;
         let (batch, seq, _) = y.dims3()?;
         let side_by_side = ops::reshape(&y, (batch, seq, products, width))?;
         ops::transpose(&ops::transpose(&side_by_side, 0, 2)?, 1, 2)
+    }
+
+    /// The same as `(batch, seq, products * width)`.
+    fn forward_side_by_side(&self, x: &mut Stream, norm: &RmsNorm) -> Result<Tensor> {
+        let _scope = scope(self.name);
+        x.read_product(norm, &self.weight)
     }
 }
 
@@ -84,7 +89,7 @@ pub(super) struct SelfAttention {
     norm: RmsNorm,
     qkv: Products,
     output: Linear,
-    heads: usize,
+    of: CachedAttention,
 }
 
 impl SelfAttention {
@@ -96,30 +101,33 @@ impl SelfAttention {
             norm: stream_norm(config, vb.pp("layer_norm"))?,
             qkv: Products::new("qkv", &weights, config.d_kv)?,
             output: output(inner, "o", &attention, config)?,
-            heads: config.num_heads,
+            of: CachedAttention {
+                heads: config.num_heads,
+                kv_heads: config.num_heads,
+                head_dim: config.d_kv,
+                scale: 1.,
+                window: None,
+                eps: 0.,
+            },
         })
     }
 
     /// Adds the result to the stream.
     pub fn forward(&self, x: &mut Stream, bias: &Tensor) -> Result<()> {
         let _scope = scope("SelfAttention");
-        let (query, keys_values) = self.project(x)?;
+        let (qkv, heads) = (self.qkv.forward_heads(x, &self.norm)?, self.of.heads);
+        let (query, keys_values) = (ops::narrow(&qkv, 0, 0, heads)?, ops::narrow(&qkv, 0, heads, 2 * heads)?);
         x.add_product(&attend(&query, &keys_values, Some(bias))?, &self.output)
     }
 
-    /// The same for one new token, `(batch, 1, d_model)`, at `position`. Its keys and values go into the cache, which is
-    /// `(2 * heads, batch, len, d_kv)`, keys first.
-    pub fn step(&self, x: &mut Stream, bias: &Tensor, cache: &Tensor, position: &Tensor) -> Result<()> {
+    /// The same for one new token, `(batch, 1, d_model)`, at the position of each text, `(batch)`, with a bias by head and distance.
+    /// Its keys and values go into the cache, which is `(batch, 2, heads, len, d_kv)`.
+    pub fn step(&self, x: &mut Stream, by_distance: &Tensor, cache: &Tensor, positions: &Tensor) -> Result<()> {
         let _scope = scope("SelfAttention");
-        let (query, new) = self.project(x)?;
-        ops::write_rows(cache, &new, position)?;
-        x.add_product(&attend(&query, cache, Some(bias))?, &self.output)
-    }
-
-    /// Queries, and keys and values.
-    fn project(&self, x: &mut Stream) -> Result<(Tensor, Tensor)> {
-        let qkv = self.qkv.forward_heads(x, &self.norm)?;
-        Ok((ops::narrow(&qkv, 0, 0, self.heads)?, ops::narrow(&qkv, 0, self.heads, 2 * self.heads)?))
+        let qkv = self.qkv.forward_side_by_side(x, &self.norm)?;
+        let by_distance = Some(by_distance);
+        let new = NewTokens { qkv: &qkv, start: positions, rotary: None, norms: None, by_distance };
+        x.add_product(&ops::cached_attention(&self.of, cache, new)?, &self.output)
     }
 }
 
@@ -183,7 +191,12 @@ impl FeedForward {
         let _scope = scope("DenseReluDense");
         let hidden = match &self.input {
             Input::Plain(input) if x.has_few_rows() => {
-                self.activation.forward(&x.read_product(&self.norm, input.weight())?)?
+                let _scope = scope(input.name());
+                x.read_few(&self.norm, |x, norm| ops::norm_linear_act(x, norm, input.weight(), None, self.activation))?
+            }
+            Input::Gated(input) if x.has_few_rows() => {
+                let _scope = scope(input.name);
+                x.read_few(&self.norm, |x, norm| ops::norm_gated(x, norm, &input.weight, None, self.activation))?
             }
             Input::Plain(input) => input.forward_act(&x.read(&self.norm)?, self.activation)?,
             Input::Gated(input) => {

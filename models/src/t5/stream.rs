@@ -3,7 +3,8 @@
 use candle::{DType, Module, Result, Tensor, D};
 use candle_nn::VarBuilder;
 use opara_candle::nn::{rms_norm, Linear, RmsNorm};
-use opara_candle::{ops, scope};
+use opara_candle::ops::{self, RmsScale};
+use opara_candle::scope;
 
 use super::Config;
 
@@ -58,8 +59,17 @@ impl Stream {
         if !self.has_few_rows() {
             return ops::linear(&self.read(norm)?, weight, None);
         }
+        self.read_few(norm, |sum, norm| ops::norm_linear(sum, norm, weight, None, None))
+    }
+
+    /// What an operator that norms by itself makes of the sum.
+    pub fn read_few(
+        &mut self,
+        norm: &RmsNorm,
+        product: impl FnOnce(&Tensor, Option<RmsScale>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         self.settle()?;
-        ops::norm_linear(&self.sum, Some(norm.scale()), weight, None, None)
+        product(&self.sum, Some(norm.scale()))
     }
 
     /// Adds a product. Few rows take one launch for both.

@@ -1,8 +1,8 @@
 //! Collects the memory effects of this library's kernels from the operators' folders.
 
 use super::{
-    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, heads, matmul, norm, pool,
-    quantized, sample, softmax, space_to_depth, write_rows,
+    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, heads, matmul, norm,
+    one_query, pool, quantized, sample, softmax, space_to_depth, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -20,6 +20,7 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     heads::effects::EFFECTS,
     matmul::effects::EFFECTS,
     norm::effects::EFFECTS,
+    one_query::effects::EFFECTS,
     pool::effects::EFFECTS,
     quantized::effects::EFFECTS,
     sample::effects::EFFECTS,

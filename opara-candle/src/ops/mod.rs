@@ -63,6 +63,8 @@ mod gemv;
 mod heads;
 mod matmul;
 mod norm;
+#[cfg(feature = "cuda")]
+mod one_query;
 mod pool;
 mod quantized;
 mod sample;
@@ -82,7 +84,7 @@ pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use embedding::embedding;
-pub use gemv::{gated, norm_gated, norm_linear, RmsScale};
+pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act, RmsScale};
 pub use heads::{merge_heads, split_heads};
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};

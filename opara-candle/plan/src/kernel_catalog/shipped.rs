@@ -119,6 +119,7 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),
     row("opara_cached_attention_", Attention),
+    row("opara_one_query_attention_", Attention),
     row("opara_product_", Matmul),
     row("opara_gemv_", Matmul),
     row("opara_gated_gemv_", Matmul),

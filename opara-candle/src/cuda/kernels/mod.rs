@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(written("opara_rms_norm_f64", &[6, 9, 0, 1, 2, 3], 5), bytes(8 * 6 * 9));
         assert_eq!(written("opara_add_rms_norm_f16", &[6, 9, 0, 1, 2, 3, 4], 6), bytes(2 * 6 * 9 * 2));
         assert_eq!(written("opara_softmax_long_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
-        assert_eq!(written("opara_gemv_1_f16", &[54, 9, 30, 1, 0, 1, 2, 3, 4, 5, 6], 10), bytes(2 * 54));
+        assert_eq!(written("opara_gemv_1_f16", &[54, 9, 30, 1, 1, 0, 1, 2, 3, 4, 5, 6], 11), bytes(2 * 54));
         assert_eq!(written("opara_gated_gemv_8_bf16", &[54, 9, 30, 1, 4, 0, 1, 2, 3, 4, 5], 10), bytes(2 * 54));
         assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
         assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
@@ -245,11 +245,13 @@ mod tests {
 
     #[test]
     fn attention_writes_its_result_and_a_part_of_the_cache() {
-        let words: Vec<u64> = [54].into_iter().chain([1; 16]).collect();
+        let words: Vec<u64> = [54].into_iter().chain([1; 18]).collect();
         let name = "opara_cached_attention_8x8_f16";
-        assert_eq!(access(name, &words, 16), (bytes(2 * 54), AccessMode::Write));
-        assert_eq!(access(name, &words, 15), (rest(), AccessMode::ReadWrite), "the cache");
-        assert_eq!(access(name, &words, 10), (rest(), AccessMode::Read));
+        assert_eq!(access(name, &words, 18), (bytes(2 * 54), AccessMode::Write));
+        assert_eq!(access(name, &words, 17), (rest(), AccessMode::ReadWrite), "the cache");
+        assert_eq!(access(name, &words, 11), (rest(), AccessMode::Read));
+        let words: Vec<u64> = [54].into_iter().chain([1; 19]).collect();
+        assert_eq!(access("opara_one_query_attention_8x1_f16", &words, 19), (bytes(2 * 54), AccessMode::Write));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 pub(crate) mod choice;
 pub(crate) mod format;
+pub(crate) mod head_rows;
+pub(crate) mod places;
 pub(crate) mod plane;
 pub(crate) mod rows;
 

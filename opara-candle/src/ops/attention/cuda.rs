@@ -4,8 +4,10 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, HeadRows};
+use super::launch;
+use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::ops::one_query::one_query;
 
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`; the bias broadcasts to the scores. The
 /// result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
@@ -19,15 +21,12 @@ pub(super) fn attention(
 ) -> Result<Option<Tensor>> {
     let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
-    // The kernel divides the bias by the scale.
-    let is_known = || launch::attends(q.device().as_cuda_device()?, q.dtype(), dim);
-    if !takes(q, &[Some(k), Some(v), bias])
-        || !is_known()?
-        || !(scale as f32).is_normal()
-        || !agree
-        || keys == 0
-        || q.elem_count() == 0
-    {
+    if !takes(q, &[Some(k), Some(v), bias]) || !agree || keys == 0 || q.elem_count() == 0 {
+        return Ok(None);
+    }
+    // The kernel of many queries divides the bias by the scale.
+    let takes_many = (scale as f32).is_normal() && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
+    if queries > 1 && !takes_many {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
@@ -38,6 +37,15 @@ pub(super) fn attention(
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
+    if queries == 1 {
+        let of_bias = bias.as_ref().map(|(bias, [item, head, _])| (bias, [*item, *head]));
+        if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scale as f32)? {
+            return y.transpose(1, 2).map(Some);
+        }
+        if !takes_many {
+            return Ok(None);
+        }
+    }
     let kernel = Attention { of_q, k, v, bias, scale: scale as f32 };
     launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
 }

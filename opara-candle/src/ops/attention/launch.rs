@@ -3,43 +3,15 @@
 #![allow(unsafe_code)]
 
 use candle::cuda_backend::WrapErr;
-use candle::{bail, CudaDevice, DType, Layout, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide, Capabilities};
+use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, Capabilities};
+use crate::cuda::operator::head_rows::HeadRows;
 
 /// Queries per block (`QUERIES`) and threads per block of `attention.cu`.
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
-
-/// The memory layout of `q`, `k` or `v`: `(batch, heads, tokens, dim)` with contiguous rows that begin at multiples of
-/// 16 bytes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HeadRows {
-    dims: [usize; 4],
-    /// Strides, in elements, of batch, head and token.
-    strides: [usize; 3],
-}
-
-impl HeadRows {
-    /// `None` if the layout does not meet these conditions, or if a size or stride exceeds the kernel's index range.
-    pub fn of(layout: &Layout, dtype: DType) -> Option<Self> {
-        let wide = wide(dtype);
-        let dims = <[usize; 4]>::try_from(layout.dims()).ok()?;
-        let &[batch, head, token, along] = layout.stride() else { return None };
-        let strides = [batch, head, token];
-        let is_aligned = strides.iter().zip(dims).all(|(stride, dim)| dim == 1 || stride.is_multiple_of(wide));
-        let fits = along == 1 && is_aligned && layout.start_offset().is_multiple_of(wide);
-        let most = [1 << 16, 1 << 16, 1 << 31].iter().zip(dims).all(|(&most, dim)| dim < most);
-        let are_counted = most && strides.iter().all(|&stride| stride <= u32::MAX as usize);
-        (fits && are_counted).then_some(Self { dims, strides })
-    }
-
-    fn needed(&self) -> usize {
-        let [batch, heads, tokens, dim] = self.dims;
-        extent([batch, heads, tokens, dim].into_iter().zip(self.strides.into_iter().chain([1])))
-    }
-}
 
 /// Is there a kernel for this head dimension and dtype that runs on the device?
 ///
@@ -83,9 +55,9 @@ pub(super) fn attention<T: DeviceRepr>(
     bias: Option<(&CudaView<T>, [usize; 3])>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ([batch, heads, queries, dim], keys) = (q.1.dims, k.1.dims[2]);
-    if k.1.dims != v.1.dims || k.1.dims != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
-        bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims, k.1.dims, v.1.dims)
+    let ([batch, heads, queries, dim], keys) = (q.1.dims(), k.1.dims()[2]);
+    if k.1.dims() != v.1.dims() || k.1.dims() != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
+        bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims(), k.1.dims(), v.1.dims())
     }
     for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {
         expect(what, operand.len(), of.needed())?;
@@ -101,7 +73,7 @@ pub(super) fn attention<T: DeviceRepr>(
     let name = format!("opara_attention_{dim}_{}", dtype.as_str());
     let function = function(device, &name, "attention", ptx::ATTENTION)?;
     let sizes = [queries, keys, heads].map(|n| n as u32);
-    let strides = [q.1.strides, k.1.strides, v.1.strides, over].concat();
+    let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();
     let strides: Vec<u32> = strides.into_iter().map(|n| n as u32).collect();
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

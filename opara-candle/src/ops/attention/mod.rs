@@ -24,7 +24,8 @@ use crate::cpu::record::apply;
 /// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32 and 64, and 128 in
 /// 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
-/// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. On a CPU it is one kernel in f32 and f64, with
+/// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. One query a head takes a launch whose warps
+/// share the keys, for head dimensions up to 256 that 8 divides. On a CPU it is one kernel in f32 and f64, with
 /// a result of the same layout, whose scores are not stored either. Otherwise attention runs as two matmuls and a softmax.
 ///
 /// ```

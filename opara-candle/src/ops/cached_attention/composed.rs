@@ -10,18 +10,28 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let of = *of;
     let (batch, tokens, _) = new.qkv.dims3()?;
     let CachedAttention { heads, kv_heads, head_dim, .. } = of;
-    let norms = new.norms.map_or_else(Vec::new, |(q, k)| vec![q, k]);
-    let operands = [vec![new.qkv, new.start, new.rotary], norms].concat();
-    let turned = apply("rotary", &operands, 0, move |t| {
-        let norms = t.get(3).copied().zip(t.get(4).copied());
-        turned(&of, t[0], t[1], t[2], norms)
-    })?;
-    let written = reshape(&narrow(&turned, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
+    let (has_norms, turns) = (new.norms.is_some(), new.rotary.is_some());
+    let all = match has_norms || turns {
+        true => {
+            let norms = new.norms.map_or_else(Vec::new, |(q, k)| vec![q, k]);
+            let operands = [vec![new.qkv, new.start], norms, new.rotary.into_iter().collect()].concat();
+            apply("rotary", &operands, 0, move |t| {
+                let norms = has_norms.then(|| (t[2], t[3]));
+                turned(&of, t[0], t[1], if turns { t.last().copied() } else { None }, norms)
+            })?
+        }
+        false => reshape(new.qkv, (batch, tokens, heads + 2 * kv_heads, head_dim))?,
+    };
+    let written = reshape(&narrow(&all, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
     write_rows(cache, &permute(&written, &[0, 2, 3, 1, 4])?, &reshape(new.start, (batch, 1, 1))?)?;
-    let flops = 4 * (turned.elem_count() * cache.dim(3)?) as u64;
-    apply("attend", &[&turned, cache, new.start], flops, move |t| match t[1].device().is_cpu() {
-        true => by_position(&of, t[0], t[1], t[2]),
-        false => by_mask(&of, t[0], t[1], t[2]),
+    let flops = 4 * (all.elem_count() * cache.dim(3)?) as u64;
+    let operands = [Some(&all), Some(cache), Some(new.start), new.by_distance];
+    apply("attend", &operands.into_iter().flatten().collect::<Vec<_>>(), flops, move |t| {
+        let by_distance = t.get(3).copied();
+        match t[1].device().is_cpu() {
+            true => by_position(&of, t[0], t[1], t[2], by_distance),
+            false => by_mask(&of, t[0], t[1], t[2], by_distance),
+        }
     })
 }
 
@@ -35,7 +45,7 @@ fn turned(
     of: &CachedAttention,
     qkv: &Tensor,
     start: &Tensor,
-    rotary: &Tensor,
+    rotary: Option<&Tensor>,
     norms: Option<(&Tensor, &Tensor)>,
 ) -> Result<Tensor> {
     let (batch, tokens, _) = qkv.dims3()?;
@@ -46,12 +56,20 @@ fn turned(
         scale.map_or_else(|| Ok(part.clone()), |scale| rms_norm(&part.contiguous()?, scale, of.eps))
     };
     let (q, k) = (normed(0, heads, norms.map(|n| n.0))?, normed(heads, kv_heads, norms.map(|n| n.1))?);
-    let pairs = rotary.dim(1)? / 2;
-    let rows = rotary.index_select(&positions(start, tokens)?.flatten_all()?, 0)?;
+    let both = Tensor::cat(&[q, k], 2)?;
+    let turned = match rotary {
+        Some(rotary) => rotated(&both, &rotary.index_select(&positions(start, tokens)?.flatten_all()?, 0)?)?,
+        None => both,
+    };
+    Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
+}
+
+/// Heads `(batch, tokens, heads, head_dim)` by cosines and sines `(batch * tokens, 2 * pairs)`, in f32, as those are.
+fn rotated(x: &Tensor, rows: &Tensor) -> Result<Tensor> {
+    let ((batch, tokens, _, head_dim), pairs) = (x.dims4()?, rows.dim(1)? / 2);
     let rows = rows.reshape((batch, tokens, 1, 2 * pairs))?;
     let (cos, sin) = (rows.narrow(D::Minus1, 0, pairs)?, rows.narrow(D::Minus1, pairs, pairs)?);
-    // In f32, as the table is.
-    let wide = Tensor::cat(&[q, k], 2)?.to_dtype(DType::F32)?;
+    let wide = x.to_dtype(DType::F32)?;
     let (a, b) = (wide.narrow(D::Minus1, 0, pairs)?, wide.narrow(D::Minus1, pairs, pairs)?);
     let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
     let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
@@ -59,12 +77,17 @@ fn turned(
     if head_dim > 2 * pairs {
         parts.push(wide.narrow(D::Minus1, 2 * pairs, head_dim - 2 * pairs)?);
     }
-    let turned = Tensor::cat(&parts, D::Minus1)?.to_dtype(qkv.dtype())?;
-    Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
+    Tensor::cat(&parts, D::Minus1)?.to_dtype(x.dtype())
 }
 
 /// The CPU looks at positions: each sequence by itself, over the places that its tokens see.
-fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor) -> Result<Tensor> {
+fn by_position(
+    of: &CachedAttention,
+    turned: &Tensor,
+    cache: &Tensor,
+    start: &Tensor,
+    by_distance: Option<&Tensor>,
+) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
     let tokens = turned.dim(1)?;
     let mut results = Vec::new();
@@ -77,6 +100,12 @@ fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Te
         let q = turned.get(item)?.narrow(1, 0, heads)?.affine(of.scale, 0.)?.transpose(0, 1)?;
         let q = q.reshape((kv_heads, heads / kv_heads * tokens, head_dim))?;
         let mut scores = q.contiguous()?.matmul(&k.t()?)?;
+        if let Some(table) = by_distance {
+            let distance = |token: usize| (first..end).map(move |place| (start + token).saturating_sub(place) as u32);
+            let distances = Tensor::from_iter((0..tokens).flat_map(distance), cache.device())?;
+            let added = table.index_select(&distances, 1)?.reshape(scores.shape())?;
+            scores = (scores + added.to_dtype(turned.dtype())?)?;
+        }
         if tokens > 1 {
             let hidden = (0..tokens).flat_map(|token| {
                 let at = start + token;
@@ -94,7 +123,13 @@ fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Te
 }
 
 /// All sequences at once over all places, of which a mask hides those that a token does not see.
-fn by_mask(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor) -> Result<Tensor> {
+fn by_mask(
+    of: &CachedAttention,
+    turned: &Tensor,
+    cache: &Tensor,
+    start: &Tensor,
+    by_distance: Option<&Tensor>,
+) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
     let (batch, tokens, capacity, group) = (turned.dim(0)?, turned.dim(1)?, cache.dim(3)?, heads / kv_heads);
     let device = cache.device();
@@ -109,10 +144,63 @@ fn by_mask(of: &CachedAttention, turned: &Tensor, cache: &Tensor, start: &Tensor
     let mask = Tensor::zeros(hidden.shape(), turned.dtype(), device)?;
     let mask = hidden.where_cond(&mask.affine(1., f64::NEG_INFINITY)?, &mask)?;
     let mask = mask.unsqueeze(1)?.broadcast_as((batch, group, tokens, capacity))?;
-    let mask = mask.reshape((batch, 1, group * tokens, capacity))?;
+    let mut mask = mask.reshape((batch, 1, group * tokens, capacity))?;
+    if let Some(table) = by_distance {
+        // What is hidden has a distance, too.
+        let distances = at.broadcast_maximum(&places)?.broadcast_sub(&places)?.minimum(capacity as u32 - 1)?;
+        let added = table.index_select(&distances.flatten_all()?, 1)?.reshape((heads, batch, tokens, capacity))?;
+        let added = added.to_dtype(turned.dtype())?.transpose(0, 1)?;
+        mask = added.reshape((batch, kv_heads, group * tokens, capacity))?.broadcast_add(&mask)?;
+    }
 
     let (k, v) = (cache.narrow(1, 0, 1)?.squeeze(1)?, cache.narrow(1, 1, 1)?.squeeze(1)?);
     let q = turned.narrow(2, 0, heads)?.transpose(1, 2)?.reshape((batch, kv_heads, group * tokens, head_dim))?;
     let y = attention(&q, &k, &v, Some(&mask), of.scale)?;
     y.reshape((batch, heads, tokens, head_dim))?.transpose(1, 2)?.reshape((batch, tokens, heads * head_dim))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::Device::Cpu;
+
+    use super::*;
+
+    /// Different numbers.
+    fn waves(i: usize, shape: &[usize]) -> Result<Tensor> {
+        let elements = shape.iter().product::<usize>();
+        (Tensor::arange(0f32, elements as f32, &Cpu)? * (i + 1) as f64)?.sin()?.reshape(shape)
+    }
+
+    #[test]
+    fn a_mask_hides_what_positions_leave_out() -> Result<()> {
+        let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None, eps: 1e-6 };
+        let cache = waves(1, &[3, 2, 2, 20, 8])?;
+        let (start, table) = (Tensor::new(&[0u32, 7, 18], &Cpu)?, waves(2, &[4, 23])?);
+        for tokens in [1, 2] {
+            let all = waves(3, &[3, tokens, 8, 8])?;
+            for window in [None, Some(5)] {
+                let of = CachedAttention { window, ..of };
+                for by_distance in [None, Some(&table)] {
+                    let expected = by_position(&of, &all, &cache, &start, by_distance)?;
+                    let got = by_mask(&of, &all, &cache, &start, by_distance)?;
+                    let difference = (got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                    assert!(difference < 1e-5, "{tokens} tokens, {window:?}: {difference}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_score_gets_the_number_of_its_distance() -> Result<()> {
+        let of = CachedAttention { heads: 1, kv_heads: 1, head_dim: 1, scale: 1., window: None, eps: 1e-6 };
+        // Queries and keys are zero: what is seen is the mean of the values 0, 1, 2, weighted by the table.
+        let cache = Tensor::new(&[0f32, 0., 0., 0., 0., 1., 2., 3.], &Cpu)?.reshape((1, 2, 1, 4, 1))?;
+        let all = Tensor::zeros((1, 1, 3, 1), DType::F32, &Cpu)?;
+        let table = Tensor::new(&[[0f32, 2f32.ln(), 4f32.ln(), 100.]], &Cpu)?;
+        let y = by_position(&of, &all, &cache, &Tensor::new(&[2u32], &Cpu)?, Some(&table))?;
+        let y = y.flatten_all()?.to_vec1::<f32>()?[0];
+        assert!((y - (4. * 0. + 2. * 1. + 2.) / 7.).abs() < 1e-6, "{y}");
+        Ok(())
+    }
 }

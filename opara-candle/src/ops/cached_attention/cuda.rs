@@ -11,11 +11,14 @@ use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
 /// See [`cached_attention`](super::cached_attention); `None` where other operators have to do it.
 pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Option<Tensor>> {
-    let NewTokens { qkv, start, rotary, norms } = *new;
-    let (batch, tokens, _) = qkv.dims3()?;
-    let (positions, turning) = rotary.dims2()?;
-    let sizes = Sizes { of: *of, dtype: qkv.dtype(), batch, capacity: cache.dim(3)?, pairs: turning / 2, positions };
-    let together = [start, rotary].iter().all(|tensor| tensor.device().same_device(qkv.device()));
+    let NewTokens { qkv, start, rotary, norms, by_distance } = *new;
+    let ((batch, tokens, _), capacity) = (qkv.dims3()?, cache.dim(3)?);
+    // Without a table nothing turns, and every place is a position.
+    let (positions, turning) = rotary.map_or(Ok((capacity, 0)), Tensor::dims2)?;
+    let distances = by_distance.map_or(Ok(0), |table| table.dim(1))?;
+    let sizes = Sizes { of: *of, dtype: qkv.dtype(), batch, capacity, pairs: turning / 2, positions, distances };
+    let others = [Some(start), rotary, by_distance];
+    let together = others.into_iter().flatten().all(|tensor| tensor.device().same_device(qkv.device()));
     if tokens != 1
         || !sizes.is_known()
         || !together
@@ -24,15 +27,16 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
         return Ok(None);
     }
     let norms = norms.map(|(q, k)| Ok::<_, candle::Error>((q.contiguous()?, k.contiguous()?))).transpose()?;
-    let (qkv, start, rotary) = (qkv.contiguous()?, start.contiguous()?, rotary.contiguous()?);
-    let loaded =
-        [Some(&qkv), Some(cache), Some(&rotary), norms.as_ref().map(|(q, _)| q), norms.as_ref().map(|(_, k)| k)];
-    for operand in loaded.into_iter().flatten() {
+    let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
+    let (qkv, start) = (qkv.contiguous()?, start.contiguous()?);
+    let (rotary, by_distance) = (contiguous(rotary)?, contiguous(by_distance)?);
+    let scales = norms.as_ref().map_or([None; 2], |(q, k)| [Some(q), Some(k)]);
+    for operand in [Some(&qkv), Some(cache), rotary.as_ref()].into_iter().chain(scales).flatten() {
         if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
             return Ok(None);
         }
     }
-    let kernel = OneToken { sizes, norms, start, rotary, cache: cache.clone() };
+    let kernel = OneToken { sizes, norms, start, rotary, by_distance, cache: cache.clone() };
     launched(kernel, &qkv, (batch, 1, of.heads * of.head_dim)).map(Some)
 }
 
@@ -40,7 +44,8 @@ struct OneToken {
     sizes: Sizes,
     norms: Option<(Tensor, Tensor)>,
     start: Tensor,
-    rotary: Tensor,
+    rotary: Option<Tensor>,
+    by_distance: Option<Tensor>,
     cache: Tensor,
 }
 
@@ -48,15 +53,14 @@ impl Kernel for OneToken {
     const NAME: &'static str = "cached_attention";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
-        let Self { sizes, norms, start, rotary, cache } = self;
+        let Self { sizes, norms, start, rotary, by_distance, cache } = self;
         let of_heads = [Some(cache), norms.as_ref().map(|(q, _)| q), norms.as_ref().map(|(_, k)| k)];
         with_elements(of_heads, |[cache, q, k]| {
             with_elements::<u32, _, 1>([Some(start)], |[start]| {
-                with_elements::<f32, _, 1>([Some(rotary)], |[rotary]| {
-                    let (Some(cache), Some(start), Some(rotary)) = (&cache, &start, &rotary) else {
-                        bail!("there are a cache, positions and a table")
-                    };
-                    let operands = Operands { norms: q.as_ref().zip(k.as_ref()), start, rotary, cache };
+                with_elements::<f32, _, 2>([rotary.as_ref(), by_distance.as_ref()], |[rotary, by_distance]| {
+                    let (Some(cache), Some(start)) = (&cache, &start) else { bail!("there are a cache and positions") };
+                    let (rotary, by_distance) = (rotary.as_ref(), by_distance.as_ref());
+                    let operands = Operands { norms: q.as_ref().zip(k.as_ref()), start, rotary, by_distance, cache };
                     launch::cached_attention(device, sizes, &x, &operands, y)
                 })
             })

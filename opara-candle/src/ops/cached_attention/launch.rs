@@ -8,10 +8,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 
 use super::CachedAttention;
 use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx, Capabilities};
-
-/// `THREADS` and `EACH` of `cached_attention.cuh`.
-const THREADS: u32 = 256;
-const EACH: usize = 8;
+use crate::cuda::operator::places::{Split, THREADS};
 
 /// Sizes of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -21,24 +18,22 @@ pub(super) struct Sizes {
     pub batch: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
-    /// Pairs of elements that turn, and the positions of their table.
+    /// Pairs of elements that turn, and the positions that there are.
     pub pairs: usize,
     pub positions: usize,
+    /// Distances of the table that is added to scores, if there is one.
+    pub distances: usize,
 }
 
 impl Sizes {
-    /// The kernel: neighbours that have a head's elements together, and query heads that share keys; `None` if there is none
-    /// for these sizes.
-    fn kernel(&self) -> Option<(usize, usize)> {
+    /// The kernel; `None` if there is none for these sizes.
+    fn kernel(&self) -> Option<Split> {
         let Self { of, pairs, .. } = self;
-        let lanes = [8, 16, 32].into_iter().find(|lanes| of.head_dim <= lanes * EACH)?;
-        let group = of.heads / of.kv_heads;
-        let heads = [4, 8].into_iter().find(|heads| group <= *heads)?;
-        let is_whole = of.head_dim.is_multiple_of(EACH) && pairs.is_multiple_of(EACH);
+        let split = Split::new(of.heads / of.kv_heads, of.head_dim, self.capacity)?;
         let is_there = self.batch > 0 && self.capacity > 0 && self.positions > 0;
         let is_counted = self.batch <= 65_535 && self.cache() <= 1 << 40 && self.capacity <= i32::MAX as usize;
         let is_known = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
-        (is_whole && is_there && is_counted && is_known && lanes * heads <= 128).then_some((lanes, heads))
+        (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
     }
 
     /// Elements of the cache.
@@ -57,7 +52,9 @@ pub(super) struct Operands<'a, T> {
     /// Scales of the norms of queries and of keys.
     pub norms: Option<(&'a CudaView<'a, T>, &'a CudaView<'a, T>)>,
     pub start: &'a CudaView<'a, u32>,
-    pub rotary: &'a CudaView<'a, f32>,
+    pub rotary: Option<&'a CudaView<'a, f32>>,
+    /// What is added to scores, by query head and distance.
+    pub by_distance: Option<&'a CudaView<'a, f32>>,
     /// Is written to.
     pub cache: &'a CudaView<'a, T>,
 }
@@ -73,19 +70,22 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { of, dtype, batch, capacity, pairs, positions } = *sizes;
+    let Sizes { of, dtype, batch, capacity, pairs, positions, distances } = *sizes;
     let CachedAttention { heads, kv_heads, head_dim, scale, window, eps } = of;
-    let Operands { norms, start, rotary, cache } = *operands;
-    let Some((lanes, group)) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
+    let Operands { norms, start, rotary, by_distance, cache } = *operands;
+    let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let numel = batch * heads * head_dim;
     expect("the new tokens", qkv.len(), batch * (heads + 2 * kv_heads) * head_dim)?;
     expect("the positions", start.len(), batch)?;
-    expect("the rotary table", rotary.len(), positions * 2 * pairs)?;
+    expect("the rotary table", rotary.map_or(0, CudaView::len), positions * 2 * pairs)?;
+    expect("the table of distances", by_distance.map_or(0, CudaView::len), heads * distances)?;
+    expect("the distances", by_distance.map_or(capacity, |_| distances), capacity)?;
     expect("the cache", cache.len(), sizes.cache())?;
     expect("the norms", norms.map_or(head_dim, |(q, k)| q.len().min(k.len())), head_dim)?;
     expect("the result", y.len(), numel)?;
     let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
-    let mut addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain([address(rotary, device)]);
+    let tables = rotary.map(|at| address(at, device));
+    let mut addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(tables);
     if addresses.any(|at| !at.is_multiple_of(16)) {
         bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
     }
@@ -95,10 +95,10 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         _ => ptx::CACHED_ATTENTION_F32,
     };
     let (name, module) = (dtype.as_str(), format!("cached_attention_{}", dtype.as_str()));
-    let function = function(device, &format!("opara_cached_attention_{lanes}x{group}_{name}"), &module, code)?;
-    // What the kernel's clusters are made of, where the code has any.
-    let blocks = if Capabilities::of(device, code)?.has_clusters() { 8 } else { 1 };
-    let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0)].map(|n| n as u32);
+    let function = function(device, &format!("opara_cached_attention_{}_{name}", split.name()), &module, code)?;
+    let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
+    let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0), distances];
+    let sizes = sizes.map(|n| n as u32);
     let numbers = [scale as f32, eps];
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -111,37 +111,21 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     launch.arg(qkv);
     arg_or_null(&mut launch, norms.map(|(q, _)| q));
     arg_or_null(&mut launch, norms.map(|(_, k)| k));
-    launch.arg(start).arg(rotary).arg(cache).arg(y);
+    launch.arg(start);
+    arg_or_null(&mut launch, rotary);
+    arg_or_null(&mut launch, by_distance);
+    launch.arg(cache).arg(y);
     let config = LaunchConfig {
         grid_dim: (kv_heads as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
     // SAFETY: the arguments are those that the kernel declares. It reads a row of `qkv` and a position a sequence, a row of the
-    // table and a place of the cache, both below their ends whatever the position is, nothing through null, and writes to the
-    // cache at one place a sequence and each of `numel` of `y`: all were held against the slices above. Everything that it loads
+    // table and places of the cache, both below their ends whatever the position is, for each place the number of its distance,
+    // which is less than the cache has places, nothing through null, and writes to the cache at one place a sequence and each of
+    // `numel` of `y`: all were held against the slices above. Everything that it loads
     // 16 bytes of begins at multiples of 16 bytes, heads too, whose sizes `kernel` saw. Work on the stream is in order, so nobody
     // reads the cache meanwhile.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_of_published_models_have_a_kernel() {
-        let kernel = |heads, kv_heads, head_dim, pairs| {
-            let of = CachedAttention { heads, kv_heads, head_dim, scale: 1., window: None, eps: 1e-6 };
-            Sizes { of, dtype: DType::F16, batch: 1, capacity: 64, pairs, positions: 64 }.kernel()
-        };
-        assert_eq!(kernel(14, 2, 64, 32), Some((8, 8)), "Qwen2.5-0.5B");
-        assert_eq!(kernel(32, 8, 128, 64), Some((16, 4)), "Llama 3.1");
-        assert_eq!(kernel(32, 32, 96, 48), Some((16, 4)), "Phi-3");
-        assert_eq!(kernel(24, 8, 128, 48), Some((16, 4)), "Phi-4-mini");
-        assert_eq!(kernel(4, 1, 256, 128), Some((32, 4)), "Gemma 3");
-        assert_eq!(kernel(4, 2, 20, 10), None);
-        assert_eq!(kernel(16, 1, 64, 32), None);
-    }
 }

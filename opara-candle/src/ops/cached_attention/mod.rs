@@ -38,18 +38,21 @@ pub struct NewTokens<'a> {
     pub start: &'a Tensor,
     /// Cosines and, behind them, sines by position, in f32: `(positions, 2 * pairs)`. Elements `i` and `i + pairs` of a head turn
     /// together; what is behind `2 * pairs` stays.
-    pub rotary: &'a Tensor,
+    pub rotary: Option<&'a Tensor>,
     /// Scales `(head_dim)` of the root-mean-square norms of each head of queries and of keys.
     pub norms: Option<(&'a Tensor, &'a Tensor)>,
+    /// What is added to the score of a token and a place that is so many tokens before it, in f32: `(heads, distances)`, with at least
+    /// as many distances as the cache has places.
+    pub by_distance: Option<&'a Tensor>,
 }
 
 /// Writes the keys and values of new tokens into a cache, in place, and gives what the tokens see of it: causal attention with
 /// grouped heads (Ainslie et al., "GQA", 2023), `(batch, tokens, heads * head_dim)`.
 ///
-/// Queries and keys are normalised, if there are norms, and turned by their positions. `cache` is `(batch, 2, kv_heads, capacity,
+/// Queries and keys are normalised and turned by their positions, if there are norms and a table for that. `cache` is `(batch, 2, kv_heads, capacity,
 /// head_dim)`, keys before values; `start + tokens` places of it are used. No size depends on positions, so one CUDA graph
-/// serves all lengths of text. On a GPU, one token a sequence is one launch, in which the blocks of a cluster share the cache's
-/// places ("Flash-Decoding", Dao et al., 2023).
+/// serves all lengths of text. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of a cluster,
+/// share the cache's places ("Flash-Decoding", Dao et al., 2023).
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -58,7 +61,7 @@ pub struct NewTokens<'a> {
 /// let cache = Tensor::zeros((1, 2, 2, 16, 8), DType::F32, &Cpu)?; // (batch, 2, kv_heads, capacity, head_dim)
 /// let qkv = Tensor::zeros((1, 3, 64), DType::F32, &Cpu)?; // three new tokens
 /// let (start, rotary) = (Tensor::zeros(1, DType::U32, &Cpu)?, Tensor::zeros((16, 8), DType::F32, &Cpu)?);
-/// let new = NewTokens { qkv: &qkv, start: &start, rotary: &rotary, norms: None };
+/// let new = NewTokens { qkv: &qkv, start: &start, rotary: Some(&rotary), norms: None, by_distance: None };
 /// assert_eq!(ops::cached_attention(&of, &cache, new)?.dims(), [1, 3, 32]);
 /// # Ok::<(), candle::Error>(())
 /// ```
@@ -76,13 +79,12 @@ pub fn cached_attention(of: &CachedAttention, cache: &Tensor, new: NewTokens) ->
 fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
     let (batch, _, elements) = new.qkv.dims3()?;
-    let (_, turning) = new.rotary.dims2()?;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements != (heads + 2 * kv_heads) * head_dim {
         bail!(
             "{elements} elements are not {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim}"
         )
     }
-    let (b, two, h, _, d) = cache.dims5()?;
+    let (b, two, h, capacity, d) = cache.dims5()?;
     if (b, two, h, d) != (batch, 2, kv_heads, head_dim) || cache.dtype() != new.qkv.dtype() || !cache.is_contiguous() {
         let (found, dtype) = (cache.dims(), new.qkv.dtype());
         bail!("a cache of {found:?}, not of ({batch}, 2, {kv_heads}, capacity, {head_dim}) in {dtype:?}, contiguous")
@@ -90,8 +92,18 @@ fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
     if new.start.dims() != [batch] || new.start.dtype() != DType::U32 {
         bail!("positions of {:?} in {:?}, not of [{batch}] in u32", new.start.dims(), new.start.dtype())
     }
-    if turning > head_dim || !turning.is_multiple_of(2) || new.rotary.dtype() != DType::F32 {
-        bail!("a rotary table of {:?} in {:?} for heads of {head_dim}", new.rotary.dims(), new.rotary.dtype())
+    if let Some(rotary) = new.rotary {
+        let (_, turning) = rotary.dims2()?;
+        if turning > head_dim || !turning.is_multiple_of(2) || rotary.dtype() != DType::F32 {
+            bail!("a rotary table of {:?} in {:?} for heads of {head_dim}", rotary.dims(), rotary.dtype())
+        }
+    }
+    if let Some(table) = new.by_distance {
+        let (of, distances) = table.dims2()?;
+        if of != heads || distances < capacity || table.dtype() != DType::F32 {
+            let (found, dtype) = (table.dims(), table.dtype());
+            bail!("a table of distances of {found:?} in {dtype:?}, not of ({heads}, {capacity} or more) in f32")
+        }
     }
     match new.norms {
         Some((q, k)) if q.dims() != [head_dim] || k.dims() != [head_dim] => {

@@ -4,22 +4,23 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Gemv, Operands};
+use super::launch::{self, Epilogue, Gemv, Operands};
 use super::RmsScale;
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::Activation;
 
-/// `residual + norm(x) * weightᵀ + bias`; `None` where other operators have to do it, or have to refuse.
+/// `residual + activation(norm(x) * weightᵀ + bias)`; `None` where other operators have to do it, or have to refuse.
 pub(super) fn norm_linear(
     x: &Tensor,
     norm: Option<RmsScale>,
     weight: &Tensor,
     bias: Option<&Tensor>,
+    activation: Activation,
     residual: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
-    run(x, norm, weight, bias, residual, None)
+    run(x, norm, weight, bias, residual, Epilogue::Added(activation))
 }
 
 /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`; `None` likewise.
@@ -30,7 +31,7 @@ pub(super) fn norm_gated(
     bias: Option<&Tensor>,
     activation: Activation,
 ) -> Result<Option<Tensor>> {
-    run(x, norm, weight, bias, None, Some(activation))
+    run(x, norm, weight, bias, None, Epilogue::Gated(activation))
 }
 
 fn run(
@@ -39,10 +40,10 @@ fn run(
     weight: &Tensor,
     bias: Option<&Tensor>,
     residual: Option<&Tensor>,
-    gate: Option<Activation>,
+    epilogue: Epilogue,
 ) -> Result<Option<Tensor>> {
     let ((weights, inner), scale) = (weight.dims2()?, norm.map(|(scale, _)| scale));
-    let columns = if gate.is_some() { weights / 2 } else { weights };
+    let columns = weights / epilogue.rows();
     let shape = [&x.dims()[..x.rank().saturating_sub(1)], &[columns]].concat();
     let go_together = x.dims().last() == Some(&inner)
         && scale.is_none_or(|scale| scale.dims() == [inner])
@@ -53,7 +54,7 @@ fn run(
     }
     let rows = x.elem_count() / inner.max(1);
     let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::code(x.dtype()))?;
-    let Some(of) = Gemv::new(x.dtype(), [rows, columns, inner], gate, &capabilities) else { return Ok(None) };
+    let Some(of) = Gemv::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
     for operand in [Some(&x), Some(weight), scale.as_ref()].into_iter().flatten() {

@@ -70,7 +70,7 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, con
 }
 
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
-// `columns` rows further down. `splits` warps share them.
+// `columns` rows further down. `splits` warps share them. The activation is the gate's, or comes before the residual.
 template <typename T, unsigned R, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
                             const T *x, const T *scale, const T *weight, const T *bias, const T *residual, T *y) {
@@ -180,7 +180,8 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                 const float gate = total(2 * result, of_bias[0]), through = total(2 * result + 1, of_bias[1]);
                 with_activation(activation, [&](auto kind) { value = activate<kind>(gate) * through; });
             } else {
-                value = total(result, of_bias[0]) + of_residual;
+                with_activation(activation, [&](auto kind) { value = activate<kind>(total(result, of_bias[0])); });
+                value += of_residual;
             }
             y[(size_t)row * columns + column] = narrow<T>(value);
         }
@@ -191,17 +192,17 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
 
 // The first argument counts the results.
 #define GEMV(T, NAME, R)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel, unsigned columns, \
-        unsigned inner, unsigned splits, float eps, const T *x, const T *scale, const T *weight, const T *bias,        \
-        const T *residual, T *y) {                                                                                     \
-        gemv<T, R, false>(numel / columns, columns, inner, splits, NONE, eps, x, scale, weight, bias, residual, \
-                                 y);                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel,                \
+        unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
+        const T *weight, const T *bias, const T *residual, T *y) {                                                     \
+        gemv<T, R, false>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, residual,  \
+                          y);                                                                                          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,             \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,          \
         unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
         const T *weight, const T *bias, T *y) {                                                                        \
-        gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias,      \
-                                nullptr, y);                                                                           \
+        gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, nullptr,    \
+                         y);                                                                                           \
     }
 #define GEMVS(T, NAME)                                                                                                 \
     GEMV(T, NAME, 1)                                                                                                   \

@@ -32,22 +32,40 @@ pub(super) struct Gemv {
     columns: usize,
     /// Elements of a row.
     inner: usize,
-    /// Two rows of the weight make a result: a gate, and what it lets through.
-    activation: Option<Activation>,
+    epilogue: Epilogue,
+}
+
+/// What becomes of products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    /// `activation(product) + residual`.
+    Added(Activation),
+    /// Two rows of the weight make a result, `activation(gate) * up`.
+    Gated(Activation),
+}
+
+impl Epilogue {
+    /// Rows of the weight that a result takes.
+    pub fn rows(self) -> usize {
+        match self {
+            Self::Added(_) => 1,
+            Self::Gated(_) => 2,
+        }
+    }
 }
 
 impl Gemv {
-    /// Of these sizes, if there is a kernel for them; `activation` for one that is gated.
+    /// Of these sizes, if there is a kernel for them.
     pub fn new(
         dtype: DType,
         [rows, columns, inner]: [usize; 3],
-        activation: Option<Activation>,
+        epilogue: Epilogue,
         capabilities: &Capabilities,
     ) -> Option<Self> {
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        let of = Self { dtype, rows, columns, inner, activation };
+        let of = Self { dtype, rows, columns, inner, epilogue };
         let fits = is_some && are_countable && rows <= 8 && inner.is_multiple_of(wide(dtype));
         (fits && capabilities.has_shared(of.shared() + STATIC)).then_some(of)
     }
@@ -64,7 +82,7 @@ impl Gemv {
 
     /// Sets of rows of the weight that a warp takes at a time.
     fn groups(&self) -> usize {
-        self.columns.div_ceil(if self.has_gate() { LOADS / 2 } else { LOADS })
+        self.columns.div_ceil(LOADS / self.epilogue.rows())
     }
 
     /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
@@ -86,10 +104,6 @@ impl Gemv {
     fn shared(&self) -> usize {
         let of_x = self.kernel() * self.chunks() * CHUNK / self.dtype.size_in_bytes() * 4;
         of_x + WARPS * LOADS * CHUNK * STEPS.min(self.steps(self.splits()))
-    }
-
-    fn has_gate(&self) -> bool {
-        self.activation.is_some()
     }
 }
 
@@ -127,7 +141,7 @@ pub(super) fn gemv<T: DeviceRepr>(
 ) -> Result<()> {
     let Gemv { rows, columns, inner, .. } = *of;
     let Operands { scale, eps, weight, bias, residual } = *operands;
-    let weights = if of.has_gate() { 2 * columns } else { columns };
+    let weights = of.epilogue.rows() * columns;
     expect("the operand", x.len(), rows * inner)?;
     expect("the weight", weight.len(), weights * inner)?;
     expect("the scale", scale.map_or(inner, CudaView::len), inner)?;
@@ -137,25 +151,25 @@ pub(super) fn gemv<T: DeviceRepr>(
     if [Some(x), Some(weight), scale].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
         bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
     }
-    let (kind, rows, name) = (if of.has_gate() { "gated_gemv" } else { "gemv" }, of.kernel(), of.dtype.as_str());
+    let (kind, activation) = match of.epilogue {
+        Epilogue::Added(activation) => ("gemv", activation.code()),
+        Epilogue::Gated(activation) => ("gated_gemv", activation.code()),
+    };
+    let (rows, name) = (of.kernel(), of.dtype.as_str());
     let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
     allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(STATIC))?;
     let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
-    let activation = of.activation.map(Activation::code);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
         launch.arg(size);
     }
-    if let Some(activation) = &activation {
-        launch.arg(activation);
-    }
-    launch.arg(&eps).arg(x);
+    launch.arg(&activation).arg(&eps).arg(x);
     arg_or_null(&mut launch, scale);
     launch.arg(weight);
     arg_or_null(&mut launch, bias);
-    if !of.has_gate() {
+    if matches!(of.epilogue, Epilogue::Added(_)) {
         arg_or_null(&mut launch, residual);
     }
     launch.arg(y);
@@ -180,19 +194,20 @@ mod tests {
     #[test]
     fn splits_depend_on_the_weight_alone_and_leave_the_fewest_steps() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
-        let new = |rows, columns, inner, gate| Gemv::new(DType::F16, [rows, columns, inner], gate, &hopper);
-        let of = |rows, columns, inner| new(rows, columns, inner, None).expect("it fits");
+        let new = |rows, columns, inner, epilogue| Gemv::new(DType::F16, [rows, columns, inner], epilogue, &hopper);
+        let plain = Epilogue::Added(Activation::None);
+        let of = |rows, columns, inner| new(rows, columns, inner, plain).expect("it fits");
         for (columns, inner, splits) in [(1152, 896, 4), (896, 896, 4), (896, 4864, 8), (151_936, 896, 1), (8, 64, 1)] {
             for rows in 1..=8 {
                 assert_eq!(of(rows, columns, inner).splits(), splits, "{rows} rows of {columns} x {inner}");
             }
         }
-        let gated = new(1, 4864, 896, Some(Activation::Silu)).expect("it fits");
+        let gated = new(1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
         assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 4, 304));
         assert_eq!(gated.shared(), 4 * 1024 + STEPS * WARPS * LOADS * CHUNK);
         assert_eq!(of(1, 896, 896).shared(), 4 * 1024 + WARPS * LOADS * CHUNK, "all that there is");
-        assert_eq!(new(9, 64, 64, None), None, "more rows than kernels take");
-        assert_eq!(new(1, 64, 100, None), None, "rows that 16 bytes do not divide");
-        assert_eq!(new(8, 64, 14_336, None), None, "more than shared memory holds");
+        assert_eq!(new(9, 64, 64, plain), None, "more rows than kernels take");
+        assert_eq!(new(1, 64, 100, plain), None, "rows that 16 bytes do not divide");
+        assert_eq!(new(8, 64, 14_336, plain), None, "more than shared memory holds");
     }
 }

@@ -10,7 +10,7 @@ mod launch;
 use candle::{bail, Result, Tensor, D};
 
 use super::matmul::matmul_flops;
-use super::{add, linear, mul, narrow, own_or, rms_norm, Activation};
+use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation};
 use crate::cpu::record::apply;
 
 /// A root-mean-square norm of an operand: a scale of the length of its rows, and what is added to the mean square.
@@ -41,16 +41,51 @@ pub fn norm_linear(
     bias: Option<&Tensor>,
     residual: Option<&Tensor>,
 ) -> Result<Tensor> {
+    product(x, norm, weight, bias, Activation::None, residual)
+}
+
+/// `activation(norm(x) * weightᵀ + bias)`, as [`norm_linear`].
+///
+/// ```
+/// # use candle::{DType, Device::Cpu, Tensor};
+/// # use opara_candle::ops::{self, Activation};
+/// let x = Tensor::new(&[[3f32, -4.]], &Cpu)?;
+/// let weight = Tensor::new(&[[1f32, 0.], [0., 1.]], &Cpu)?;
+/// let y = ops::norm_linear_act(&x, None, &weight, None, Activation::Relu)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[3., 0.]]);
+/// # Ok::<(), candle::Error>(())
+/// ```
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub fn norm_linear_act(
+    x: &Tensor,
+    norm: Option<RmsScale>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+) -> Result<Tensor> {
+    product(x, norm, weight, bias, activation, None)
+}
+
+fn product(
+    x: &Tensor,
+    norm: Option<RmsScale>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
     let (out, inner) = weight.dims2()?;
     let flops = matmul_flops(x.elem_count() / inner.max(1) * out, inner);
     let operands =
         Operands { eps: norm.map(|(_, eps)| eps), has_bias: bias.is_some(), has_residual: residual.is_some() };
     let run = move |t: &[&Tensor]| {
         let (x, norm, weight, bias, residual) = operands.of(t);
-        let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, residual));
+        let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, activation, residual));
         own_or(x, own, || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            let y = linear(&x, weight, bias)?;
+            let y = linear_act(&x, weight, bias, activation)?;
             residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))
         })
     };

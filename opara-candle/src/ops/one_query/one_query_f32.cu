@@ -1,0 +1,4 @@
+// A module for each type: a program loads those that it uses.
+#include "one_query.cuh"
+
+ATTENTIONS(float, f32)
