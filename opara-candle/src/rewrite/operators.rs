@@ -8,6 +8,7 @@ use super::depthwise::depthwise;
 use super::evaluation::{concat, lens, Arithmetic, Evaluation};
 use super::indexed::{index_select, rotary, select};
 use super::strided::shaped;
+use super::transposed::{as_convolution, transposed_convolution};
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Activation, ConvConfig, PoolConfig};
 
@@ -27,6 +28,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::FusedConvolution { window, steps, residual, relu } => {
             fused_convolution(of, node, window, steps, *residual, *relu)
         }
+        Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
         Compute::Attention { scale } => attention(of, node, *scale),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
@@ -116,6 +118,9 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         Function::Convolution(window) => {
             let (x, weight) = convolved(of, node, window)?;
             convolution(&x.contiguous()?, &weight, window)?
+        }
+        Function::TransposedConvolution { window, output_padding } => {
+            transposed_convolution(of, node, window, *output_padding)?
         }
         Function::MaxPool(window) => pool(of, node, window, true)?,
         Function::MeanPool(window) => pool(of, node, window, false)?,

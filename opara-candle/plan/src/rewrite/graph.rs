@@ -120,6 +120,14 @@ pub enum Compute {
         /// Whether `max(x, 0)` follows.
         relu: bool,
     },
+    /// A transposed convolution by an ordinary one. Operands: `x`, the weight, `(channels, out, kh, kw)`, and a vector of one element a
+    /// channel of the result that is added to it, if there is one.
+    TransposedConvolution {
+        /// How the windows lie in the result.
+        window: Window,
+        /// Rows and columns more at the end.
+        output_padding: [u64; 2],
+    },
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is.
     Attention {
         /// What the scores are multiplied by before.

@@ -112,6 +112,20 @@ pub struct Window {
     pub groups: u64,
 }
 
+impl Window {
+    /// Rows and columns of the result of a transposed convolution of a plane of this size, if it has any; `None` also if they exceed
+    /// 64 bits.
+    pub fn transposed(&self, plane: [u64; 2], output_padding: [u64; 2]) -> Option<[u64; 2]> {
+        let along = |axis: usize| {
+            let last = plane[axis].checked_sub(1)?.checked_mul(self.stride[axis])?;
+            let reach = self.kernel[axis].checked_sub(1)?.checked_mul(self.dilation[axis])?;
+            let all = last.checked_add(reach)?.checked_add(1)?.checked_add(output_padding[axis])?;
+            all.checked_sub(self.padding[axis].checked_mul(2)?).filter(|&len| len > 0)
+        };
+        Some([along(0)?, along(1)?])
+    }
+}
+
 /// A function of the operands `a`, `b`, ... The result has the operands' dimensions unless stated otherwise.
 ///
 /// The order of variants and fields is the encoding in trace files: add variants at the end.
@@ -164,6 +178,14 @@ pub enum Function {
     Where,
     /// Rotary embedding of `a` by the cosines `b` and the sines `c`.
     Rotary(Rotary),
+    /// The transposed convolution of `a`, `(batch, channels, h, w)`, with the weight `b`, `(channels, out / groups, kh, kw)`: each
+    /// element of `a` adds its multiple of the weight to a window of the result. The padding is taken away from all edges.
+    TransposedConvolution {
+        /// How the windows lie in the result.
+        window: Window,
+        /// Rows and columns more at the end.
+        output_padding: [u64; 2],
+    },
 }
 
 /// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.
@@ -220,6 +242,21 @@ mod tests {
         assert_eq!(view(3, &[(2, 8), (4, 1)]).end(), Some((3 + 8 + 3 + 1) * 2));
         assert_eq!(view(0, &[(1 << 40, 1 << 40)]).end(), None, "beyond 64 bits");
         assert_eq!(view(0, &[(2, 8), (4, 1)]).elements(), Some(8));
+    }
+
+    #[test]
+    fn a_transposed_convolution_spreads_windows() {
+        let window = |kernel, padding, stride, dilation| Window {
+            kernel: [kernel, 1],
+            padding: [padding, 0],
+            stride: [stride, 1],
+            dilation: [dilation, 1],
+            groups: 1,
+        };
+        assert_eq!(window(4, 1, 2, 1).transposed([5, 1], [0, 0]), Some([10, 1]));
+        assert_eq!(window(3, 0, 2, 2).transposed([5, 1], [1, 0]), Some([14, 1]));
+        assert_eq!(window(2, 1, 1, 1).transposed([1, 1], [0, 0]), None, "nothing is left");
+        assert_eq!(window(2, 0, 1 << 60, 1).transposed([1 << 10, 1], [0, 0]), None, "beyond 64 bits");
     }
 
     #[test]

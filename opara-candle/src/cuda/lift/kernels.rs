@@ -18,6 +18,11 @@ impl Arguments<'_> {
                 return self.pool(element, is_max);
             }
         }
+        for (prefix, planes) in [("conv_transpose1d_", 1), ("conv_transpose2d_", 2)] {
+            if let Some(element) = name.strip_prefix(prefix).and_then(element) {
+                return self.transposed_convolution(element, planes);
+            }
+        }
         if let Some(element) = name.strip_prefix("fast_sum_small_").and_then(element) {
             return self.small_sum(element);
         }
@@ -194,6 +199,40 @@ impl Arguments<'_> {
             function: if is_max { Function::MaxPool(window) } else { Function::MeanPool(window) },
             reads: vec![self.view_of(6, element, dims)?],
             writes: Some(self.view_of(7, element, vec![Dim { len, stride: 1 }])?),
+        })
+    }
+
+    /// Arguments: elements, lengths of the result from the innermost on, stride, padding, output padding, dilation, dimensions and
+    /// strides of the operand, then of the weight, operand, weight, result. Of one dimension, it is one of columns of one element.
+    fn transposed_convolution(&self, element: Element, planes: usize) -> Option<Meaning> {
+        let [stride, padding, output_padding, dilation] = [1, 2, 3, 4].map(|at| self.integer(planes + at));
+        let table = self.table(self.offset(planes + 5)?)?;
+        let rank = 2 + planes;
+        let dims = |at: usize| -> Option<Vec<Dim>> {
+            let (lens, strides) = (table.get(at * rank..(at + 1) * rank)?, table.get((at + 1) * rank..(at + 2) * rank)?);
+            let dims = lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride });
+            Some(dims.chain([Dim { len: 1, stride: 1 }]).take(4).collect())
+        };
+        let (x, weight) = (dims(0)?, dims(2)?);
+        let pair = |of: Option<u64>, other: u64| Some([of?, if planes == 2 { of? } else { other }]);
+        let window = Window {
+            kernel: [weight[2].len, weight[3].len],
+            padding: pair(padding, 0)?,
+            stride: pair(stride, 1)?,
+            dilation: pair(dilation, 1)?,
+            groups: 1,
+        };
+        let output_padding = pair(output_padding, 0)?;
+        let [rows, columns] = window.transposed([x[2].len, x[3].len], output_padding)?;
+        let told = if planes == 2 { [self.integer(2)?, self.integer(1)?] } else { [self.integer(1)?, 1] };
+        let len = x[0].len.checked_mul(weight[1].len)?.checked_mul(rows.checked_mul(columns)?)?;
+        if told != [rows, columns] || x[1].len != weight[0].len || !element.is_float() {
+            return None;
+        }
+        Some(Meaning {
+            function: Function::TransposedConvolution { window, output_padding },
+            reads: vec![self.view_of(planes + 6, element, x)?, self.view_of(planes + 7, element, weight)?],
+            writes: Some(self.view_of(planes + 8, element, vec![Dim { len, stride: 1 }])?),
         })
     }
 

@@ -81,8 +81,8 @@ fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> 
     })
 }
 
-/// The operand as a vector of one element a channel of a convolution's result of `len` elements.
-fn of_channels(
+/// The operand as a vector of one element a channel of a convolution's result of `len` elements. The convolution may be transposed.
+pub(super) fn of_channels(
     facts: &Facts,
     operands: &[Operand],
     groups: u64,

@@ -12,6 +12,7 @@ mod product;
 mod product_concat;
 mod residual_norm;
 mod softmax;
+mod transposed_convolution;
 
 use hashbrown::HashSet;
 
@@ -62,6 +63,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "grouped-convolution", at: grouped_convolution::at },
     // A convolution by the library and algorithm that are the fastest, with sums in f32.
     Rule { name: "convolution", at: convolution::at },
+    // A transposed convolution, and what is added to each of its channels: an ordinary one.
+    Rule { name: "transposed-convolution", at: transposed_convolution::at },
     // What is added to each channel of a convolution: part of it.
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.

@@ -1,6 +1,7 @@
 //! Graphs and rules on traces made by hand.
 
 mod layers;
+mod transposed;
 
 use super::rules::{self, Applied};
 use super::*;

@@ -130,6 +130,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::LayerNorm(768, 1e-5),
         Function::Convolution(window),
         Function::MaxPool(window),
+        Function::TransposedConvolution { window, output_padding: [1, 0] },
         Function::Part,
         Function::IndexSelect { left: 2, from: 300, right: 7 },
         Function::Where,
