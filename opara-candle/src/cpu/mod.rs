@@ -5,6 +5,7 @@ pub(crate) mod kernels;
 pub(crate) mod record;
 pub(crate) mod scheduled_program;
 mod state;
+mod team;
 
 use std::num::NonZero;
 use std::sync::Arc;

@@ -94,7 +94,10 @@ impl ScheduledProgram {
             state: Mutex::new(State { dispatch: Dispatch::new(self.steps.clone(), cores), error: None }),
             changed: Condvar::new(),
         });
-        run.lead();
+        match cores {
+            1 => super::team::awake(|| run.lead()),
+            _ => run.lead(),
+        }
         if let Some(error) = run.state.lock().error.take() {
             return Err(error);
         }

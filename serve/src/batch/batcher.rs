@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::busy::Busy;
 use super::call::{Call, Pending};
 use super::pace::Pace;
 use super::queue::Queue;
@@ -55,7 +56,9 @@ impl<E: Engine> Batcher<E> {
         let workers = engines.len() * settings.in_flight;
         let state = State { queue: Queue::new(buckets.lanes()), is_draining: false, workers, pace: Pace::default() };
         settings.metrics.workers.set(workers as i64);
-        let shared = Arc::new(Shared { engines, buckets, settings, state: Mutex::new(state), work: Condvar::new() });
+        let busy = (0..engines.len()).map(|engine| Busy::new(settings.metrics.device(engine))).collect();
+        let state = Mutex::new(state);
+        let shared = Arc::new(Shared { engines, busy, buckets, settings, state, work: Condvar::new() });
         let start = |worker: usize| {
             let shared = shared.clone();
             std::thread::spawn(move || worker::run(&shared, worker / shared.settings.in_flight))

@@ -1,5 +1,7 @@
 //! What a worker runs batches on.
 
+use std::time::Duration;
+
 use super::{Bucket, Buckets};
 
 /// Runs batches of one model on one device.
@@ -28,6 +30,12 @@ pub trait Engine: Send + Sync + 'static {
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
         let _ = bucket;
         Ok(())
+    }
+
+    /// How long the device takes for a batch of this bucket by itself, without the host's part. By default it is not known.
+    fn device_time(&self, bucket: Bucket) -> Option<Duration> {
+        let _ = bucket;
+        None
     }
 
     /// What an operator watches. By default nothing is known.

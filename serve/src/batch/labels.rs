@@ -8,6 +8,12 @@ pub(super) struct OfModel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OfDevice {
+    pub model: String,
+    pub device: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct OfKind {
     pub model: String,
     pub kind: &'static str,

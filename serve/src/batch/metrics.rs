@@ -1,6 +1,7 @@
 //! Counters and histograms, in the format of Prometheus.
 
 use std::fmt::Write as _;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
@@ -10,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 
-use super::labels::{OfKind, OfModel};
+use super::labels::{OfDevice, OfKind, OfModel};
 use super::text_metrics::{TextFamilies, TextMetrics};
 use super::Health;
 
@@ -61,6 +62,9 @@ struct OfReason {
     reason: String,
 }
 
+/// A counter of seconds.
+type Seconds = Counter<f64, AtomicU64>;
+
 /// The metrics of a process.
 #[derive(Debug)]
 pub struct Registry {
@@ -72,6 +76,8 @@ pub struct Registry {
     batch_rows: Family<OfModel, Histogram>,
     tokens: Family<OfKind, Counter>,
     stages: Family<OfStage, Histogram>,
+    busy: Family<OfDevice, Seconds>,
+    own: Family<OfDevice, Seconds>,
     graphs: Family<OfModel, Gauge>,
     eager: Family<OfReason, Gauge>,
     rechecks: Family<OfModel, Gauge>,
@@ -104,6 +110,12 @@ impl Default for Registry {
         let tokens = register!("tokens", "Tokens run, of rows and of padding", Family::default());
         let stages =
             register!("stage_seconds", "Time in each stage", Family::new_with_constructor(seconds as fn() -> _));
+        let busy = register!("busy_seconds", "Time in which a device had a batch", Family::default());
+        let own = register!(
+            "device_seconds",
+            "Time of a device for its batches, as it takes by itself for one after another",
+            Family::default()
+        );
         let graphs = register!("graphs", "Buckets that are answered by a plan", Family::default());
         let eager = register!("eager", "Buckets that run eagerly, with the reason", Family::default());
         let rechecks = register!("rechecks", "Calls that were compared with the module", Family::default());
@@ -118,6 +130,8 @@ impl Default for Registry {
             batch_rows,
             tokens,
             stages,
+            busy,
+            own,
             graphs,
             eager,
             rechecks,
@@ -141,6 +155,9 @@ impl Registry {
             row_tokens: kind("row"),
             padding_tokens: kind("padding"),
             stages: [Stage::Parse, Stage::Tokenize, Stage::Queue, Stage::Execute, Stage::Respond].map(stage),
+            model: name.to_owned(),
+            busy: self.busy.clone(),
+            own: self.own.clone(),
         }
     }
 
@@ -186,6 +203,18 @@ pub struct Metrics {
     pub(super) row_tokens: Counter,
     pub(super) padding_tokens: Counter,
     stages: [Histogram; 5],
+    model: String,
+    busy: Family<OfDevice, Seconds>,
+    own: Family<OfDevice, Seconds>,
+}
+
+/// The metrics of one device of a model.
+#[derive(Debug)]
+pub(super) struct DeviceMetrics {
+    /// Seconds in which it had a batch.
+    pub busy: Seconds,
+    /// Seconds that its batches take it by themselves.
+    pub own: Seconds,
 }
 
 impl Default for Metrics {
@@ -195,6 +224,14 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Those of the device with this number.
+    pub(super) fn device(&self, device: usize) -> DeviceMetrics {
+        let device = u32::try_from(device).unwrap_or(u32::MAX);
+        let labels = OfDevice { model: self.model.clone(), device };
+        let (busy, own) = (self.busy.get_or_create_owned(&labels), self.own.get_or_create_owned(&labels));
+        DeviceMetrics { busy, own }
+    }
+
     /// Adds the time of a stage.
     pub fn time(&self, stage: Stage, time: Duration) {
         self.stages[stage as usize].observe(time.as_secs_f64());

@@ -31,6 +31,7 @@
 
 mod batcher;
 mod bucket;
+mod busy;
 mod call;
 mod engine;
 mod error;
@@ -40,6 +41,7 @@ mod pace;
 mod queue;
 mod rows;
 mod settings;
+mod share;
 mod shared;
 mod text_metrics;
 mod worker;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::busy::Busy;
 use super::call::Call;
 use super::pace::Pace;
 use super::queue::Queue;
@@ -26,6 +27,8 @@ pub(super) struct Waiting<E: Engine> {
 /// What the threads share.
 pub(super) struct Shared<E: Engine> {
     pub engines: Vec<E>,
+    /// One an engine.
+    pub busy: Vec<Busy>,
     pub buckets: Buckets,
     pub settings: Settings,
     pub state: Mutex<State<E>>,

@@ -108,6 +108,7 @@ impl Load {
         let batching = batch::Settings::default()
             .queue_rows(settings.queue_rows())
             .in_flight(settings.in_flight())
+            .share_cores(settings.cpu)
             .metrics(metrics.clone());
         let batcher = Batcher::start(engines, buckets, batching);
         batcher.warm_up(|bucket, done, all| tracing::info!(model = name, %bucket, done, all, "a plan is built"))?;

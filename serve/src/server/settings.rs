@@ -112,7 +112,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_tokens: Option<usize>,
 
-    /// Batches that a device has at a time: one runs while another is prepared or read. Default: 2, and 1 on the CPU.
+    /// Batches that a device has at a time: one runs while another is prepared or read. Default: 2, and on the CPU
+    /// one for each core, up to 8.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<usize>,
@@ -295,7 +296,7 @@ impl Settings {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.unwrap_or(if self.cpu { 1 } else { 2 }).max(1)
+        self.in_flight.unwrap_or(if self.cpu { rayon::current_num_threads().min(8) } else { 2 }).max(1)
     }
 
     /// The bounds on requests that these settings make.

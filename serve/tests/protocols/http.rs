@@ -65,7 +65,8 @@ async fn metadata_and_health() -> Result<()> {
     assert_eq!(get(&setup.router, "/v2/models/bert/ready").await?.status, StatusCode::OK);
     assert_eq!(get(&setup.router, "/v2/models/broken/ready").await?.status, StatusCode::SERVICE_UNAVAILABLE);
     let metrics = String::from_utf8(get(&setup.router, "/metrics").await?.body)?;
-    for name in ["opara_queue_rows", "opara_stage_seconds_bucket", "opara_graphs", "opara_rechecks"] {
+    let names = ["opara_queue_rows", "opara_stage_seconds_bucket", "opara_graphs", "opara_rechecks"];
+    for name in names.into_iter().chain(["opara_busy_seconds_total", "opara_device_seconds_total"]) {
         assert!(metrics.contains(name), "{name}: {metrics}");
     }
     assert!(metrics.contains(&format!("opara_graphs{{model=\"bert\"}} {}", buckets().len())), "{metrics}");

@@ -5,13 +5,20 @@
 //! Each of so many clients sends one text, waits for the answer and sends the next one. Lengths are log-normal, as those of
 //! real texts are: a median of 48 words, at least 8 and at most `--longest`. With `--in-process` the same texts go through an
 //! embedder without a server, in batches as they come: what the server can reach at best.
+//!
+//! `busy` is the share of the time in which the device had a batch, and `device` the share that these batches take it by itself,
+//! both from the server's `/metrics`. At saturation 100 % minus `device` is what serving adds to the device's own time; it is of
+//! GPUs alone.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod device;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail, ensure, Context, Result};
+use anyhow::{anyhow, ensure, Context, Result};
 use candle::{DType, Device};
 use clap::Parser;
+use device::{Scrape, Shares};
 use opara_serve::batch::Engine;
 use opara_serve::embed::{Size, TextModel};
 use serde_json::json;
@@ -56,6 +63,10 @@ struct Args {
     #[arg(long)]
     base64: bool,
 
+    /// Print one JSON object a step.
+    #[arg(long)]
+    json: bool,
+
     /// Run an embedder without a server instead, on GPU 0 or the CPU.
     #[arg(long)]
     in_process: bool,
@@ -98,19 +109,62 @@ fn main() -> Result<()> {
     let mut lengths: Vec<usize> = texts.iter().map(|text| text.split(' ').count()).collect();
     lengths.sort_unstable();
     let at = |share: f64| lengths[((lengths.len() - 1) as f64 * share) as usize];
-    println!("words of a text: median {}, 90 % {}, 99 % {}, longest {}", at(0.5), at(0.9), at(0.99), at(1.));
+    if !args.json {
+        println!("words of a text: median {}, 90 % {}, 99 % {}, longest {}", at(0.5), at(0.9), at(0.99), at(1.));
+    }
     if args.in_process {
         return in_process(&args, &texts);
     }
     let host = args.url.strip_prefix("http://").context("the url must start with http://")?;
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     ensure!(["127.0.0.1", "localhost", "[::1]"].contains(&host), "{host} is not this machine");
-    println!("{:>8} {:>10} {:>12} {:>9} {:>9} {:>7}", "clients", "texts/s", "words/s", "p50, ms", "p99, ms", "errors");
-    args.clients.iter().try_for_each(|&clients| step(&args, &texts, clients))
+    if !args.json {
+        println!(
+            "{:>8} {:>10} {:>12} {:>9} {:>9} {:>7} {:>8} {:>10}",
+            "clients", "texts/s", "words/s", "p50, ms", "p99, ms", "errors", "busy, %", "device, %"
+        );
+    }
+    args.clients.iter().try_for_each(|&clients| {
+        let step = step(&args, &texts, clients)?;
+        println!("{}", if args.json { serde_json::to_string(&step)? } else { step.to_string() });
+        Ok(())
+    })
+}
+
+/// What came of one step.
+#[derive(serde::Serialize)]
+struct Step {
+    clients: usize,
+    texts_per_s: f64,
+    words_per_s: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    errors: usize,
+    /// `None` for a server that does not count them.
+    shares: Option<Shares>,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { clients, texts_per_s, words_per_s, p50_ms, p99_ms, errors, shares } = self;
+        write!(f, "{clients:>8} {texts_per_s:>10.1} {words_per_s:>12.0} {p50_ms:>9.2} {p99_ms:>9.2} {errors:>7}")?;
+        match shares {
+            Some(Shares { busy, .. }) => write!(f, " {:>8.1}", 100. * busy)?,
+            None => write!(f, " {:>8}", "-")?,
+        }
+        match shares.and_then(|shares| shares.device) {
+            Some(device) => write!(f, " {:>10.1}", 100. * device),
+            None => write!(f, " {:>10}", "-"),
+        }
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
 }
 
 /// One step: so many clients for some seconds, a thread each.
-fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
+fn step(args: &Args, texts: &[String], clients: usize) -> Result<Step> {
     let url = format!("{}/v1/embeddings", args.url);
     let format = if args.base64 { "base64" } else { "float" };
     let body = |text: &String| json!({"model": args.model, "input": text, "encoding_format": format}).to_string();
@@ -119,7 +173,7 @@ fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
     let begin = Instant::now() + Duration::from_secs(1);
     let end = begin + Duration::from_secs_f64(args.seconds);
     let client = || {
-        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let agent = agent();
         let mut times = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
@@ -137,22 +191,47 @@ fn step(args: &Args, texts: &[String], clients: usize) -> Result<()> {
             }
         }
     };
-    let mut times = std::thread::scope(|scope| {
+    let is_over = AtomicBool::new(false);
+    let (times, scrapes) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        let scraper = scope.spawn(|| scrapes(&args.url, begin, end, &is_over));
         let times = threads.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("a client panicked"))?);
-        Ok(times.collect::<Result<Vec<_>>>()?.concat())
-    })
-    .and_then(
-        |times: Vec<(Duration, usize)>| if times.is_empty() { bail!("no request was answered") } else { Ok(times) },
-    )?;
+        let times = times.collect::<Result<Vec<_>>>();
+        is_over.store(true, Ordering::Relaxed);
+        let scrapes = scraper.join().map_err(|_| anyhow!("reading the metrics panicked"))?;
+        anyhow::Ok((times?.concat(), scrapes?))
+    })?;
+    let mut times: Vec<(Duration, usize)> = times;
+    ensure!(!times.is_empty(), "no request was answered");
     let seconds = begin.elapsed().as_secs_f64();
     let words: usize = times.iter().map(|(_, words)| words).sum();
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].0.as_secs_f64() * 1e3;
-    let (rate, words) = (times.len() as f64 / seconds, words as f64 / seconds);
-    let errors = errors.into_inner();
-    println!("{clients:>8} {rate:>10.1} {words:>12.0} {:>9.2} {:>9.2} {errors:>7}", at(0.5), at(0.99));
-    Ok(())
+    let shares = match scrapes {
+        Some((first, last)) => first.shares(&last, &args.model)?,
+        None => None,
+    };
+    Ok(Step {
+        clients,
+        texts_per_s: times.len() as f64 / seconds,
+        words_per_s: words as f64 / seconds,
+        p50_ms: at(0.5),
+        p99_ms: at(0.99),
+        errors: errors.into_inner(),
+        shares,
+    })
+}
+
+/// The metrics at the begin and at the end, or when the clients have ended before. While clients are busy a moment more or less
+/// of waiting changes nothing: times are of the scrapes.
+fn scrapes(url: &str, begin: Instant, end: Instant, is_over: &AtomicBool) -> Result<Option<(Scrape, Scrape)>> {
+    let agent = agent();
+    std::thread::sleep(begin.saturating_duration_since(Instant::now()));
+    let Some(first) = Scrape::take(&agent, url)? else { return Ok(None) };
+    while Instant::now() < end && !is_over.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(10).min(end.saturating_duration_since(Instant::now())));
+    }
+    Ok(Scrape::take(&agent, url)?.map(|last| (first, last)))
 }
 
 /// The same texts without a server, in the server's batches, sorted by length within 256 texts, as a full queue lets the
