@@ -5,10 +5,11 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, HeadRows};
+use super::shared_by;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
-/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`; the bias broadcasts to the scores. The
-/// result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
+/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`;
+/// the bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
 /// operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention(
     q: &Tensor,
@@ -17,8 +18,8 @@ pub(super) fn attention(
     bias: Option<&Tensor>,
     scale: f64,
 ) -> Result<Option<Tensor>> {
-    let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
-    let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
+    let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
+    let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
     // The kernel divides the bias by the scale.
     let is_known = || launch::attends(q.device().as_cuda_device()?, q.dtype(), dim);
     if !takes(q, &[Some(k), Some(v), bias])
