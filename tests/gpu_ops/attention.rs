@@ -49,10 +49,10 @@ fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<(
 #[test]
 fn attention_agrees_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for dim in [32, 64, 128] {
+    for dim in [32, 64, 80, 96, 128] {
         DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
     }
-    [32, 64].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
+    [32, 40, 64, 80].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
 }
 
 #[test]
@@ -81,6 +81,22 @@ fn attention_with_unsupported_head_dimensions() -> Result<()> {
     attend(64, DType::F64, 1e-12, &device)?;
     attend(128, DType::F32, 2e-3, &device)?;
     DTYPES.iter().try_for_each(|&(dtype, tolerance)| attend(24, dtype, tolerance, &device))
+}
+
+#[test]
+fn heads_of_queries_share_keys_and_values() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, dim) in DTYPES.iter().flat_map(|(dtype, _)| [64, 80, 128, 24].map(|dim| (*dtype, dim))) {
+        // Slices of one matmul's result: 6 heads of queries, 2 of keys and 2 of values.
+        let x = waves(1, (2, 40, 10, dim))?.to_dtype(dtype)?.to_device(&device)?.transpose(1, 2)?;
+        let (q, k, v) = (x.narrow(1, 0, 6)?, x.narrow(1, 6, 2)?, x.narrow(1, 8, 2)?);
+        let each =
+            |x: &Tensor| x.unsqueeze(2)?.broadcast_as((2, 2, 3, 40, dim))?.contiguous()?.reshape((2, 6, 40, dim));
+        let apart = ops::attention(&q, &each(&k)?, &each(&v)?, None, 0.25)?;
+        assert!(same_bits(&ops::attention(&q, &k, &v, None, 0.25)?, &apart)?, "{dim} in {dtype:?}");
+        assert!(ops::attention(&q.narrow(1, 0, 5)?, &k, &v, None, 0.25).is_err(), "5 heads cannot share 2");
+    }
+    Ok(())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Norms and softmax of rows.
 
 use candle::{DType, Result, Tensor};
-use opara_candle::ops;
+use opara_candle::ops::{self, Activation};
 
 use super::common::{gpu, layouts, same_bits, waves};
 use super::{assert_near, both, COLUMNS, DTYPES};
@@ -48,6 +48,59 @@ fn norms_agree_with_the_cpu() -> Result<()> {
                 }
                 first.get_or_insert(got);
             }
+        }
+    }
+    Ok(())
+}
+
+/// Channels, groups, and the pixels of an image: groups of one block and of several parts, vectors of all lengths.
+const GROUPS: [(usize, usize, (usize, usize)); 8] = [
+    (6, 3, (1, 1)),
+    (6, 3, (5, 7)),
+    (320, 32, (32, 32)),
+    (320, 32, (16, 9)),
+    (64, 32, (3, 64)),
+    (128, 32, (80, 80)),
+    (96, 4, (31, 33)),
+    (8, 1, (256, 256)),
+];
+
+#[test]
+fn group_norms_agree_with_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    const EPS: f32 = 1e-5;
+    for ((channels, groups, (h, w)), (dtype, tolerance)) in GROUPS.into_iter().flat_map(|g| DTYPES.map(|d| (g, d))) {
+        for (mean, activation) in [(0., Activation::Silu), (100., Activation::None), (0., Activation::Relu)] {
+            let of = format!("{groups} groups of {channels} x {h} x {w} in {dtype:?}, mean {mean}, {activation:?}");
+            let (x, x_gpu) = both(&(waves(0, (2, channels, h, w))? + mean)?, dtype, &device)?;
+            let vectors = (1..3).map(|i| both(&waves(i, channels)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
+            let [(scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
+            let expected = ops::group_norm(&x, scale, shift, groups, EPS, activation)?;
+            let on_gpu = |x: &Tensor| ops::group_norm(x, scale_gpu, shift_gpu, groups, EPS, activation);
+            let got = on_gpu(&x_gpu)?;
+            assert_near(&got, &expected, tolerance, &of);
+            let last = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            assert_near(&on_gpu(&last)?, &expected, tolerance, format!("channels last, {of}"));
+            let flat = on_gpu(&x_gpu.flatten_from(2)?)?;
+            assert!(same_bits(&flat.reshape(got.shape())?, &got)?, "one dimension of pixels, {of}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_in_a_group_stays_in_it() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (number, (dtype, _)) in [f64::NAN, f64::INFINITY].into_iter().flat_map(|x| DTYPES.map(|d| (x, d))) {
+        for plane in [50, 20_000] {
+            let x = waves(0, (1, 4, plane))?.to_dtype(dtype)?.to_device(&device)?;
+            let one = Tensor::arange(0f32, 4. * plane as f32, &device)?.eq(plane as f64 + 7.)?.reshape(x.shape())?;
+            let x = one.where_cond(&(x.ones_like()? * number)?, &x)?;
+            let (scale, shift) = (Tensor::ones(4, dtype, &device)?, Tensor::zeros(4, dtype, &device)?);
+            let got = ops::group_norm(&x, &scale, &shift, 2, 1e-5, Activation::Silu)?.to_dtype(DType::F32)?;
+            let is_nan = got.ne(&got)?.flatten_all()?.to_vec1::<u8>()?;
+            let expected = (0..4 * plane).map(|i| u8::from(i < 2 * plane));
+            assert!(is_nan.into_iter().eq(expected), "{number} among {plane} pixels in {dtype:?}");
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Collects the memory effects of this library's kernels from the operators' folders.
 
 use super::{
-    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, heads, matmul, norm,
-    one_query, pool, quantized, sample, softmax, space_to_depth, write_rows,
+    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, group_norm, heads, matmul,
+    norm, one_query, pool, quantized, sample, softmax, space_to_depth, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -17,6 +17,7 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     conv::effects::EFFECTS,
     embedding::effects::EFFECTS,
     gemv::effects::EFFECTS,
+    group_norm::effects::EFFECTS,
     heads::effects::EFFECTS,
     matmul::effects::EFFECTS,
     norm::effects::EFFECTS,

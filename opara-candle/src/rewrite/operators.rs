@@ -33,6 +33,8 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
+        Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
+        Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
         Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
         Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),
     }
@@ -317,6 +319,32 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
         (others, _) => bail!("{} operands are not the weights of a gated unit", others.len()),
     };
     ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
+}
+
+/// A norm of rows by this library's operators: candle's layer norm loses digits where a row's mean is large.
+fn row_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
+    let x = rows(of, &node.operands[0], columns)?;
+    let weight = vector(of, &node.operands[1], columns)?;
+    if is_rms {
+        return ops::rms_norm(&x, &weight, epsilon);
+    }
+    let bias = match node.operands.get(2) {
+        Some(bias) => vector(of, bias, columns)?,
+        None => weight.zeros_like()?,
+    };
+    ops::layer_norm(&x, &weight, &bias, epsilon)
+}
+
+/// A norm of groups of channels. Images keep the order in which their channels lie.
+fn group_norm(of: &mut Evaluation, node: &Node, groups: u64, epsilon: f32, silu: bool) -> Result<Tensor> {
+    let [x, scale, shift] = &node.operands[..] else { bail!("a group norm has three operands") };
+    let [scale, shift] = [of.own(scale)?.contiguous()?, of.own(shift)?.contiguous()?];
+    let whole = whole_or_own(of, x)?;
+    let dims = lens(&x.dims);
+    let is_image = whole.rank() == 4 && whole.dims()[..2] == dims[..2];
+    let x = if is_image { whole } else { shaped(&whole, &dims)? };
+    let activation = if silu { Activation::Silu } else { Activation::None };
+    ops::group_norm(&x, &scale, &shift, groups as usize, epsilon, activation)
 }
 
 /// The summands of a norm as rows.

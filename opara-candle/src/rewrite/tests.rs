@@ -8,6 +8,8 @@ use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 use super::choice::{choose, Choice, Set};
 use super::evaluate::{self, Arithmetic, Numbers};
 
+mod norms;
+
 /// Applies the rules that are not `without`, and counts those that fitted.
 fn apply(graph: &mut Graph, without: &[&str]) -> usize {
     rules::counted(&rules::apply(graph, without, &Default::default())).len()
@@ -157,6 +159,36 @@ fn rows_and_products_are_computed_on_views() -> Result<()> {
     changed.nodes[3].compute = Compute::Attention { scale: 0.5 };
     changed.nodes[3].operands = vec![heads(0), heads(8), heads(16)];
     assert!(largest_difference(&evaluate(&changed, &x, Arithmetic::Typed)?[0], &expected)? < 1e-5);
+    Ok(())
+}
+
+#[test]
+fn attention_of_shared_heads_computes_the_same() -> Result<()> {
+    // Four heads of queries, and two of keys and values, for 6 tokens of 32.
+    let repeated = |input: usize| operand(Value::Input(input), 0, &[(2, 192), (2, 0), (192, 1)]);
+    let heads = |value: Value| operand(value, 0, &[(4, 192), (6, 32), (32, 1)]);
+    let keys = operand(Value::Node(0), 0, &[(4, 192), (32, 1), (6, 32)]);
+    let nodes = vec![
+        node(Function::Copy, vec![repeated(1)], 768),
+        node(Function::Copy, vec![repeated(2)], 768),
+        node(Function::Matmul, vec![heads(Value::Input(0)), keys], 144),
+        node(Function::Softmax(6), vec![operand(Value::Node(2), 0, &[(144, 1)])], 144),
+        node(
+            Function::Matmul,
+            vec![operand(Value::Node(3), 0, &[(4, 36), (6, 6), (6, 1)]), heads(Value::Node(1))],
+            768,
+        ),
+    ];
+    let inputs = [768, 384, 384].map(|len| input(len, false)).into();
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(4), buffer: 9 }] };
+    let inputs = [numbers(768, 0.7)?, numbers(384, 1.3)?, numbers(384, 0.6)?];
+    let expected = &evaluate(&graph, &inputs, Arithmetic::In(DType::F64))?[0];
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]), 2);
+    assert_eq!(changed.live().iter().filter(|live| **live).count(), 1);
+    for graph in [graph, changed] {
+        assert!(largest_difference(&evaluate(&graph, &inputs, Arithmetic::Typed)?[0], expected)? < 1e-5);
+    }
     Ok(())
 }
 

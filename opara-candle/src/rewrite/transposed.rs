@@ -98,8 +98,7 @@ struct Along {
 impl Along {
     /// Of `size` elements of `x` and `len` of the result. The padding is less than the kernel.
     fn of(window: &Window, size: usize, len: usize, axis: usize) -> Self {
-        let [kernel, padding, stride] =
-            [window.kernel, window.padding, window.stride].map(|pair| pair[axis] as usize);
+        let [kernel, padding, stride] = [window.kernel, window.padding, window.stride].map(|pair| pair[axis] as usize);
         let taps = kernel.div_ceil(stride);
         let before = (taps - 1).saturating_sub(padding / stride);
         let after = (padding + len).div_ceil(stride).saturating_sub(size);

@@ -98,6 +98,20 @@ fn attention_is_that_of_double_precision() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn heads_of_queries_share_keys_and_values() -> Result<()> {
+    for dtype in [DType::F32, DType::F64, DType::F16] {
+        let of = |seed, heads, rows| values(seed, &[2, rows, heads, 8], dtype)?.transpose(1, 2);
+        let (q, k, v) = (of(1, 6, 5)?, of(2, 2, 19)?, of(3, 2, 19)?);
+        let mask = values(4, &[2, 6, 1, 19], dtype)?;
+        let each = |x: &Tensor| x.unsqueeze(2)?.broadcast_as((2, 2, 3, 19, 8))?.contiguous()?.reshape((2, 6, 19, 8));
+        let apart = ops::attention(&q, &each(&k)?, &each(&v)?, Some(&mask), 0.3)?;
+        assert_same_bits(&ops::attention(&q, &k, &v, Some(&mask), 0.3)?, &apart);
+        assert!(ops::attention(&q.narrow(1, 0, 5)?, &k, &v, None, 0.3).is_err(), "5 heads cannot share 2");
+    }
+    Ok(())
+}
+
 /// Padding is masked by the lowest number of the type or by an infinity: what is behind it does not matter.
 #[test]
 fn masked_keys_have_no_weight() -> Result<()> {

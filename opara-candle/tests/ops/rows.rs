@@ -51,6 +51,28 @@ fn normalisations_follow_their_definition() -> Result<()> {
 }
 
 #[test]
+fn group_norms_follow_their_definition() -> Result<()> {
+    const EPS: f32 = 1e-3;
+    for (shape, groups) in [(&[2, 6, 5, 7][..], 3), (&[1, 4, 9], 4), (&[3, 8, 2, 2], 1)] {
+        let x = values(1, shape, DType::F32)?;
+        let channels = shape[1];
+        let plane: usize = shape[2..].iter().product();
+        let [scale, shift] = [2, 3].map(|seed| values(seed, &[channels], DType::F32));
+        let (scale, shift) = (scale?, shift?);
+        let [scales, shifts] = [doubles(&scale)?, doubles(&shift)?];
+        let normed = normalised(&doubles(&x)?, channels / groups * plane, true, EPS.into());
+        let of_channel = |(i, x): (usize, f64)| x * scales[i / plane % channels] + shifts[i / plane % channels];
+        let expected: Vec<f64> = normed.into_iter().enumerate().map(of_channel).collect();
+        assert_close(&ops::group_norm(&x, &scale, &shift, groups, EPS, Activation::None)?, &expected);
+        let silu: Vec<f64> = expected.iter().map(|x| x / (1. + (-x).exp())).collect();
+        assert_close(&ops::group_norm(&x, &scale, &shift, groups, EPS, Activation::Silu)?, &silu);
+        assert!(ops::group_norm(&x, &scale, &shift, 5, EPS, Activation::None).is_err(), "5 groups of {channels}");
+        assert!(ops::group_norm(&x, &scale, &shift.narrow(0, 1, 2)?, groups, EPS, Activation::None).is_err());
+    }
+    Ok(())
+}
+
+#[test]
 fn softmax_follows_its_definition() -> Result<()> {
     for columns in [1, 7, 64] {
         let x = values(1, &[columns, 2, 3], DType::F32)?.transpose(0, 2)?;

@@ -128,7 +128,8 @@ pub enum Compute {
         /// Rows and columns more at the end.
         output_padding: [u64; 2],
     },
-    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is.
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is. `k`
+    /// and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,
@@ -151,6 +152,26 @@ pub enum Compute {
         activation: String,
         /// Whether both have a bias.
         has_bias: bool,
+    },
+    /// A norm of rows, which was several launches. Operands: what is normalised, the weight, one element a column, and the bias of a
+    /// layer norm, if it has one.
+    RowNorm {
+        /// Elements of a row.
+        columns: u64,
+        /// What is added to the mean square, or to the variance.
+        epsilon: f32,
+        /// Whether it is an RMS norm, and not a layer norm.
+        is_rms: bool,
+    },
+    /// A norm of groups of neighbouring channels. Operands: `x`, `(images, channels, pixels)`, and what each channel is multiplied by
+    /// and what is added to it.
+    GroupNorm {
+        /// Groups of an image.
+        groups: u64,
+        /// What is added to the variance.
+        epsilon: f32,
+        /// Whether `x * sigmoid(x)` follows.
+        silu: bool,
     },
     /// A norm of rows of a sum. Operands: both summands, the weight, and the bias of a layer norm.
     NormOfSum {

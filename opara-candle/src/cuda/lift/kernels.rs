@@ -37,7 +37,7 @@ impl Arguments<'_> {
                 return self.rotary(kind, element);
             }
         }
-        self.candle_kernel(name).or_else(|| self.element_wise(name))
+        self.candle_kernel(name).or_else(|| self.element_wise(name)).or_else(|| self.reduction(name))
     }
 
     /// Element-wise kernels, and those on rows.
@@ -209,7 +209,8 @@ impl Arguments<'_> {
         let table = self.table(self.offset(planes + 5)?)?;
         let rank = 2 + planes;
         let dims = |at: usize| -> Option<Vec<Dim>> {
-            let (lens, strides) = (table.get(at * rank..(at + 1) * rank)?, table.get((at + 1) * rank..(at + 2) * rank)?);
+            let (lens, strides) =
+                (table.get(at * rank..(at + 1) * rank)?, table.get((at + 1) * rank..(at + 2) * rank)?);
             let dims = lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride });
             Some(dims.chain([Dim { len: 1, stride: 1 }]).take(4).collect())
         };
@@ -233,6 +234,29 @@ impl Arguments<'_> {
             function: Function::TransposedConvolution { window, output_padding },
             reads: vec![self.view_of(planes + 6, element, x)?, self.view_of(planes + 7, element, weight)?],
             writes: Some(self.view_of(planes + 8, element, vec![Dim { len, stride: 1 }])?),
+        })
+    }
+
+    /// Reductions of rows that are too long for a fused kernel, or lie in no way that it reads. Arguments: elements, those of a row,
+    /// dimensions, their table, operand, result.
+    fn reduction(&self, name: &str) -> Option<Meaning> {
+        let (columns, len) = (self.integer(1)?, self.integer(0)?);
+        let (function, types) = [
+            ("fast_sum_", Function::RowSum(columns)),
+            ("fast_max_", Function::RowMax(columns)),
+            ("fast_min_", Function::RowMin(columns)),
+        ]
+        .into_iter()
+        .find_map(|(prefix, function)| Some((function, name.strip_prefix(prefix)?)))?;
+        let element = element(types).filter(|element| element.is_float())?;
+        let rows = len.checked_div(columns).filter(|rows| rows * columns == len)?;
+        if self.kernel.arguments.count() != 6 || self.kernel.launch.grid.map(u64::from) != [rows, 1, 1] {
+            return None;
+        }
+        Some(Meaning {
+            function,
+            reads: vec![self.view_of(4, element, self.dims(2, 1, len)?.pop()?)?],
+            writes: Some(self.view_of(5, element, vec![Dim { len: rows, stride: 1 }])?),
         })
     }
 

@@ -30,10 +30,11 @@ template <int DIM, typename T> struct Tile {
 
     // Starts the asynchronous copy of COUNT tokens from `first` on. Tokens past the last one become zeros.
     template <unsigned COUNT> __device__ void fill(const Tokens<T> &from, unsigned first) const {
-        static_assert(COUNT * LOADS % THREADS == 0);
+        constexpr unsigned ALL = COUNT * LOADS;
 #pragma unroll
-        for (unsigned n = 0; n < COUNT * LOADS / THREADS; n++) {
+        for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
             const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
+            if (ALL % THREADS != 0 && i >= ALL) break;
             const bool there = token < from.count;
             copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
         }
@@ -278,17 +279,17 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 }
 
 // The arguments for this block's head. y is (batch, queries, heads, DIM). The bias is added to the scores unless it is
-// null.
+// null. So many heads of queries as `sharing` says have the same keys and values.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
-#define HEAD(X) X + (size_t)blockIdx.z * X##_batch + (size_t)blockIdx.y * X##_head
+#define HEAD(X, HEADS) X + (size_t)blockIdx.z * X##_batch + (size_t)(blockIdx.y / HEADS) * X##_head
 #define OF_HEAD(DIM)                                                                                                   \
-    {HEAD(q), queries, q_token}, {HEAD(k), keys, k_token}, {HEAD(v), keys, v_token}, b ? HEAD(b) : nullptr, b_token,   \
-        y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
+    {HEAD(q, 1), queries, q_token}, {HEAD(k, sharing), keys, k_token}, {HEAD(v, sharing), keys, v_token},              \
+        b ? HEAD(b, 1) : nullptr, b_token, y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
 
 #define ATTENTION(DIM, T, NAME)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
-        size_t numel, unsigned queries, unsigned keys, unsigned heads, float scale, STRIDES(q), STRIDES(k),            \
-        STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                                \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
+        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                    \
         const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
         if (__any_sync(~0u, wrong)) recompute_queries<DIM, T>(wrong, scale, OF_HEAD(DIM));                             \
     }
@@ -299,6 +300,13 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 ATTENTIONS(__half, f16)
 ATTENTIONS(__nv_bfloat16, bf16)
 ATTENTIONS(float, f32)
+// Of heads of 40 the instructions for 16 bits would read past the end; more than 80 numbers of f32 do not fit into shared memory.
+ATTENTION(40, float, f32)
+ATTENTION(80, float, f32)
+ATTENTION(80, __half, f16)
+ATTENTION(80, __nv_bfloat16, bf16)
+ATTENTION(96, __half, f16)
+ATTENTION(96, __nv_bfloat16, bf16)
 ATTENTION(128, __half, f16)
 ATTENTION(128, __nv_bfloat16, bf16)
 

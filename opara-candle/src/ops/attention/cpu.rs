@@ -3,6 +3,7 @@
 use candle::{bail, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 
+use super::shared_by;
 use crate::cpu::kernels::{
     each, lanes, multiply, rows_at_once, softmax_in_place, Element, Sum, PANEL, VECTORS, WORTH_A_THREAD,
 };
@@ -23,8 +24,9 @@ pub(super) fn attention(
     bias: Option<&Tensor>,
     scale: f64,
 ) -> Result<Option<Tensor>> {
-    let (Ok((batch, heads, queries, dim)), Ok((_, _, keys, _))) = (q.dims4(), k.dims4()) else { return Ok(None) };
-    let of_keys = [batch, heads, keys, dim];
+    let (Ok((batch, heads, queries, dim)), Ok((_, of_keys, keys, _))) = (q.dims4(), k.dims4()) else { return Ok(None) };
+    let Some(sharing) = shared_by(heads, of_keys) else { return Ok(None) };
+    let of_keys = [batch, of_keys, keys, dim];
     let of_one_type = [Some(k), Some(v), bias].into_iter().flatten().all(|t| t.dtype() == q.dtype());
     let agree = of_one_type && k.dims() == of_keys && v.dims() == of_keys && q.elem_count() * keys > 0;
     if !agree {
@@ -34,7 +36,7 @@ pub(super) fn attention(
     if matches!(bias, Some(None)) {
         return Ok(None);
     }
-    let (bias, shape) = (bias.flatten(), Sizes { heads, queries, keys, dim });
+    let (bias, shape) = (bias.flatten(), Sizes { heads, sharing, queries, keys, dim });
     // Each row lies where it is; its elements must be side by side.
     let rows = |x: &Tensor| if dim == 1 || x.stride()[3] == 1 { Ok(x.clone()) } else { x.contiguous() };
     let (q, k, v) = (rows(q)?, rows(k)?, rows(v)?);
@@ -50,6 +52,8 @@ pub(super) fn attention(
 #[derive(Clone, Copy)]
 struct Sizes {
     heads: usize,
+    /// How many heads of queries share one of keys and values.
+    sharing: usize,
     queries: usize,
     keys: usize,
     dim: usize,
@@ -90,7 +94,7 @@ fn run<T: Element<Sum = T> + Sum>(
     bias: Option<&(Tensor, RowStarts)>,
     scale: f64,
 ) -> Result<Tensor> {
-    let Sizes { heads, queries, keys, dim } = sizes;
+    let Sizes { heads, sharing, queries, keys, dim } = sizes;
     let (q, k, v) = (q.storage_and_layout(), k.storage_and_layout(), v.storage_and_layout());
     let (q, k, v) = (Rows::of(&q.0, q.1)?, Rows::of(&k.0, k.1)?, Rows::of(&v.0, v.1)?);
     let bias = bias.map(|(bias, starts)| (bias.storage_and_layout(), *starts));
@@ -119,8 +123,8 @@ fn run<T: Element<Sum = T> + Sum>(
                 sizes,
                 at,
                 q: q.head(at / heads, at % heads),
-                k: k.head(at / heads, at % heads),
-                v: v.head(at / heads, at % heads),
+                k: k.head(at / heads, at % heads / sharing),
+                v: v.head(at / heads, at % heads / sharing),
                 bias,
                 scale,
                 y,

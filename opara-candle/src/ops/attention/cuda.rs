@@ -4,13 +4,13 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch;
+use super::{launch, shared_by};
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
-/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`; the bias broadcasts to the scores. The
-/// result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
+/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`;
+/// the bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
 /// operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention(
     q: &Tensor,
@@ -19,8 +19,8 @@ pub(super) fn attention(
     bias: Option<&Tensor>,
     scale: f64,
 ) -> Result<Option<Tensor>> {
-    let ((batch, heads, queries, dim), (_, _, keys, _)) = (q.dims4()?, k.dims4()?);
-    let agree = k.dims() == [batch, heads, keys, dim] && k.dims() == v.dims();
+    let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
+    let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
     if !takes(q, &[Some(k), Some(v), bias]) || !agree || keys == 0 || q.elem_count() == 0 {
         return Ok(None);
     }

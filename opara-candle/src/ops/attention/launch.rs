@@ -19,8 +19,8 @@ const THREADS: u32 = 128;
 /// A failed driver call.
 pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
     let is_known = match dtype {
-        DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 128),
-        DType::F32 => matches!(dim, 32 | 64),
+        DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 80 | 96 | 128),
+        DType::F32 => matches!(dim, 32 | 40 | 64 | 80),
         _ => false,
     };
     Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
@@ -42,8 +42,8 @@ fn lacking(of: &Capabilities) -> Option<String> {
     (!of.has_tensor_cores()).then_some(said)
 }
 
-/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, dim)`, into `y` as `(batch, queries, heads, dim)`. The
-/// bias comes with its strides over batches, heads and queries.
+/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, dim)`, into `y` as `(batch, queries, heads, dim)`. `k` and `v` may
+/// have a fraction of the heads. The bias comes with its strides over batches, heads and queries.
 ///
 /// # Errors
 /// Shapes that do not agree, slices that are too short, or a failed launch.
@@ -55,8 +55,10 @@ pub(super) fn attention<T: DeviceRepr>(
     bias: Option<(&CudaView<T>, [usize; 3])>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ([batch, heads, queries, dim], keys) = (q.1.dims(), k.1.dims()[2]);
-    if k.1.dims() != v.1.dims() || k.1.dims() != [batch, heads, keys, dim] || !attends(device, dtype, dim)? {
+    let ([batch, heads, queries, dim], [_, of_keys, keys, _]) = (q.1.dims(), k.1.dims());
+    let are_shared = of_keys > 0 && heads.is_multiple_of(of_keys);
+    let agree = k.1.dims() == v.1.dims() && k.1.dims() == [batch, of_keys, keys, dim] && are_shared;
+    if !agree || !attends(device, dtype, dim)? {
         bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims(), k.1.dims(), v.1.dims())
     }
     for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {
@@ -72,7 +74,7 @@ pub(super) fn attention<T: DeviceRepr>(
     }
     let name = format!("opara_attention_{dim}_{}", dtype.as_str());
     let function = function(device, &name, "attention", ptx::ATTENTION)?;
-    let sizes = [queries, keys, heads].map(|n| n as u32);
+    let sizes = [queries, keys, heads, heads / of_keys].map(|n| n as u32);
     let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();
     let strides: Vec<u32> = strides.into_iter().map(|n| n as u32).collect();
     let stream = device.cuda_stream();

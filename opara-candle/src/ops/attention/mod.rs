@@ -10,19 +10,23 @@ pub(super) mod launch;
 
 use candle::{Result, Tensor};
 
-use super::{add_softmax, affine, contiguous, has_own_kernels, matmul, own_on, runs_own, transpose};
+use super::{
+    add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
+    unsqueeze,
+};
 use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
 
 /// Scaled dot-product attention per head: `softmax(q kᵀ · scale + bias) v`, like PyTorch's
 /// `scaled_dot_product_attention`.
 ///
-/// `q` is `(batch, heads, queries, dim)`; `k` and `v` are `(batch, heads, keys, dim)`. Views with contiguous rows are
-/// not copied. `bias`, for example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries,
-/// keys)`. The result is `(batch, heads, queries, dim)`.
+/// `q` is `(batch, heads, queries, dim)`; `k` and `v` are `(batch, heads, keys, dim)`, or have a fraction of the heads, each of
+/// which as many consecutive heads of `q` share ("grouped queries"). Views with contiguous rows are not copied. `bias`, for
+/// example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`. The result is `(batch, heads,
+/// queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32 and 64, and 128 in
-/// 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32, 64 and 80, 40 in f32, and 96 and
+/// 128 in 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
 /// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. One query a head takes a launch whose warps
 /// share the keys, for head dimensions up to 256 that 8 divides. On a CPU it is one kernel in f32 and f64, with
@@ -59,8 +63,27 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     }
 }
 
+/// How many heads of queries share one of these heads of keys; `None` if not all of these do.
+fn shared_by(heads: usize, of_keys: usize) -> Option<usize> {
+    (of_keys > 0 && heads.is_multiple_of(of_keys)).then(|| heads / of_keys)
+}
+
+/// Keys or values with a copy of each head for each head of queries that shares it.
+fn repeated(x: &Tensor, heads: usize) -> Result<Tensor> {
+    let (batch, of_keys, keys, dim) = x.dims4()?;
+    match shared_by(heads, of_keys) {
+        Some(sharing) if sharing > 1 => {
+            let x = broadcast_as(&unsqueeze(x, 2)?, (batch, of_keys, sharing, keys, dim))?;
+            reshape(&contiguous(&x)?, (batch, heads, keys, dim))
+        }
+        _ if x.is_contiguous() => Ok(x.clone()),
+        _ => contiguous(x),
+    }
+}
+
 fn by_matmuls(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
-    let together = |x: &Tensor| if x.is_contiguous() { Ok(x.clone()) } else { contiguous(x) };
+    let heads = q.dim(1)?;
+    let together = |x: &Tensor| repeated(x, heads);
     // Scaling the query takes fewer operations than scaling the scores, and avoids overflow in f16.
     let q = if scale == 1. { together(q)? } else { affine(&together(q)?, scale, 0.)? };
     let scores = matmul(&q, &transpose(&together(k)?, 2, 3)?)?;

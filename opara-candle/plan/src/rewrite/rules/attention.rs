@@ -10,7 +10,10 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let (Function::Matmul, [p, v]) = (facts.recorded(at)?, &product.operands[..]) else { return None };
     let [heads, queries, keys] = p.dims[..] else { return None };
     let [_, _, size] = v.dims[..] else { return None };
-    let is_known = matches!((size.len, product.element), (32 | 64, _) | (128, Element::F16 | Element::Bf16));
+    let is_known = match product.element {
+        Element::F32 => matches!(size.len, 32 | 40 | 64 | 80),
+        _ => matches!(size.len, 32 | 64 | 80 | 96 | 128),
+    };
     let len = heads.len * queries.len * keys.len;
     let mut launches = product.launches;
     // The node that is an operand, if that alone reads it and all of it.

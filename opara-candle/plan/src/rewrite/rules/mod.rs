@@ -7,10 +7,14 @@ mod convolution;
 mod epilogue;
 mod facts;
 mod gated;
+mod group_norm;
 mod grouped_convolution;
+mod grouped_heads;
+mod normalised;
 mod product;
 mod product_concat;
 mod residual_norm;
+mod row_norm;
 mod softmax;
 mod transposed_convolution;
 
@@ -77,6 +81,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "softmax", at: softmax::at },
     // Two products with a softmax between: one launch that writes no scores.
     Rule { name: "attention", at: attention::at },
+    // Keys and values that are repeated for each head of queries: those before.
+    Rule { name: "grouped-heads", at: grouped_heads::at },
     // What is added to each column of a product with a weight: part of it.
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
@@ -85,6 +91,10 @@ pub const RULES: &[Rule] = &[
     Rule { name: "gated-unit", at: gated::at },
     // An activation behind a product with a bias: part of it.
     Rule { name: "product-activation", at: product::activation },
+    // A norm of rows of nine launches: one.
+    Rule { name: "row-norm", at: row_norm::at },
+    // A group norm of ten, and the activation behind it: one.
+    Rule { name: "group-norm", at: group_norm::at },
     // A norm of a sum, and the sum: one launch.
     Rule { name: "residual-norm", at: residual_norm::at },
 ];

@@ -53,11 +53,16 @@ impl<'a> Norm<'a> {
     fn of(facts: &'a Facts, at: usize) -> Option<Self> {
         let node = facts.node(at);
         let (operand, vectors) = node.operands.split_first()?;
-        let (columns, epsilon, is_rms) = match facts.recorded(at)? {
-            Function::LayerNorm(columns, epsilon) => (*columns, *epsilon, false),
-            Function::RmsNorm(columns, epsilon) => (*columns, *epsilon, true),
+        let (columns, epsilon, is_rms) = match node.compute {
+            Compute::Recorded(Function::LayerNorm(columns, epsilon)) => (columns, epsilon, false),
+            Compute::Recorded(Function::RmsNorm(columns, epsilon)) => (columns, epsilon, true),
+            Compute::RowNorm { columns, epsilon, is_rms } => (columns, epsilon, is_rms),
             _ => return None,
         };
+        // A layer norm without a bias has no launch with a sum.
+        if vectors.len() != if is_rms { 1 } else { 2 } {
+            return None;
+        }
         let norm = Self { operand, vectors, columns, epsilon, is_rms };
         facts.have_type_of(node, &node.operands).then_some(norm)
     }

@@ -35,7 +35,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
 }
 
 /// Whether a view repeats one element for each row.
-fn is_scalar_of_rows(dims: &[Dim], rows: u64, columns: u64) -> bool {
+pub(super) fn is_scalar_of_rows(dims: &[Dim], rows: u64, columns: u64) -> bool {
     strides_over(dims, &[rows, columns]).is_some_and(|strides| {
         let [row, column] = strides[..] else { return false };
         (row == 1 || rows == 1) && (column == 0 || columns == 1)

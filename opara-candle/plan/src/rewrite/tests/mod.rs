@@ -1,6 +1,8 @@
 //! Graphs and rules on traces made by hand.
 
+mod heads;
 mod layers;
+mod norms;
 mod transposed;
 
 use super::rules::{self, Applied};

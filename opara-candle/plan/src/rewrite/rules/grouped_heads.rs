@@ -1,0 +1,109 @@
+//! Keys and values that several heads of queries share, which models repeat for each of them.
+
+use hashbrown::HashSet;
+
+use super::{Better, Facts};
+use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
+use crate::trace::{Dim, Function};
+
+/// Lets attention read keys and values that were repeated for each head where they came from.
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+    let node = facts.node(at);
+    let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
+    let (keys, values) = (Shared::of(facts, at, k)?, Shared::of(facts, at, v)?);
+    if keys.operand.dims[0].len != values.operand.dims[0].len {
+        return None;
+    }
+    let copies: HashSet<usize> = keys.copies.into_iter().chain(values.copies).collect();
+    let saved = copies.into_iter().map(|copy| facts.node(copy).launches).sum();
+    let operands = [q, &keys.operand, &values.operand].into_iter().chain(mask).cloned().collect();
+    Some(Better { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
+}
+
+/// Heads, `(heads, tokens, size)`, each for several heads of queries.
+struct Shared {
+    operand: Operand,
+    /// The nodes that repeat them and that nothing else reads.
+    copies: Vec<usize>,
+}
+
+impl Shared {
+    /// Those that an operand of attention repeats.
+    fn of(facts: &Facts, at: usize, heads: &Operand) -> Option<Self> {
+        let mut reader = Some(at);
+        let (mut value, mut first) = (heads.value, heads.first);
+        let mut dims: Vec<Vec<Dim>> = heads.dims.iter().map(|&dim| vec![dim]).collect();
+        let (mut found, mut copies) = (None, Vec::new());
+        while let (Value::Node(copy), 0) = (value, first) {
+            let Some((from, inner)) = repeated(facts, copy) else { break };
+            let Some(next) = through(&dims, &inner).and_then(|next| through(&next, &from.dims)) else { break };
+            reader = reader.filter(|&reader| facts.users[copy].iter().all(|&user| user == reader)).map(|_| copy);
+            copies.extend(reader);
+            (value, first, dims) = (from.value, from.first, next);
+            if let Some(dims) = once(&dims, heads.dims[1].len, heads.dims[2].len) {
+                found = Some(Self { operand: Operand { value, first, dims }, copies: copies.clone() });
+            }
+        }
+        found
+    }
+}
+
+/// What a copy, or a concatenation of one operand with itself, is a view of; and the view's dimensions over its elements.
+fn repeated<'a>(facts: &'a Facts, copy: usize) -> Option<(&'a Operand, Vec<Dim>)> {
+    let node = facts.node(copy);
+    let (first, others) = node.operands.split_first()?;
+    let len = first.len();
+    let inner = match &node.compute {
+        Compute::Recorded(Function::Copy) => vec![Dim { len, stride: 1 }],
+        Compute::Concat { rows, .. } if others.iter().all(|other| other == first) => {
+            let (times, width) = (node.operands.len() as u64, len / rows);
+            vec![Dim { len: *rows, stride: width }, Dim { len: times, stride: 0 }, Dim { len: width, stride: 1 }]
+        }
+        _ => return None,
+    };
+    facts.have_type_of(node, [first]).then_some((first, inner))
+}
+
+/// What dimensions over the elements of a view are over those that it is a view of.
+fn through(dims: &[Vec<Dim>], view: &[Dim]) -> Option<Vec<Vec<Dim>>> {
+    let step = |axis: usize| view[axis + 1..].iter().map(|dim| dim.len).product::<u64>();
+    // How far the dimensions go along each of the view's.
+    let mut reach = vec![0; view.len()];
+    let mut of = |mut dim: Dim| {
+        let mut found = Vec::new();
+        while dim.len > 1 && dim.stride > 0 {
+            let axis = (0..view.len()).find(|&axis| view[axis].len > 1 && step(axis) <= dim.stride)?;
+            let along = dim.stride / step(axis);
+            if dim.stride % step(axis) != 0 || along >= view[axis].len {
+                return None;
+            }
+            // As far as the axis goes; the rest is over the next one.
+            let len = if dim.len * along <= view[axis].len { dim.len } else { view[axis].len / along };
+            if dim.len % len != 0 || (len < dim.len && len * along != view[axis].len) {
+                return None;
+            }
+            reach[axis] += (len - 1) * along;
+            found.insert(0, Dim { len, stride: along * view[axis].stride });
+            dim = Dim { len: dim.len / len, stride: view[axis].len * step(axis) };
+        }
+        if dim.len > 1 {
+            found.insert(0, dim);
+        }
+        Some(found)
+    };
+    let found = dims.iter().map(|dims| Some(dims.iter().map(|&dim| of(dim)).collect::<Option<Vec<_>>>()?.concat()));
+    let found = found.collect::<Option<Vec<_>>>()?;
+    // Along no axis do they go beyond its end together.
+    reach.iter().zip(view).all(|(&reach, dim)| reach < dim.len).then_some(found)
+}
+
+/// The dimensions of heads without the innermost that repeats them.
+fn once(dims: &[Vec<Dim>], tokens: u64, size: u64) -> Option<Vec<Dim>> {
+    let [heads, rest @ ..] = dims else { return None };
+    let repeats = heads.iter().rev().take_while(|dim| dim.stride == 0).count();
+    let heads = &heads[..heads.len() - repeats];
+    let lens = [heads.iter().map(|dim| dim.len).product(), tokens, size];
+    let dims = std::iter::once(heads).chain(rest.iter().map(Vec::as_slice)).collect::<Vec<_>>().concat();
+    let strides = strides_over(&dims, &lens).filter(|_| repeats > 0)?;
+    Some(lens.into_iter().zip(strides).map(|(len, stride)| Dim { len, stride }).collect())
+}

@@ -1,0 +1,82 @@
+//! Keys and values that several heads of queries share.
+
+use super::*;
+
+/// How keys and values come to be as many as the heads of queries are.
+#[derive(Clone, Copy)]
+enum Repeat {
+    /// Each head's run beside itself.
+    Beside,
+    /// All tokens of all heads below themselves, and then in the order of heads.
+    Below,
+    /// A copy of a view in which they repeat.
+    View,
+    /// All heads beside themselves: the first and the third head of queries share the first.
+    Wrong,
+}
+
+/// Attention of 4 heads of 32 for 6 tokens, of which two each share keys and values.
+fn grouped_attention(keys: Repeat, values: Repeat) -> Trace {
+    let mut maker = Maker::default();
+    let q = maker.buffer(4 * 192, Role::Input(0));
+    let [k, v] = [(1, keys), (2, values)].map(|(input, repeat)| {
+        let x = maker.buffer(2 * 192, Role::Input(input));
+        let cat = |maker: &mut Maker, from: View, to: &dyn Fn(BufferId, u64) -> View| {
+            let y = maker.buffer(4 * 192, Role::Intermediate);
+            (0..2).for_each(|copy| maker.op(Function::Copy, vec![from.clone()], to(y, copy)));
+            y
+        };
+        match repeat {
+            Repeat::Beside => cat(&mut maker, view(x, 0, &[(2, 192), (192, 1)]), &|y, copy| {
+                view(y, copy * 192, &[(2, 384), (192, 1)])
+            }),
+            Repeat::Below => {
+                let y = cat(&mut maker, all(x, 384), &|y, copy| View::contiguous(y, F16, copy * 384, 384));
+                maker.made(Function::Copy, vec![view(y, 0, &[(2, 32), (12, 64), (32, 1)])], 768)
+            }
+            Repeat::View => maker.made(Function::Copy, vec![view(x, 0, &[(2, 192), (2, 0), (192, 1)])], 768),
+            Repeat::Wrong => cat(&mut maker, all(x, 384), &|y, copy| View::contiguous(y, F16, copy * 384, 384)),
+        }
+    });
+    let operands = vec![view(q, 0, &[(4, 192), (6, 32), (32, 1)]), view(k, 0, &[(4, 192), (32, 1), (6, 32)])];
+    let scores = maker.made(Function::Matmul, operands, 144);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, 144)], 144);
+    let operands = vec![view(p, 0, &[(4, 36), (6, 6), (6, 1)]), view(v, 0, &[(4, 192), (6, 32), (32, 1)])];
+    let y = maker.made(Function::Matmul, operands, 768);
+    maker.output(y);
+    maker.0
+}
+
+#[test]
+fn attention_reads_shared_heads_where_they_were_before() {
+    let (by_head, by_token) = ([(2, 192), (6, 32), (32, 1)], [(2, 32), (6, 64), (32, 1)]);
+    for (keys, values, saved, expected) in
+        [(Repeat::Beside, Repeat::Below, 5, [by_head, by_token]), (Repeat::View, Repeat::Beside, 3, [by_head, by_head])]
+    {
+        let mut graph = regions(&grouped_attention(keys, values))[0].graph.clone();
+        assert_eq!(apply(&mut graph, &[])[1], ("grouped-heads", Applied { times: 1, saved }));
+        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+        let node = &graph.nodes[at];
+        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale: 1. }, 3 + saved));
+        let dims = |at: usize| node.operands[at].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
+        assert_eq!([dims(1), dims(2)], expected.map(Vec::from));
+        assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
+    }
+}
+
+#[test]
+fn heads_in_another_order_stay_copies() {
+    for (keys, values) in [(Repeat::Wrong, Repeat::Beside), (Repeat::Beside, Repeat::Wrong)] {
+        let mut graph = regions(&grouped_attention(keys, values))[0].graph.clone();
+        assert_eq!(apply(&mut graph, &[]).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), ["attention"]);
+    }
+}
+
+#[test]
+fn copies_that_are_read_elsewhere_are_not_saved() {
+    let mut trace = grouped_attention(Repeat::Beside, Repeat::View);
+    // The concatenated keys.
+    trace.buffers[2].role = Role::Output(1);
+    let mut graph = regions(&trace)[0].graph.clone();
+    assert_eq!(apply(&mut graph, &[])[1], ("grouped-heads", Applied { times: 1, saved: 1 }));
+}

@@ -1,0 +1,72 @@
+//! Group norm in one or two launches.
+
+use candle::cuda_backend::CudaDType;
+use candle::{bail, DType, Module, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use super::launch::{self, Groups};
+use crate::cuda::driver::kernels::uninit;
+use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::ops::format::is_channels_last;
+use crate::ops::Activation;
+
+/// Group norm. `None` if the kernels do not support the operands: the caller then runs candle's operators, which also report errors.
+pub(super) fn group_norm(
+    x: &Tensor,
+    scale: &Tensor,
+    shift: &Tensor,
+    groups: usize,
+    eps: f32,
+    activation: Activation,
+) -> Result<Option<Tensor>> {
+    let &[batch, channels, _, ..] = x.dims() else { return Ok(None) };
+    let plane = x.dims()[2..].iter().product();
+    let of_channels = [scale, shift].iter().all(|vector| vector.dims() == [channels]);
+    let channels_last = is_channels_last(x);
+    let sizes = Groups::new(batch, groups, channels, plane, channels_last);
+    let Some(sizes) = sizes.filter(|_| of_channels && takes(x, &[Some(scale), Some(shift)])) else { return Ok(None) };
+    if x.dtype() == DType::F64 {
+        return Ok(None);
+    }
+    // The kernels apply no other activation.
+    let (silu, after) = match activation {
+        Activation::Silu => (true, Activation::None),
+        other => (false, other),
+    };
+    let kernel = GroupNorm { sizes, eps, silu, scale: scale.contiguous()?, shift: shift.contiguous()? };
+    let y = match channels_last {
+        true => {
+            let x = x.permute((0, 2, 3, 1))?;
+            launched(kernel, &x, x.shape())?.permute((0, 3, 1, 2))?
+        }
+        false => launched(kernel, &x.contiguous()?, x.shape())?,
+    };
+    after.forward(&y).map(Some)
+}
+
+struct GroupNorm {
+    sizes: Groups,
+    eps: f32,
+    silu: bool,
+    scale: Tensor,
+    shift: Tensor,
+}
+
+impl Kernel for GroupNorm {
+    const NAME: &'static str = "group_norm";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let Self { sizes, eps, silu, scale, shift } = self;
+        with_elements([Some(scale), Some(shift)], |[scale, shift]| {
+            let (Some(scale), Some(shift)) = (scale, shift) else { bail!("a group norm without scale or shift") };
+            let operands = [&x, &scale, &shift];
+            let parts = sizes.parts();
+            if parts == 1 {
+                return launch::whole(device, dtype, *sizes, *eps, *silu, operands, y);
+            }
+            let mut moments = uninit::<f32>(device, 2 * parts * sizes.count())?;
+            launch::moments(device, dtype, *sizes, operands, &mut moments)?;
+            launch::apply(device, dtype, *sizes, *eps, *silu, operands, &moments, y)
+        })
+    }
+}

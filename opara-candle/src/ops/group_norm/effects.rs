@@ -1,0 +1,19 @@
+//! Memory effects of the group norm kernels.
+
+use crate::cuda::kernels::effects::{
+    writes, Effects,
+    Extent::Elements,
+    Factor::{Argument, Grid, Times},
+};
+
+/// The axis of the grid that goes over the groups of all images; the other one goes over parts of a group.
+const GROUPS: usize = 1;
+
+pub(in crate::ops) const EFFECTS: &[Effects] = &[
+    // group_norm.cu: groups, channels of each, pixels, vectors of a part, eps, silu, in, scale, shift, out
+    writes("opara_group_norm_", 9, Elements(&[Grid(GROUPS), Argument(1), Argument(2)])),
+    // group_norm.cu: groups, channels of each, pixels, vectors of a part, in, moments
+    writes("opara_group_moments_", 5, Elements(&[Grid(0), Grid(GROUPS), Times(2)])).of_bytes(4),
+    // group_norm.cu: groups, channels of each, pixels, vectors of a part, eps, silu, in, scale, shift, moments, out
+    writes("opara_group_apply_", 10, Elements(&[Grid(GROUPS), Argument(1), Argument(2)])),
+];
