@@ -12,6 +12,6 @@ mod evaluation;
 mod indexed;
 mod operators;
 mod strided;
-mod transposed;
 #[cfg(test)]
 mod tests;
+mod transposed;

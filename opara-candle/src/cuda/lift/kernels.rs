@@ -209,7 +209,8 @@ impl Arguments<'_> {
         let table = self.table(self.offset(planes + 5)?)?;
         let rank = 2 + planes;
         let dims = |at: usize| -> Option<Vec<Dim>> {
-            let (lens, strides) = (table.get(at * rank..(at + 1) * rank)?, table.get((at + 1) * rank..(at + 2) * rank)?);
+            let (lens, strides) =
+                (table.get(at * rank..(at + 1) * rank)?, table.get((at + 1) * rank..(at + 2) * rank)?);
             let dims = lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride });
             Some(dims.chain([Dim { len: 1, stride: 1 }]).take(4).collect())
         };
