@@ -171,6 +171,73 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A layer that doubles the length, as in decoders of audio, or height and width, as in decoders of images.
+#[derive(Clone)]
+struct Upsampling {
+    weight: Tensor,
+    bias: Tensor,
+    /// Of windows over rows, or over rows and columns.
+    padding: usize,
+    output_padding: usize,
+}
+
+impl Upsampling {
+    fn new(kernel: &[usize], padding: usize, output_padding: usize) -> Result<Self> {
+        let numbers = opara_weights::seeded(13, DType::F32, common::CPU);
+        let elements = 24 * 16 * kernel.iter().product::<usize>();
+        let weight = numbers.get((elements, 1), "weight")?.reshape([&[24, 16], kernel].concat())?;
+        Ok(Self { weight, bias: numbers.get((16, 1), "bias")?.reshape(16)?, padding, output_padding })
+    }
+
+    fn to(&self, dtype: DType, device: &Device) -> Result<Self> {
+        let to = |t: &Tensor| t.to_device(device)?.to_dtype(dtype);
+        Ok(Self { weight: to(&self.weight)?, bias: to(&self.bias)?, ..*self })
+    }
+
+    /// `x` is `(batch, 24, length)` or `(batch, 24, h, w)`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Self { weight, bias, padding, output_padding } = self;
+        let x = x.relu()?;
+        let y = match x.rank() {
+            3 => x.conv_transpose1d(weight, *padding, *output_padding, 2, 1, 1)?,
+            _ => x.conv_transpose2d(weight, *padding, *output_padding, 2, 1)?,
+        };
+        let shape = [&[1, 16], &vec![1; x.rank() - 2][..]].concat();
+        y.broadcast_add(&bias.reshape(shape)?)?.tanh()
+    }
+}
+
+#[test]
+fn transposed_convolutions_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Kernels of two strides, one and a half, and one.
+    let layers = [(&[4][..], 1, 0), (&[3], 1, 1), (&[4, 4], 1, 0), (&[3, 3], 1, 1), (&[2, 2], 0, 0)];
+    for ((dtype, batch), (kernel, padding, output_padding)) in
+        FLOATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 3)]).flat_map(|one| layers.map(|layer| (one, layer)))
+    {
+        let layer = Upsampling::new(kernel, padding, output_padding)?;
+        let module = layer.to(dtype, &device)?;
+        let x = |seed| {
+            let x = noise(seed, (batch, 24, 12, if kernel.len() == 2 { 10 } else { 1 }))?;
+            let x = if kernel.len() == 2 { x } else { x.squeeze(3)? };
+            x.to_dtype(dtype)?.to_device(&device)
+        };
+        let asked = x(2)?;
+        let reference = layer.to(DType::F64, &device)?.forward(&asked.to_dtype(DType::F64)?)?;
+        let candle = error(dtype, &module.forward(&asked)?, &reference)?;
+        let call = move |x: &[Tensor]| Ok(vec![module.forward(&x[0])?]);
+        let fast = accurate().stress(1).build_fn(call, &[x(1)?])?;
+        let ours = error(dtype, &fast.call(&[asked])?[0], &reference)?;
+        let report = fast.report();
+        println!("{dtype:?}, batch {batch}, {kernel:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, {kernel:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+        assert_eq!(report.mode, Mode::Graph, "{report}");
+        let rule = report.rewrites.iter().find(|rewrite| rewrite.rule == "transposed-convolution");
+        assert_eq!(rule.map(|rewrite| (rewrite.times, rewrite.saved)), Some((2, 1)), "{report}");
+    }
+    Ok(())
+}
+
 /// Numbers that are hard for a norm folded into weights: far from the mean, cancelling, large and tiny.
 #[test]
 fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {

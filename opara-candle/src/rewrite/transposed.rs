@@ -138,3 +138,168 @@ fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: Padding)
     let y = ops::linear_act(&under.reshape((batch * h * w, inner))?, &weight, bias, Activation::None)?;
     y.reshape((batch, h, w, out))
 }
+
+#[cfg(test)]
+mod tests {
+    use candle::Device;
+    use opara_plan::rewrite::{rules, Compute, Graph, Input, Operand, Output, Value};
+    use opara_plan::trace::{Dim, Element, Function};
+
+    use super::*;
+    use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+
+    const BATCH: usize = 2;
+    const CHANNELS: usize = 3;
+    const OUT: usize = 2;
+
+    fn window(kernel: [u64; 2], padding: [u64; 2], stride: [u64; 2]) -> Window {
+        Window { kernel, padding, stride, dilation: [1; 2], groups: 1 }
+    }
+
+    fn operand(value: Value, dims: &[u64]) -> Operand {
+        let stride = |at: usize| dims[at + 1..].iter().product();
+        let dims = dims.iter().enumerate().map(|(at, &len)| Dim { len, stride: stride(at) }).collect();
+        Operand { value, first: 0, dims }
+    }
+
+    /// A transposed convolution of a plane, and its bias.
+    fn graph(window: Window, output_padding: [u64; 2], plane: [u64; 2], element: Element) -> Graph {
+        let [h, w] = window.transposed(plane, output_padding).unwrap();
+        let (batch, channels, out) = (BATCH as u64, CHANNELS as u64, OUT as u64);
+        let x = operand(Value::Input(0), &[batch, channels, plane[0], plane[1]]);
+        let weight = operand(Value::Input(1), &[channels, out, window.kernel[0], window.kernel[1]]);
+        let len = batch * out * h * w;
+        let mut bias = operand(Value::Input(2), &[batch, out, h * w]);
+        (bias.dims[0].stride, bias.dims[1].stride, bias.dims[2].stride) = (0, 1, 0);
+        let function = Function::TransposedConvolution { window, output_padding };
+        let input = |len, is_constant| Input { buffer: 0, element, len, is_constant };
+        let inputs = vec![input(x.len(), false), input(weight.len(), true), input(out, true)];
+        let node = |function, operands| {
+            let compute = Compute::Recorded(function);
+            Node { compute, operands, element, len, launches: 1 }
+        };
+        let sum = vec![operand(Value::Node(0), &[len]), bias];
+        let nodes = vec![node(function, vec![x, weight]), node(Function::Binary("add".into()), sum)];
+        Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(1), buffer: 9 }] }
+    }
+
+    /// Small multiples of an eighth, which every type has.
+    fn inputs(graph: &Graph, dtype: DType) -> Result<Vec<Tensor>> {
+        let number = |i: u64| ((i * 7 + i / 5 * 3) % 17) as f64 / 8. - 1.;
+        let tensor = |input: &Input| Tensor::from_iter((0..input.len).map(number), &Device::Cpu)?.to_dtype(dtype);
+        graph.inputs.iter().map(tensor).collect()
+    }
+
+    /// The definition, element by element.
+    fn expected(inputs: &[Tensor], window: Window, output_padding: [u64; 2], plane: [u64; 2]) -> Result<Vec<f64>> {
+        let [x, weight, bias] = [0, 1, 2].map(|at| inputs[at].to_dtype(DType::F64)?.to_vec1::<f64>());
+        let (x, weight, bias) = (x?, weight?, bias?);
+        let usizes = |pair: [u64; 2]| pair.map(|n| n as usize);
+        let [h, w] = usizes(plane);
+        let [oh, ow] = usizes(window.transposed(plane, output_padding).unwrap());
+        let ([kh, kw], [down, right]) = (usizes(window.kernel), usizes(window.stride));
+        let [top, left] = usizes(window.padding);
+        let mut y: Vec<f64> = (0..BATCH * OUT * oh * ow).map(|i| bias[i / (oh * ow) % OUT]).collect();
+        let planes = || (0..BATCH * CHANNELS * OUT).map(|i| (i / OUT / CHANNELS, i / OUT % CHANNELS, i % OUT));
+        for (image, channel, out) in planes() {
+            for (i, j, di, dj) in (0..h * w * kh * kw).map(|i| (i / kw / kh / w, i / kw / kh % w, i / kw % kh, i % kw))
+            {
+                let (row, column) = (i * down + di, j * right + dj);
+                if row < top || column < left || row - top >= oh || column - left >= ow {
+                    continue;
+                }
+                let x = x[((image * CHANNELS + channel) * h + i) * w + j];
+                let weight = weight[((channel * OUT + out) * kh + di) * kw + dj];
+                y[((image * OUT + out) * oh + row - top) * ow + column - left] += x * weight;
+            }
+        }
+        Ok(y)
+    }
+
+    fn differ(got: &Tensor, expected: &[f64]) -> Result<f64> {
+        let got = got.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        assert_eq!(got.len(), expected.len());
+        Ok(got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0., f64::max))
+    }
+
+    fn values(graph: &Graph, inputs: &[Tensor], arithmetic: Arithmetic) -> Result<Tensor> {
+        Ok(evaluate(graph, inputs, arithmetic, Numbers::All)?.remove(0))
+    }
+
+    fn rewritten(graph: &Graph) -> Graph {
+        let mut changed = graph.clone();
+        let fits = rules::apply(&mut changed, &[], &Default::default());
+        assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["transposed-convolution"; 2]);
+        changed
+    }
+
+    /// Holds candle's operators and ours against the definition.
+    fn check(window: Window, output_padding: [u64; 2], plane: [u64; 2], is_candles: bool) -> Result<()> {
+        for (element, dtype) in [(Element::F32, DType::F32), (Element::F16, DType::F16), (Element::Bf16, DType::BF16)] {
+            let graph = graph(window, output_padding, plane, element);
+            let inputs = inputs(&graph, dtype)?;
+            let expected = expected(&inputs, window, output_padding, plane)?;
+            let said = format!("{window:?}, {output_padding:?} more of {plane:?} in {dtype:?}");
+            let changed = rewritten(&graph);
+            let double = Arithmetic::In(DType::F64);
+            if is_candles {
+                assert!(differ(&values(&graph, &inputs, double)?, &expected)? < 1e-12, "candle, {said}");
+            }
+            assert!(differ(&values(&changed, &inputs, double)?, &expected)? < 1e-12, "{said}");
+            let largest = expected.iter().fold(1f64, |largest, y| largest.max(y.abs()));
+            let unit = if dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
+            assert!(differ(&values(&changed, &inputs, Arithmetic::Typed)?, &expected)? <= unit * largest, "{said}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_are_those_of_the_definition() -> Result<()> {
+        for (stride, kernel) in (1..=4).flat_map(|stride| (1..=9).map(move |kernel| (stride, kernel))) {
+            for (padding, more) in (0..kernel.min(4)).flat_map(|padding| (0..stride).map(move |more| (padding, more))) {
+                for size in [1, 5] {
+                    let window = window([kernel, 1], [padding, 0], [stride, 1]);
+                    if window.transposed([size, 1], [more, 0]).is_some() {
+                        // Without padding candle takes a product, whose batches it mixes up on a CPU.
+                        check(window, [more, 0], [size, 1], padding + more > 0)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn planes_are_those_of_the_definition() -> Result<()> {
+        for (stride, kernel) in [(1, 3), (2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 7), (4, 4)] {
+            for (padding, more) in (0..kernel.min(2)).flat_map(|padding| (0..stride).map(move |more| (padding, more))) {
+                let window = window([kernel; 2], [padding; 2], [stride; 2]);
+                check(window, [more; 2], [4, 3], true)?;
+            }
+        }
+        // candle has none whose rows and columns differ.
+        check(window([4, 3], [1, 0], [2, 3]), [0, 2], [3, 4], false)
+    }
+
+    /// With a kernel of as many elements as some strides, no zero is in the weight, so nothing becomes NaN where candle's is finite.
+    #[test]
+    fn infinities_stay_where_they_are() -> Result<()> {
+        for element in [Element::F32, Element::F16] {
+            let window = window([4, 1], [1, 0], [2, 1]);
+            let graph = graph(window, [0; 2], [6, 1], element);
+            let mut inputs = inputs(&graph, DType::F32)?;
+            let mut x = inputs[0].to_vec1::<f32>()?;
+            (x[2], x[20], x[27]) = (f32::INFINITY, f32::NEG_INFINITY, f32::NAN);
+            inputs[0] = Tensor::new(x, &Device::Cpu)?;
+            let kinds = |graph: &Graph| -> Result<Vec<u8>> {
+                let y = values(graph, &inputs, Arithmetic::Typed)?.flatten_all()?.to_dtype(DType::F32)?;
+                let kind =
+                    |y: &f32| if y.is_nan() { 3 } else { u8::from(y.is_infinite()) + u8::from(*y == f32::INFINITY) };
+                Ok(y.to_vec1::<f32>()?.iter().map(kind).collect())
+            };
+            let ours = kinds(&rewritten(&graph))?;
+            assert!(ours == kinds(&graph)? && ours.contains(&1) && ours.contains(&2) && ours.contains(&3), "{ours:?}");
+        }
+        Ok(())
+    }
+}
