@@ -10,7 +10,7 @@ mod softmax;
 mod taps;
 
 pub(crate) use element::{elements, is_wide, joined, lanes, sum_of_squares, supports, Element, Sum, WIDEST};
-pub(crate) use panels::{multiply, rows_at_once, PANEL, VECTORS};
+pub(crate) use panels::{multiply, rows_at_once, weight_vectors, PANEL, VECTORS, WIDE_PANEL, WIDE_VECTORS};
 pub(crate) use softmax::softmax_in_place;
 pub(crate) use taps::{larger, Taps, Windows};
 

@@ -206,7 +206,7 @@ impl<T: Element<Sum = T> + Sum> Head<'_, '_, T> {
         let scaled: [&[T]; R] = std::array::from_fn(|r| &self.scaled[r * dim..][..dim]);
         for (panel, keys) in self.key_panels.chunks_exact(dim * width).enumerate() {
             let mut sums = [[T::default(); PANEL]; R];
-            multiply::<T, S, R, VECTORS>(simd, scaled, keys, &mut sums);
+            multiply::<T, S, R, VECTORS, VECTORS, _>(simd, scaled, keys, &mut sums, &[]);
             for (r, sums) in sums.iter().enumerate() {
                 self.scores[r * pitch + panel * width..][..width].copy_from_slice(&sums[..width]);
             }
@@ -222,7 +222,7 @@ impl<T: Element<Sum = T> + Sum> Head<'_, '_, T> {
         let scores: [&[T]; R] = std::array::from_fn(|r| &self.scores[r * pitch..][..keys]);
         for (panel, values) in self.value_panels.chunks_exact(keys * width).enumerate() {
             let mut sums = [[T::default(); PANEL]; R];
-            multiply::<T, S, R, VECTORS>(simd, scores, values, &mut sums);
+            multiply::<T, S, R, VECTORS, VECTORS, _>(simd, scores, values, &mut sums, &[]);
             for (y, sums) in self.y[row..].iter_mut().zip(&sums) {
                 let y = &mut y[panel * width..];
                 let columns = y.len().min(width);

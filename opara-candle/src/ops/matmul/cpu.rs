@@ -4,7 +4,8 @@ use candle::{bail, CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tens
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::cpu::kernels::{
-    each, elements, lanes, multiply, rows_at_once, Element, Sum, PANEL, VECTORS, WORTH_A_THREAD,
+    each, elements, multiply, rows_at_once, weight_vectors, Element, Sum, VECTORS, WIDE_PANEL, WIDE_VECTORS,
+    WORTH_A_THREAD,
 };
 use crate::ops::Activation;
 
@@ -24,8 +25,22 @@ pub(super) fn packed(weight: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// Elements of a panel row on this machine.
+fn width<T: Sum>() -> usize {
+    struct Width<T>(std::marker::PhantomData<T>);
+    impl<T: Sum> WithSimd for Width<T> {
+        type Output = usize;
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            weight_vectors::<S>() * T::lanes::<S>()
+        }
+    }
+    Arch::new().dispatch(Width::<T>(std::marker::PhantomData))
+}
+
 fn packed_of<T: Element<Sum = T> + Sum>(weight: &Tensor) -> Result<Tensor> {
-    let ((out, k), width) = (weight.dims2()?, VECTORS * lanes::<T>());
+    let ((out, k), width) = (weight.dims2()?, width::<T>());
     let rows = weight.to_vec2::<T>()?;
     let mut panels = vec![T::zero(); out.div_ceil(width) * width * k];
     for (at, row) in rows.iter().enumerate() {
@@ -135,7 +150,7 @@ struct Product<'a, T> {
 
 impl<T: Element<Sum = T> + Sum> Product<'_, T> {
     fn run(&self, rows: usize, out: usize) -> Vec<T> {
-        let width = VECTORS * lanes::<T>();
+        let width = width::<T>();
         let mut y = vec![T::zero(); rows * out];
         if y.is_empty() {
             return y;
@@ -167,14 +182,23 @@ impl<T: Element<Sum = T> + Sum> WithSimd for Columns<'_, '_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        for start in (0..self.y[0].len()).step_by(VECTORS * T::lanes::<S>()) {
+        for start in (0..self.y[0].len()).step_by(weight_vectors::<S>() * T::lanes::<S>()) {
             let mut row = 0;
             while row < self.y.len() {
-                row += match rows_at_once::<S>(self.y.len() - row) {
-                    8 => self.rows::<S, 8>(simd, start, row),
-                    4 => self.rows::<S, 4>(simd, start, row),
-                    2 => self.rows::<S, 2>(simd, start, row),
-                    _ => self.rows::<S, 1>(simd, start, row),
+                let left = self.y.len() - row;
+                row += match weight_vectors::<S>() {
+                    VECTORS => match rows_at_once::<S>(left) {
+                        8 => self.rows::<S, 8, VECTORS>(simd, start, row),
+                        4 => self.rows::<S, 4, VECTORS>(simd, start, row),
+                        2 => self.rows::<S, 2, VECTORS>(simd, start, row),
+                        _ => self.rows::<S, 1, VECTORS>(simd, start, row),
+                    },
+                    _ => match left {
+                        6.. => self.rows::<S, 6, WIDE_VECTORS>(simd, start, row),
+                        4.. => self.rows::<S, 4, WIDE_VECTORS>(simd, start, row),
+                        2.. => self.rows::<S, 2, WIDE_VECTORS>(simd, start, row),
+                        _ => self.rows::<S, 1, WIDE_VECTORS>(simd, start, row),
+                    },
                 };
             }
         }
@@ -184,12 +208,18 @@ impl<T: Element<Sum = T> + Sum> WithSimd for Columns<'_, '_, T> {
 impl<T: Element<Sum = T> + Sum> Columns<'_, '_, T> {
     /// Computes the columns of the panel at `start` of `R` rows.
     #[inline(always)]
-    fn rows<S: Simd, const R: usize>(&mut self, simd: S, start: usize, row: usize) -> usize {
+    fn rows<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, start: usize, row: usize) -> usize {
         let Product { x, panels, bias, k, activation } = self.product;
-        let (width, first) = (VECTORS * T::lanes::<S>(), self.first + start);
-        let mut sums = [[T::default(); PANEL]; R];
+        let (width, first) = (V * T::lanes::<S>(), self.first + start);
+        let mut sums = [[T::default(); WIDE_PANEL]; R];
         let x: [&[T]; R] = std::array::from_fn(|r| &x[(row + r) * k..][..k]);
-        multiply::<T, S, R, VECTORS>(simd, x, &panels[first * k..][..width * k], &mut sums);
+        // Each piece of rows brings its part of the next panel from memory: the first one would wait for all of it. With 16 registers
+        // the compiler has none left for that.
+        let next = &panels[(first + width).saturating_mul(k).min(panels.len())..];
+        let part = (width * k).div_ceil(self.y.len().div_ceil(R));
+        let next = next.get(row / R * part..).map_or(&[][..], |next| &next[..part.min(next.len())]);
+        let next = if V == WIDE_VECTORS { next } else { &[] };
+        multiply::<T, S, R, V, V, _>(simd, x, &panels[first * k..][..width * k], &mut sums, next);
         for (y, sums) in self.y[row..].iter_mut().zip(&mut sums) {
             let columns = (y.len() - start).min(width);
             if let Some(bias) = bias {

@@ -205,8 +205,8 @@ impl<T: Element> Multiply<'_, '_, T> {
             let n = (windows - start).min(VECTORS * lanes);
             let mut sums = [[T::Sum::default(); PANEL]; R];
             match n > lanes {
-                true => multiply::<T::Sum, S, R, VECTORS>(simd, weight, panel, &mut sums),
-                false => multiply::<T::Sum, S, R, 1>(simd, weight, panel, &mut sums),
+                true => multiply::<T::Sum, S, R, VECTORS, VECTORS, _>(simd, weight, panel, &mut sums, &[]),
+                false => multiply::<T::Sum, S, R, 1, VECTORS, _>(simd, weight, panel, &mut sums, &[]),
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 let channel = self.block.row + row + r;
