@@ -9,9 +9,9 @@ use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
-/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`;
-/// the bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if the kernel does not support the
-/// operands: the caller then runs other operators, which also report errors.
+/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
+/// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
+/// supports the operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,
