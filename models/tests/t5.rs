@@ -187,6 +187,25 @@ fn steps_give_the_same_logits_as_one_pass() -> Result<()> {
 }
 
 #[test]
+fn each_text_stands_at_a_position_of_its_own() -> Result<()> {
+    let model = load(&Config::tiny())?;
+    let (ids, decoder_ids) = (tokens(21, 31)?, tokens(6, 17)?);
+    let expected = model.forward(&ids, &decoder_ids, None)?;
+    let (memory, caches) = (model.read(&ids, None)?, model.caches(BATCH, 10)?);
+    let step = |at: [u32; BATCH]| {
+        let token = |item: usize| decoder_ids.narrow(0, item, 1)?.narrow(1, at[item] as usize, 1);
+        model.step(&Tensor::cat(&[token(0)?, token(1)?], 0)?, &Tensor::new(&at, CPU)?, &memory, &caches)
+    };
+    for at in [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4], [5, 3]] {
+        let logits = step(at)?;
+        for item in 0..BATCH {
+            assert_close(&logits.get(item)?, &expected.get(item)?.get(at[item] as usize)?, &format!("{at:?}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn cache_entries_from_the_position_on_are_ignored() -> Result<()> {
     let model = load(&Config::tiny())?;
     let memory = model.read(&tokens(21, 31)?, None)?;

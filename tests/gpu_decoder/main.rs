@@ -107,7 +107,7 @@ fn attend(of: CachedAttention, case: Case, dtype: DType, tolerance: f64, device:
     let (cache, of_cache) = both(&waves(0, (batch, 2, kv_heads, capacity, head_dim))?, dtype, device)?;
     let angles = pairs.map(|pairs| waves(7, (capacity, 2 * pairs))).transpose()?;
     let table = angles.as_ref().map(|angles| angles.to_device(device)).transpose()?;
-    let bias = has_distances.then(|| waves(6, (heads, capacity + 3))? * 3.).transpose()?;
+    let bias = has_distances.then(|| waves(6, (heads, capacity + 3))).transpose()?;
     let of_bias = bias.as_ref().map(|bias| bias.to_device(device)).transpose()?;
     let (q, of_q) = both(&waves(8, head_dim)?, dtype, device)?;
     let (k, of_k) = both(&waves(9, head_dim)?, dtype, device)?;

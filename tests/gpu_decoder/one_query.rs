@@ -14,8 +14,9 @@ fn one_query_sees_what_it_sees_on_the_cpu() -> Result<()> {
     {
         let (batch, heads, scale) = (2, 3, (dim as f64).powf(-0.5));
         for (dtype, tolerance) in DTYPES {
-            let of =
-                |i: usize, tokens: usize| both(&(waves(i, (batch, tokens, 2 * heads, dim))? * 2.)?, dtype, &device);
+            let of = |i: usize, tokens: usize| {
+                both(&waves(i, (batch, tokens, 2 * heads, dim))?.affine(2., 0.5)?, dtype, &device)
+            };
             let ((q, of_q), (kv, of_kv)) = (of(0, 1)?, of(1, keys)?);
             let view = |x: &Tensor, part: usize| x.transpose(1, 2)?.narrow(1, part * heads, heads);
             // As T5 masks what is hidden, which may be all.
