@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use candle::{DType, Device, Tensor};
 use common::{answer, Fake, Order};
 use opara_candle::{ops, OparaExecutor};
-use opara_serve::batch::{Axis, Batcher, Bucket, Buckets, Error, Job, Rows, Settings};
+use opara_serve::batch::{Axis, Batcher, Bucket, Buckets, Engine, EngineError, Error, Job, Rows, Settings};
 use opara_serve::embed::{Size, TextModel};
 
 fn buckets() -> Buckets {
@@ -208,5 +208,38 @@ fn an_embedding_does_not_depend_on_its_batch() -> anyhow::Result<()> {
         let dot: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
         assert!((dot - 1.).abs() < 1e-5, "{dot}");
     }
+    Ok(())
+}
+
+/// Answers whether it runs on threads of a pool, once it may.
+struct InPool(parking_lot::Mutex<std::sync::mpsc::Receiver<()>>, std::sync::mpsc::Sender<()>);
+
+impl Engine for InPool {
+    type Row = ();
+    type Answer = bool;
+
+    fn length(&self, (): &()) -> usize {
+        1
+    }
+
+    fn run(&self, _: Bucket, rows: &[&()]) -> Result<Vec<bool>, EngineError> {
+        let _ = self.1.send(());
+        // The test is over if this fails.
+        let _ = self.0.lock().recv();
+        Ok(vec![rayon::current_thread_index().is_some(); rows.len()])
+    }
+}
+
+#[test]
+fn a_batch_beside_another_one_has_its_share_of_the_cores() -> anyhow::Result<()> {
+    let ((go, wait), (send, started)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let settings = Settings::default().in_flight(2).share_cores(true);
+    let batcher = Batcher::start([InPool(parking_lot::Mutex::new(wait), send)], buckets(), settings);
+    let alone = batcher.submit(Job::of([()]))?;
+    started.recv()?;
+    let beside = batcher.submit(Job::of([()]))?;
+    started.recv()?;
+    (0..2).try_for_each(|_| go.send(()))?;
+    assert_eq!((alone.wait()?, beside.wait()?), (vec![false], vec![true]));
     Ok(())
 }
