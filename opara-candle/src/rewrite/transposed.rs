@@ -247,7 +247,11 @@ mod tests {
             }
             assert!(differ(&values(&changed, &inputs, double)?, &expected)? < 1e-12, "{said}");
             let largest = expected.iter().fold(1f64, |largest, y| largest.max(y.abs()));
-            let unit = if dtype == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-11) };
+            let unit = match dtype {
+                DType::F16 => 2f64.powi(-11),
+                DType::BF16 => 2f64.powi(-8),
+                _ => 2f64.powi(-22),
+            };
             assert!(differ(&values(&changed, &inputs, Arithmetic::Typed)?, &expected)? <= unit * largest, "{said}");
         }
         Ok(())
