@@ -16,6 +16,7 @@ mod product_concat;
 mod residual_norm;
 mod row_norm;
 mod softmax;
+mod views;
 
 use hashbrown::HashSet;
 
