@@ -70,7 +70,9 @@ fn diffusion_block(weights: &[Tensor], x: &Tensor) -> Result<Tensor> {
 fn blocks_of_diffusion_models_are_no_less_accurate() -> anyhow::Result<()> {
     let vector = |seed| noise(seed, &[64]);
     let weight = |seed| noise(seed, &[64, 64, 3, 3])? * 0.05;
-    let half = |seed| Ok(vec![(vector(seed)? + 1.)?, vector(seed + 1)?, weight(seed + 2)?, vector(seed + 3)?]);
+    let half = |seed| -> Result<Vec<Tensor>> {
+        Ok(vec![(vector(seed)? + 1.)?, vector(seed + 1)?, weight(seed + 2)?, vector(seed + 3)?])
+    };
     let weights = [half(10)?, half(20)?].concat();
     // A group of one block, and one of several parts.
     for shape in [[1, 64, 24, 20], [2, 64, 128, 96]] {

@@ -51,7 +51,7 @@ const HIERA: &[(&str, usize)] = &[
     ("convolution", 1),
     ("convolution-bias", 1),
     ("softmax", 11),
-    ("attention", 12),
+    ("attention", 11),
     ("product-bias", 52),
     ("product-activation", 12),
     ("residual-norm", 3),

@@ -1,8 +1,9 @@
 //! Attention written as two products and a softmax.
 
+use super::views::through;
 use super::{Better, Facts};
-use crate::rewrite::graph::{Compute, Node, Operand};
-use crate::trace::{Element, Function};
+use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::trace::{Dim, Element, Function};
 
 /// Rejoins products, scale, mask and softmax where there is a kernel for heads of that size.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
@@ -39,6 +40,16 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
         scores = only(&facts.node(scores).operands[0])?;
     }
     let (Function::Matmul, [q, k]) = (facts.recorded(scores)?, &facts.node(scores).operands[..]) else { return None };
+    // Some models scale queries or keys.
+    let [(q, of_q), (k, of_k)] = [q, k].map(|operand| match unscaled(facts, operand) {
+        Some(Unscaled { operand, factor, at }) => {
+            launches += facts.node(at).launches;
+            (operand, factor)
+        }
+        None => (operand.clone(), 1.),
+    });
+    scale *= of_q * of_k;
+    let (q, k) = (&q, &k);
     let ([of_heads, of_queries, inner], [_, of_inner, of_keys]) = (&q.dims[..], &k.dims[..]) else { return None };
     let fits = (of_heads.len, of_queries.len, of_keys.len) == (heads.len, queries.len, keys.len)
         && inner.len == size.len
@@ -49,4 +60,30 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let saved = launches - product.launches;
     let compute = Compute::Attention { scale };
     fits.then(|| Better { node: Node { compute, operands, launches, ..product.clone() }, saved })
+}
+
+/// What is multiplied by a factor.
+struct Unscaled {
+    operand: Operand,
+    factor: f32,
+    /// The node that multiplies it.
+    at: usize,
+}
+
+/// What an operand is a multiple of, if nothing else reads that multiple.
+fn unscaled(facts: &Facts, operand: &Operand) -> Option<Unscaled> {
+    let (Value::Node(at), 0) = (operand.value, operand.first) else { return None };
+    let (Function::Affine(factor, 0.), [from]) = (facts.recorded(at)?, &facts.node(at).operands[..]) else {
+        return None;
+    };
+    let dims: Vec<Vec<Dim>> = operand.dims.iter().map(|&dim| vec![dim]).collect();
+    // One dimension for each.
+    let dims = through(&dims, &from.dims)?.into_iter().zip(&operand.dims).map(|(dims, of)| match dims[..] {
+        [] => Some(Dim { len: of.len, stride: 0 }),
+        [dim] => Some(dim),
+        _ => None,
+    });
+    let dims = dims.collect::<Option<_>>()?;
+    let fits = facts.users[at].len() == 1 && facts.have_type_of(facts.node(at), [from]);
+    fits.then(|| Unscaled { operand: Operand { dims, ..from.clone() }, factor: *factor, at })
 }

@@ -2,6 +2,7 @@
 
 use hashbrown::HashSet;
 
+use super::views::through;
 use super::{Better, Facts};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
@@ -56,45 +57,12 @@ fn repeated<'a>(facts: &'a Facts, copy: usize) -> Option<(&'a Operand, Vec<Dim>)
     let inner = match &node.compute {
         Compute::Recorded(Function::Copy) => vec![Dim { len, stride: 1 }],
         Compute::Concat { rows, .. } if others.iter().all(|other| other == first) => {
-            let (times, width) = (node.operands.len() as u64, len / rows);
+            let (times, width) = (node.operands.len() as u64, len.checked_div(*rows)?);
             vec![Dim { len: *rows, stride: width }, Dim { len: times, stride: 0 }, Dim { len: width, stride: 1 }]
         }
         _ => return None,
     };
     facts.have_type_of(node, [first]).then_some((first, inner))
-}
-
-/// What dimensions over the elements of a view are over those that it is a view of.
-fn through(dims: &[Vec<Dim>], view: &[Dim]) -> Option<Vec<Vec<Dim>>> {
-    let step = |axis: usize| view[axis + 1..].iter().map(|dim| dim.len).product::<u64>();
-    // How far the dimensions go along each of the view's.
-    let mut reach = vec![0; view.len()];
-    let mut of = |mut dim: Dim| {
-        let mut found = Vec::new();
-        while dim.len > 1 && dim.stride > 0 {
-            let axis = (0..view.len()).find(|&axis| view[axis].len > 1 && step(axis) <= dim.stride)?;
-            let along = dim.stride / step(axis);
-            if dim.stride % step(axis) != 0 || along >= view[axis].len {
-                return None;
-            }
-            // As far as the axis goes; the rest is over the next one.
-            let len = if dim.len * along <= view[axis].len { dim.len } else { view[axis].len / along };
-            if dim.len % len != 0 || (len < dim.len && len * along != view[axis].len) {
-                return None;
-            }
-            reach[axis] += (len - 1) * along;
-            found.insert(0, Dim { len, stride: along * view[axis].stride });
-            dim = Dim { len: dim.len / len, stride: view[axis].len * step(axis) };
-        }
-        if dim.len > 1 {
-            found.insert(0, dim);
-        }
-        Some(found)
-    };
-    let found = dims.iter().map(|dims| Some(dims.iter().map(|&dim| of(dim)).collect::<Option<Vec<_>>>()?.concat()));
-    let found = found.collect::<Option<Vec<_>>>()?;
-    // Along no axis do they go beyond its end together.
-    reach.iter().zip(view).all(|(&reach, dim)| reach < dim.len).then_some(found)
 }
 
 /// The dimensions of heads without the innermost that repeats them.

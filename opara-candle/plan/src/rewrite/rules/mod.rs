@@ -17,6 +17,7 @@ mod residual_norm;
 mod row_norm;
 mod softmax;
 mod transposed_convolution;
+mod views;
 
 use hashbrown::HashSet;
 

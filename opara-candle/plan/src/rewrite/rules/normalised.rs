@@ -72,7 +72,7 @@ fn root_of_mean(facts: &Facts, root: &Operand, of: &Operand, len: u64) -> Option
     let fits = facts.unary(of_squares, "sqr")? == of
         && facts.users[of_root].len() == 1
         && facts.users[mean].len() == 1
-        && len % columns == 0
+        && len.is_multiple_of(columns)
         && root.first == 0
         && is_scalar_of_rows(&root.dims, len / columns, columns);
     fits.then(|| (Squares { columns, epsilon }, vec![of_root, with_epsilon, mean, sum, of_squares]))

@@ -80,3 +80,37 @@ fn copies_that_are_read_elsewhere_are_not_saved() {
     let mut graph = regions(&trace)[0].graph.clone();
     assert_eq!(apply(&mut graph, &[])[1], ("grouped-heads", Applied { times: 1, saved: 1 }));
 }
+
+/// Attention of 2 heads of 32 for 6 tokens whose keys are scaled before the product, in the order of it; and the scaled keys.
+fn attention_of_scaled_keys() -> (Trace, BufferId) {
+    let mut maker = Maker::default();
+    let [q, k, v] = [0, 1, 2].map(|input| maker.buffer(384, Role::Input(input)));
+    let heads = |buffer| view(buffer, 0, &[(2, 192), (6, 32), (32, 1)]);
+    let columns = view(k, 0, &[(2, 192), (32, 1), (6, 32)]);
+    let k = maker.made(Function::Affine(0.25, 0.), vec![columns], 384);
+    let keys = view(k, 0, &[(2, 192), (32, 6), (6, 1)]);
+    let scores = maker.made(Function::Matmul, vec![heads(q), keys], 72);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, 72)], 72);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], 384);
+    maker.output(y);
+    (maker.0, k)
+}
+
+#[test]
+fn a_factor_of_keys_is_one_of_scores() {
+    let (mut trace, scaled) = attention_of_scaled_keys();
+    for (is_read_elsewhere, scale, launches, dims) in
+        [(false, 0.25, 4, [(2, 192), (6, 32), (32, 1)]), (true, 1., 3, [(2, 192), (6, 1), (32, 6)])]
+    {
+        if is_read_elsewhere {
+            trace.buffers[scaled].role = Role::Output(1);
+        }
+        let mut graph = regions(&trace)[0].graph.clone();
+        graph.outputs.sort_by_key(|output| std::cmp::Reverse(output.buffer));
+        assert_eq!(apply(&mut graph, &[])[0].0, "attention");
+        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+        let node = &graph.nodes[at];
+        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale }, launches));
+        assert_eq!(node.operands[1].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), dims);
+    }
+}
