@@ -48,7 +48,9 @@ fn check(forward: Forward, weights: &[Tensor], shape: &[usize], rules: &[&str]) 
         println!("{dtype:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
         assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
         assert_eq!(report.mode, Mode::Graph, "{report}");
-        for rule in rules.iter().filter(|_| dtype != DType::F32) {
+        // Rules that fit and are no less accurate, but not faster on tensors as small as these, leave a note.
+        let is_slower = report.notes.iter().any(|note| note.contains("one after the other"));
+        for rule in rules.iter().filter(|_| dtype != DType::F32 && !is_slower) {
             assert!(report.rewrites.iter().any(|rewrite| rewrite.rule == *rule), "{rule} does not fit: {report}");
         }
     }

@@ -184,7 +184,7 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let uses = uses(code)?;
     let element = effects.written_element(name).ok_or("its name has no element type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_product_", "_gemv_", "_dequantize_"]
+    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_group_", "_product_", "_gemv_", "_dequantize_"]
         .iter()
         .any(|part| name.contains(part))
     {

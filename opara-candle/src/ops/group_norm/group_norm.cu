@@ -30,10 +30,11 @@ struct Moments {
         for (unsigned distance = 16; distance > 0; distance /= 2) {
             const Moments other = {__shfl_xor_sync(~0u, count, distance), __shfl_xor_sync(~0u, mean, distance),
                                    __shfl_xor_sync(~0u, squares, distance)};
-            // Both lanes of a pair merge in the same order.
+            // Both lanes of a pair merge in the same order. Numbers are chosen, not structures: those would be in local memory.
             const bool is_second = threadIdx.x & distance;
-            Moments first = is_second ? other : *this;
-            first.merge(is_second ? *this : other);
+            Moments first = {is_second ? other.count : count, is_second ? other.mean : mean,
+                             is_second ? other.squares : squares};
+            first.merge({is_second ? count : other.count, is_second ? mean : other.mean, is_second ? squares : other.squares});
             *this = first;
         }
     }
