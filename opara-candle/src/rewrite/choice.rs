@@ -77,7 +77,8 @@ pub(crate) struct Choice {
 /// The inner one says why nothing stands.
 pub(crate) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<std::result::Result<Choice, String>> {
     // Its kernel computes rows that are not finite once more, without tensor cores.
-    let fits = |rule: &&str| rules::apply(&mut graph.clone(), without, &HashSet::new()).iter().any(|fit| fit.rule == *rule);
+    let fits =
+        |rule: &&str| rules::apply(&mut graph.clone(), without, &HashSet::new()).iter().any(|fit| fit.rule == *rule);
     let is_slow = sets.iter().any(|set| set.numbers == Numbers::Finite).then_some("attention").filter(fits);
     let without = &without.iter().copied().chain(is_slow).collect::<Vec<_>>()[..];
     let attempt = |without: &[&str], refused: &HashSet<(&str, usize)>| -> Result<std::result::Result<Choice, String>> {

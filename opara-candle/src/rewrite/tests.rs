@@ -449,7 +449,7 @@ fn a_run_that_gives_nan_alone_is_judged_without_them() -> Result<()> {
     let least = Tensor::new(&[f32::MIN], &Device::Cpu)?;
     let inputs = [numbers(32, 0.3)?, numbers(24, 0.7)?, numbers(3, 0.9)?, zeros, least];
     let Choice { graph, fits, compared, notes } = choice(masked_product(), &inputs)?.unwrap();
-    assert_eq!(notes, ["attention stays out: the run gives no finite number"]);
+    assert!(notes.is_empty(), "no attention fits: {notes:?}");
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["product-bias"]);
     assert!(compared.candle.rms > 0. && compared.other.rms <= 1.05 * compared.candle.rms + 0.05, "{compared:?}");
     let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
