@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Module, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Groups};
+use super::launch::{self, Groups, Norm};
 use crate::cuda::driver::kernels::uninit;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::format::is_channels_last;
@@ -33,7 +33,8 @@ pub(super) fn group_norm(
         Activation::Silu => (true, Activation::None),
         other => (false, other),
     };
-    let kernel = GroupNorm { sizes, eps, silu, scale: scale.contiguous()?, shift: shift.contiguous()? };
+    let norm = Norm { of: sizes, eps, silu };
+    let kernel = GroupNorm { norm, scale: scale.contiguous()?, shift: shift.contiguous()? };
     let y = match channels_last {
         true => {
             let x = x.permute((0, 2, 3, 1))?;
@@ -45,9 +46,7 @@ pub(super) fn group_norm(
 }
 
 struct GroupNorm {
-    sizes: Groups,
-    eps: f32,
-    silu: bool,
+    norm: Norm,
     scale: Tensor,
     shift: Tensor,
 }
@@ -56,17 +55,16 @@ impl Kernel for GroupNorm {
     const NAME: &'static str = "group_norm";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
-        let Self { sizes, eps, silu, scale, shift } = self;
+        let Self { norm, scale, shift } = self;
         with_elements([Some(scale), Some(shift)], |[scale, shift]| {
             let (Some(scale), Some(shift)) = (scale, shift) else { bail!("a group norm without scale or shift") };
-            let operands = [&x, &scale, &shift];
-            let parts = sizes.parts();
+            let (operands, parts) = ([&x, &scale, &shift], norm.of.parts());
             if parts == 1 {
-                return launch::whole(device, dtype, *sizes, *eps, *silu, operands, y);
+                return launch::normalise(device, dtype, *norm, operands, None, y);
             }
-            let mut moments = uninit::<f32>(device, 2 * parts * sizes.count())?;
-            launch::moments(device, dtype, *sizes, operands, &mut moments)?;
-            launch::apply(device, dtype, *sizes, *eps, *silu, operands, &moments, y)
+            let mut moments = uninit::<f32>(device, 2 * parts * norm.of.count())?;
+            launch::moments(device, dtype, norm.of, operands, &mut moments)?;
+            launch::normalise(device, dtype, *norm, operands, Some(&moments), y)
         })
     }
 }

@@ -30,6 +30,14 @@ pub(super) struct Groups {
     channels_last: bool,
 }
 
+/// A group norm: what is added to the variance, and whether SiLU follows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Norm {
+    pub of: Groups,
+    pub eps: f32,
+    pub silu: bool,
+}
+
 impl Groups {
     /// `None` without elements, if the groups do not divide the channels, or if an index does not fit.
     pub fn new(images: usize, groups: usize, channels: usize, plane: usize, channels_last: bool) -> Option<Self> {
@@ -100,37 +108,6 @@ impl Groups {
     }
 }
 
-/// Group norm of `x`, scaled and shifted, into `y`, with a block for each group.
-///
-/// # Errors
-/// Slices that are too short, or a failed launch.
-pub(super) fn whole<T: DeviceRepr>(
-    device: &CudaDevice,
-    dtype: DType,
-    of: Groups,
-    eps: f32,
-    silu: bool,
-    [x, scale, shift]: [&CudaView<T>; 3],
-    y: &mut CudaSlice<T>,
-) -> Result<()> {
-    of.expect([x, scale, shift])?;
-    expect("the result", y.len(), of.elements())?;
-    let addresses = [x, scale, shift].map(|operand| address(operand, device));
-    let (function, elements) = of.kernel(device, "group_norm", dtype, &addresses)?;
-    let (sizes, silu) = (of.sizes(elements), i32::from(silu));
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(&eps).arg(&silu).arg(x).arg(scale).arg(shift).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x` and one of scale and shift per
-    // channel, and writes `elements()` elements of `y`. The slice lengths were checked above, and `kernel` checked lengths and
-    // addresses for the vectors that it loads.
-    unsafe { launch.launch(of.config()) }.w()?;
-    Ok(())
-}
-
 /// Writes the mean and the sum of squared distances of each part of each group to `moments`.
 ///
 /// # Errors
@@ -161,36 +138,41 @@ pub(super) fn moments<T: DeviceRepr>(
     Ok(())
 }
 
-/// Group norm of `x`, scaled and shifted, into `y`, with the moments of its parts.
+/// Group norm of `x`, scaled and shifted, into `y`: by the moments of its parts, if groups have several, else with a block for each group.
 ///
 /// # Errors
 /// Slices that are too short, or a failed launch.
-#[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
-pub(super) fn apply<T: DeviceRepr>(
+pub(super) fn normalise<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    of: Groups,
-    eps: f32,
-    silu: bool,
+    norm: Norm,
     [x, scale, shift]: [&CudaView<T>; 3],
-    moments: &CudaSlice<f32>,
+    moments: Option<&CudaSlice<f32>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
+    let Norm { of, eps, silu } = norm;
     of.expect([x, scale, shift])?;
-    expect("the moments", moments.len(), 2 * of.parts() * of.count())?;
+    let needed = if of.parts() > 1 { 2 * of.parts() * of.count() } else { 0 };
+    expect("the moments", moments.map_or(0, CudaSlice::len), needed)?;
     expect("the result", y.len(), of.elements())?;
     let addresses = [x, scale, shift].map(|operand| address(operand, device));
-    let (function, elements) = of.kernel(device, "group_apply", dtype, &addresses)?;
+    let name = if moments.is_some() { "group_apply" } else { "group_norm" };
+    let (function, elements) = of.kernel(device, name, dtype, &addresses)?;
     let (sizes, silu) = (of.sizes(elements), i32::from(silu));
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
         launch.arg(size);
     }
-    launch.arg(&eps).arg(&silu).arg(x).arg(scale).arg(shift).arg(moments).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x`, one of scale and shift per
-    // channel and two moments per part of a group, and writes `elements()` elements of `y`. The slice lengths were checked above,
-    // and `kernel` checked lengths and addresses for the vectors that it loads.
+    launch.arg(&eps).arg(&silu).arg(x).arg(scale).arg(shift);
+    if let Some(moments) = moments {
+        launch.arg(moments);
+    }
+    launch.arg(y);
+    // SAFETY: the arguments match the declaration of the kernel, which takes moments if its name says so. It reads `elements()`
+    // elements of `x`, one of scale and shift per channel and two moments per part of a group, if there are several, and writes
+    // `elements()` elements of `y`. The slice lengths were checked above, and `kernel` checked lengths and addresses for the vectors
+    // that it loads.
     unsafe { launch.launch(of.config()) }.w()?;
     Ok(())
 }
