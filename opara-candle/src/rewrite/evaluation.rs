@@ -156,6 +156,16 @@ impl<'a> Evaluation<'a> {
         self.operand(operand, &shape)?.broadcast_as(shape)
     }
 
+    /// An operand as it lies, if it is a whole value; else over its own dimensions.
+    pub fn whole_or_own(&mut self, operand: &Operand) -> Result<Tensor> {
+        let whole = self.tensor(operand.value)?;
+        if operand.is_whole(whole.elem_count() as u64) {
+            Ok(whole)
+        } else {
+            self.own(operand)
+        }
+    }
+
     /// All operands over one shape, in which what repeats has length one.
     pub fn operands(&mut self, node: &Node) -> Result<Vec<Tensor>> {
         let mut error = None;
@@ -191,8 +201,7 @@ impl<'a> Evaluation<'a> {
 
     /// The result of an operand whose groups of so many neighbours are rows: rows, and their elements in one or more dimensions.
     pub fn rows(&mut self, operand: &Operand, columns: u64) -> Result<(Tensor, Vec<usize>)> {
-        let whole = self.tensor(operand.value)?;
-        let x = if operand.is_whole(whole.elem_count() as u64) { whole } else { self.own(operand)? };
+        let x = self.whole_or_own(operand)?;
         let dims = x.dims().to_vec();
         for at in (0..dims.len()).rev() {
             if dims[at..].iter().product::<usize>() as u64 == columns {

@@ -10,6 +10,7 @@ mod depthwise;
 pub(crate) mod evaluate;
 mod evaluation;
 mod indexed;
+mod norms;
 mod operators;
 mod strided;
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! What a node of a graph computes, by operators on tensors.
 
 use candle::{bail, DType, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Node, Operand, Step, Value};
+use opara_plan::rewrite::{Compute, Node, Step};
 use opara_plan::trace::{Function, Window};
 
 use super::depthwise::depthwise;
-use super::evaluation::{concat, lens, Arithmetic, Evaluation};
+use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{index_select, rotary, select};
+use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
 use crate::ops::format::is_channels_last;
@@ -17,7 +18,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
     match &node.compute {
         Compute::Recorded(function) => recorded(of, node, function),
         Compute::Concat { rows, widths } => {
-            let parts = node.operands.iter().map(|operand| whole_or_own(of, operand)).collect::<Result<Vec<_>>>()?;
+            let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
             if let Some(dim) = concat(&parts, *rows, widths) {
                 return ops::cat(&parts.iter().collect::<Vec<_>>(), dim);
             }
@@ -40,16 +41,6 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
     }
 }
 
-/// An operand as it lies, if it is a whole value.
-fn whole_or_own(of: &mut Evaluation, operand: &Operand) -> Result<Tensor> {
-    let whole = of.tensor(operand.value)?;
-    if operand.is_whole(whole.elem_count() as u64) {
-        Ok(whole)
-    } else {
-        of.own(operand)
-    }
-}
-
 fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Tensor> {
     let dtype = of.arithmetic.dtype(node.element);
     let is_typed = of.arithmetic == Arithmetic::Typed;
@@ -59,7 +50,7 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
             let device = of.device()?;
             Tensor::zeros(node.len as usize, dtype, &device)?
         }
-        Function::Copy => whole_or_own(of, &node.operands[0])?.to_dtype(dtype)?,
+        Function::Copy => of.whole_or_own(&node.operands[0])?.to_dtype(dtype)?,
         Function::Unary(name) => {
             let operands = of.operands(node)?;
             in_order(&operands, |x| unary(name, &x[0]))?
@@ -93,25 +84,8 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
                 e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?
             }
         }
-        Function::LayerNorm(columns, epsilon) => {
-            let x = rows(of, &node.operands[0], *columns)?;
-            let [weight, bias] = [vector(of, &node.operands[1], *columns)?, vector(of, &node.operands[2], *columns)?];
-            if is_typed {
-                candle_nn::ops::layer_norm(&x, &weight, &bias, *epsilon)?
-            } else {
-                let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-                normalised(&x, *epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias)?
-            }
-        }
-        Function::RmsNorm(columns, epsilon) => {
-            let x = rows(of, &node.operands[0], *columns)?;
-            let weight = vector(of, &node.operands[1], *columns)?;
-            if is_typed {
-                candle_nn::ops::rms_norm(&x, &weight, *epsilon)?
-            } else {
-                normalised(&x, *epsilon)?.broadcast_mul(&weight)?
-            }
-        }
+        Function::LayerNorm(columns, epsilon) => layer_norm(of, node, *columns, *epsilon)?,
+        Function::RmsNorm(columns, epsilon) => rms_norm(of, node, *columns, *epsilon)?,
         Function::Matmul => {
             let [a, b] = [of.own(&node.operands[0])?, of.own(&node.operands[1])?];
             // candle takes transposed matrices, but not all views.
@@ -172,35 +146,12 @@ fn binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// An operand as contiguous rows of so many elements.
-fn rows(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
-    let x = whole_or_own(of, operand)?;
-    let columns = columns as usize;
-    if x.dims().last() == Some(&columns) {
-        x.contiguous()
-    } else {
-        x.reshape(((), columns))
-    }
-}
-
-/// The vector that a norm multiplies each row by.
-fn vector(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
-    let x = of.operand(operand, &[(operand.len() / columns.max(1)) as usize, columns as usize])?;
-    x.reshape(columns as usize)
-}
-
-fn normalised(x: &Tensor, epsilon: f32) -> Result<Tensor> {
-    let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?;
-    x.broadcast_div(&scale)
-}
-
 /// The operand and the weight of a convolution, `(batch, channels, h, w)` and `(out, channels / groups, kh, kw)`.
 fn convolved(of: &mut Evaluation, node: &Node, window: &Window) -> Result<(Tensor, Tensor)> {
     let [x, weight] = &node.operands[..2] else { bail!("a convolution has two operands") };
-    let shape = lens(&x.dims);
-    let images = of.operand(x, &shape)?.broadcast_as(&shape[..])?;
+    let images = of.own(x)?;
     let [rows, columns] = window.kernel.map(|n| n as usize);
-    let inner = shape[1] / window.groups.max(1) as usize;
+    let inner = images.dim(1)? / window.groups.max(1) as usize;
     let out = weight.len() as usize / (inner * rows * columns).max(1);
     Ok((images, of.operand(weight, &[out, inner, rows, columns])?))
 }
@@ -321,69 +272,6 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
     ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
 }
 
-/// A norm of rows by this library's operators: candle's layer norm loses digits where a row's mean is large.
-fn row_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
-    let x = rows(of, &node.operands[0], columns)?;
-    let weight = vector(of, &node.operands[1], columns)?;
-    if is_rms {
-        return ops::rms_norm(&x, &weight, epsilon);
-    }
-    let bias = match node.operands.get(2) {
-        Some(bias) => vector(of, bias, columns)?,
-        None => weight.zeros_like()?,
-    };
-    ops::layer_norm(&x, &weight, &bias, epsilon)
-}
-
-/// A norm of groups of channels. Images keep the order in which their channels lie.
-fn group_norm(of: &mut Evaluation, node: &Node, groups: u64, epsilon: f32, silu: bool) -> Result<Tensor> {
-    let [x, scale, shift] = &node.operands[..] else { bail!("a group norm has three operands") };
-    let [scale, shift] = [of.own(scale)?.contiguous()?, of.own(shift)?.contiguous()?];
-    let whole = whole_or_own(of, x)?;
-    let dims = lens(&x.dims);
-    let is_image = whole.rank() == 4 && whole.dims()[..2] == dims[..2];
-    let x = if is_image { whole } else { shaped(&whole, &dims)? };
-    let activation = if silu { Activation::Silu } else { Activation::None };
-    ops::group_norm(&x, &scale, &shift, groups as usize, epsilon, activation)
-}
-
-/// The summands of a norm as rows.
-fn summands(of: &mut Evaluation, node: &Node, columns: u64) -> Result<[Tensor; 2]> {
-    let mut summand = |at: usize| rows(of, &node.operands[at], columns)?.reshape(((), columns as usize));
-    Ok([summand(0)?, summand(1)?])
-}
-
-fn norm_of_sum(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
-    let [x, residual] = summands(of, node, columns)?;
-    let weight = vector(of, &node.operands[2], columns)?;
-    let is_typed = of.arithmetic == Arithmetic::Typed;
-    if is_rms {
-        return match is_typed {
-            true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
-            false => normalised(&(x + residual)?, epsilon)?.broadcast_mul(&weight),
-        };
-    }
-    let bias = vector(of, &node.operands[3], columns)?;
-    if !is_typed {
-        let sum = (x + residual)?;
-        let sum = sum.broadcast_sub(&sum.mean_keepdim(D::Minus1)?)?;
-        return normalised(&sum, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias);
-    }
-    ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
-}
-
-/// The sum; its norm is known from then on.
-fn sum_beside_norm(of: &mut Evaluation, node: &Node, norm: usize, columns: u64, epsilon: f32) -> Result<Tensor> {
-    let [x, residual] = summands(of, node, columns)?;
-    if of.arithmetic != Arithmetic::Typed {
-        return x + residual;
-    }
-    let weight = vector(of, &node.operands[2], columns)?;
-    let (sum, normed) = ops::add_rms_norm(&x, &residual, &weight, epsilon)?;
-    of.learn(Value::Node(norm), normed)?;
-    Ok(sum)
-}
-
 /// One product with all weights below each other.
 fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<Tensor> {
     let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
@@ -401,9 +289,7 @@ fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
 
 /// A pool, which padding is never part of.
 fn pool(of: &mut Evaluation, node: &Node, window: &Window, is_max: bool) -> Result<Tensor> {
-    let operand = &node.operands[0];
-    let shape = lens(&operand.dims);
-    let x = of.operand(operand, &shape)?.broadcast_as(shape)?;
+    let x = of.own(&node.operands[0])?;
     let [kernel, stride] = [window.kernel, window.stride].map(|pair| (pair[0] as usize, pair[1] as usize));
     let is_square = kernel.0 == kernel.1 && stride.0 == stride.1;
     let config = PoolConfig::new(kernel.0, stride.0);

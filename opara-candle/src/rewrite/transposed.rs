@@ -4,14 +4,13 @@ use candle::{bail, DType, Result, Tensor};
 use opara_plan::rewrite::Node;
 use opara_plan::trace::Window;
 
-use super::evaluation::{lens, Evaluation};
+use super::evaluation::Evaluation;
 use crate::ops::{self, Activation, ConvConfig, Padding};
 
 /// The operand, `(batch, channels, h, w)`, and the weight, `(channels, out / groups, kh, kw)`.
 fn operands(of: &mut Evaluation, node: &Node) -> Result<[Tensor; 2]> {
     let [x, weight, ..] = &node.operands[..] else { bail!("a transposed convolution has two operands") };
-    let shape = lens(&x.dims);
-    Ok([of.operand(x, &shape)?.broadcast_as(shape)?, of.own(weight)?])
+    Ok([of.own(x)?, of.own(weight)?])
 }
 
 /// candle's own.

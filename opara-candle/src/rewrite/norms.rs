@@ -1,0 +1,126 @@
+//! Norms: candle's own, and by this library's operators.
+
+use candle::{bail, Result, Tensor, D};
+use opara_plan::rewrite::{Node, Operand, Value};
+
+use super::evaluation::{lens, Arithmetic, Evaluation};
+use super::strided::shaped;
+use crate::ops::{self, Activation};
+
+/// An operand as contiguous rows of so many elements.
+pub(super) fn rows(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
+    let x = of.whole_or_own(operand)?;
+    let columns = columns as usize;
+    if x.dims().last() == Some(&columns) {
+        x.contiguous()
+    } else {
+        x.reshape(((), columns))
+    }
+}
+
+/// The vector that a norm multiplies each row by.
+fn vector(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor> {
+    let x = of.operand(operand, &[(operand.len() / columns.max(1)) as usize, columns as usize])?;
+    x.reshape(columns as usize)
+}
+
+fn normalised(x: &Tensor, epsilon: f32) -> Result<Tensor> {
+    let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?;
+    x.broadcast_div(&scale)
+}
+
+/// candle's layer norm.
+pub(super) fn layer_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32) -> Result<Tensor> {
+    let x = rows(of, &node.operands[0], columns)?;
+    let [weight, bias] = [vector(of, &node.operands[1], columns)?, vector(of, &node.operands[2], columns)?];
+    if of.arithmetic == Arithmetic::Typed {
+        return candle_nn::ops::layer_norm(&x, &weight, &bias, epsilon);
+    }
+    let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    normalised(&x, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias)
+}
+
+/// candle's RMS norm.
+pub(super) fn rms_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32) -> Result<Tensor> {
+    let x = rows(of, &node.operands[0], columns)?;
+    let weight = vector(of, &node.operands[1], columns)?;
+    if of.arithmetic == Arithmetic::Typed {
+        return candle_nn::ops::rms_norm(&x, &weight, epsilon);
+    }
+    normalised(&x, epsilon)?.broadcast_mul(&weight)
+}
+
+/// A norm of rows by this library's operators: candle's layer norm loses digits where a row's mean is large.
+pub(super) fn row_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
+    let x = rows(of, &node.operands[0], columns)?;
+    let weight = vector(of, &node.operands[1], columns)?;
+    if is_rms {
+        return ops::rms_norm(&x, &weight, epsilon);
+    }
+    let bias = match node.operands.get(2) {
+        Some(bias) => vector(of, bias, columns)?,
+        None => weight.zeros_like()?,
+    };
+    ops::layer_norm(&x, &weight, &bias, epsilon)
+}
+
+/// A norm of groups of channels. Images keep the order in which their channels lie.
+pub(super) fn group_norm(of: &mut Evaluation, node: &Node, groups: u64, epsilon: f32, silu: bool) -> Result<Tensor> {
+    let [x, scale, shift] = &node.operands[..] else { bail!("a group norm has three operands") };
+    let [scale, shift] = [of.own(scale)?.contiguous()?, of.own(shift)?.contiguous()?];
+    let whole = of.whole_or_own(x)?;
+    let dims = lens(&x.dims);
+    let is_image = whole.rank() == 4 && whole.dims()[..2] == dims[..2];
+    let x = if is_image { whole } else { shaped(&whole, &dims)? };
+    let activation = if silu { Activation::Silu } else { Activation::None };
+    ops::group_norm(&x, &scale, &shift, groups as usize, epsilon, activation)
+}
+
+/// The summands of a norm as rows.
+fn summands(of: &mut Evaluation, node: &Node, columns: u64) -> Result<[Tensor; 2]> {
+    let mut summand = |at: usize| rows(of, &node.operands[at], columns)?.reshape(((), columns as usize));
+    Ok([summand(0)?, summand(1)?])
+}
+
+pub(super) fn norm_of_sum(
+    of: &mut Evaluation,
+    node: &Node,
+    columns: u64,
+    epsilon: f32,
+    is_rms: bool,
+) -> Result<Tensor> {
+    let [x, residual] = summands(of, node, columns)?;
+    let weight = vector(of, &node.operands[2], columns)?;
+    let is_typed = of.arithmetic == Arithmetic::Typed;
+    if is_rms {
+        return match is_typed {
+            true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
+            false => normalised(&(x + residual)?, epsilon)?.broadcast_mul(&weight),
+        };
+    }
+    let bias = vector(of, &node.operands[3], columns)?;
+    if !is_typed {
+        let sum = (x + residual)?;
+        let sum = sum.broadcast_sub(&sum.mean_keepdim(D::Minus1)?)?;
+        return normalised(&sum, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias);
+    }
+    ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
+}
+
+/// The sum; its norm is known from then on.
+pub(super) fn sum_beside_norm(
+    of: &mut Evaluation,
+    node: &Node,
+    norm: usize,
+    columns: u64,
+    epsilon: f32,
+) -> Result<Tensor> {
+    let [x, residual] = summands(of, node, columns)?;
+    if of.arithmetic != Arithmetic::Typed {
+        return x + residual;
+    }
+    let weight = vector(of, &node.operands[2], columns)?;
+    let (sum, normed) = ops::add_rms_norm(&x, &residual, &weight, epsilon)?;
+    of.learn(Value::Node(norm), normed)?;
+    Ok(sum)
+}
