@@ -1,0 +1,163 @@
+//! Layers of Transformers.
+
+use std::slice::from_ref;
+
+use candle::{DType, Device, Result, Tensor};
+use opara_candle::Mode;
+
+use super::common::{self, assert_same, gpu};
+use super::{accurate, no_less_accurate, noise, Inputs, FLOATS};
+
+/// A Transformer layer of plain operators: attention of 4 heads of 32 with a mask, and two matmuls with GELU in between.
+#[derive(Clone)]
+struct Layer {
+    weights: Vec<Tensor>,
+    mask: Tensor,
+    is_decomposed: bool,
+}
+
+impl Layer {
+    fn new(is_decomposed: bool) -> Result<Self> {
+        let numbers = opara_weights::seeded(9, DType::F32, common::CPU);
+        let matrix = |name: &str, out: usize, inner: usize| numbers.get((out, inner), name);
+        let vector = |name: &str, len: usize| numbers.get((len, 1), name)?.reshape(len);
+        let weights = vec![
+            matrix("qkv", 384, 128)?,
+            vector("of qkv", 384)?,
+            matrix("out", 128, 128)?,
+            vector("of out", 128)?,
+            matrix("up", 256, 128)?,
+            vector("of up", 256)?,
+            matrix("down", 128, 256)?,
+            vector("of down", 128)?,
+        ];
+        let mask = (0..48).map(|key| if key < 40 { 0f32 } else { -1e4 }).collect();
+        Ok(Self { weights, mask: Tensor::from_vec(mask, (1, 1, 1, 48), common::CPU)?, is_decomposed })
+    }
+
+    fn to(&self, dtype: DType, device: &Device) -> Result<Self> {
+        let to = |t: &Tensor| t.to_device(device)?.to_dtype(dtype);
+        Ok(Self { weights: self.weights.iter().map(to).collect::<Result<_>>()?, mask: to(&self.mask)?, ..*self })
+    }
+
+    /// `x` is `(batch, 48, 128)`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let linear = |x: &Tensor, at: usize| {
+            let (batch, tokens, inner) = x.dims3()?;
+            let y = x.reshape((batch * tokens, inner))?.matmul(&self.weights[2 * at].t()?)?;
+            y.broadcast_add(&self.weights[2 * at + 1])?.reshape((batch, tokens, ()))
+        };
+        let (batch, tokens, hidden) = x.dims3()?;
+        let heads =
+            |at: usize| linear(x, 0)?.narrow(2, at * hidden, hidden)?.reshape((batch, tokens, 4, 32))?.transpose(1, 2);
+        let (q, k, v) = (heads(0)?.contiguous()?, heads(1)?.contiguous()?, heads(2)?.contiguous()?);
+        let scores = (q.matmul(&k.t()?)? * 32f64.powf(-0.5))?.broadcast_add(&self.mask)?;
+        let p = match self.is_decomposed || scores.dtype() == DType::F64 {
+            true => candle_nn::ops::softmax(&scores, candle::D::Minus1)?,
+            false => candle_nn::ops::softmax_last_dim(&scores)?,
+        };
+        let y = p.matmul(&v)?.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, hidden))?;
+        let x = (linear(&y, 1)? + x)?;
+        linear(&linear(&x, 2)?.gelu_erf()?, 3)? + x
+    }
+}
+
+#[test]
+fn attention_and_products_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, is_decomposed) in FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]) {
+        let layer = Layer::new(is_decomposed)?;
+        let module = layer.to(dtype, &device)?;
+        let x = |seed| noise(seed, (1, 2, 48, 128))?.squeeze(0)?.to_dtype(dtype)?.to_device(&device);
+        let (inputs, wide) = (Inputs { built: vec![x(1)?], asked: vec![x(2)?] }, layer.to(DType::F64, &device)?);
+        let said = format!("decomposed {is_decomposed}");
+        let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
+        let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
+        if dtype != DType::F32 {
+            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            assert_eq!((times("attention"), times("product-activation")), (Some(1), Some(1)), "{report}");
+        }
+    }
+    Ok(())
+}
+
+/// A decoder's layer of plain operators without attention: norms of sums, and a gated unit.
+#[derive(Clone)]
+struct Gated {
+    /// Gate, up and down.
+    weights: [Tensor; 3],
+    scales: [Tensor; 2],
+}
+
+impl Gated {
+    fn new() -> Result<Self> {
+        let numbers = opara_weights::seeded(11, DType::F32, common::CPU);
+        let scale = |name: &str| numbers.get((128, 1), name)?.reshape(128)? + 1.;
+        let weights =
+            [numbers.get((320, 128), "gate")?, numbers.get((320, 128), "up")?, numbers.get((128, 320), "down")?];
+        Ok(Self { weights, scales: [scale("before")?, scale("behind")?] })
+    }
+
+    fn to(&self, dtype: DType, device: &Device) -> Result<Self> {
+        let to = |t: &Tensor| t.to_device(device)?.to_dtype(dtype);
+        let [gate, up, down] = self.weights.each_ref().map(to);
+        let [before, behind] = self.scales.each_ref().map(to);
+        Ok(Self { weights: [gate?, up?, down?], scales: [before?, behind?] })
+    }
+
+    /// `x` and `residual` are `(tokens, 128)`.
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let norm = |x: &Tensor, scale: &Tensor| match x.dtype() {
+            DType::F64 => {
+                let mean = (x.sqr()?.mean_keepdim(candle::D::Minus1)? + 1e-6)?;
+                x.broadcast_div(&mean.sqrt()?)?.broadcast_mul(scale)
+            }
+            _ => candle_nn::ops::rms_norm(x, scale, 1e-6),
+        };
+        let sum = (x + residual)?;
+        let y = norm(&sum, &self.scales[0])?;
+        let [gate, up, down] = &self.weights;
+        let y = (candle_nn::ops::silu(&y.matmul(&gate.t()?)?)? * y.matmul(&up.t()?)?)?.matmul(&down.t()?)?;
+        norm(&(sum + y)?, &self.scales[1])
+    }
+}
+
+#[test]
+fn gated_units_and_norms_of_sums_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Eight rows are one launch, more are a product and what follows.
+    for (dtype, tokens) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 4), (dtype, 48)]) {
+        let layer = Gated::new()?;
+        let module = layer.to(dtype, &device)?;
+        let x = |seed| noise(seed, (1, 1, tokens, 128))?.reshape((tokens, 128))?.to_dtype(dtype)?.to_device(&device);
+        let inputs = Inputs { built: vec![x(1)?, x(4)?], asked: vec![x(2)?, x(3)?] };
+        let wide = layer.to(DType::F64, &device)?;
+        let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0], &x[1]));
+        no_less_accurate(dtype, &format!("{tokens} tokens"), module, wide, inputs)?;
+    }
+    Ok(())
+}
+
+/// With benchmarks, either the rewritten launches stay or candle's bits do, and the report says which.
+#[test]
+fn what_is_not_faster_has_candles_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in FLOATS {
+        let module = Gated::new()?.to(dtype, &device)?;
+        let x = |seed| noise(seed, (1, 1, 8, 128))?.reshape((8, 128))?.to_dtype(dtype)?.to_device(&device);
+        let inputs = [x(1)?, x(2)?];
+        let expected = module.forward(&inputs[0], &inputs[1])?;
+        let call = move |x: &[Tensor]| Ok(vec![module.forward(&x[0], &x[1])?]);
+        let fast = accurate().benchmark_challengers(true).build_fn(call, &inputs)?;
+        let report = fast.report();
+        println!("{report}");
+        assert_eq!(report.mode, Mode::Graph, "{report}");
+        if report.rewrites.is_empty() {
+            assert_same(&fast.call(&inputs)?, from_ref(&expected), &report);
+        } else {
+            let is_timed = report.build_ms.contains_key("exact plan");
+            assert!(is_timed || report.build_ms.contains_key("rewrite run"), "{report}");
+        }
+    }
+    Ok(())
+}
