@@ -2,8 +2,8 @@
 
     python3 peers/python/join_unchanged.py FILE... -o results/unchanged.json --device NAME --driver VERSION --commit HASH
 
-A row for each model, dtype and batch, in the order of the files (of the script: by name). What was not measured is null. What failed in PyTorch is in
-`torch_errors`. Of two lines for the same number the last one counts.
+A row for each model, dtype and batch, in the order of the files (of the script: by name). What was not measured is null. What failed
+in PyTorch is in `torch_errors`. Of two lines for the same number the last one counts.
 """
 
 import argparse

@@ -123,9 +123,8 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     // SAFETY: the arguments are those that the kernel declares. It reads a row of `qkv` and a position a sequence, a row of the
     // table and places of the cache, both below their ends whatever the position is, for each place the number of its distance,
     // which is less than the cache has places, nothing through null, and writes to the cache at one place a sequence and each of
-    // `numel` of `y`: all were held against the slices above. Everything that it loads
-    // 16 bytes of begins at multiples of 16 bytes, heads too, whose sizes `kernel` saw. Work on the stream is in order, so nobody
-    // reads the cache meanwhile.
+    // `numel` of `y`: all were held against the slices above. Everything that it loads 16 bytes of begins at multiples of 16 bytes,
+    // heads too, whose sizes `kernel` saw. Work on the stream is in order, so nobody reads the cache meanwhile.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
