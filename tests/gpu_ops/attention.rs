@@ -49,7 +49,7 @@ fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<(
 #[test]
 fn attention_agrees_with_the_cpu() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for dim in [32, 64, 80, 96, 128] {
+    for dim in [32, 40, 64, 80, 96, 128, 160] {
         DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
     }
     [32, 40, 64, 80].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
@@ -86,7 +86,7 @@ fn attention_with_unsupported_head_dimensions() -> Result<()> {
 #[test]
 fn heads_of_queries_share_keys_and_values() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (dtype, dim) in DTYPES.iter().flat_map(|(dtype, _)| [64, 80, 128, 24].map(|dim| (*dtype, dim))) {
+    for (dtype, dim) in DTYPES.iter().flat_map(|(dtype, _)| [40, 64, 80, 128, 160, 24].map(|dim| (*dtype, dim))) {
         // Slices of one matmul's result: 6 heads of queries, 2 of keys and 2 of values.
         let x = waves(1, (2, 40, 10, dim))?.to_dtype(dtype)?.to_device(&device)?.transpose(1, 2)?;
         let (q, k, v) = (x.narrow(1, 0, 6)?, x.narrow(1, 6, 2)?, x.narrow(1, 8, 2)?);

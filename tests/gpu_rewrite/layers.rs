@@ -6,7 +6,7 @@ use candle::{DType, Device, Result, Tensor};
 use opara_candle::Mode;
 
 use super::common::{self, assert_same, gpu};
-use super::{accurate, no_less_accurate, noise, Inputs, FLOATS};
+use super::{accurate, is_not_faster, no_less_accurate, noise, Inputs, FLOATS};
 
 /// A Transformer layer of plain operators: attention of 4 heads of 32 with a mask, and two matmuls with GELU in between.
 #[derive(Clone)]
@@ -157,6 +157,59 @@ fn what_is_not_faster_has_candles_bits() -> anyhow::Result<()> {
         } else {
             let is_timed = report.build_ms.contains_key("exact plan");
             assert!(is_timed || report.build_ms.contains_key("rewrite run"), "{report}");
+        }
+    }
+    Ok(())
+}
+
+/// Attention of 3 heads that a model of 16 bits computes in f32, as Stable Diffusion's and Llama's do. Operands are
+/// `(batch, tokens, 3 * size)`.
+fn attention_in_f32(x: &[Tensor], size: usize, mask: Option<&Tensor>) -> Result<Tensor> {
+    let dtype = x[0].dtype();
+    let inner = if dtype == DType::F64 { dtype } else { DType::F32 };
+    let heads = |x: &Tensor| {
+        let (batch, tokens, _) = x.dims3()?;
+        // A result on the way, as products are.
+        let x = x.relu()?.reshape((batch, tokens, 3, size))?.transpose(1, 2)?.contiguous()?;
+        x.reshape((batch * 3, tokens, size))?.to_dtype(inner)
+    };
+    let (q, k, v) = (heads(&x[0])?, heads(&x[1])?, heads(&x[2])?);
+    let scores = q.matmul(&(k.t()? * (size as f64).powf(-0.5))?)?;
+    let scores = mask.map_or(Ok(scores.clone()), |mask| scores.broadcast_add(&mask.to_dtype(inner)?))?;
+    let p = match inner {
+        DType::F32 => candle_nn::ops::softmax_last_dim(&scores)?,
+        _ => candle_nn::ops::softmax(&scores, candle::D::Minus1)?,
+    };
+    let y = p.matmul(&v)?.to_dtype(dtype)?;
+    let (batch, queries, _) = x[0].dims3()?;
+    y.reshape((batch, 3, queries, size))?.transpose(1, 2)?.reshape((batch, queries, 3 * size))?.tanh()
+}
+
+#[test]
+fn attention_in_f32_of_16_bits_is_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let sizes = [32, 40, 64, 80, 96, 128, 160];
+    // Queries and keys; scores of so large operands leave one weight, of small ones all are alike.
+    let lengths = [(70, 77, 1.), (64, 300, 8.), (130, 33, 0.01)];
+    let cases = FLOATS[..2].iter().flat_map(|&dtype| sizes.map(|size| (dtype, size)));
+    for ((dtype, size), (queries, keys, factor)) in cases.flat_map(|one| lengths.map(|length| (one, length))) {
+        for is_masked in [false, true] {
+            let mask: Vec<f32> = (0..keys).map(|key| if key % 3 == 1 { f32::NEG_INFINITY } else { 0.5 }).collect();
+            let mask = is_masked.then(|| Tensor::from_vec(mask, (1, 1, keys), &device)).transpose()?;
+            let x = |seed, tokens: usize, factor: f64| {
+                (noise(seed, (2, tokens, 3 * size))? * factor)?.to_dtype(dtype)?.to_device(&device)
+            };
+            let of =
+                |seed| anyhow::Ok(vec![x(seed, queries, factor)?, x(seed + 1, keys, factor)?, x(seed + 2, keys, 1.)?]);
+            let inputs = Inputs { built: of(1)?, asked: of(4)? };
+            let said = format!("heads of {size}, {queries} x {keys}, operands {factor}, mask {is_masked}");
+            let module = move |x: &[Tensor]| attention_in_f32(x, size, mask.as_ref());
+            let report = no_less_accurate(dtype, &said, module.clone(), module, inputs)?;
+            let times =
+                report.rewrites.iter().find(|rewrite| rewrite.rule == "attention-in-f32").map(|rewrite| rewrite.times);
+            if !is_not_faster(&report) {
+                assert_eq!(times, Some(1), "{said}\n{report}");
+            }
         }
     }
     Ok(())

@@ -81,6 +81,7 @@ pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;
 pub use attention::attention;
+pub(crate) use attention::attention_in_f32;
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};

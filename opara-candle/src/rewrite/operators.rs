@@ -30,7 +30,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             fused_convolution(of, node, window, steps, *residual, *relu)
         }
         Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
-        Compute::Attention { scale } => attention(of, node, *scale),
+        Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
@@ -230,7 +230,7 @@ fn fused_convolution(
 }
 
 /// Heads beside each other, of one batch.
-fn attention(of: &mut Evaluation, node: &Node, scale: f32) -> Result<Tensor> {
+fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Result<Tensor> {
     let [q, k, v] = [0, 1, 2].map(|at| of.own(&node.operands[at])?.unsqueeze(0));
     let (q, k) = (q?, k?);
     let mask = match node.operands.get(3) {
@@ -241,7 +241,8 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32) -> Result<Tensor> {
         }
         None => None,
     };
-    ops::attention(&q, &k, &v?, mask.as_ref(), scale.into())
+    let attention = if in_f32 { ops::attention_in_f32 } else { ops::attention };
+    attention(&q, &k, &v?, mask.as_ref(), scale.into())
 }
 
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {

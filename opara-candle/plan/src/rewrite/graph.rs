@@ -133,6 +133,8 @@ pub enum Compute {
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,
+        /// Whether 16-bit operands count as if they were converted to f32, and the result back. What is added is in f32.
+        in_f32: bool,
     },
     /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias.
     Linear {

@@ -15,6 +15,9 @@ constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
 // Keys per tile: two stages of keys and values must fit into shared memory.
 template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
 
+// Elements of a row in shared memory: whole operands of an instruction. Those past DIM are zeros.
+template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPTH<T> * DEPTH<T>;
+
 // The rows of one head: `pitch` elements apart, contiguous in themselves.
 template <typename T> struct Tokens {
     const T *at;
@@ -23,7 +26,7 @@ template <typename T> struct Tokens {
 
 // A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
 template <int DIM, typename T> struct Tile {
-    static constexpr unsigned PITCH = DIM + WIDE<T>, LOADS = DIM / WIDE<T>;
+    static constexpr unsigned PITCH = WIDTH<DIM, T> + WIDE<T>, LOADS = DIM / WIDE<T>;
     T *at;
 
     __device__ T *row(unsigned row) const { return at + row * PITCH; }
@@ -39,18 +42,26 @@ template <int DIM, typename T> struct Tile {
             copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
         }
     }
+
+    // Zeros past DIM, which `fill` leaves alone.
+    template <unsigned COUNT> __device__ void clear_rest() const {
+        constexpr unsigned REST = (WIDTH<DIM, T> - DIM) / WIDE<T>;
+        if constexpr (REST > 0)
+            for (unsigned i = threadIdx.x; i < COUNT * REST; i += THREADS)
+                *reinterpret_cast<uint4 *>(row(i / REST) + DIM + i % REST * WIDE<T>) = {};
+    }
 };
 
 // The bias of the two score rows that a lane holds.
-template <typename T> struct Bias {
-    const T *row[2];
+template <typename B> struct Bias {
+    const B *row[2];
     unsigned keys;
     // Can two neighbouring elements be loaded as one vector?
     bool in_pairs;
 
     // A mask may hold finite numbers so large that scaling would overflow: clamp them to `most`, so that only
     // infinities become infinite.
-    __device__ static float scaled(T x, float unit, float most) {
+    __device__ static float scaled(B x, float unit, float most) {
         const float own = widen(x), y = own * unit;
         return fabsf(y) > most && fabsf(own) < INFINITY ? copysignf(most, y) : y;
     }
@@ -63,7 +74,7 @@ template <typename T> struct Bias {
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const auto two = load<T, 2>(row[r] + min(first + n * 8, keys - 2));
+                    const auto two = load<B, 2>(row[r] + min(first + n * 8, keys - 2));
                     score[n][2 * r] = scaled(two.at[0], unit, most);
                     score[n][2 * r + 1] = scaled(two.at[1], unit, most);
                 }
@@ -77,20 +88,35 @@ template <typename T> struct Bias {
     }
 };
 
+// Two neighbouring weights as an operand, and what rounding took from them as another one.
+template <typename T> struct SplitPair {
+    unsigned rounded, rest;
+
+    __device__ SplitPair(float a, float b) : rounded(pack<T>(a, b)) {
+        const auto both = *reinterpret_cast<const Vec<T, 2> *>(&rounded);
+        rest = pack<T>(a - widen(both.at[0]), b - widen(both.at[1]));
+    }
+};
+
 // out += weights * v for N tiles of 8 keys. The accumulator layout of the scores is the operand layout of the weights,
-// so the weights stay in registers.
-template <int N, int D, int DIM, typename T>
+// so the weights stay in registers. With IN_F32 they are two operands, which together keep twice the bits.
+template <bool IN_F32, int N, int D, int DIM, typename T>
 __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, T> &values) {
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-        const unsigned own[4] = {pack<T>(weights[n][0], weights[n][1]), pack<T>(weights[n][2], weights[n][3]),
-                                 pack<T>(weights[n + 1][0], weights[n + 1][1]),
-                                 pack<T>(weights[n + 1][2], weights[n + 1][3])};
+        const SplitPair<T> split[4] = {{weights[n][0], weights[n][1]}, {weights[n][2], weights[n][3]},
+                                       {weights[n + 1][0], weights[n + 1][1]}, {weights[n + 1][2], weights[n + 1][3]}};
+        const unsigned own[4] = {split[0].rounded, split[1].rounded, split[2].rounded, split[3].rounded};
+        const unsigned rest[4] = {split[0].rest, split[1].rest, split[2].rest, split[3].rest};
 #pragma unroll
         for (int d = 0; d < D; d += 2) {
             unsigned some[4];
             ldmatrix<true>(some, values.row(n * 8 + lane % 16) + d * 8 + lane / 16 * 8);
+            if constexpr (IN_F32) {
+                mma(out[d], rest, some[0], some[1], T());
+                mma(out[d + 1], rest, some[2], some[3], T());
+            }
             mma(out[d], own, some[0], some[1], T());
             mma(out[d + 1], own, some[2], some[3], T());
         }
@@ -98,7 +124,7 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
 }
 // TF32: a lane holds the weights of keys 2 * (l % 4) and the next, but the instruction expects keys l % 4 and l % 4 +
 // 4. The order of the keys does not matter as long as the values are loaded in the same order.
-template <int N, int D, int DIM>
+template <bool IN_F32, int N, int D, int DIM>
 __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
@@ -113,8 +139,8 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
 }
 
 // Computes one lane's columns of one query in f32, without tensor cores.
-template <int DIM, typename T>
-__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const T *bias) {
+template <int DIM, typename T, typename B>
+__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const B *bias) {
     auto score = [&](unsigned key) {
         const T *const of_key = k.at + (size_t)key * k.pitch;
         float sum = 0;
@@ -151,8 +177,8 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
 
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
 // split, or a sum of values overflows before it is divided by the sum of the weights.
-template <int DIM, typename T>
-__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch,
+template <int DIM, bool IN_F32, typename T, typename B>
+__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {
     constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
     __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
@@ -162,29 +188,32 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     // This lane's two queries are `first` and `first + 8`; its columns are `column` and the next of every 8.
     const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
 
+    Tile<DIM, T>{room[0][0]}.template clear_rest<4 * AT_ONCE>();
     queries.template fill<QUERIES>(q, blockIdx.x * QUERIES);
     commit();
     Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE>(k, 0);
     Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE>(v, 0);
     commit();
 
-    Bias<T> added;
+    Bias<B> added;
     added.keys = k.count;
-    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % (2 * sizeof(T)) == 0 && k.count % 2 == 0;
+    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % (2 * sizeof(B)) == 0 && k.count % 2 == 0;
 #pragma unroll
     for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
 
     wait_pending<1>();
     __syncthreads();
-    unsigned own[DIM / DEPTH<T>][4];
+    constexpr int OPERANDS = WIDTH<DIM, T> / DEPTH<T>;
+    unsigned own[OPERANDS][4];
 #pragma unroll
-    for (int d = 0; d < DIM / DEPTH<T>; d++)
+    for (int d = 0; d < OPERANDS; d++)
         ldmatrix<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
     __syncthreads();
 
     // The GPU's exponential is base 2: `in_bits` scales a score to the exponent of 2.
     const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
-    float out[DIM / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    constexpr int COLUMNS = WIDTH<DIM, T> / 8;
+    float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
         if (start + AT_ONCE < k.count) {
             Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE>(k, start + AT_ONCE);
@@ -198,7 +227,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
 #pragma unroll
-        for (int d = 0; d < DIM / DEPTH<T>; d++)
+        for (int d = 0; d < OPERANDS; d++)
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 16; n++) {
                 unsigned some[4];
@@ -228,11 +257,11 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
             for (int n = 0; n < AT_ONCE / 8; n++)
                 for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = exp2_approx(score[n][i] - base);
 #pragma unroll
-            for (int d = 0; d < DIM / 8; d++)
+            for (int d = 0; d < COLUMNS; d++)
                 for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
         }
 
-        add_values(out, score, values);
+        add_values<IN_F32>(out, score, values);
         __syncthreads();
     }
 
@@ -263,9 +292,9 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 
 // Recomputes the lane's columns of the queries in `wrong`. It runs last and reads the kernel's arguments again, so that
 // it costs the main loop no registers.
-template <int DIM, typename T>
+template <int DIM, typename T, typename B>
 __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
-                                         const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
+                                         const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
     const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
     // Other lanes of the warp have stored these columns before.
     __syncwarp();
@@ -286,28 +315,34 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
     {HEAD(q, 1), queries, q_token}, {HEAD(k, sharing), keys, k_token}, {HEAD(v, sharing), keys, v_token},              \
         b ? HEAD(b, 1) : nullptr, b_token, y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
 
-#define ATTENTION(DIM, T, NAME)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS, DIM * sizeof(T) > 128 ? 3 : 4) opara_attention_##DIM##_##NAME( \
-        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
-        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const T *b, T *y) {                    \
-        const unsigned wrong = attention<DIM, T>(scale, OF_HEAD(DIM));                                                 \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T>(wrong, scale, OF_HEAD(DIM));                             \
-    }
-#define ATTENTIONS(T, NAME)                                                                                            \
-    ATTENTION(32, T, NAME)                                                                                             \
-    ATTENTION(64, T, NAME)
+// Blocks of a multiprocessor, for which the compiler saves registers.
+#define BLOCKS(DIM, T) (DIM > 128 ? 2 : DIM * sizeof(T) > 128 ? 3 : 4)
 
-ATTENTIONS(__half, f16)
-ATTENTIONS(__nv_bfloat16, bf16)
-ATTENTIONS(float, f32)
-// Of heads of 40 the instructions for 16 bits would read past the end; more than 80 numbers of f32 do not fit into shared memory.
-ATTENTION(40, float, f32)
-ATTENTION(80, float, f32)
-ATTENTION(80, __half, f16)
-ATTENTION(80, __nv_bfloat16, bf16)
-ATTENTION(96, __half, f16)
-ATTENTION(96, __nv_bfloat16, bf16)
-ATTENTION(128, __half, f16)
-ATTENTION(128, __nv_bfloat16, bf16)
+#define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##DIM##_##NAME(              \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
+        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y) {                    \
+        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, OF_HEAD(DIM));                                      \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM));                          \
+    }
+// The last two are as if everything was converted to f32, and the result back: with a bias in f32.
+#define ATTENTION_IN_16(DIM)                                                                                           \
+    ATTENTION(DIM, __half, __half, false, f16)                                                                         \
+    ATTENTION(DIM, __nv_bfloat16, __nv_bfloat16, false, bf16)                                                          \
+    ATTENTION(DIM, __half, float, true, f16_in_f32)                                                                    \
+    ATTENTION(DIM, __nv_bfloat16, float, true, bf16_in_f32)
+
+// Of more than 80 numbers of f32, tiles do not fit into shared memory.
+ATTENTION(32, float, float, false, f32)
+ATTENTION(40, float, float, false, f32)
+ATTENTION(64, float, float, false, f32)
+ATTENTION(80, float, float, false, f32)
+ATTENTION_IN_16(32)
+ATTENTION_IN_16(40)
+ATTENTION_IN_16(64)
+ATTENTION_IN_16(80)
+ATTENTION_IN_16(96)
+ATTENTION_IN_16(128)
+ATTENTION_IN_16(160)
 
 #endif

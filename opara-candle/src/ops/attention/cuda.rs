@@ -1,32 +1,43 @@
 //! Attention in one launch.
 
 use candle::cuda_backend::CudaDType;
-use candle::{bail, Result, Tensor};
+use candle::{bail, DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::{launch, shared_by};
+use super::launch::{self, Scores};
+use super::shared_by;
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
 /// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
-/// supports the operands: the caller then runs other operators, which also report errors.
+/// supports the operands: the caller then runs other operators, which also report errors. With `in_f32`, 16-bit operands are as if
+/// they were converted to f32, which the bias is, and the result back.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     bias: Option<&Tensor>,
     scale: f64,
+    in_f32: bool,
 ) -> Result<Option<Tensor>> {
     let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
-    if !takes(q, &[Some(k), Some(v), bias]) || !agree || keys == 0 || q.elem_count() == 0 {
+    let of_bias = if in_f32 { DType::F32 } else { q.dtype() };
+    let is_bias = |bias: &Tensor| bias.dtype() == of_bias && bias.device().same_device(q.device());
+    if !takes(q, &[Some(k), Some(v)])
+        || !bias.is_none_or(is_bias)
+        || (in_f32 && q.dtype().size_in_bytes() != 2)
+        || !agree
+        || keys == 0
+        || q.elem_count() == 0
+    {
         return Ok(None);
     }
     // The kernel of many queries divides the bias by the scale.
     let takes_many = (scale as f32).is_normal() && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
-    if queries > 1 && !takes_many {
+    if (queries > 1 || in_f32) && !takes_many {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
@@ -37,7 +48,7 @@ pub(super) fn attention(
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
-    if queries == 1 {
+    if queries == 1 && !in_f32 {
         let of_bias = bias.as_ref().map(|(bias, [item, head, _])| (bias, [*item, *head]));
         if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scale as f32)? {
             return y.transpose(1, 2).map(Some);
@@ -46,7 +57,7 @@ pub(super) fn attention(
             return Ok(None);
         }
     }
-    let kernel = Attention { of_q, k, v, bias, scale: scale as f32 };
+    let kernel = Attention { of_q, k, v, bias, scores: Scores { scale: scale as f32, in_f32 } };
     launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
 }
 
@@ -65,19 +76,27 @@ struct Attention {
     v: (Tensor, HeadRows),
     /// The bias of the scores, with its strides over batches, heads and queries.
     bias: Option<(Tensor, [usize; 3])>,
-    scale: f32,
+    scores: Scores,
 }
 
 impl Kernel for Attention {
     const NAME: &'static str = "attention";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
-        let Self { of_q, k, v, bias, scale } = self;
-        with_elements([Some(&k.0), Some(&v.0), bias.as_ref().map(|(bias, _)| bias)], |[keys, values, added]| {
+        let Self { of_q, k, v, bias, scores } = self;
+        with_elements([Some(&k.0), Some(&v.0)], |[keys, values]| {
             let (Some(keys), Some(values)) = (keys, values) else { bail!("attention without keys or values") };
-            let strides = bias.as_ref().map(|(_, strides)| *strides);
             let operands = [(&x, *of_q), (&keys, k.1), (&values, v.1)];
-            launch::attention(device, dtype, *scale, operands, added.as_ref().zip(strides), y)
+            let added = bias.as_ref().map(|(bias, _)| bias);
+            let strides = bias.as_ref().map(|(_, strides)| *strides);
+            if scores.in_f32 {
+                return with_elements([added], |[added]| {
+                    launch::attention::<T, f32>(device, dtype, *scores, operands, added.as_ref().zip(strides), y)
+                });
+            }
+            with_elements([added], |[added]| {
+                launch::attention::<T, T>(device, dtype, *scores, operands, added.as_ref().zip(strides), y)
+            })
         })
     }
 }

@@ -13,13 +13,22 @@ use crate::cuda::operator::head_rows::HeadRows;
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
 
+/// How scores are computed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scores {
+    /// What products are multiplied by.
+    pub scale: f32,
+    /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
+    pub in_f32: bool,
+}
+
 /// Is there a kernel for this head dimension and dtype that runs on the device?
 ///
 /// # Errors
 /// A failed driver call.
 pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
     let is_known = match dtype {
-        DType::F16 | DType::BF16 => matches!(dim, 32 | 64 | 80 | 96 | 128),
+        DType::F16 | DType::BF16 => matches!(dim, 32 | 40 | 64 | 80 | 96 | 128 | 160),
         DType::F32 => matches!(dim, 32 | 40 | 64 | 80),
         _ => false,
     };
@@ -47,12 +56,12 @@ fn lacking(of: &Capabilities) -> Option<String> {
 ///
 /// # Errors
 /// Shapes that do not agree, slices that are too short, or a failed launch.
-pub(super) fn attention<T: DeviceRepr>(
+pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    scale: f32,
+    Scores { scale, in_f32 }: Scores,
     [q, k, v]: [(&CudaView<T>, HeadRows); 3],
-    bias: Option<(&CudaView<T>, [usize; 3])>,
+    bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let ([batch, heads, queries, dim], [_, of_keys, keys, _]) = (q.1.dims(), k.1.dims());
@@ -72,7 +81,11 @@ pub(super) fn attention<T: DeviceRepr>(
     if numel == 0 {
         return Ok(());
     }
-    let name = format!("opara_attention_{dim}_{}", dtype.as_str());
+    let is_wide = size_of::<B>() != size_of::<T>();
+    if is_wide != in_f32 {
+        bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
+    }
+    let name = format!("opara_attention_{dim}_{}{}", dtype.as_str(), if in_f32 { "_in_f32" } else { "" });
     let function = function(device, &name, "attention", ptx::ATTENTION)?;
     let sizes = [queries, keys, heads, heads / of_keys].map(|n| n as u32);
     let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();

@@ -8,7 +8,7 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
-use candle::{Result, Tensor};
+use candle::{DType, Result, Tensor};
 
 use super::{
     add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
@@ -25,8 +25,8 @@ use crate::cpu::record::apply;
 /// example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`. The result is `(batch, heads,
 /// queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32, 64 and 80, 40 in f32, and 96 and
-/// 128 in 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32, 40, 64 and 80, and 96, 128 and
+/// 160 in 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
 /// the 24 bits; rows with operands beyond 4e34 are recomputed without tensor cores. One query a head takes a launch whose warps
 /// share the keys, for head dimensions up to 256 that 8 divides. On a CPU it is one kernel in f32 and f64, with
@@ -54,13 +54,32 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
-        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale));
+        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale, false));
         own_on(t[0], on_cpu, own)?.map_or_else(|| by_matmuls(t[0], t[1], t[2], bias, scale), Ok)
     };
     match bias {
         Some(bias) => apply("attention", &[q, k, v, bias], 4 * scores, run),
         None => apply("attention", &[q, k, v], 4 * scores, run),
     }
+}
+
+/// Attention of 16-bit operands as if they were converted to f32, and the result back; the bias is in f32. On a GPU it is
+/// [`attention`]'s launch with weights that keep twice the bits.
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub(crate) fn attention_in_f32(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    bias: Option<&Tensor>,
+    scale: f64,
+) -> Result<Tensor> {
+    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, scale, true))? {
+        return Ok(y);
+    }
+    let wide = |x: &Tensor| x.to_dtype(DType::F32);
+    attention(&wide(q)?, &wide(k)?, &wide(v)?, bias, scale)?.to_dtype(q.dtype())
 }
 
 /// How many heads of queries share one of these heads of keys; `None` if not all of these do.

@@ -1,9 +1,10 @@
 //! Attention written as two products and a softmax.
 
-use super::views::through;
+use super::attention_in_f32::Converted;
+use super::views::behind;
 use super::{Better, Facts};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
-use crate::trace::{Dim, Element, Function};
+use crate::trace::{Element, Function};
 
 /// Rejoins products, scale, mask and softmax where there is a kernel for heads of that size.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
@@ -11,10 +12,6 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let (Function::Matmul, [p, v]) = (facts.recorded(at)?, &product.operands[..]) else { return None };
     let [heads, queries, keys] = p.dims[..] else { return None };
     let [_, _, size] = v.dims[..] else { return None };
-    let is_known = match product.element {
-        Element::F32 => matches!(size.len, 32 | 40 | 64 | 80),
-        _ => matches!(size.len, 32 | 64 | 80 | 96 | 128),
-    };
     let len = heads.len * queries.len * keys.len;
     let mut launches = product.launches;
     // The node that is an operand, if that alone reads it and all of it.
@@ -25,7 +22,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
         (node.len == len && node.element == product.element && operand.len() == len).then_some(of)
     };
     let softmax = only(p)?;
-    if *facts.recorded(softmax)? != Function::Softmax(keys.len) || !is_known {
+    if *facts.recorded(softmax)? != Function::Softmax(keys.len) {
         return None;
     }
     let mut scores = only(&facts.node(softmax).operands[0])?;
@@ -54,12 +51,22 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let fits = (of_heads.len, of_queries.len, of_keys.len) == (heads.len, queries.len, keys.len)
         && inner.len == size.len
         && scale.is_normal()
+        && (has_kernel(product.element, size.len)
+            || has_kernel(Element::F16, size.len) && Converted::of(facts, at, [q, k, v]).is_some())
         && facts.have_type_of(product, [q, k, v].into_iter().chain(mask));
     let k = Operand { dims: vec![k.dims[0], *of_keys, *of_inner], ..k.clone() };
     let operands = [q.clone(), k, v.clone()].into_iter().chain(mask.cloned()).collect();
     let saved = launches - product.launches;
-    let compute = Compute::Attention { scale };
+    let compute = Compute::Attention { scale, in_f32: false };
     fits.then(|| Better { node: Node { compute, operands, launches, ..product.clone() }, saved })
+}
+
+/// Whether there is a kernel for heads of this size.
+fn has_kernel(element: Element, size: u64) -> bool {
+    match element {
+        Element::F32 => matches!(size, 32 | 40 | 64 | 80),
+        _ => matches!(size, 32 | 40 | 64 | 80 | 96 | 128 | 160),
+    }
 }
 
 /// What is multiplied by a factor.
@@ -76,14 +83,7 @@ fn unscaled(facts: &Facts, operand: &Operand) -> Option<Unscaled> {
     let (Function::Affine(factor, 0.), [from]) = (facts.recorded(at)?, &facts.node(at).operands[..]) else {
         return None;
     };
-    let dims: Vec<Vec<Dim>> = operand.dims.iter().map(|&dim| vec![dim]).collect();
-    // One dimension for each.
-    let dims = through(&dims, &from.dims)?.into_iter().zip(&operand.dims).map(|(dims, of)| match dims[..] {
-        [] => Some(Dim { len: of.len, stride: 0 }),
-        [dim] => Some(dim),
-        _ => None,
-    });
-    let dims = dims.collect::<Option<_>>()?;
+    let before = behind(operand, from)?;
     let fits = facts.users[at].len() == 1 && facts.have_type_of(facts.node(at), [from]);
-    fits.then(|| Unscaled { operand: Operand { dims, ..from.clone() }, factor: *factor, at })
+    fits.then_some(Unscaled { operand: before, factor: *factor, at })
 }

@@ -3,6 +3,7 @@
 //! A rule is a line of [`RULES`] and a file here.
 
 mod attention;
+mod attention_in_f32;
 mod convolution;
 mod epilogue;
 mod facts;
@@ -82,6 +83,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "softmax", at: softmax::at },
     // Two products with a softmax between: one launch that writes no scores.
     Rule { name: "attention", at: attention::at },
+    // Attention in f32 between conversions from 16 bits and back: one launch without them.
+    Rule { name: "attention-in-f32", at: attention_in_f32::at },
     // Keys and values that are repeated for each head of queries: those before.
     Rule { name: "grouped-heads", at: grouped_heads::at },
     // What is added to each column of a product with a weight: part of it.

@@ -1,6 +1,20 @@
 //! Views of views.
 
+use crate::rewrite::graph::Operand;
 use crate::trace::Dim;
+
+/// What an operand is of `from`, if its value is `from` element by element.
+pub(super) fn behind(operand: &Operand, from: &Operand) -> Option<Operand> {
+    let dims: Vec<Vec<Dim>> = operand.dims.iter().map(|&dim| vec![dim]).collect();
+    // One dimension for each.
+    let dims = through(&dims, &from.dims)?.into_iter().zip(&operand.dims).map(|(dims, of)| match dims[..] {
+        [] => Some(Dim { len: of.len, stride: 0 }),
+        [dim] => Some(dim),
+        _ => None,
+    });
+    let dims = dims.collect::<Option<_>>()?;
+    (operand.first == 0).then(|| Operand { dims, ..from.clone() })
+}
 
 /// What dimensions over the elements of a view are over those that it is a view of.
 pub(super) fn through(dims: &[Vec<Dim>], view: &[Dim]) -> Option<Vec<Vec<Dim>>> {

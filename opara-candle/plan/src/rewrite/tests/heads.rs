@@ -57,7 +57,7 @@ fn attention_reads_shared_heads_where_they_were_before() {
         assert_eq!(apply(&mut graph, &[])[1], ("grouped-heads", Applied { times: 1, saved }));
         let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
         let node = &graph.nodes[at];
-        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale: 1. }, 3 + saved));
+        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale: 1., in_f32: false }, 3 + saved));
         let dims = |at: usize| node.operands[at].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
         assert_eq!([dims(1), dims(2)], expected.map(Vec::from));
         assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
@@ -110,7 +110,65 @@ fn a_factor_of_keys_is_one_of_scores() {
         assert_eq!(apply(&mut graph, &[])[0].0, "attention");
         let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
         let node = &graph.nodes[at];
-        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale }, launches));
+        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale, in_f32: false }, launches));
         assert_eq!(node.operands[1].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), dims);
+    }
+}
+
+/// Attention of 2 heads of `size` for 6 tokens in f32, between conversions from f16 and back.
+fn attention_between_conversions(size: u64) -> Trace {
+    let wide = |view: View| View { element: Element::F32, ..view };
+    let mut maker = Maker::default();
+    let len = 12 * size;
+    let [q, k, v] = [0, 1, 2].map(|input| {
+        let x = maker.buffer(len, Role::Input(input));
+        // From the order of tokens to that of heads.
+        let heads = view(x, 0, &[(2, size), (6, 2 * size), (size, 1)]);
+        let buffer = maker.buffer(2 * len, Role::Intermediate);
+        maker.op(Function::Copy, vec![heads], wide(all(buffer, len)));
+        buffer
+    });
+    let in_f32 = |maker: &mut Maker, function, reads: Vec<View>, len: u64| {
+        let buffer = maker.buffer(2 * len, Role::Intermediate);
+        maker.op(function, reads.into_iter().map(wide).collect(), wide(all(buffer, len)));
+        buffer
+    };
+    let heads = |buffer| view(buffer, 0, &[(2, 6 * size), (6, size), (size, 1)]);
+    let columns = view(k, 0, &[(2, 6 * size), (size, 1), (6, size)]);
+    let scaled = in_f32(&mut maker, Function::Affine(0.25, 0.), vec![columns], len);
+    let keys = view(scaled, 0, &[(2, 6 * size), (size, 6), (6, 1)]);
+    let scores = in_f32(&mut maker, Function::Matmul, vec![heads(q), keys], 72);
+    let p = in_f32(&mut maker, Function::Softmax(6), vec![all(scores, 72)], 72);
+    let y = in_f32(&mut maker, Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], len);
+    let y = maker.made(Function::Copy, vec![wide(all(y, len))], len);
+    maker.output(y);
+    maker.0
+}
+
+#[test]
+fn attention_in_f32_reads_and_writes_16_bits() {
+    for size in [40, 160] {
+        let mut graph = regions(&attention_between_conversions(size))[0].graph.clone();
+        let found = apply(&mut graph, &[]);
+        assert_eq!(found.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["attention", "attention-in-f32"]);
+        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+        let node = &graph.nodes[at];
+        assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale: 0.25, in_f32: true }, 8));
+        assert_eq!(node.element, F16);
+        for (operand, input) in node.operands.iter().zip(0..) {
+            let dims: Vec<_> = operand.dims.iter().map(|dim| (dim.len, dim.stride)).collect();
+            assert_eq!((operand.value, &dims[..]), (Value::Input(input), &[(2, size), (6, 2 * size), (size, 1)][..]));
+        }
+    }
+}
+
+#[test]
+fn attention_of_f32_stays_in_f32() {
+    // Queries that were f32 before. Heads of 160 have no kernel then.
+    for (size, rules) in [(40, vec!["attention"]), (160, vec![])] {
+        let mut trace = attention_between_conversions(size);
+        trace.ops[0].meaning.as_mut().unwrap().reads[0].element = Element::F32;
+        let mut graph = regions(&trace)[0].graph.clone();
+        assert_eq!(apply(&mut graph, &[]).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), rules);
     }
 }
