@@ -319,7 +319,7 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 #define BLOCKS(DIM, T) (DIM > 128 ? 2 : DIM * sizeof(T) > 128 ? 3 : 4)
 
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##DIM##_##NAME(              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
         STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y) {                    \
         const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, OF_HEAD(DIM));                                      \
@@ -327,16 +327,16 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
     }
 // The last two are as if everything was converted to f32, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \
-    ATTENTION(DIM, __half, __half, false, f16)                                                                         \
-    ATTENTION(DIM, __nv_bfloat16, __nv_bfloat16, false, bf16)                                                          \
-    ATTENTION(DIM, __half, float, true, f16_in_f32)                                                                    \
-    ATTENTION(DIM, __nv_bfloat16, float, true, bf16_in_f32)
+    ATTENTION(DIM, __half, __half, false, DIM##_f16)                                                                   \
+    ATTENTION(DIM, __nv_bfloat16, __nv_bfloat16, false, DIM##_bf16)                                                    \
+    ATTENTION(DIM, __half, float, true, in_f32_##DIM##_f16)                                                            \
+    ATTENTION(DIM, __nv_bfloat16, float, true, in_f32_##DIM##_bf16)
 
 // Of more than 80 numbers of f32, tiles do not fit into shared memory.
-ATTENTION(32, float, float, false, f32)
-ATTENTION(40, float, float, false, f32)
-ATTENTION(64, float, float, false, f32)
-ATTENTION(80, float, float, false, f32)
+ATTENTION(32, float, float, false, 32_f32)
+ATTENTION(40, float, float, false, 40_f32)
+ATTENTION(64, float, float, false, 64_f32)
+ATTENTION(80, float, float, false, 80_f32)
 ATTENTION_IN_16(32)
 ATTENTION_IN_16(40)
 ATTENTION_IN_16(64)

@@ -85,7 +85,7 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if is_wide != in_f32 {
         bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
     }
-    let name = format!("opara_attention_{dim}_{}{}", dtype.as_str(), if in_f32 { "_in_f32" } else { "" });
+    let name = format!("opara_attention_{}{dim}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
     let function = function(device, &name, "attention", ptx::ATTENTION)?;
     let sizes = [queries, keys, heads, heads / of_keys].map(|n| n as u32);
     let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();
