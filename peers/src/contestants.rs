@@ -7,9 +7,10 @@ use crate::results::{Cell, Contestant};
 
 /// The contestants that every table and plot shows if they were measured, in this order: candle in grey, this library
 /// in blue, PyTorch in orange, ONNX Runtime in green.
-const KNOWN: [(&str, RGBColor); 14] = [
+const KNOWN: [(&str, RGBColor); 15] = [
     ("candle", RGBColor(0x99, 0x99, 0x99)),
     ("candle tuned", RGBColor(0x5c, 0x6b, 0x7a)),
+    ("candle accurate", RGBColor(0x38, 0x42, 0x4d)),
     ("eager", RGBColor(0xbd, 0xd7, 0xe7)),
     ("sequential", RGBColor(0x8f, 0xc1, 0xe3)),
     ("opara", RGBColor(0x3b, 0x8b, 0xc4)),
@@ -40,12 +41,12 @@ pub enum Side {
 
 impl Side {
     /// The side of the contestant called `name`. It is this library's if the first word, or the word after `candle`, is
-    /// `eager` or a policy's name.
+    /// `eager`, `accurate` or a policy's name.
     pub fn of(name: &str) -> Self {
         let policy = |word: &str| word.parse::<Policy>().is_ok();
         match name.split_once(' ').unwrap_or((name, "")) {
             ("candle", "") => Self::Candle,
-            ("candle", by) if policy(by) => Self::Ours,
+            ("candle", by) if by == "accurate" || policy(by) => Self::Ours,
             ("eager", _) => Self::Ours,
             (word, _) if policy(word) => Self::Ours,
             _ => Self::Peer,
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn sides() {
-        for ours in ["eager", "sequential", "critical-path", "tuned", "opara lent", "candle tuned"] {
+        for ours in ["eager", "sequential", "critical-path", "tuned", "opara lent", "candle tuned", "candle accurate"] {
             assert_eq!(Side::of(ours), Side::Ours, "{ours}");
         }
         for peer in ["torch eager", "torch opara", "onnxruntime", "another graph", "candle graph", ""] {

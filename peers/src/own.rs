@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use candle::{DType, Device, Tensor};
 use opara_candle::trace::Trace;
-use opara_candle::{device_memory, ops, timing, Mode, OparaExecutor, Policy};
+use opara_candle::{device_memory, ops, timing, Mode, Numerics, OparaExecutor, Policy};
 use opara_examples::{Model, Native};
 use opara_peers::results::{Kernel, Series};
 
@@ -16,14 +16,16 @@ use crate::way::{Ready, Way};
 pub const CANDLE: &str = "candle";
 /// candle's own operators, recorded and replayed: the gain of wrapping an unchanged module.
 pub const CANDLE_TUNED: &str = "candle tuned";
+/// The same with [`Numerics::Accurate`]: this library's operators take the place of candle's where they are no less accurate.
+pub const CANDLE_ACCURATE: &str = "candle accurate";
 /// The contestants that need the model loaded for candle's own operators.
-pub const OF_CANDLE: [&str; 2] = [CANDLE, CANDLE_TUNED];
+pub const OF_CANDLE: [&str; 3] = [CANDLE, CANDLE_TUNED, CANDLE_ACCURATE];
 /// This library's operators, eager.
 pub const EAGER: &str = "eager";
 
-/// The names of all contestants: the three above, and one replay per policy.
+/// The names of all contestants: the four above, and one replay per policy.
 pub fn names() -> impl Iterator<Item = String> {
-    [CANDLE, CANDLE_TUNED, EAGER].into_iter().map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
+    OF_CANDLE.into_iter().chain([EAGER]).map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
 }
 
 /// Bytes that are written to flush the L2 cache: GPUs have a quarter of that.
@@ -94,6 +96,7 @@ impl Subject {
         let call = match name {
             CANDLE | EAGER => Call::Eager { model, candle_only },
             CANDLE_TUNED => Call::Replay(Box::new(replay(model, candle_only, Policy::Tuned, input)?)),
+            CANDLE_ACCURATE => Call::Replay(Box::new(rewritten(model, input)?)),
             policy => Call::Replay(Box::new(replay(model, candle_only, policy.parse()?, input)?)),
         };
         Ok(Own { device: self.device.clone(), call, inputs: [input.clone()], cache: self.cache.clone() })
@@ -105,7 +108,25 @@ impl Subject {
 fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
     ops::use_candle_only(candle_only);
     let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).kernel_cache(None);
-    let executor = builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?;
+    captured(builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?)
+}
+
+/// An executor of a model on candle's operators that may be rewritten. Its set-up time is that of a first start.
+fn rewritten(model: Model, input: &Tensor) -> Result<OparaExecutor> {
+    // Only the model itself is kept to candle's operators.
+    let call = move |inputs: &[Tensor]| {
+        ops::use_candle_only(true);
+        let outputs = model.call(inputs);
+        ops::use_candle_only(false);
+        outputs
+    };
+    ops::use_candle_only(false);
+    let builder = OparaExecutor::builder().numerics(Numerics::Accurate).kernel_cache(None);
+    captured(builder.build_fn(call, std::slice::from_ref(input))?)
+}
+
+/// The executor, if it replays.
+fn captured(executor: OparaExecutor) -> Result<OparaExecutor> {
     let report = executor.report();
     ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
     Ok(executor)

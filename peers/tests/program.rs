@@ -25,7 +25,10 @@ fn measure(file: &Path) -> Command {
 fn measured_results_can_be_drawn_and_compared() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("results.json");
-    measure(&file).args(["--only", "candle,candle tuned,eager,sequential,opara,torch graph"]).assert().success();
+    measure(&file)
+        .args(["--only", "candle,candle tuned,candle accurate,eager,sequential,opara,torch graph"])
+        .assert()
+        .success();
 
     let results = Results::load(&[&file])?;
     let [run] = &results.runs[..] else { panic!("{} runs", results.runs.len()) };
@@ -35,7 +38,7 @@ fn measured_results_can_be_drawn_and_compared() -> Result<()> {
     assert_eq!(run.cells.iter().map(|cell| cell.key.batch).collect::<Vec<_>>(), [1, 2]);
     for cell in &run.cells {
         let names: Vec<&str> = cell.contestants.iter().map(|contestant| contestant.name.as_str()).collect();
-        assert_eq!(names, ["candle", "candle tuned", "eager", "sequential", "opara"]);
+        assert_eq!(names, ["candle", "candle tuned", "candle accurate", "eager", "sequential", "opara"]);
         for contestant in &cell.contestants {
             let Outcome::Measured(measured) = &contestant.outcome else { panic!("{contestant:?}") };
             for series in [&measured.warm, &measured.flushed] {
