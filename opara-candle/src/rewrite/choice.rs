@@ -175,8 +175,9 @@ fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
         let mut found = false;
         for at in (0..changed.nodes.len()).filter(|&at| live[at]) {
             let Some(&rule) = last.get(&at).filter(|rule| !passed.contains(&(**rule, at))) else { continue };
-            let verdict = typed.iter_mut().zip(sets).map(|(typed, set)| alone(&original, &changed, at, typed, set));
-            let failed = verdict.collect::<Result<Vec<_>>>()?.into_iter().find_map(std::result::Result::err);
+            let mut verdicts =
+                typed.iter_mut().zip(sets).map(|(typed, set)| alone(&original, &changed, at, typed, set));
+            let failed = verdicts.find_map(|verdict| verdict.map(std::result::Result::err).transpose()).transpose()?;
             match failed {
                 None => drop(passed.insert((rule, at))),
                 Some(reason) => {

@@ -151,3 +151,45 @@ fn tensors_of_more_than_one_piece_are_compared_whole() -> Result<()> {
     assert!(are_close(on_device::distance(&equal, &candle)?.unwrap(), 0.5 / (len as f64).sqrt()));
     Ok(())
 }
+
+/// Needs a GPU; skips without one. Its totals are those of the host, in every type, and where elements are not finite.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_has_the_totals_of_the_host() -> Result<()> {
+    let Some(device) = crate::test_device::gpu() else { return Ok(()) };
+    // Less than a row of the totals, whole rows, and rows with some left.
+    for (len, dtype) in [(7, DType::F32), (4096, DType::BF16), (300_001, DType::F16), (2_000_003, DType::F32)] {
+        for is_strange in [false, true] {
+            let number = |i: usize, seed: usize| match (i * 2_654_435_761 + seed * 97) % 2_000_003 {
+                x if is_strange && x % 7 == 0 => f64::INFINITY,
+                x if is_strange && x % 7 == 1 => f64::NAN,
+                x => x as f64 / 1e6 - 1.,
+            };
+            let reference: Vec<f64> = (0..len).map(|i| number(i, 1)).collect();
+            let reference = Tensor::new(reference, &Device::Cpu)?;
+            let near = |seed: usize| -> Result<Tensor> {
+                let noise: Vec<f64> = (0..len).map(|i| (i * 40_503 + seed) as f64 % 1009. / 1e5).collect();
+                (&reference + Tensor::new(noise, &Device::Cpu)?)?.to_dtype(dtype)?.to_device(&device)
+            };
+            let (reference, candle, other) = (reference.to_device(&device)?, near(5)?, near(11)?);
+            let tensors = [&reference, &candle, &other];
+            let (on_gpu, host) = (on_device::errors(unit(dtype), tensors)?, on_host::errors(unit(dtype), tensors)?);
+            match (on_gpu, host) {
+                (Some(on_gpu), Ok(host)) => {
+                    for (on_gpu, host) in on_gpu.iter().zip(host) {
+                        assert!(are_close(on_gpu.rms, host.rms) && are_close(on_gpu.max, host.max), "{len} {dtype:?}");
+                    }
+                }
+                other => panic!("{other:?} of {len} in {dtype:?}"),
+            }
+            assert!(on_device::are_same_kinds(&candle, &other)?);
+            let distance = on_host::distance(&candle, &other)?.unwrap();
+            assert!(are_close(on_device::distance(&candle, &other)?.unwrap(), distance));
+            let nothing = (&other * f64::NAN)?;
+            assert!(!on_device::are_same_kinds(&candle, &nothing)? && on_device::has_no_finite(&nothing)?);
+            assert!(on_device::errors(unit(dtype), [&reference, &candle, &nothing])?.is_none());
+            assert!(on_device::distance(&candle, &nothing)?.is_none() && !on_device::has_no_finite(&candle)?);
+        }
+    }
+    Ok(())
+}
