@@ -14,7 +14,7 @@ use super::operators::compute;
 
 /// The operands and results of a run.
 pub(crate) struct Set {
-    pub inputs: Vec<Tensor>,
+    inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
     /// The same outputs in double precision.
     references: Vec<Tensor>,
@@ -66,6 +66,49 @@ pub(crate) struct Choice {
     pub compared: Compared,
     /// What stays candle's, and why.
     pub notes: Vec<String>,
+    /// Where rules are less accurate than candle.
+    refused: HashSet<(&'static str, usize)>,
+}
+
+/// [`choose`], such that what is chosen can be used, too: `using` gives how, or says why not. If not, the run does without the rule
+/// whose operator it is.
+///
+/// # Errors
+/// Those of `using`. The inner one says why nothing stands.
+pub(crate) fn choose_usable<T>(
+    graph: &Graph,
+    without: &[&str],
+    sets: &[Set],
+    mut using: impl FnMut(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
+) -> crate::Result<std::result::Result<(Choice, T), String>> {
+    let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
+    let choice = match choose(graph, without, sets)? {
+        Ok(choice) => choice,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let why = match using(&choice.graph, inputs)? {
+        Ok(used) => return Ok(Ok((choice, used))),
+        Err(why) => why,
+    };
+    let fitted: Vec<&str> = rules::counted(&choice.fits).into_iter().map(|(rule, _)| rule).collect();
+    // The last first: others build on those before.
+    for &rule in fitted.iter().rev() {
+        let names = RULES.iter().map(|rule| rule.name);
+        let others: Vec<&str> = names.filter(|name| *name == rule || !fitted.contains(name)).collect();
+        let mut changed = graph.clone();
+        rules::apply(&mut changed, &others, &choice.refused);
+        // Accuracy takes longer to find out.
+        if using(&changed, inputs)?.is_err() {
+            continue;
+        }
+        let without: Vec<&str> = without.iter().copied().chain([rule]).collect();
+        let Ok(mut other) = choose(graph, &without, sets)? else { continue };
+        if let Ok(used) = using(&other.graph, inputs)? {
+            other.notes.push(format!("{rule} stays out: {why}"));
+            return Ok(Ok((other, used)));
+        }
+    }
+    Ok(Err(why))
 }
 
 /// Changes a graph by all rules that are not `without` and no less accurate than candle's.
@@ -75,21 +118,23 @@ pub(crate) struct Choice {
 ///
 /// # Errors
 /// The inner one says why nothing stands.
-pub(crate) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<std::result::Result<Choice, String>> {
+pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<std::result::Result<Choice, String>> {
     // Its kernel computes rows that are not finite once more, without tensor cores.
     let fits =
         |rule: &&str| rules::apply(&mut graph.clone(), without, &HashSet::new()).iter().any(|fit| fit.rule == *rule);
     let is_slow = sets.iter().any(|set| set.numbers == Numbers::Finite).then_some("attention").filter(fits);
     let without = &without.iter().copied().chain(is_slow).collect::<Vec<_>>()[..];
-    let attempt = |without: &[&str], refused: &HashSet<(&str, usize)>| -> Result<std::result::Result<Choice, String>> {
-        let mut changed = graph.clone();
-        let fits = rules::apply(&mut changed, without, refused);
-        if fits.is_empty() {
-            return Ok(Err("no rule is left".into()));
-        }
-        let compared = checked(&changed, sets)?;
-        Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new() }))
-    };
+    let attempt =
+        |without: &[&str], refused: &HashSet<(&'static str, usize)>| -> Result<std::result::Result<Choice, String>> {
+            let mut changed = graph.clone();
+            let fits = rules::apply(&mut changed, without, refused);
+            if fits.is_empty() {
+                return Ok(Err("no rule is left".into()));
+            }
+            let compared = checked(&changed, sets)?;
+            let refused = refused.clone();
+            Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), refused }))
+        };
     let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
     let first = match attempt(without, &HashSet::new())? {
         Ok(choice) => return Ok(Ok(Choice { notes: slow.into_iter().collect(), ..choice })),
@@ -175,8 +220,9 @@ fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
         let mut found = false;
         for at in (0..changed.nodes.len()).filter(|&at| live[at]) {
             let Some(&rule) = last.get(&at).filter(|rule| !passed.contains(&(**rule, at))) else { continue };
-            let verdict = typed.iter_mut().zip(sets).map(|(typed, set)| alone(&original, &changed, at, typed, set));
-            let failed = verdict.collect::<Result<Vec<_>>>()?.into_iter().find_map(std::result::Result::err);
+            let mut verdicts =
+                typed.iter_mut().zip(sets).map(|(typed, set)| alone(&original, &changed, at, typed, set));
+            let failed = verdicts.find_map(|verdict| verdict.map(std::result::Result::err).transpose()).transpose()?;
             match failed {
                 None => drop(passed.insert((rule, at))),
                 Some(reason) => {

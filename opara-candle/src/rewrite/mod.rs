@@ -5,8 +5,8 @@
 //! recorded ones is a device's.
 
 pub(crate) mod accuracy;
+mod by_elements;
 pub(crate) mod choice;
-mod depthwise;
 pub(crate) mod evaluate;
 mod evaluation;
 mod indexed;

@@ -4,7 +4,7 @@ use candle::{bail, DType, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Node, Step};
 use opara_plan::trace::{Function, Window};
 
-use super::depthwise::depthwise;
+use super::by_elements;
 use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{index_select, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
@@ -156,8 +156,12 @@ fn convolved(of: &mut Evaluation, node: &Node, window: &Window) -> Result<(Tenso
     Ok((images, of.operand(weight, &[out, inner, rows, columns])?))
 }
 
-/// candle's own.
+/// candle's own; in f64 by products, as long as a window has few elements.
 fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
+    const FEW: u64 = 64;
+    if x.dtype() == DType::F64 && window.kernel.iter().product::<u64>() <= FEW {
+        return by_elements::convolution(x, weight, window);
+    }
     let [padding, stride, dilation] =
         [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     let groups = window.groups as usize;
@@ -209,8 +213,8 @@ fn fused_convolution(
         None => weight,
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
-    if dtype == DType::F64 && window.groups > 1 && weight.dims()[..2] == [window.groups as usize, 1] {
-        let y = depthwise(&x.contiguous()?, &weight, window)?;
+    if dtype == DType::F64 && !has_residual {
+        let y = by_elements::convolution(&x, &weight, window)?;
         let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.reshape((1, (), 1, 1))?))?;
         return if relu { y.relu() } else { Ok(y) };
     }

@@ -5,7 +5,7 @@ use opara_plan::rewrite::rules;
 use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
 use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 
-use super::choice::{choose, Choice, Set};
+use super::choice::{choose_usable, Choice, Set};
 use super::evaluate::{self, Arithmetic, Numbers};
 
 mod norms;
@@ -365,13 +365,23 @@ fn a_convolution_with_a_residual_computes_the_same() -> Result<()> {
 }
 
 /// A graph of f16, on inputs of f32.
-fn choice(mut graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice, String>> {
+fn choice(graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice, String>> {
+    usable(graph, inputs, |_| true)
+}
+
+/// The same, if not all graphs can be used.
+fn usable(
+    mut graph: Graph,
+    inputs: &[Tensor],
+    is_usable: impl Fn(&Graph) -> bool,
+) -> Result<std::result::Result<Choice, String>> {
     graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);
     graph.nodes.iter_mut().for_each(|node| node.element = Element::F16);
     let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
     let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
     let set = Set::new(&graph, inputs, outputs)?;
-    choose(&graph, &[], &[set])
+    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
+    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
 }
 
 /// Two convolutions of one pixel, from 64 channels to 8, each with a factor for every channel of the result.
@@ -423,6 +433,19 @@ fn what_is_accurate_stands_at_once() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
+    let two = Tensor::full(2f32, 8, &Device::Cpu)?;
+    let inputs = two_inputs([two.clone(), two])?;
+    let has_steps = |node: &Node| matches!(&node.compute, Compute::FusedConvolution { steps, .. } if !steps.is_empty());
+    let without_steps = |graph: &Graph| !graph.nodes.iter().any(has_steps);
+    let Choice { fits, notes, .. } = usable(two_convolutions(), &inputs, without_steps)?.unwrap();
+    assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);
+    assert_eq!(notes, ["convolution-norm stays out: it is of no use"]);
+    assert_eq!(usable(two_convolutions(), &inputs, |_| false)?.err().as_deref(), Some("it is of no use"));
+    Ok(())
+}
+
 /// A product of `(4, 8)` and a weight `(3, 8)`, its bias, and a mask: 0 times the least number of f32, in f16.
 fn masked_product() -> Graph {
     let all = |value: Value| operand(value, 0, &[(12, 1)]);
@@ -448,7 +471,7 @@ fn a_run_that_gives_nan_alone_is_judged_without_them() -> Result<()> {
     let zeros = Tensor::zeros(12, DType::F32, &Device::Cpu)?;
     let least = Tensor::new(&[f32::MIN], &Device::Cpu)?;
     let inputs = [numbers(32, 0.3)?, numbers(24, 0.7)?, numbers(3, 0.9)?, zeros, least];
-    let Choice { graph, fits, compared, notes } = choice(masked_product(), &inputs)?.unwrap();
+    let Choice { graph, fits, compared, notes, .. } = choice(masked_product(), &inputs)?.unwrap();
     assert!(notes.is_empty(), "no attention fits: {notes:?}");
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["product-bias"]);
     assert!(compared.candle.rms > 0. && compared.other.rms <= 1.05 * compared.candle.rms + 0.05, "{compared:?}");

@@ -25,7 +25,7 @@ use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::prepared::Settings;
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, Compared};
-use crate::rewrite::choice::{choose, Choice, Set};
+use crate::rewrite::choice::{choose_usable, Choice, Set};
 use crate::rewrite::evaluate::Arithmetic;
 use crate::timing::{wall_us, StageTimes};
 use crate::trace::{BufferId, Role};
@@ -52,10 +52,10 @@ struct Rewriter {
 /// A run that gives way.
 struct Replacement {
     region: Region,
-    graph: Arc<Graph>,
-    inputs: Vec<Tensor>,
+    graph: Graph,
     fits: Vec<Fit>,
     compared: Compared,
+    captured: Capture,
 }
 
 impl Rewriter {
@@ -91,17 +91,8 @@ impl Rewriter {
         // Nothing is put into this one.
         let exact = Box::new(program.twin());
         // The last first: what comes before keeps its place.
-        let target = Target { device: program.device.clone(), stream: program.stream.clone() };
         let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, 0.);
-        for Replacement { region, graph, inputs, fits, compared } in replacements.into_iter().rev() {
-            let captured = match self.times.time("rewrite capture", || fragment(&target, &graph, &inputs)) {
-                Ok(captured) => captured,
-                Err(error @ Error::DeviceLost { .. }) => return Err(error),
-                Err(error) => {
-                    self.notes.push(format!("launches {:?} stay candle's: {error}", region.ops));
-                    continue;
-                }
-            };
+        for Replacement { region, graph, fits, compared, captured } in replacements.into_iter().rev() {
             let weights = graph.inputs.iter().filter(|input| input.is_constant);
             room += weights.map(|input| program.capture.trace.buffers[input.buffer].bytes).sum::<u64>();
             let buffers: [Vec<BufferId>; 2] = [
@@ -186,20 +177,28 @@ impl Rewriter {
                 return Ok(None);
             }
         };
-        let (chosen, us) = wall_us(|| choose(&region.graph, &self.without(), &sets));
-        self.times.add("rewrite checks", us / 1e3);
+        let target = Target { device: program.device.clone(), stream: program.stream.clone() };
+        let mut capture_us = 0.;
+        let capture = |graph: &Graph, inputs: &[Tensor]| {
+            let (captured, us) = wall_us(|| fragment(&target, &Arc::new(graph.clone()), inputs));
+            capture_us += us;
+            match captured {
+                Err(error @ Error::DeviceLost { .. }) => Err(error),
+                captured => Ok(captured.map_err(|error| error.to_string())),
+            }
+        };
+        let (chosen, us) = wall_us(|| choose_usable(&region.graph, &self.without(), &sets, capture));
+        self.times.add("rewrite checks", (us - capture_us) / 1e3);
+        self.times.add("rewrite capture", capture_us / 1e3);
         let why = match chosen {
-            Ok(Ok(Choice { graph, fits, compared, notes })) => {
+            Ok(Ok((Choice { graph, fits, compared, notes, .. }, captured))) => {
                 let told = |note| format!("of launches {:?} {note}", region.ops);
                 self.notes.extend(notes.into_iter().map(told));
-                let inputs = sets.into_iter().next().map(|set| set.inputs).unwrap_or_default();
-                return Ok(Some(Replacement { region, graph: graph.into(), inputs, fits, compared }));
+                return Ok(Some(Replacement { region, graph, fits, compared, captured }));
             }
             Ok(Err(reason)) => reason,
-            Err(error) => match Error::from(error) {
-                error @ Error::DeviceLost { .. } => return Err(error),
-                error => error.to_string(),
-            },
+            Err(error @ Error::DeviceLost { .. }) => return Err(error),
+            Err(error) => error.to_string(),
         };
         self.notes.push(stays(why));
         Ok(None)

@@ -1,0 +1,132 @@
+//! What "no less accurate" means, and whether it holds: of results in place of candle's, by double precision.
+
+mod on_device;
+mod on_host;
+#[cfg(test)]
+mod tests;
+
+use candle::{DType, Result, Tensor};
+
+/// How far a result may be from double precision, in units of the type's rounding, where candle's is so far.
+///
+/// The error of an element counts as a multiple of `u · max(|r|, rms r)`: `r` is the result in double precision and `u` the type's
+/// unit roundoff (2^-11 in f16, 2^-8 in bf16, 2^-24 in f32). Elements that are tiny beside the others count by those, since
+/// sums cancel to them. A result is no less accurate than candle's if
+///
+/// - the root of its mean squared error is at most 1.05 times candle's plus 0.05 units,
+/// - its largest error is at most 1.5 times candle's plus 1 unit,
+/// - it is finite wherever candle's is, NaN only where candle's is, and infinite only where candle's is.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Errors {
+    /// Root of the mean square.
+    pub rms: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// Errors of candle's result and of another one.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Compared {
+    pub candle: Errors,
+    pub other: Errors,
+    /// Of the type.
+    unit: f64,
+}
+
+impl Compared {
+    /// How far the two are from each other at most, by their errors, relative to the root of the mean square.
+    pub fn apart(&self) -> f64 {
+        self.unit * (self.candle.rms + self.other.rms + 1.)
+    }
+}
+
+/// candle's own results are no farther from double precision than this, relative to the root of the mean square: else double
+/// precision computes something else.
+const EXPLAINED: f64 = 1. / 8.;
+
+/// Holds a result, and candle's, against double precision.
+///
+/// # Errors
+/// The inner one says why the result may not stand for candle's.
+pub(crate) fn compare(
+    reference: &Tensor,
+    candle: &Tensor,
+    other: &Tensor,
+) -> Result<std::result::Result<Compared, String>> {
+    compared(unit(candle.dtype()), [reference, candle, other])
+}
+
+fn compared(unit: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
+    let errors = match on_device::errors(unit, tensors)? {
+        Some(errors) => Ok(errors),
+        None => on_host::errors(unit, tensors)?,
+    };
+    Ok(errors.and_then(|errors| judged(unit, errors)))
+}
+
+/// Whether no element is finite.
+pub(crate) fn has_no_finite(t: &Tensor) -> Result<bool> {
+    on_device::has_no_finite(t)
+}
+
+/// Whether a result is NaN, and infinite, where candle's is.
+///
+/// # Errors
+/// The inner one says where it is not.
+pub(crate) fn same_kinds(candle: &Tensor, other: &Tensor) -> Result<std::result::Result<(), String>> {
+    match on_device::are_same_kinds(candle, other)? {
+        true => Ok(Ok(())),
+        false => on_host::same_kinds(candle, other),
+    }
+}
+
+/// Half the distance from one to the next number.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        DType::F32 => 2f64.powi(-24),
+        _ => 2f64.powi(-53),
+    }
+}
+
+/// Whether a result with these errors is no less accurate: candle's come first.
+fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compared, String> {
+    if candle.rms * unit > EXPLAINED {
+        return Err(format!(
+            "double precision does not give candle's results: they differ by {:.2e}",
+            candle.rms * unit
+        ));
+    }
+    if other.rms > 1.05 * candle.rms + 0.05 {
+        return Err(format!("its mean error is {:.3} roundings, candle's {:.3}", other.rms, candle.rms));
+    }
+    if other.max > 1.5 * candle.max + 1. {
+        return Err(format!("its largest error is {:.3} roundings, candle's {:.3}", other.max, candle.max));
+    }
+    Ok(Compared { candle, other, unit })
+}
+
+/// Whether the outputs of a whole pass are near candle's, if its runs were apart by so much each: what a run does to the errors of
+/// those before it is not known, so there is room for that.
+///
+/// # Errors
+/// The inner one says why not: then launches are not where they belong.
+pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
+    const ROOM: f64 = 16.;
+    let found = match on_device::distance(candle, other)? {
+        Some(found) => Ok(found),
+        None => on_host::distance(candle, other)?,
+    };
+    let limit = (ROOM * apart).min(EXPLAINED);
+    let is_near = |found: f64| match found <= limit {
+        true => Ok(()),
+        false => Err(format!("an output differs from candle's by {found:.2e}")),
+    };
+    Ok(found.and_then(is_near))
+}
+
+/// The root of the mean squared difference, relative to candle's, of these sums of squares.
+fn relative(differences: f64, squares: f64) -> f64 {
+    (differences / squares.max(f64::MIN_POSITIVE)).sqrt()
+}
