@@ -3,13 +3,14 @@
 use candle::{Result, Tensor};
 use opara_plan::trace::Window;
 
+use crate::ops::{pad, Padding};
+
 /// The sum over a window's elements of what lies under them times their weight. `x` is `(batch, channels, h, w)`, `weight`
-/// `(channels, 1, kh, kw)`.
-pub(super) fn depthwise(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
-    let [padding, stride, dilation] =
-        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+/// `(channels, 1, kh, kw)`. The padding is not the window's.
+pub(super) fn depthwise(x: &Tensor, weight: &Tensor, window: &Window, padding: Padding) -> Result<Tensor> {
+    let [stride, dilation] = [window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     let (_, _, kernel_rows, kernel_columns) = weight.dims4()?;
-    let x = x.pad_with_zeros(2, padding[0], padding[0])?.pad_with_zeros(3, padding[1], padding[1])?;
+    let x = pad(x, padding)?;
     // Along a dimension, the elements under one of a window's, window by window.
     let under = |x: &Tensor, along: usize, at: usize, kernel: usize| {
         let reach = dilation[along] * (kernel - 1);
@@ -43,7 +44,8 @@ mod tests {
             let expected = x.conv2d(&weight, padding, stride, dilation, 6)?;
             let pair = |n: usize| [n as u64; 2];
             let [kernel, padding, stride, dilation] = [kernel, padding, stride, dilation].map(pair);
-            let got = depthwise(&x, &weight, &Window { kernel, padding, stride, dilation, groups: 6 })?;
+            let of = Window { kernel, padding, stride, dilation, groups: 6 };
+            let got = depthwise(&x, &weight, &of, (padding[0] as usize).into())?;
             assert_eq!((got.dims(), got.dtype()), (expected.dims(), DType::F64));
             let largest = (got - expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
             assert!(largest < 1e-12, "{largest:.1e} with stride {stride:?}");
