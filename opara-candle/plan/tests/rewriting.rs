@@ -42,7 +42,7 @@ const MOBILENET: &[(&str, usize)] = &[
     ("convolution-residual", 10),
     ("convolution-activation", 30),
     ("product-bias", 1),
-    ("row-mean", 2),
+    ("row-mean", 1),
 ];
 
 const EFFICIENTNET: &[(&str, usize)] = &[

@@ -297,7 +297,7 @@ fn row_mean(of: &mut Evaluation, node: &Node, columns: u64, factor: f32) -> Resu
         [2, 3] => x,
         _ => x.reshape((1, x.elem_count() / (columns as usize).max(1), 1, columns as usize))?,
     };
-    ops::plane_sums(&images, factor)
+    ops::plane_sums(&images, factor.into())
 }
 
 /// A pool, which padding is never part of.

@@ -27,7 +27,7 @@ pub(super) fn subsample(x: &Tensor, start: usize, stride: usize, to: (usize, usi
 }
 
 /// Sums of the planes of `x` times a factor. `None` for dtypes without a kernel, and for no elements.
-pub(super) fn plane_sums(x: &Tensor, factor: f32) -> Result<Option<Tensor>> {
+pub(super) fn plane_sums(x: &Tensor, factor: f64) -> Result<Option<Tensor>> {
     let (batch, channels, h, w) = x.dims4()?;
     if !is_known(x.dtype()) || x.elem_count() == 0 {
         return Ok(None);
@@ -82,7 +82,7 @@ impl Kernel for Pool {
 
 struct PlaneSums {
     sums: Sums,
-    factor: f32,
+    factor: f64,
 }
 
 impl Kernel for PlaneSums {

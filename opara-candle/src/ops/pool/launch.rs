@@ -127,7 +127,7 @@ pub(super) fn plane_sums<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
     of: &Sums,
-    factor: f32,
+    factor: f64,
     x: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {

@@ -66,7 +66,7 @@ pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     apply("global_avg_pool2d", &[x], x.elem_count() as u64, global_mean)
 }
 
-/// The mean of each channel. One launch on a GPU if the planes are square.
+/// The mean of each channel. One launch on a GPU.
 fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     let (batch, channels, h, w) = t[0].dims4()?;
     let config = PoolConfig::new(h.max(1), 1);
@@ -74,7 +74,10 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
         true => {
             gpu!(cuda::pool(t[0], PoolKind::Mean, &config))?.map(|mean| mean.reshape((batch, channels))).transpose()
         }
-        false => Ok(None),
+        false => {
+            let factor = 1. / (h * w) as f64;
+            gpu!(cuda::plane_sums(t[0], factor))
+        }
     };
     own_or(t[0], own, || t[0].mean((2, 3)))
 }
@@ -84,13 +87,13 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
 ///
 /// # Errors
 /// A tensor of another rank.
-pub(crate) fn plane_sums(x: &Tensor, factor: f32) -> Result<Tensor> {
+pub(crate) fn plane_sums(x: &Tensor, factor: f64) -> Result<Tensor> {
     x.dims4()?;
     apply("plane_sums", &[x], x.elem_count() as u64, move |t| {
         let own = || gpu!(cuda::plane_sums(t[0], factor));
         own_or(t[0], own, || {
             let wide = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            t[0].to_dtype(wide)?.sum((2, 3))?.affine(factor.into(), 0.)?.to_dtype(t[0].dtype())
+            t[0].to_dtype(wide)?.sum((2, 3))?.affine(factor, 0.)?.to_dtype(t[0].dtype())
         })
     })
 }

@@ -4,7 +4,7 @@
 #include "rows.cuh"
 
 template <typename T, int N, int LANES>
-__device__ void plane_sums(size_t numel, unsigned pixels, unsigned channels, float factor, const T *x, T *y) {
+__device__ void plane_sums(size_t numel, unsigned pixels, unsigned channels, double factor, const T *x, T *y) {
     using S = typename Sum<T>::type;
     constexpr unsigned CHANNELS = N * LANES;
     __shared__ S room[MAX_THREADS / 32][CHANNELS];
@@ -38,7 +38,7 @@ __device__ void plane_sums(size_t numel, unsigned pixels, unsigned channels, flo
 
 #define PLANE_SUMS(T, VARIANT, N, LANES, NAME)                                                                         \
     extern "C" __global__ void opara_plane_sums_##VARIANT##_##NAME(size_t numel, unsigned pixels, unsigned channels,   \
-        float factor, const T *x, T *y) {                                                                              \
+        double factor, const T *x, T *y) {                                                                              \
         plane_sums<T, N, LANES>(numel, pixels, channels, factor, x, y);                                                \
     }
 

@@ -6,8 +6,16 @@ use crate::trace::{is_contiguous, Dim, Function};
 
 /// Lets a sum of rows and its factor be one launch, and a mean of such means that make up planes.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
-    facts.recorded(at)?;
     let outer = Mean::of(facts, at)?;
+    // The next mean takes this one in.
+    let next = |at: usize| match facts.users[at][..] {
+        [user] if user < facts.graph.nodes.len() => Some(user),
+        _ => None,
+    };
+    let planes = next(at).and_then(next).and_then(|next| of_planes(facts, at, &Mean::of(facts, next)?));
+    if planes.is_some() {
+        return None;
+    }
     let mean = facts.only(&outer.x).and_then(|inner| of_planes(facts, inner, &outer)).unwrap_or(outer);
     // Rows of another order stay candle's.
     let node = facts.node(at);
@@ -32,13 +40,7 @@ impl Mean {
     fn of(facts: &Facts, at: usize) -> Option<Self> {
         let node = facts.node(at);
         let [operand] = &node.operands[..] else { return None };
-        let factor = match node.compute {
-            Compute::RowMean { columns, factor } => {
-                return Some(Self { x: operand.clone(), columns, factor, parts: Vec::new() });
-            }
-            Compute::Recorded(Function::Affine(factor, 0.)) => factor,
-            _ => return None,
-        };
+        let Function::Affine(factor, 0.) = *facts.recorded(at)? else { return None };
         let sum = facts.only(operand)?;
         let (Function::RowSum(columns), [x]) = (facts.recorded(sum)?, &facts.node(sum).operands[..]) else {
             return None;
