@@ -13,7 +13,8 @@ fn convolutions() -> Result<()> {
     let relu = plain.activation(Activation::Relu);
     let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
     let first = plain.input_activation(Activation::Relu);
-    let cases: [(&str, usize, [usize; 4], ConvConfig); 18] = [
+    let silu = plain.activation(Activation::Silu);
+    let cases: [(&str, usize, [usize; 4], ConvConfig); 20] = [
         ("1x1", 16, [24, 16, 1, 1], relu),
         ("3x3", 16, [24, 16, 3, 3], relu.padding(1)),
         ("3x3, no activation", 16, [24, 16, 3, 3], plain.padding(1)),
@@ -31,6 +32,8 @@ fn convolutions() -> Result<()> {
         ("depthwise, behind a ReLU", 8, [8, 1, 3, 3], first.padding(uneven).groups(8)),
         ("depthwise, flat, behind a ReLU", 7, [7, 1, 1, 3], first.groups(7)),
         ("depthwise, behind a GELU", 6, [6, 1, 3, 3], plain.groups(6).input_activation(Activation::Gelu)),
+        ("depthwise, SiLU", 24, [24, 1, 3, 3], silu.padding(uneven).groups(24)),
+        ("depthwise, flat, SiLU", 7, [7, 1, 1, 3], silu.groups(7)),
         ("two for each", 6, [12, 1, 3, 3], plain.padding(1).groups(6)),
     ];
     for (name, channels, weight, config) in cases {
@@ -220,6 +223,29 @@ fn pools() -> Result<()> {
                 assert_near(&got, &expected, tolerance, &of);
             }
         }
+    }
+    Ok(())
+}
+
+/// Planes that are not square have a kernel of their own.
+#[test]
+fn means_of_planes() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let shapes = [(2, 7, 10, 9), (1, 12, 1, 2), (3, 16, 7, 8), (1, 36, 111, 112), (1, 1, 3, 300), (2, 260, 14, 15)];
+    for (shape, (dtype, tolerance)) in shapes.into_iter().flat_map(|shape| DTYPES.map(|dtype| (shape, dtype))) {
+        let (x, x_gpu) = both(&(waves(3, shape)? + 0.5)?, dtype, &device)?;
+        let inside = x_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        let turned = x_gpu.transpose(2, 3)?.contiguous()?.transpose(2, 3)?;
+        // A view that begins at an address of no vector.
+        let behind = Tensor::cat(&[&x_gpu, &x_gpu], 0)?.flatten_all()?.narrow(0, 1, x_gpu.elem_count())?;
+        let expected = x.mean((2, 3))?;
+        for x_gpu in [&x_gpu, &inside, &turned] {
+            assert_near(&ops::global_avg_pool2d(x_gpu)?, &expected, tolerance, format!("{shape:?} in {dtype:?}"));
+        }
+        let (n, c, h, w) = shape;
+        let behind = behind.reshape((n, h, w, c))?.permute((0, 3, 1, 2))?;
+        let expected = behind.to_device(CPU)?.to_dtype(DType::F64)?.mean((2, 3))?;
+        assert_near(&ops::global_avg_pool2d(&behind)?, &expected, tolerance, format!("{shape:?} in {dtype:?}"));
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod convolutions;
+mod images;
 mod layers;
 mod norms;
 mod transposed;
@@ -70,4 +71,11 @@ fn no_less_accurate(
 /// accurate.
 fn is_not_faster(report: &Report) -> bool {
     report.notes.iter().any(|note| note.contains("one after the other"))
+}
+
+/// Whether candle's launches stay because the library's are a little less accurate on what the pass was recorded with. In f32 both
+/// add the same products in another order, which decides.
+fn is_less_accurate(dtype: DType, report: &Report) -> bool {
+    let says = |note: &String| note.contains("mean error") || note.contains("largest error");
+    dtype == DType::F32 && report.rewrites.is_empty() && report.notes.iter().any(says)
 }

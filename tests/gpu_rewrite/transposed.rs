@@ -3,7 +3,7 @@
 use candle::{DType, Device, Result, Tensor};
 
 use super::common::{self, gpu};
-use super::{is_not_faster, no_less_accurate, noise, Inputs, FLOATS};
+use super::{is_less_accurate, is_not_faster, no_less_accurate, noise, Inputs, FLOATS};
 
 /// A layer that doubles the length, as in decoders of audio, or height and width, as in decoders of images.
 #[derive(Clone)]
@@ -52,7 +52,9 @@ fn transposed_convolutions_are_no_less_accurate() -> anyhow::Result<()> {
         let layer = Upsampling::new(kernel, padding, output_padding)?;
         let module = layer.to(dtype, &device)?;
         let x = |seed| {
-            let x = noise(seed, (batch, 24, 12, if kernel.len() == 2 { 10 } else { 1 }))?;
+            // Enough elements that their mean error is not chance.
+            let (h, w) = if kernel.len() == 2 { (40, 36) } else { (1200, 1) };
+            let x = noise(seed, (batch, 24, h, w))?;
             let x = if kernel.len() == 2 { x } else { x.squeeze(3)? };
             x.to_dtype(dtype)?.to_device(&device)
         };
@@ -61,7 +63,7 @@ fn transposed_convolutions_are_no_less_accurate() -> anyhow::Result<()> {
         let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
         let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
         let rule = report.rewrites.iter().find(|rewrite| rewrite.rule == "transposed-convolution");
-        if !is_not_faster(&report) {
+        if !is_not_faster(&report) && !is_less_accurate(dtype, &report) {
             assert_eq!(rule.map(|rewrite| (rewrite.times, rewrite.saved)), Some((2, 1)), "{report}");
         }
     }

@@ -40,8 +40,23 @@ const MOBILENET: &[(&str, usize)] = &[
     ("convolution", 31),
     ("convolution-norm", 184),
     ("convolution-residual", 10),
-    ("convolution-relu", 30),
+    ("convolution-activation", 30),
     ("product-bias", 1),
+    ("row-mean", 1),
+];
+
+const EFFICIENTNET: &[(&str, usize)] = &[
+    ("grouped-convolution", 16),
+    ("convolution", 65),
+    ("convolution-padding", 17),
+    ("convolution-bias", 32),
+    ("convolution-norm", 196),
+    ("convolution-residual", 9),
+    ("convolution-activation", 16),
+    ("pixel-product", 32),
+    ("product-bias", 1),
+    ("product-activation", 16),
+    ("row-mean", 17),
 ];
 
 const VIT: &[(&str, usize)] =
@@ -74,6 +89,8 @@ const MODELS: &[Expected] = &[
     ("hiera-tiny-f16", HIERA, 0),
     // One convolution a channel, 9,529 launches.
     ("mobilenetv4-small-f32", MOBILENET, 0),
+    // Images between zeros, means of planes, and a squeeze of them that is multiplied with each channel; 18,518 launches.
+    ("efficientnet-b0-f16", EFFICIENTNET, 0),
 ];
 
 fn trace(model: &str) -> Result<Trace> {

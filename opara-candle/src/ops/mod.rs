@@ -91,6 +91,7 @@ pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
+pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use sample::{mark_seen, sample, Sampler, Sampling};

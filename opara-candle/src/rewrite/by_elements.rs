@@ -4,15 +4,16 @@
 use candle::{Result, Tensor};
 use opara_plan::trace::Window;
 
+use crate::ops::{pad, Padding};
+
 /// The sum over a window's elements of what lies under them times their weight. `x` is `(batch, channels, h, w)`, `weight`
-/// `(out, channels / groups, kh, kw)`.
-pub(super) fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
-    let [padding, stride, dilation] =
-        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+/// `(out, channels / groups, kh, kw)`. The padding is not the window's.
+pub(super) fn convolution(x: &Tensor, weight: &Tensor, window: &Window, padding: Padding) -> Result<Tensor> {
+    let [stride, dilation] = [window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     let (out, inner, kernel_rows, kernel_columns) = weight.dims4()?;
     let (batch, channels, _, _) = x.dims4()?;
     let groups = channels / inner.max(1);
-    let x = x.pad_with_zeros(2, padding[0], padding[0])?.pad_with_zeros(3, padding[1], padding[1])?;
+    let x = pad(x, padding)?;
     // Along a dimension, the elements under one of a window's, window by window.
     let under = |x: &Tensor, along: usize, at: usize, kernel: usize| {
         let reach = dilation[along] * (kernel - 1);
@@ -61,7 +62,7 @@ mod tests {
                 let pair = |n: usize| [n as u64; 2];
                 let [kernel, padding, stride, dilation] = [kernel, padding, stride, dilation].map(pair);
                 let window = Window { kernel, padding, stride, dilation, groups: groups as u64 };
-                let got = convolution(&x, &weight, &window)?;
+                let got = convolution(&x, &weight, &window, (padding[0] as usize).into())?;
                 assert_eq!((got.dims(), got.dtype()), (expected.dims(), DType::F64));
                 let largest = (got - expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
                 assert!(largest < 1e-12, "{largest:.1e} of {groups} groups with stride {stride:?}");
@@ -76,7 +77,7 @@ mod tests {
         let weight = Tensor::randn(0f64, 1., (6, 4, 3, 1), &Device::Cpu)?;
         let expected = x.squeeze(3)?.conv1d(&weight.squeeze(3)?, 2, 2, 2, 1)?;
         let window = Window { kernel: [3, 1], padding: [2, 0], stride: [2, 1], dilation: [2, 1], groups: 1 };
-        let got = convolution(&x, &weight, &window)?.squeeze(3)?;
+        let got = convolution(&x, &weight, &window, (2, 0).into())?.squeeze(3)?;
         assert!((got - expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()? < 1e-12);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What a node of a graph computes, by operators on tensors.
 
-use candle::{bail, DType, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Node, Step};
+use candle::{bail, DType, Module, Result, Tensor, D};
+use opara_plan::rewrite::{Compute, Convolution, Node, Step};
 use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
@@ -11,7 +11,7 @@ use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
 use crate::ops::format::is_channels_last;
-use crate::ops::{self, Activation, ConvConfig, PoolConfig};
+use crate::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
 
 /// The result of a node, in some shape.
 pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
@@ -26,14 +26,13 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows, width as usize]));
             Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
         }
-        Compute::FusedConvolution { window, steps, residual, relu } => {
-            fused_convolution(of, node, window, steps, *residual, *relu)
-        }
+        Compute::FusedConvolution(convolution) => fused_convolution(of, node, convolution),
         Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
         Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
+        Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
         Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
@@ -159,11 +158,11 @@ fn convolved(of: &mut Evaluation, node: &Node, window: &Window) -> Result<(Tenso
 /// candle's own; in f64 by products, as long as a window has few elements.
 fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
     const FEW: u64 = 64;
-    if x.dtype() == DType::F64 && window.kernel.iter().product::<u64>() <= FEW {
-        return by_elements::convolution(x, weight, window);
-    }
     let [padding, stride, dilation] =
         [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    if x.dtype() == DType::F64 && window.kernel.iter().product::<u64>() <= FEW {
+        return by_elements::convolution(x, weight, window, (padding[0], padding[1]).into());
+    }
     let groups = window.groups as usize;
     if window.kernel[1] == 1 && x.dim(3)? == 1 && padding[1] == 0 {
         let y = x.squeeze(3)?.conv1d(&weight.squeeze(3)?, padding[0], stride[0], dilation[0], groups)?;
@@ -175,21 +174,17 @@ fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
     x.conv2d(weight, padding[0], stride[0], dilation[0], groups)
 }
 
-fn fused_convolution(
-    of: &mut Evaluation,
-    node: &Node,
-    window: &Window,
-    steps: &[Step],
-    has_residual: bool,
-    relu: bool,
-) -> Result<Tensor> {
+fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Tensor> {
+    let Convolution { window, end, steps, residual, activation } = convolution;
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
-    let [padding, stride, dilation] =
-        [window.padding, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    let [begin, end, stride, dilation] =
+        [window.padding, *end, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     if stride[0] != stride[1] || dilation[0] != dilation[1] {
         bail!("there is no convolution over {window:?}")
     }
+    let padding = Padding { top: begin[0], bottom: end[0], left: begin[1], right: end[1] };
+    let activation = activation.as_deref().map_or(Ok(Activation::None), activation_of)?;
     // `scale * y + shift` of each channel.
     let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
     let plus = |x: Option<Tensor>, by: Tensor| x.map_or(Ok(by.clone()), |x| x + by);
@@ -213,18 +208,18 @@ fn fused_convolution(
         None => weight,
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
-    if dtype == DType::F64 && !has_residual {
-        let y = by_elements::convolution(&x, &weight, window)?;
+    if dtype == DType::F64 && !residual {
+        let y = by_elements::convolution(&x, &weight, window, padding)?;
         let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.reshape((1, (), 1, 1))?))?;
-        return if relu { y.relu() } else { Ok(y) };
+        return activation.forward(&y);
     }
     let config = ConvConfig::default()
         .stride(stride[0])
-        .padding((padding[0], padding[1]))
+        .padding(padding)
         .dilation(dilation[0])
         .groups(window.groups as usize)
-        .activation(if relu { Activation::Relu } else { Activation::None });
-    let Some(residual) = node.operands.last().filter(|_| has_residual) else {
+        .activation(activation);
+    let Some(residual) = node.operands.last().filter(|_| *residual) else {
         return ops::conv2d(&x, &weight, bias.as_ref(), &config);
     };
     let (out, _, kh, kw) = weight.dims4()?;
@@ -252,17 +247,22 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {
     let [x, weight, bias] = [0, 1, 2].map(|at| of.own(&node.operands[at]));
     let activation = activation.map_or(Ok(Activation::None), activation_of)?;
-    ops::linear_act(&x?, &weight?.contiguous()?, Some(&bias?.contiguous()?), activation)
+    let (x, weight, bias) = (x?, weight?.contiguous()?, bias?.contiguous()?);
+    // One row of products is bound by its weight: one launch reads it.
+    match x.dim(0)? {
+        1 => ops::norm_linear_act(&x, None, &weight, Some(&bias), activation),
+        _ => ops::linear_act(&x, &weight, Some(&bias), activation),
+    }
 }
 
-/// The activation of a product that has this name in the catalogue.
+/// The activation that has this name in the catalogue.
 fn activation_of(name: &str) -> Result<Activation> {
     Ok(match name {
         "relu" => Activation::Relu,
         "gelu" => Activation::Gelu,
         "gelu_erf" => Activation::GeluErf,
         "silu" => Activation::Silu,
-        _ => bail!("{name} is no activation of a product"),
+        _ => bail!("{name} is no activation of an operator"),
     })
 }
 
@@ -290,6 +290,19 @@ fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
     ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)
+}
+
+/// Sums of rows, which may be the planes of images whose channels lie beside each other, times a factor.
+fn row_mean(of: &mut Evaluation, node: &Node, columns: u64, factor: f32) -> Result<Tensor> {
+    let (x, dims) = of.rows(&node.operands[0], columns)?;
+    if of.arithmetic != Arithmetic::Typed {
+        return x.sum(dims)?.affine(factor.into(), 0.);
+    }
+    let images = match dims[..] {
+        [2, 3] => x,
+        _ => x.reshape((1, x.elem_count() / (columns as usize).max(1), 1, columns as usize))?,
+    };
+    ops::plane_sums(&images, factor.into())
 }
 
 /// A pool, which padding is never part of.

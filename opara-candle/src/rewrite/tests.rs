@@ -8,6 +8,7 @@ use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 use super::choice::{choose_usable, Choice, Set};
 use super::evaluate::{self, Arithmetic, Numbers};
 
+mod images;
 mod norms;
 
 /// Applies the rules that are not `without`, and counts those that fitted.
@@ -352,7 +353,7 @@ fn a_convolution_with_a_residual_computes_the_same() -> Result<()> {
     let y =
         x.conv2d(&inputs[1].reshape((3, 3, 3, 3))?, 1, 1, 1, 1)?.broadcast_mul(&inputs[2].reshape((1, 3, 1, 1))?)?;
     let expected = (y + x)?.relu()?;
-    for without in [&[][..], &["convolution-residual"], &["convolution-norm"], &["convolution-relu"]] {
+    for without in [&[][..], &["convolution-residual"], &["convolution-norm"], &["convolution-activation"]] {
         let mut changed = graph.clone();
         apply(&mut changed, without);
         let got = &evaluate(&changed, &inputs, Arithmetic::Typed)?[0];
@@ -437,7 +438,8 @@ fn what_is_accurate_stands_at_once() -> Result<()> {
 fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
     let two = Tensor::full(2f32, 8, &Device::Cpu)?;
     let inputs = two_inputs([two.clone(), two])?;
-    let has_steps = |node: &Node| matches!(&node.compute, Compute::FusedConvolution { steps, .. } if !steps.is_empty());
+    let has_steps =
+        |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
     let without_steps = |graph: &Graph| !graph.nodes.iter().any(has_steps);
     let Choice { fits, notes, .. } = usable(two_convolutions(), &inputs, without_steps)?.unwrap();
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);

@@ -110,16 +110,7 @@ pub enum Compute {
         widths: Vec<u64>,
     },
     /// A convolution with what follows in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
-    FusedConvolution {
-        /// How the windows lie.
-        window: Window,
-        /// What is done to each channel of the result, by a vector of one element a channel.
-        steps: Vec<Step>,
-        /// Whether something of the result's shape is added then.
-        residual: bool,
-        /// Whether `max(x, 0)` follows.
-        relu: bool,
-    },
+    FusedConvolution(Convolution),
     /// A transposed convolution by an ordinary one. Operands: `x`, the weight, `(channels, out, kh, kw)`, and a vector of one element a
     /// channel of the result that is added to it, if there is one.
     TransposedConvolution {
@@ -154,6 +145,13 @@ pub enum Compute {
         activation: String,
         /// Whether both have a bias.
         has_bias: bool,
+    },
+    /// Sums of rows, times a factor. Operand: the rows.
+    RowMean {
+        /// Elements of a row.
+        columns: u64,
+        /// What the sums are multiplied by.
+        factor: f32,
     },
     /// A norm of rows, which was several launches. Operands: what is normalised, the weight, one element a column, and the bias of a
     /// layer norm, if it has one.
@@ -193,6 +191,28 @@ pub enum Compute {
         /// What is added to the mean square.
         epsilon: f32,
     },
+}
+
+/// A convolution, and what is done to its result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Convolution {
+    /// How the windows lie; its padding is that above and to the left.
+    pub window: Window,
+    /// Rows of zeros below, and columns to the right.
+    pub end: [u64; 2],
+    /// What is done to each channel of the result, by a vector of one element a channel.
+    pub steps: Vec<Step>,
+    /// Whether something of the result's shape is added then.
+    pub residual: bool,
+    /// The name of what follows in the catalogue.
+    pub activation: Option<String>,
+}
+
+impl Convolution {
+    /// One that nothing follows.
+    pub fn new(window: Window) -> Self {
+        Self { window, end: window.padding, steps: Vec::new(), residual: false, activation: None }
+    }
 }
 
 /// What is done to each channel.

@@ -1,5 +1,6 @@
 // Depthwise convolution. A thread computes one element of the result; in the NHWC layout it computes N neighbouring
 // channels, in some variants of P neighbouring pixels.
+#include "activation.cuh"
 #include "window.cuh"
 
 // Accumulates P windows of K x K, STRIDE pixels apart, the first one at (r0, c0). Each input row is loaded once for all
@@ -48,12 +49,12 @@ __device__ inline void rectangle(const T *x, const T *weight, size_t pitch, int 
 }
 
 // A thread computes N channels of P neighbouring pixels of a row. With K > 0 the windows are K x K with the given
-// STRIDE, with K == 0 of any size. The weights are (kh, kw, channels) if NHWC, otherwise (channels, kh, kw). ReLUs
-// before and after are optional.
+// STRIDE, with K == 0 of any size. The weights are (kh, kw, channels) if NHWC, otherwise (channels, kh, kw). A ReLU
+// before, and a ReLU or SiLU after, are optional.
 template <typename T, int N, int P, int K, int STRIDE, bool NHWC>
 __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int ow, int kh, int kw, int stride,
-                          int dilation, int top, int left, int relu_before, int relu, const T *x, const T *weight,
-                          const T *bias, T *y) {
+                          int dilation, int top, int left, int relu_before, int activation, const T *x,
+                          const T *weight, const T *bias, T *y) {
     using S = typename Sum<T>::type;
     const int strips = (ow + P - 1) / P;
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -85,17 +86,22 @@ __device__ void depthwise(size_t numel, int channels, int h, int w, int oh, int 
         if (column + p >= ow) break;
         Vec<T, N> out;
 #pragma unroll
-        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(relu && result[p][n] < (S)0 ? (S)0 : result[p][n]);
+        for (int n = 0; n < N; n++) {
+            S &sum = result[p][n];
+            if (activation == RELU) sum = activate<RELU>(sum);
+            if (activation == SILU) sum = activate<SILU>(sum);
+            out.at[n] = narrow<T>(sum);
+        }
         store<T, N>(y + at.offset(channels, oh, ow, at.row, column + p), out);
     }
 }
 
 #define DEPTHWISE(T, LAYOUT, N, P, K, STRIDE, NHWC, NAME)                                                              \
     extern "C" __global__ void opara_depthwise_##LAYOUT##_##NAME(size_t numel, int channels, int h, int w, int oh,     \
-        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu_before, int relu, const T *x,    \
-        const T *weight, const T *bias, T *y) {                                                                        \
+        int ow, int kh, int kw, int stride, int dilation, int top, int left, int relu_before, int activation,          \
+        const T *x, const T *weight, const T *bias, T *y) {                                                            \
         depthwise<T, N, P, K, STRIDE, NHWC>(numel, channels, h, w, oh, ow, kh, kw, stride, dilation, top, left,        \
-                                            relu_before, relu, x, weight, bias, y);                                    \
+                                            relu_before, activation, x, weight, bias, y);                              \
     }
 
 #define ANY(T, LAYOUT, N, NHWC, NAME)                                                                                  \

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use candle::cuda_backend::WrapErr;
-use candle::{CudaDevice, DType, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, blocks, expect, function, ptx};
@@ -11,10 +11,10 @@ use crate::cuda::operator::plane::Plane;
 use crate::ops::{Activation, ConvConfig};
 
 /// Depthwise convolution of `x` into `y`, in the layout of `plane`. The weight has `kernel.0 * kernel.1` elements per
-/// channel, in the same layout.
+/// channel, in the same layout. The only activations are a ReLU of the input, and a ReLU or SiLU of the result.
 ///
 /// # Errors
-/// Slices that are too short, or a failed launch.
+/// Other activations of the result, slices that are too short, or a failed launch.
 #[allow(clippy::too_many_arguments, reason = "operands and sizes of one operator")]
 pub(super) fn depthwise<T: DeviceRepr>(
     device: &CudaDevice,
@@ -27,6 +27,9 @@ pub(super) fn depthwise<T: DeviceRepr>(
     bias: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
+    if !matches!(config.activation, Activation::None | Activation::Relu | Activation::Silu) {
+        bail!("the depthwise kernel has no {:?}", config.activation)
+    }
     expect("the operand", x.len(), plane.elements())?;
     expect("the weight", weight.len(), plane.channels() * kernel.0 * kernel.1)?;
     expect("the bias", bias.len(), plane.channels())?;
@@ -41,9 +44,9 @@ pub(super) fn depthwise<T: DeviceRepr>(
     let numel = plane.results();
     let p = config.padding;
     let sizes = [plane.channels(), plane.from().0, plane.from().1, plane.to().0, plane.to().1, kernel.0, kernel.1];
-    let [before, after] = [config.input_activation, config.activation].map(|a| usize::from(a == Activation::Relu));
-    let rest = [config.stride, config.dilation, p.top, p.left, before, after];
-    let integers = sizes.into_iter().chain(rest).map(|n| n as i32).collect::<Vec<_>>();
+    let rest = [config.stride, config.dilation, p.top, p.left].map(|n| n as i32);
+    let activations = [i32::from(config.input_activation == Activation::Relu), config.activation.code()];
+    let integers = sizes.into_iter().map(|n| n as i32).chain(rest).chain(activations).collect::<Vec<_>>();
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel);

@@ -99,9 +99,11 @@ fn convolved(
         bail!("a convolution with padding {:?} gives {oh} x {ow} pixels, more than memory holds", config.padding)
     };
     let flops = matmul_flops(elements, k * kh * kw);
-    // The libraries fuse no other activation.
+    // The libraries fuse no other activation, and the depthwise kernel for a GPU one more.
+    let is_depthwise = groups > 1 && k == 1 && residual.is_none() && x.device().is_cuda();
     let (within, after) = match config.activation {
         simple @ (Activation::None | Activation::Relu) => (simple, Activation::None),
+        Activation::Silu if is_depthwise && out == groups => (Activation::Silu, Activation::None),
         other => (Activation::None, other),
     };
     // A stride beyond the padded input, and a dilation of a 1 x 1 window, have no effect but may exceed the libraries'

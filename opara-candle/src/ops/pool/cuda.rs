@@ -4,11 +4,12 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Windows};
+use super::launch::{self, Sums, Windows};
 use super::PoolKind;
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::{is_known, launched, Call, Kernel};
+use crate::ops::format::is_channels_last;
 use crate::ops::PoolConfig;
 
 /// Pools `x` and keeps its memory layout. `None` for dtypes without a kernel.
@@ -23,6 +24,17 @@ pub(super) fn subsample(x: &Tensor, start: usize, stride: usize, to: (usize, usi
     // A mean over windows of one element, which lies in `x` or in the padding.
     let edges = [before, before, after, after];
     run(x, to, Windows { kind: PoolKind::Mean, kernel: 1, stride, edges, count_padding: true })
+}
+
+/// Sums of the planes of `x` times a factor. `None` for dtypes without a kernel, and for no elements.
+pub(super) fn plane_sums(x: &Tensor, factor: f64) -> Result<Option<Tensor>> {
+    let (batch, channels, h, w) = x.dims4()?;
+    if !is_known(x.dtype()) || x.elem_count() == 0 {
+        return Ok(None);
+    }
+    let format = if is_channels_last(x) { Format::Nhwc } else { Format::Nchw };
+    let sums = Sums { images: batch, channels, pixels: h * w, is_channels_last: format == Format::Nhwc };
+    launched(PlaneSums { sums, factor }, &format.arrange(x)?, (batch, channels)).map(Some)
 }
 
 fn run(x: &Tensor, to: (usize, usize), windows: Windows) -> Result<Option<Tensor>> {
@@ -65,5 +77,18 @@ impl Kernel for Pool {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         launch::pool(device, dtype, &self.plane, &self.windows, self.pitch, &x, y)
+    }
+}
+
+struct PlaneSums {
+    sums: Sums,
+    factor: f64,
+}
+
+impl Kernel for PlaneSums {
+    const NAME: &'static str = "plane_sums";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        launch::plane_sums(device, dtype, &self.sums, self.factor, &x, y)
     }
 }

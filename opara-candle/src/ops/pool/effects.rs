@@ -5,4 +5,6 @@ use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::A
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // pool.cu: numel, ..., in, out
     writes("opara_pool_", 18, Elements(&[Argument(0)])),
+    // plane_sums.cu: numel, pixels, channels, factor, in, out
+    writes("opara_plane_sums_", 5, Elements(&[Argument(0)])),
 ];

@@ -1,15 +1,18 @@
-//! Launches of `pool.cu`.
+//! Launches of `pool.cu` and `plane_sums.cu`.
 
 #![allow(unsafe_code)]
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::PoolKind;
 use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
 use crate::cuda::operator::plane::{Plane, H200_THREADS};
 use crate::ops::PoolConfig;
+
+/// Threads of `plane_sums.cu` that take neighbouring channels: 32 bytes where each takes 8.
+const LANES: usize = 4;
 
 /// The kind of a pool, and its windows.
 #[derive(Debug, Clone, Copy)]
@@ -105,4 +108,60 @@ fn variant(plane: &Plane, windows: &Windows, bytes: usize, addresses: &[u64]) ->
         true => (format!("{variant}x{PIXELS}_3s1"), strips),
         false => (variant, threads),
     }
+}
+
+/// Images whose planes are summed.
+pub(super) struct Sums {
+    pub images: usize,
+    pub channels: usize,
+    /// Elements of a plane.
+    pub pixels: usize,
+    pub is_channels_last: bool,
+}
+
+/// Sums of the planes of contiguous images, times a factor. `y` has one element a plane.
+///
+/// # Errors
+/// Slices that are too short, 2^31 elements or more, or a failed launch.
+pub(super) fn plane_sums<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    of: &Sums,
+    factor: f64,
+    x: &CudaView<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Sums { images, channels, pixels, is_channels_last } = *of;
+    let (planes, bytes) = (images * channels, dtype.size_in_bytes());
+    expect("the operand", x.len(), planes * pixels)?;
+    expect("the result", y.len(), planes)?;
+    if planes * pixels > i32::MAX as usize {
+        bail!("{planes} planes of {pixels} elements are too large: the kernel indexes with 31 bits")
+    }
+    if planes * pixels == 0 {
+        return Ok(());
+    }
+    // Channels of a thread and threads beside each other; a plane by itself is an image of one channel.
+    let wide = 8 / bytes;
+    let is_wide = channels.is_multiple_of(wide) && address(x, device).is_multiple_of(8);
+    let (variant, images, channels, of_thread, lanes) = match (is_channels_last, is_wide) {
+        (false, _) => ("rows", planes, 1, 1, 1),
+        (true, true) if wide > 1 => ("wide", images, channels, wide, LANES),
+        (true, _) => ("channels", images, channels, 1, LANES),
+    };
+    let name = format!("opara_plane_sums_{variant}_{}", dtype.as_str());
+    let function = function(device, &name, "plane_sums", ptx::PLANE_SUMS)?;
+    // A thread sums some pixels, so that it can have their loads under way together.
+    let threads = (lanes * (pixels / 8).max(1).next_power_of_two()).clamp(32, 1024) as u32;
+    let blocks = (images * channels.div_ceil(of_thread * lanes)) as u32;
+    let (numel, pixels, channels) = (planes, pixels as u32, channels as u32);
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&numel).arg(&pixels).arg(&channels).arg(&factor).arg(x).arg(y);
+    let shape = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the arguments match the kernel's declaration. It reads `images * pixels * channels` elements of `x`, and writes
+    // `images * channels` of `y`: both lengths were checked above. There are blocks for all channels of all images, of whole warps
+    // and at most 1024 threads, and vectors only where addresses and channels allow them.
+    unsafe { launch.launch(shape) }.w()?;
+    Ok(())
 }

@@ -8,7 +8,7 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
-use candle::{bail, Result, Tensor};
+use candle::{bail, DType, Result, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 
@@ -66,7 +66,7 @@ pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     apply("global_avg_pool2d", &[x], x.elem_count() as u64, global_mean)
 }
 
-/// The mean of each channel. One launch on a GPU if the planes are square.
+/// The mean of each channel. One launch on a GPU.
 fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     let (batch, channels, h, w) = t[0].dims4()?;
     let config = PoolConfig::new(h.max(1), 1);
@@ -74,9 +74,28 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
         true => {
             gpu!(cuda::pool(t[0], PoolKind::Mean, &config))?.map(|mean| mean.reshape((batch, channels))).transpose()
         }
-        false => Ok(None),
+        false => {
+            let factor = 1. / (h * w) as f64;
+            gpu!(cuda::plane_sums(t[0], factor))
+        }
     };
     own_or(t[0], own, || t[0].mean((2, 3)))
+}
+
+/// The sum of each channel times a factor: `(batch, channels, h, w)` to `(batch, channels)`. One launch on a GPU, which reads planes
+/// and channels-last images where they are. Sums are in f32, in f64 for that, and round once.
+///
+/// # Errors
+/// A tensor of another rank.
+pub(crate) fn plane_sums(x: &Tensor, factor: f64) -> Result<Tensor> {
+    x.dims4()?;
+    apply("plane_sums", &[x], x.elem_count() as u64, move |t| {
+        let own = || gpu!(cuda::plane_sums(t[0], factor));
+        own_or(t[0], own, || {
+            let wide = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            t[0].to_dtype(wide)?.sum((2, 3))?.affine(factor, 0.)?.to_dtype(t[0].dtype())
+        })
+    })
 }
 
 /// Every `stride`-th row and column of `(batch, channels, h, w)` from `start` on. The result is `(batch, channels,

@@ -1,14 +1,33 @@
 //! Convolutions by the fastest library and algorithm.
 
 use super::{Better, Facts};
-use crate::rewrite::graph::{Compute, Node};
-use crate::trace::Function;
+use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Step};
+use crate::trace::{Dim, Function};
 
 /// Lets a convolution of floats be the library's.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let Function::Convolution(window) = *facts.recorded(at)? else { return None };
     let node = facts.node(at);
     let is_square = window.stride[0] == window.stride[1] && window.dilation[0] == window.dilation[1];
-    let compute = Compute::FusedConvolution { window, steps: Vec::new(), residual: false, relu: false };
+    let compute = Compute::FusedConvolution(Convolution::new(window));
     (is_square && node.element.is_float()).then(|| Better { node: Node { compute, ..node.clone() }, saved: 0 })
+}
+
+/// Lets a convolution of images of one pixel, with a bias, be a product: its weight is read once for all of them.
+pub(super) fn of_pixels(facts: &Facts, at: usize) -> Option<Better> {
+    let node = facts.node(at);
+    let (Compute::FusedConvolution(of), [x, weight, bias]) = (&node.compute, &node.operands[..]) else { return None };
+    let [images, channels, h, w] = x.dims[..] else { return None };
+    let has_bias = of.steps == [Step::Add] && !of.residual;
+    let is_product = of.window.groups == 1 && of.window.kernel == [1; 2] && (h.len, w.len) == (1, 1);
+    let is_padded = of.window.padding != [0; 2] || of.end != [0; 2];
+    let out = weight.len().checked_div(channels.len)?;
+    if !has_bias || !is_product || is_padded || !weight.is_run_of(out * channels.len) || !facts.is_constant(weight) {
+        return None;
+    }
+    let rows = vec![Dim { len: out, stride: channels.len }, Dim { len: channels.len, stride: 1 }];
+    let x = Operand { dims: vec![images, channels], ..x.clone() };
+    let operands = vec![x, Operand { dims: rows, ..weight.clone() }, bias.clone()];
+    let compute = Compute::Linear { activation: of.activation.clone() };
+    Some(Better { node: Node { compute, operands, ..node.clone() }, saved: 0 })
 }

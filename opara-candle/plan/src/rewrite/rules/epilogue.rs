@@ -1,7 +1,8 @@
 //! What follows a convolution and can be part of it.
 
+use super::facts::Activated;
 use super::{Better, Facts};
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Step};
+use crate::rewrite::graph::{strides_over, Compute, Convolution, Node, Operand, Step};
 use crate::trace::{Dim, Function};
 
 /// Sums with one number a channel.
@@ -21,35 +22,42 @@ pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
 }
 
 fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<Better> {
-    let (node, before) = (facts.node(at), facts.node(convolution(facts, y)?));
-    let Compute::FusedConvolution { window, steps, residual: false, relu: false } = &before.compute else {
-        return None;
-    };
-    let [_, channels, ..] = before.operands[0].dims[..] else { return None };
+    let node = facts.node(at);
+    let (before, of) = bare(facts, facts.only(y)?)?;
     // Each group of one channel has a kernel of its own, which adds nothing.
-    let is_dense = window.groups == 1 || window.groups < channels.len;
     let fits = before.element == node.element && facts.have_type_of(node, [other]) && other.is_run_of(node.len);
-    if !is_dense || !fits || before.len != node.len {
+    if of.residual || is_depthwise(before, of) || !fits || before.len != node.len {
         return None;
     }
-    let compute = Compute::FusedConvolution { window: *window, steps: steps.clone(), residual: true, relu: false };
+    let compute = Compute::FusedConvolution(Convolution { residual: true, ..of.clone() });
     let operands = before.operands.iter().cloned().chain([other.clone()]).collect();
     let launches = node.launches + before.launches;
     Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
-/// `max(x, 0)`.
-pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
-    let before = facts.node(convolution(facts, facts.unary(at, "relu")?)?);
-    let Compute::FusedConvolution { window, steps, residual, relu: false } = &before.compute else { return None };
-    let compute = Compute::FusedConvolution { window: *window, steps: steps.clone(), residual: *residual, relu: true };
-    let launches = facts.node(at).launches + before.launches;
-    Some(Better { node: Node { compute, launches, ..before.clone() }, saved: 1 })
+/// What follows all that: `max(x, 0)`, and `x * sigmoid(x)` where each channel is convolved by itself.
+pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
+    let Activated { name, of, launches } = facts.activation(at)?;
+    let (before, of) = bare(facts, of)?;
+    let is_known = name == "relu" || (name == "silu" && is_depthwise(before, of));
+    let compute = Compute::FusedConvolution(Convolution { activation: Some(name), ..of.clone() });
+    let (saved, launches) = (launches, launches + before.launches);
+    is_known.then(|| Better { node: Node { compute, launches, ..before.clone() }, saved })
 }
 
-/// The convolution whose result is this operand, if nothing else reads that.
-fn convolution(facts: &Facts, operand: &Operand) -> Option<usize> {
-    facts.only(operand).filter(|&of| matches!(facts.node(of).compute, Compute::FusedConvolution { .. }))
+/// The convolution that a node is, if no activation follows it yet.
+fn bare<'a>(facts: &'a Facts, at: usize) -> Option<(&'a Node, &'a Convolution)> {
+    let node = facts.node(at);
+    match &node.compute {
+        Compute::FusedConvolution(of) if of.activation.is_none() => Some((node, of)),
+        _ => None,
+    }
+}
+
+/// Whether each group has one channel.
+fn is_depthwise(node: &Node, of: &Convolution) -> bool {
+    let [_, channels, ..] = node.operands[0].dims[..] else { return false };
+    of.window.groups > 1 && of.window.groups == channels.len
 }
 
 /// A convolution that takes over a binary function of its result and of a constant with one number a channel, if `takes` the step
@@ -59,21 +67,21 @@ fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> 
     let Function::Binary(name) = facts.recorded(at)? else { return None };
     let (step, [a, b]) = (Step::of(name)?, &node.operands[..]) else { return None };
     let commutes = matches!(step, Step::Add | Step::Mul);
-    let (of, other) = match convolution(facts, a) {
-        Some(of) => (of, b),
-        None if commutes => (convolution(facts, b)?, a),
+    let convolution = |operand: &Operand| bare(facts, facts.only(operand)?);
+    let ((before, of), other) = match convolution(a) {
+        Some(found) => (found, b),
+        None if commutes => (convolution(b)?, a),
         None => return None,
     };
-    let before = facts.node(of);
-    let Compute::FusedConvolution { window, steps, residual: false, relu: false } = &before.compute else {
-        return None;
-    };
-    if before.len != node.len || before.element != node.element || !takes(step, steps) || !facts.is_constant(other) {
+    if of.residual || before.len != node.len || before.element != node.element {
         return None;
     }
-    let vector = of_channels(facts, &before.operands, window.groups, window.kernel, other, before.len)?;
-    let steps = steps.iter().copied().chain([step]).collect();
-    let compute = Compute::FusedConvolution { window: *window, steps, residual: false, relu: false };
+    if !takes(step, &of.steps) || !facts.is_constant(other) {
+        return None;
+    }
+    let vector = of_channels(facts, &before.operands, of.window.groups, of.window.kernel, other, before.len)?;
+    let steps = of.steps.iter().copied().chain([step]).collect();
+    let compute = Compute::FusedConvolution(Convolution { steps, ..of.clone() });
     let operands = before.operands.iter().cloned().chain([vector]).collect();
     Some(Better {
         node: Node { compute, operands, launches: node.launches + before.launches, ..node.clone() },

@@ -3,6 +3,16 @@
 use crate::rewrite::graph::{Compute, Graph, Node, Operand, Value};
 use crate::trace::Function;
 
+/// An activation of a node that nothing else reads.
+pub(super) struct Activated {
+    /// Its name in the catalogue.
+    pub name: String,
+    /// The node.
+    pub of: usize,
+    /// The launches of the activation.
+    pub launches: usize,
+}
+
 /// A graph while a rule is applied to it, and what was known of it before: a rule leaves that true.
 pub struct Facts<'a> {
     /// The graph.
@@ -70,5 +80,25 @@ impl<'a> Facts<'a> {
             (Function::Unary(of), [a]) if of == name => Some(a),
             _ => None,
         }
+    }
+
+    /// What a node is an activation of, if that has the same type: a recorded function, or `x * sigmoid(x)`.
+    pub(super) fn activation(&self, at: usize) -> Option<Activated> {
+        let launches = self.node(at).launches;
+        let found = match (self.recorded(at)?, &self.node(at).operands[..]) {
+            (Function::Unary(name), [x]) => Activated { name: name.clone(), of: self.only(x)?, launches },
+            (Function::Binary(name), [a, b]) if name == "mul" => {
+                [(a, b), (b, a)].into_iter().find_map(|(x, gate)| {
+                    let (of, gate) = (self.whole(x)?, self.only(gate)?);
+                    let fits = self.unary(gate, "sigmoid")? == x
+                        && self.users[of].len() == 2
+                        && self.node(gate).element == self.node(at).element;
+                    let launches = launches + self.node(gate).launches;
+                    fits.then(|| Activated { name: "silu".into(), of, launches })
+                })?
+            }
+            _ => return None,
+        };
+        (self.node(found.of).element == self.node(at).element).then_some(found)
     }
 }

@@ -1,7 +1,7 @@
 //! Grouped convolutions, which candle runs as one convolution a group.
 
 use super::{Better, Facts};
-use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Value};
 use crate::trace::{Dim, Function, Window};
 
 /// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.
@@ -52,12 +52,7 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
     let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
     Some(Node {
-        compute: Compute::FusedConvolution {
-            window: Window { groups, ..window },
-            steps: Vec::new(),
-            residual: false,
-            relu: false,
-        },
+        compute: Compute::FusedConvolution(Convolution::new(Window { groups, ..window })),
         operands: vec![x, weight],
         element: concat.element,
         len: concat.len,

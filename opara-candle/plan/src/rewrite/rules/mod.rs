@@ -11,7 +11,9 @@ mod gated;
 mod group_norm;
 mod grouped_convolution;
 mod grouped_heads;
+mod mean;
 mod normalised;
+mod padding;
 mod product;
 mod product_concat;
 mod residual_norm;
@@ -69,6 +71,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "grouped-convolution", at: grouped_convolution::at },
     // A convolution by the library and algorithm that are the fastest, with sums in f32.
     Rule { name: "convolution", at: convolution::at },
+    // Zeros around what is convolved: padding of the convolution.
+    Rule { name: "convolution-padding", at: padding::at },
     // A transposed convolution, and what is added to each of its channels: an ordinary one.
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
     // What is added to each channel of a convolution: part of it.
@@ -77,8 +81,10 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-norm", at: epilogue::norm },
     // What is added to each element of a convolution: part of it.
     Rule { name: "convolution-residual", at: epilogue::residual },
-    // `max(x, 0)` behind a convolution: part of it.
-    Rule { name: "convolution-relu", at: epilogue::relu },
+    // An activation behind a convolution: part of it.
+    Rule { name: "convolution-activation", at: epilogue::activation },
+    // A convolution of images of one pixel: a product.
+    Rule { name: "pixel-product", at: convolution::of_pixels },
     // Softmax of five launches: one.
     Rule { name: "softmax", at: softmax::at },
     // Two products with a softmax between: one launch that writes no scores.
@@ -99,6 +105,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "row-norm", at: row_norm::at },
     // A group norm of ten, and the activation behind it: one.
     Rule { name: "group-norm", at: group_norm::at },
+    // Sums of rows and a factor, or the same along one dimension and then the other: one launch.
+    Rule { name: "row-mean", at: mean::at },
     // A norm of a sum, and the sum: one launch.
     Rule { name: "residual-norm", at: residual_norm::at },
 ];

@@ -1,5 +1,6 @@
 //! Products with a weight, and what follows them.
 
+use super::facts::Activated;
 use super::{Better, Facts};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::{Dim, Function};
@@ -64,13 +65,12 @@ pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
 /// Lets an activation be part of a product.
 pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
     let node = facts.node(at);
-    let (Function::Unary(name), [y]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
-    let product = facts.node(facts.only(y)?);
-    let fits = product.compute == Compute::Linear { activation: None } && product.element == node.element;
-    let compute = Compute::Linear { activation: Some(name.clone()) };
-    let (operands, launches) = (product.operands.clone(), product.launches + node.launches);
-    let is_known = ACTIVATIONS.contains(&name.as_str());
-    (fits && is_known).then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
+    let Activated { name, of, launches: saved } = facts.activation(at)?;
+    let product = facts.node(of);
+    let fits = product.compute == Compute::Linear { activation: None } && ACTIVATIONS.contains(&name.as_str());
+    let compute = Compute::Linear { activation: Some(name) };
+    let (operands, launches) = (product.operands.clone(), product.launches + saved);
+    fits.then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 
 /// The lengths of three dimensions.

@@ -132,7 +132,7 @@ fn residual_block() -> (Trace, [BufferId; 2]) {
 #[test]
 fn a_residual_becomes_part_of_a_convolution() {
     let (trace, [first, second]) = residual_block();
-    let rules = ["convolution", "convolution-residual", "convolution-relu"];
+    let rules = ["convolution", "convolution-residual", "convolution-activation"];
     // The second branch takes the first one in where the first one's result is read elsewhere.
     for (read_elsewhere, size) in [(None, 3), (Some(second), 3), (Some(first), 1)] {
         let mut trace = trace.clone();
@@ -141,7 +141,8 @@ fn a_residual_becomes_part_of_a_convolution() {
         graph.outputs.sort_by_key(|output| std::cmp::Reverse(output.buffer));
         assert_eq!(names(&mut graph), rules);
         let expected = window(size, size / 2);
-        let compute = Compute::FusedConvolution { window: expected, steps: vec![], residual: true, relu: true };
+        let of = Convolution { residual: true, activation: Some("relu".into()), ..Convolution::new(expected) };
+        let compute = Compute::FusedConvolution(of);
         assert_eq!((last(&graph).compute.clone(), last(&graph).operands.len()), (compute, 3));
         assert_eq!(graph.live().iter().filter(|live| **live).count(), 2);
     }

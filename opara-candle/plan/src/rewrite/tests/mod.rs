@@ -1,6 +1,7 @@
 //! Graphs and rules on traces made by hand.
 
 mod heads;
+mod images;
 mod layers;
 mod norms;
 mod transposed;
@@ -107,10 +108,11 @@ fn a_norm_and_an_activation_become_part_of_the_convolution() {
     let mut graph = regions[0].graph.clone();
     let applied = apply(&mut graph, &[]);
     let names: Vec<_> = applied.iter().map(|(name, applied)| (*name, applied.times, applied.saved)).collect();
-    assert_eq!(names, [("convolution", 1, 0), ("convolution-norm", 4, 4), ("convolution-relu", 1, 1)]);
+    assert_eq!(names, [("convolution", 1, 0), ("convolution-norm", 4, 4), ("convolution-activation", 1, 1)]);
     let node = &graph.nodes[5];
     let steps = vec![Step::Sub, Step::Div, Step::Mul, Step::Add];
-    assert_eq!(node.compute, Compute::FusedConvolution { window: window(3, 1), steps, residual: false, relu: true });
+    let of = Convolution { steps, activation: Some("relu".into()), ..Convolution::new(window(3, 1)) };
+    assert_eq!(node.compute, Compute::FusedConvolution(of));
     assert_eq!((node.operands.len(), node.launches), (6, 6));
     assert_eq!(graph.live(), [false, false, false, false, false, true]);
 }
@@ -174,10 +176,7 @@ fn one_convolution_a_group_becomes_one_of_all() {
     let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
     let node = &graph.nodes[at];
     let expected = Window { groups: 6, ..window(3, 1) };
-    assert_eq!(
-        node.compute,
-        Compute::FusedConvolution { window: expected, steps: vec![], residual: false, relu: false }
-    );
+    assert_eq!(node.compute, Compute::FusedConvolution(Convolution::new(expected)));
     let dims = |operand: &Operand| operand.dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
     assert_eq!(dims(&node.operands[0]), [(1, 96), (6, 16), (4, 4), (4, 1)]);
     assert_eq!(dims(&node.operands[1]), [(54, 1)]);
