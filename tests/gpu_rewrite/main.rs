@@ -7,6 +7,7 @@ mod convolutions;
 mod layers;
 mod norms;
 mod transposed;
+mod upsampling;
 
 use candle::{DType, Result, Shape, Tensor};
 use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Report};

@@ -4,6 +4,7 @@ mod heads;
 mod layers;
 mod norms;
 mod transposed;
+mod upsampling;
 
 use super::rules::{self, Applied};
 use super::*;
