@@ -5,7 +5,7 @@ use candle::{bail, DType, Module, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Groups, Norm};
-use crate::cuda::driver::kernels::uninit;
+use crate::cuda::driver::kernels::{address, uninit};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::format::is_channels_last;
 use crate::ops::Activation;
@@ -52,15 +52,16 @@ impl Kernel for GroupNorm {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let Self { norm, scale, shift } = self;
+        let norm = Norm { of: norm.of.at(dtype, address(&x, device))?, ..*norm };
         with_elements([Some(scale), Some(shift)], |[scale, shift]| {
             let (Some(scale), Some(shift)) = (scale, shift) else { bail!("a group norm without scale or shift") };
             let (operands, parts) = ([&x, &scale, &shift], norm.of.parts());
             if parts == 1 {
-                return launch::normalise(device, dtype, *norm, operands, None, y);
+                return launch::normalise(device, dtype, norm, operands, None, y);
             }
             let mut moments = uninit::<f32>(device, 2 * parts * norm.of.count())?;
             launch::moments(device, dtype, norm.of, operands, &mut moments)?;
-            launch::normalise(device, dtype, *norm, operands, Some(&moments), y)
+            launch::normalise(device, dtype, norm, operands, Some(&moments), y)
         })
     }
 }

@@ -97,6 +97,27 @@ impl Groups {
         Some(Self { images, groups, per, plane, channels_last, vector, slices, parts: units.div_ceil(share), share })
     }
 
+    /// The same with elements at this address: another library's memory may begin where vectors may not.
+    ///
+    /// # Errors
+    /// Groups that fit into a block as vectors only.
+    pub fn at(self, dtype: DType, address: u64) -> Result<Self> {
+        if self.begins_vectors(dtype, address) {
+            return Ok(self);
+        }
+        let sizes = [self.images, self.channels(), self.plane];
+        match Self::new(dtype, sizes, self.groups, self.channels_last, 1) {
+            Some(narrow) => Ok(narrow),
+            None => {
+                bail!("groups of {} channels have to begin at a multiple of 16 bytes, not at {address:#x}", self.per)
+            }
+        }
+    }
+
+    fn begins_vectors(&self, dtype: DType, address: u64) -> bool {
+        address.is_multiple_of((self.vector * dtype.size_in_bytes()) as u64)
+    }
+
     /// Groups of all images.
     pub fn count(&self) -> usize {
         self.images * self.groups
@@ -118,10 +139,10 @@ impl Groups {
     /// The kernel of this name.
     ///
     /// # Errors
-    /// An address that its vectors cannot begin at, although the tensor's start is aligned in its memory.
+    /// An address that its vectors cannot begin at.
     fn kernel(&self, device: &CudaDevice, name: &str, dtype: DType, at: u64) -> Result<CudaFunction> {
         let Self { vector, channels_last, .. } = *self;
-        if !at.is_multiple_of((vector * dtype.size_in_bytes()) as u64) {
+        if !self.begins_vectors(dtype, at) {
             bail!("address {at:#x} does not begin a vector of {vector} elements")
         }
         let layout = if channels_last { "nhwc" } else { "nchw" };
@@ -309,6 +330,9 @@ mod tests {
         assert!((8..=32).contains(&image.parts), "{image:?}");
         let image = of(DType::F32, 1280, 64);
         assert_eq!((image.vector, image.channels() / image.slices, image.parts), (4, 40, 1));
+        let narrow = image.at(DType::F32, 8).expect("narrower vectors fit");
+        assert_eq!((narrow.vector, narrow.channels() / narrow.slices), (1, 40));
+        assert_eq!(image.at(DType::F32, 16).expect("it is aligned").vector, 4);
         // No slice holds two pixels of these; and there are no groups of part of a channel.
         assert!(Groups::new(DType::F32, [1, 4096, 9], 1, true, 0).is_none());
         assert!(Groups::new(DType::F32, [1, 10, 9], 4, true, 0).is_none());
