@@ -514,7 +514,8 @@ fn upsampling_copies_what_candle_copies() -> Result<()> {
         for (graph, arithmetic) in
             [(&graph, Arithmetic::Typed), (&changed, Arithmetic::Typed), (&changed, Arithmetic::In(DType::F64))]
         {
-            let got = evaluate(graph, &[input_of.clone()], arithmetic)?.remove(0).to_dtype(DType::F32)?;
+            let inputs = std::slice::from_ref(&input_of);
+            let got = evaluate(graph, inputs, arithmetic)?.remove(0).to_dtype(DType::F32)?;
             assert_eq!(got.flatten_all()?.to_vec1::<f32>()?, expected, "{size:?}");
         }
     }

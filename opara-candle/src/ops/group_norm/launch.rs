@@ -300,8 +300,8 @@ mod tests {
                 let mut channels = BTreeMap::new();
                 visits(&of, |block, thread, first| {
                     assert_eq!(first % of.vector, 0, "{of:?}: a vector is not aligned");
-                    for element in first..first + of.vector {
-                        seen[element] += 1;
+                    for (element, visits) in seen.iter_mut().enumerate().skip(first).take(of.vector) {
+                        *visits += 1;
                         let (image, within) = (element / (of.channels() * plane), element % (of.channels() * plane));
                         let channel = if channels_last { within % of.channels() } else { within / plane };
                         let width = of.channels() / of.slices;
