@@ -53,8 +53,9 @@ fn norms_agree_with_the_cpu() -> Result<()> {
     Ok(())
 }
 
-/// Channels, groups, and the pixels of an image: groups of one block and of several parts, vectors of all lengths.
-const GROUPS: [(usize, usize, (usize, usize)); 8] = [
+/// Channels, groups, and the pixels of an image: groups of one block and of several parts, vectors of all lengths, also of channels
+/// of two groups, slices of several groups and of one, and a group that no block has room for.
+const GROUPS: [(usize, usize, (usize, usize)); 16] = [
     (6, 3, (1, 1)),
     (6, 3, (5, 7)),
     (320, 32, (32, 32)),
@@ -63,6 +64,14 @@ const GROUPS: [(usize, usize, (usize, usize)); 8] = [
     (128, 32, (80, 80)),
     (96, 4, (31, 33)),
     (8, 1, (256, 256)),
+    (320, 32, (64, 64)),
+    (128, 32, (120, 121)),
+    (30, 3, (1, 1)),
+    (30, 3, (37, 51)),
+    (30, 3, (110, 101)),
+    (64, 1, (65, 67)),
+    (1016, 1016, (3, 5)),
+    (2052, 1, (3, 7)),
 ];
 
 #[test]
@@ -72,7 +81,7 @@ fn group_norms_agree_with_the_cpu() -> Result<()> {
     for ((channels, groups, (h, w)), (dtype, tolerance)) in GROUPS.into_iter().flat_map(|g| DTYPES.map(|d| (g, d))) {
         for (mean, activation) in [(0., Activation::Silu), (100., Activation::None), (0., Activation::Relu)] {
             let of = format!("{groups} groups of {channels} x {h} x {w} in {dtype:?}, mean {mean}, {activation:?}");
-            let (x, x_gpu) = both(&(waves(0, (2, channels, h, w))? + mean)?, dtype, &device)?;
+            let (x, x_gpu) = both(&(waves(0, (3, channels, h, w))? + mean)?, dtype, &device)?;
             let vectors = (1..3).map(|i| both(&waves(i, channels)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
             let [(scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
             let expected = ops::group_norm(&x, scale, shift, groups, EPS, activation)?;
@@ -91,16 +100,45 @@ fn group_norms_agree_with_the_cpu() -> Result<()> {
 #[test]
 fn nan_in_a_group_stays_in_it() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
+    // The second group begins in the middle of a vector, if channels come last.
+    const CHANNELS: usize = 12;
     for (number, (dtype, _)) in [f64::NAN, f64::INFINITY].into_iter().flat_map(|x| DTYPES.map(|d| (x, d))) {
         for plane in [50, 20_000] {
-            let x = waves(0, (1, 4, plane))?.to_dtype(dtype)?.to_device(&device)?;
-            let one = Tensor::arange(0f32, 4. * plane as f32, &device)?.eq(plane as f64 + 7.)?.reshape(x.shape())?;
+            let x = waves(0, (1, CHANNELS, plane, 1))?.to_dtype(dtype)?.to_device(&device)?;
+            let places = Tensor::arange(0f32, (CHANNELS * plane) as f32, &device)?;
+            let one = places.eq((5 * plane + 7) as f64)?.reshape(x.shape())?;
             let x = one.where_cond(&(x.ones_like()? * number)?, &x)?;
-            let (scale, shift) = (Tensor::ones(4, dtype, &device)?, Tensor::zeros(4, dtype, &device)?);
-            let got = ops::group_norm(&x, &scale, &shift, 2, 1e-5, Activation::Silu)?.to_dtype(DType::F32)?;
-            let is_nan = got.ne(&got)?.flatten_all()?.to_vec1::<u8>()?;
-            let expected = (0..4 * plane).map(|i| u8::from(i < 2 * plane));
-            assert!(is_nan.into_iter().eq(expected), "{number} among {plane} pixels in {dtype:?}");
+            let (scale, shift) = (Tensor::ones(CHANNELS, dtype, &device)?, Tensor::zeros(CHANNELS, dtype, &device)?);
+            let last = x.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            for (layout, x) in [("channels first", x), ("channels last", last)] {
+                let got = ops::group_norm(&x, &scale, &shift, 2, 1e-5, Activation::Silu)?.to_dtype(DType::F32)?;
+                let is_nan = got.ne(&got)?.contiguous()?.flatten_all()?.to_vec1::<u8>()?;
+                let expected = (0..CHANNELS * plane).map(|i| u8::from(i < CHANNELS / 2 * plane));
+                assert!(is_nan.into_iter().eq(expected), "{number} among {plane} pixels in {dtype:?}, {layout}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A part of a larger image's memory, which vectors may not begin at, gives the same.
+#[test]
+fn group_norms_of_images_that_are_not_aligned() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let sizes = (1, 48, 30, 31);
+    for (dtype, tolerance) in DTYPES {
+        let (x, x_gpu) = both(&waves(0, sizes)?, dtype, &device)?;
+        let vectors = (1..3).map(|i| both(&waves(i, 48)?, dtype, &device)).collect::<Result<Vec<_>>>()?;
+        let [(scale, scale_gpu), (shift, shift_gpu)] = &vectors[..] else { unreachable!() };
+        let expected = ops::group_norm(&x, scale, shift, 4, 1e-5, Activation::Silu)?;
+        let moved = |x: &Tensor| -> Result<Tensor> {
+            let flat = x.flatten_all()?;
+            Tensor::cat(&[&flat.narrow(0, 0, 1)?, &flat], 0)?.narrow(0, 1, flat.elem_count())?.reshape(x.shape())
+        };
+        let last = moved(&x_gpu.permute((0, 2, 3, 1))?.contiguous()?)?.permute((0, 3, 1, 2))?;
+        for (layout, x) in [("channels first", moved(&x_gpu)?), ("channels last", last)] {
+            let got = ops::group_norm(&x, scale_gpu, shift_gpu, 4, 1e-5, Activation::Silu)?;
+            assert_near(&got, &expected, tolerance, format!("{dtype:?}, {layout}"));
         }
     }
     Ok(())

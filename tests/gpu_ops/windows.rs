@@ -310,3 +310,30 @@ fn a_maximum_is_nan_if_an_element_is() -> Result<()> {
     assert!(got[0].is_nan() && got[1..] == [1., 1., 1.], "{got:?}");
     Ok(())
 }
+
+/// Also sizes that are no multiple, and 49 times, where a product in f64 is just below a whole number.
+#[test]
+fn upsampling_copies_the_pixels_that_candle_copies() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in DTYPES {
+        for (channels, size) in
+            [(64, (14, 22)), (6, (7, 11)), (20, (9, 40)), (5, (343, 539)), (2, (3, 5)), (1, (14, 22))]
+        {
+            let x = waves(0, (3, channels, 7, 11))?.to_dtype(dtype)?;
+            let expected = x.upsample_nearest2d(size.0, size.1)?.to_dtype(DType::F64)?;
+            let on_gpu = x.to_device(&device)?;
+            let last = on_gpu.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+            // An image of several begins inside their memory, and channels in part are no layout of their own.
+            let inside = Tensor::cat(&[&last.permute((0, 2, 3, 1))?; 2], 0)?.narrow(0, 3, 3)?.permute((0, 3, 1, 2))?;
+            let wide = Tensor::cat(&[&on_gpu; 2], 1)?.narrow(1, 0, channels)?;
+            for (x, is_last) in [(&on_gpu, false), (&last, true), (&inside, true), (&wide, false)] {
+                let got = ops::upsample_nearest2d(x, size.0, size.1)?;
+                let of = format!("{channels} channels to {size:?} in {dtype:?}, strides {:?}", x.stride());
+                assert_near(&got, &expected, 0., &of);
+                let keeps_layout = is_last && channels > 1 && dtype != DType::F64;
+                assert!(!keeps_layout || got.stride()[1] == 1, "{of}: strides {:?}", got.stride());
+            }
+        }
+    }
+    Ok(())
+}

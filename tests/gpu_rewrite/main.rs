@@ -8,6 +8,7 @@ mod images;
 mod layers;
 mod norms;
 mod transposed;
+mod upsampling;
 
 use candle::{DType, Result, Shape, Tensor};
 use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Report};

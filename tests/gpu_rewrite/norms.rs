@@ -46,8 +46,8 @@ fn blocks_of_diffusion_models_are_no_less_accurate() -> anyhow::Result<()> {
         Ok(vec![(vector(seed)? + 1.)?, vector(seed + 1)?, weight(seed + 2)?, vector(seed + 3)?])
     };
     let weights = [half(10)?, half(20)?].concat();
-    // A group of one block, and one of several parts.
-    for shape in [[1, 64, 24, 20], [2, 64, 128, 96]] {
+    // Images of one launch, and of several parts, also of an odd number of pixels.
+    for shape in [[1, 64, 24, 20], [2, 64, 128, 96], [3, 64, 61, 53]] {
         check(diffusion_block, &weights, &shape, &["convolution", "group-norm"])?;
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{
     activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, group_norm, heads, matmul,
-    norm, one_query, pool, quantized, sample, softmax, space_to_depth, write_rows,
+    norm, one_query, pool, quantized, sample, softmax, space_to_depth, upsample, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -27,5 +27,6 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     sample::effects::EFFECTS,
     softmax::effects::EFFECTS,
     space_to_depth::effects::EFFECTS,
+    upsample::effects::EFFECTS,
     write_rows::effects::EFFECTS,
 ];

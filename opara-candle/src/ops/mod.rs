@@ -72,6 +72,7 @@ mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
 mod space_to_depth;
+mod upsample;
 mod view;
 mod window;
 mod write_rows;
@@ -96,6 +97,7 @@ pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use sample::{mark_seen, sample, Sampler, Sampling};
 pub use softmax::{add_softmax, softmax_last_dim};
+pub use upsample::upsample_nearest2d;
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
 pub use write_rows::write_rows;

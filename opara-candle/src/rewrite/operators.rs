@@ -28,6 +28,9 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         }
         Compute::FusedConvolution(convolution) => fused_convolution(of, node, convolution),
         Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
+        Compute::UpsampleNearest([rows, columns]) => {
+            ops::upsample_nearest2d(&of.own(&node.operands[0])?, *rows as usize, *columns as usize)
+        }
         Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
@@ -99,6 +102,9 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::MaxPool(window) => pool(of, node, window, true)?,
         Function::MeanPool(window) => pool(of, node, window, false)?,
+        Function::UpsampleNearest([rows, columns]) => {
+            of.own(&node.operands[0])?.upsample_nearest2d(*rows as usize, *columns as usize)?
+        }
         Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
         Function::Where => select(of, node)?,
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,

@@ -522,3 +522,27 @@ fn elements_are_chosen_and_rotated_as_by_candle() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn upsampling_copies_what_candle_copies() -> Result<()> {
+    let input_of = numbers(120, 0.7)?;
+    for size in [[10, 6], [10, 3], [7, 8], [2, 1], [147, 3]] {
+        let part = operand(Value::Input(0), 15, &[(2, 60), (3, 15), (5, 3), (3, 1)]);
+        let nodes = vec![node(Function::UpsampleNearest(size), vec![part], 6 * size[0] * size[1])];
+        let outputs = vec![Output { value: Value::Node(0), buffer: 9 }];
+        let graph = Graph { inputs: vec![input(120, false)], nodes, outputs };
+        let mut changed = graph.clone();
+        assert_eq!(apply(&mut changed, &[]), 1);
+        let [rows, columns] = size.map(|n| n as usize);
+        let expected = input_of.reshape((2, 4, 5, 3))?.narrow(1, 1, 3)?.upsample_nearest2d(rows, columns)?;
+        let expected = expected.flatten_all()?.to_vec1::<f32>()?;
+        for (graph, arithmetic) in
+            [(&graph, Arithmetic::Typed), (&changed, Arithmetic::Typed), (&changed, Arithmetic::In(DType::F64))]
+        {
+            let inputs = std::slice::from_ref(&input_of);
+            let got = evaluate(graph, inputs, arithmetic)?.remove(0).to_dtype(DType::F32)?;
+            assert_eq!(got.flatten_all()?.to_vec1::<f32>()?, expected, "{size:?}");
+        }
+    }
+    Ok(())
+}

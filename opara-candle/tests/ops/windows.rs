@@ -348,3 +348,21 @@ fn strides_and_dilations_may_exceed_the_image() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn upsampling_repeats_the_nearest_pixel_before() -> Result<()> {
+    let x = values(1, &[2, 3, 4, 5], DType::F32)?;
+    let xs = doubles(&x)?;
+    for (rows, columns) in [(8, 10), (12, 5), (7, 11), (3, 2)] {
+        let of = |i: usize| {
+            let (row, column) = (i / columns % rows * 4 / rows, i % columns * 5 / columns);
+            xs[(i / columns / rows * 4 + row) * 5 + column]
+        };
+        let expected: Vec<f64> = (0..6 * rows * columns).map(of).collect();
+        let y = ops::upsample_nearest2d(&x, rows, columns)?;
+        assert_eq!(y.dims(), [2, 3, rows, columns]);
+        assert_close(&y, &expected);
+    }
+    assert!(ops::upsample_nearest2d(&x.flatten_to(1)?, 8, 10).is_err());
+    Ok(())
+}

@@ -116,6 +116,7 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_plane_sums_", Pooling),
     row("opara_depthwise_", Convolution),
     row("opara_space_to_depth_", Layout),
+    row("opara_upsample_", Other),
     row("opara_bias_act_", ElementWise),
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),

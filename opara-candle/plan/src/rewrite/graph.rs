@@ -119,6 +119,8 @@ pub enum Compute {
         /// Rows and columns more at the end.
         output_padding: [u64; 2],
     },
+    /// More rows and columns, each pixel a copy of the nearest one before it. Operand: `x`, `(batch, channels, h, w)`.
+    UpsampleNearest([u64; 2]),
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is. `k`
     /// and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {

@@ -186,6 +186,9 @@ pub enum Function {
         /// Rows and columns more at the end.
         output_padding: [u64; 2],
     },
+    /// `a`, `(batch, channels, h, w)`, with so many rows and columns. Row `r` of the result is row `floor(r * (h / rows))` of `a`,
+    /// where the quotient and the product are rounded to f64, or the last one if that is beyond it; columns are alike.
+    UpsampleNearest([u64; 2]),
 }
 
 /// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.

@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(written("opara_cat_sums_8_f16", &sums, 3), bytes(2 * 54));
         let squares: Vec<u64> = [96].into_iter().chain([1; 15]).collect();
         assert_eq!(written("opara_space_to_depth_nhwc_f16", &squares, 15), bytes(2 * 96));
+        assert_eq!(written("opara_upsample_nhwc8_f16", &[96, 8, 1, 3, 2, 6, 0, 0, 1, 2], 9), bytes(2 * 96));
         assert_eq!(written("fast_argmax_i64", &[27, 9, 2, 1, 2, 3], 5), bytes(4 * 3));
         assert_eq!(written("fast_sum_small_f64", &[27, 9, 2, 1, 2, 3], 5), bytes(8 * 27));
         assert_eq!(written("asort_desc_u8", &[1, 2, 9, 16], 1), bytes(4 * 3 * 9));

@@ -18,6 +18,9 @@ impl Arguments<'_> {
                 return self.pool(element, is_max);
             }
         }
+        if let Some(element) = name.strip_prefix("upsample_nearest2d_").and_then(element) {
+            return self.upsample_nearest(element);
+        }
         for (prefix, planes) in [("conv_transpose1d_", 1), ("conv_transpose2d_", 2)] {
             if let Some(element) = name.strip_prefix(prefix).and_then(element) {
                 return self.transposed_convolution(element, planes);
@@ -199,6 +202,24 @@ impl Arguments<'_> {
             function: if is_max { Function::MaxPool(window) } else { Function::MeanPool(window) },
             reads: vec![self.view_of(6, element, dims)?],
             writes: Some(self.view_of(7, element, vec![Dim { len, stride: 1 }])?),
+        })
+    }
+
+    /// Arguments: rows and columns of the result, how many of the operand are one of those, dimensions and strides, operand, result.
+    fn upsample_nearest(&self, element: Element) -> Option<Meaning> {
+        let (rows, columns) = (self.integer(0)?, self.integer(1)?);
+        let table = self.table(self.offset(4)?)?;
+        let (lens, strides) = (table.get(..4)?, table.get(4..8)?);
+        let scale = |from: u64, to: u64| (from as f64 / to as f64).to_bits();
+        if [self.integer(2)?, self.integer(3)?] != [scale(lens[2], rows), scale(lens[3], columns)] {
+            return None;
+        }
+        let dims = lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride }).collect();
+        let len = lens[0].checked_mul(lens[1])?.checked_mul(rows)?.checked_mul(columns)?;
+        Some(Meaning {
+            function: Function::UpsampleNearest([rows, columns]),
+            reads: vec![self.view_of(5, element, dims)?],
+            writes: Some(self.view_of(6, element, vec![Dim { len, stride: 1 }])?),
         })
     }
 

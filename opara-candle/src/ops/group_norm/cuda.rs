@@ -5,7 +5,7 @@ use candle::{bail, DType, Module, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Groups, Norm};
-use crate::cuda::driver::kernels::uninit;
+use crate::cuda::driver::kernels::{address, uninit};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::format::is_channels_last;
 use crate::ops::Activation;
@@ -20,14 +20,15 @@ pub(super) fn group_norm(
     activation: Activation,
 ) -> Result<Option<Tensor>> {
     let &[batch, channels, _, ..] = x.dims() else { return Ok(None) };
-    let plane = x.dims()[2..].iter().product();
     let of_channels = [scale, shift].iter().all(|vector| vector.dims() == [channels]);
-    let channels_last = is_channels_last(x);
-    let sizes = Groups::new(batch, groups, channels, plane, channels_last);
-    let Some(sizes) = sizes.filter(|_| of_channels && takes(x, &[Some(scale), Some(shift)])) else { return Ok(None) };
-    if x.dtype() == DType::F64 {
+    if !of_channels || !takes(x, &[Some(scale), Some(shift)]) || x.dtype() == DType::F64 {
         return Ok(None);
     }
+    let shape = [batch, channels, x.dims()[2..].iter().product()];
+    let channels_last = is_channels_last(x);
+    let arranged = if channels_last { x.permute((0, 2, 3, 1))? } else { x.contiguous()? };
+    let start = arranged.layout().start_offset();
+    let Some(sizes) = Groups::new(x.dtype(), shape, groups, channels_last, start) else { return Ok(None) };
     // The kernels apply no other activation.
     let (silu, after) = match activation {
         Activation::Silu => (true, Activation::None),
@@ -35,13 +36,8 @@ pub(super) fn group_norm(
     };
     let norm = Norm { of: sizes, eps, silu };
     let kernel = GroupNorm { norm, scale: scale.contiguous()?, shift: shift.contiguous()? };
-    let y = match channels_last {
-        true => {
-            let x = x.permute((0, 2, 3, 1))?;
-            launched(kernel, &x, x.shape())?.permute((0, 3, 1, 2))?
-        }
-        false => launched(kernel, &x.contiguous()?, x.shape())?,
-    };
+    let y = launched(kernel, &arranged, arranged.shape())?;
+    let y = if channels_last { y.permute((0, 3, 1, 2))? } else { y };
     after.forward(&y).map(Some)
 }
 
@@ -56,15 +52,16 @@ impl Kernel for GroupNorm {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let Self { norm, scale, shift } = self;
+        let norm = Norm { of: norm.of.at(dtype, address(&x, device))?, ..*norm };
         with_elements([Some(scale), Some(shift)], |[scale, shift]| {
             let (Some(scale), Some(shift)) = (scale, shift) else { bail!("a group norm without scale or shift") };
             let (operands, parts) = ([&x, &scale, &shift], norm.of.parts());
             if parts == 1 {
-                return launch::normalise(device, dtype, *norm, operands, None, y);
+                return launch::normalise(device, dtype, norm, operands, None, y);
             }
             let mut moments = uninit::<f32>(device, 2 * parts * norm.of.count())?;
             launch::moments(device, dtype, norm.of, operands, &mut moments)?;
-            launch::normalise(device, dtype, *norm, operands, Some(&moments), y)
+            launch::normalise(device, dtype, norm, operands, Some(&moments), y)
         })
     }
 }

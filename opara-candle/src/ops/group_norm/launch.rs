@@ -3,22 +3,31 @@
 #![allow(unsafe_code)]
 
 use candle::cuda_backend::WrapErr;
-use candle::{CudaDevice, DType, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, expect, function, ptx, wide};
 
 /// Threads per block of `group_norm.cu`.
-const THREADS: u32 = 512;
+const THREADS: usize = 512;
 
-/// Elements of a group that one block normalises, and of a part of a group that has several. Both are guesses.
-const WHOLE: usize = 16_384;
-const PART: usize = 8_192;
+/// Bytes of a pixel's channels that a block reads at least, if there are as many: a line of the cache.
+const LINE: usize = 128;
 
-/// Parts of a group at most: a warp merges their moments.
-const PARTS: usize = 32;
+/// Vectors of a thread that one launch handles, and that a part has at least. Both are guesses.
+const WHOLE: usize = 8;
+const PART: usize = 4;
 
-/// Groups of neighbouring channels of some images.
+/// Parts at most: four for each lane of the warp that merges their moments.
+const PARTS: usize = 128;
+
+/// Blocks at most if there are parts: the 132 multiprocessors of an H100 run two each at a time.
+const BLOCKS: usize = 4 * 132;
+
+/// Groups of neighbouring channels of some images, and how blocks share them: `slices` blocks share the channels of an image, and
+/// `parts` the pixels. If channels are contiguous, a slice is one group, and a part are some of its vectors. If they come last, a
+/// group is only a few bytes of every pixel. Then a slice is as many whole groups as memory reads at once, a part are some pixels,
+/// and a thread keeps its channels for all pixels, whatever groups they are of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Groups {
     images: usize,
@@ -28,6 +37,12 @@ pub(super) struct Groups {
     /// Pixels of an image.
     plane: usize,
     channels_last: bool,
+    /// Elements that a thread loads at once: neighbouring channels, or pixels of one.
+    vector: usize,
+    slices: usize,
+    parts: usize,
+    /// Pixels of a part, or vectors of a group's.
+    share: usize,
 }
 
 /// A group norm: what is added to the variance, and whether SiLU follows.
@@ -39,14 +54,68 @@ pub(super) struct Norm {
 }
 
 impl Groups {
-    /// `None` without elements, if the groups do not divide the channels, or if an index does not fit.
-    pub fn new(images: usize, groups: usize, channels: usize, plane: usize, channels_last: bool) -> Option<Self> {
-        let divides = groups > 0 && channels.is_multiple_of(groups);
-        let of = Self { images, groups, per: channels.checked_div(groups)?, plane, channels_last };
+    /// Groups of `[images, channels, pixels]`, whose elements begin so many behind the start of their memory. `None` without
+    /// elements, if the groups do not divide the channels, if two pixels of a slice do not fit into a block, or if an index does
+    /// not fit.
+    pub fn new(
+        dtype: DType,
+        [images, channels, plane]: [usize; 3],
+        groups: usize,
+        channels_last: bool,
+        start: usize,
+    ) -> Option<Self> {
+        let per = channels.checked_div(groups).filter(|per| per * groups == channels)?;
         let image = channels.checked_mul(plane)?;
-        // The grid's second axis ends there.
-        let fits = image <= i32::MAX as usize && of.count() < 1 << 16;
-        (divides && image > 0 && images > 0 && fits).then_some(of)
+        // The grid's second and third axis end there.
+        let fits = image <= i32::MAX as usize && groups.max(images) < 1 << 16;
+        if image == 0 || images == 0 || !fits {
+            return None;
+        }
+        let along = if channels_last { channels } else { plane };
+        let is_aligned = |n: &usize| along.is_multiple_of(*n) && start.is_multiple_of(*n) && *n <= wide(dtype);
+        let vector = [8, 4, 2].into_iter().find(is_aligned).unwrap_or(1);
+        // Channels of a slice, units of an image or group, and how many of them the threads of a block take at a time.
+        let (width, units, rows) = if channels_last {
+            let is_wide = |width: &usize| {
+                let divides = channels.is_multiple_of(*width) && width.is_multiple_of(vector);
+                divides && width * dtype.size_in_bytes() >= LINE
+            };
+            let width = (1..=groups).map(|n| n * per).find(is_wide).unwrap_or(channels);
+            (width, plane, THREADS * vector / width)
+        } else {
+            (per, per * plane / vector, THREADS)
+        };
+        if rows < 2 {
+            return None;
+        }
+        let slices = channels / width;
+        let parts = match units.div_ceil(rows) {
+            ..=WHOLE => 1,
+            each => (BLOCKS / (slices * images)).min(each / PART).clamp(1, PARTS),
+        };
+        let share = units.div_ceil(parts);
+        Some(Self { images, groups, per, plane, channels_last, vector, slices, parts: units.div_ceil(share), share })
+    }
+
+    /// The same with elements at this address: another library's memory may begin where vectors may not.
+    ///
+    /// # Errors
+    /// Groups that fit into a block as vectors only.
+    pub fn at(self, dtype: DType, address: u64) -> Result<Self> {
+        if self.begins_vectors(dtype, address) {
+            return Ok(self);
+        }
+        let sizes = [self.images, self.channels(), self.plane];
+        match Self::new(dtype, sizes, self.groups, self.channels_last, 1) {
+            Some(narrow) => Ok(narrow),
+            None => {
+                bail!("groups of {} channels have to begin at a multiple of 16 bytes, not at {address:#x}", self.per)
+            }
+        }
+    }
+
+    fn begins_vectors(&self, dtype: DType, address: u64) -> bool {
+        address.is_multiple_of((self.vector * dtype.size_in_bytes()) as u64)
     }
 
     /// Groups of all images.
@@ -56,12 +125,7 @@ impl Groups {
 
     /// Parts that each group is normalised in.
     pub fn parts(&self) -> usize {
-        let elements = self.per * self.plane;
-        if elements <= WHOLE {
-            1
-        } else {
-            elements.div_ceil(PART).min(PARTS)
-        }
+        self.parts
     }
 
     fn channels(&self) -> usize {
@@ -72,33 +136,28 @@ impl Groups {
         self.images * self.channels() * self.plane
     }
 
-    /// The kernel of this name, and the elements that a thread loads at once: neighbouring channels, or pixels of one.
-    fn kernel(
-        &self,
-        device: &CudaDevice,
-        name: &str,
-        dtype: DType,
-        addresses: &[u64],
-    ) -> Result<(CudaFunction, usize)> {
-        let (along, layout) = if self.channels_last { (self.per, "nhwc") } else { (self.plane, "nchw") };
-        let fits = |n: &usize| {
-            let bytes = (n * dtype.size_in_bytes()) as u64;
-            *n <= wide(dtype) && along.is_multiple_of(*n) && addresses.iter().all(|at| at.is_multiple_of(bytes))
-        };
-        let elements = [8, 4, 2].into_iter().find(fits).unwrap_or(1);
-        let name = format!("opara_{name}_{layout}{elements}_{}", dtype.as_str());
-        Ok((function(device, &name, "group_norm", ptx::GROUP_NORM)?, elements))
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// An address that its vectors cannot begin at.
+    fn kernel(&self, device: &CudaDevice, name: &str, dtype: DType, at: u64) -> Result<CudaFunction> {
+        let Self { vector, channels_last, .. } = *self;
+        if !self.begins_vectors(dtype, at) {
+            bail!("address {at:#x} does not begin a vector of {vector} elements")
+        }
+        let layout = if channels_last { "nhwc" } else { "nchw" };
+        let name = format!("opara_{name}_{layout}{vector}_{}", dtype.as_str());
+        function(device, &name, "group_norm", ptx::GROUP_NORM)
     }
 
-    /// Sizes as the kernels take them: groups, channels of each, pixels, vectors of a part.
-    fn sizes(&self, elements: usize) -> [u32; 4] {
-        let share = (self.per * self.plane / elements).div_ceil(self.parts());
-        [self.groups, self.per, self.plane, share].map(|n| n as u32)
+    /// Sizes as the kernels take them: groups, channels of each, pixels, pixels or vectors of a part.
+    fn sizes(&self) -> [u32; 4] {
+        [self.groups, self.per, self.plane, self.share].map(|n| n as u32)
     }
 
     fn config(&self) -> LaunchConfig {
-        let grid_dim = (self.parts() as u32, self.count() as u32, 1);
-        LaunchConfig { grid_dim, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 }
+        let grid_dim = [self.parts, self.slices, self.images].map(|n| n as u32).into();
+        LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
     }
 
     fn expect<T>(&self, [x, scale, shift]: [&CudaView<T>; 3]) -> Result<()> {
@@ -121,10 +180,8 @@ pub(super) fn moments<T: DeviceRepr>(
 ) -> Result<()> {
     of.expect([x, scale, shift])?;
     expect("the moments", moments.len(), 2 * of.parts() * of.count())?;
-    // Parts are of the same vectors in both launches.
-    let addresses = [x, scale, shift].map(|operand| address(operand, device));
-    let (function, elements) = of.kernel(device, "group_moments", dtype, &addresses)?;
-    let sizes = of.sizes(elements);
+    let function = of.kernel(device, "group_moments", dtype, address(x, device))?;
+    let sizes = of.sizes();
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
@@ -132,13 +189,13 @@ pub(super) fn moments<T: DeviceRepr>(
     }
     launch.arg(x).arg(moments);
     // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x`, and writes two numbers for
-    // each part of each group. The slice lengths were checked above, and `kernel` checked lengths and addresses for the vectors
-    // that it loads.
+    // each part of each group. The slice lengths were checked above, `Groups::new` checked lengths for the vectors that it loads, and
+    // `kernel` their address.
     unsafe { launch.launch(of.config()) }.w()?;
     Ok(())
 }
 
-/// Group norm of `x`, scaled and shifted, into `y`: by the moments of its parts, if groups have several, else with a block for each group.
+/// Group norm of `x`, scaled and shifted, into `y`: by the moments of its parts, if there are several, else in one launch.
 ///
 /// # Errors
 /// Slices that are too short, or a failed launch.
@@ -155,10 +212,9 @@ pub(super) fn normalise<T: DeviceRepr>(
     let needed = if of.parts() > 1 { 2 * of.parts() * of.count() } else { 0 };
     expect("the moments", moments.map_or(0, CudaSlice::len), needed)?;
     expect("the result", y.len(), of.elements())?;
-    let addresses = [x, scale, shift].map(|operand| address(operand, device));
     let name = if moments.is_some() { "group_apply" } else { "group_norm" };
-    let (function, elements) = of.kernel(device, name, dtype, &addresses)?;
-    let (sizes, silu) = (of.sizes(elements), i32::from(silu));
+    let function = of.kernel(device, name, dtype, address(x, device))?;
+    let (sizes, silu) = (of.sizes(), i32::from(silu));
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     for size in &sizes {
@@ -171,8 +227,115 @@ pub(super) fn normalise<T: DeviceRepr>(
     launch.arg(y);
     // SAFETY: the arguments match the declaration of the kernel, which takes moments if its name says so. It reads `elements()`
     // elements of `x`, one of scale and shift per channel and two moments per part of a group, if there are several, and writes
-    // `elements()` elements of `y`. The slice lengths were checked above, and `kernel` checked lengths and addresses for the vectors
-    // that it loads.
+    // `elements()` elements of `y`, which begins an allocation. The slice lengths were checked above, `Groups::new` checked lengths for
+    // the vectors that it loads, and `kernel` their address.
     unsafe { launch.launch(of.config()) }.w()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// `[images, channels, pixels]`, and groups.
+    const IMAGES: [([usize; 3], usize); 14] = [
+        ([1, 320, 4096], 32),
+        ([2, 128, 40_000], 32),
+        ([3, 30, 77], 3),
+        ([3, 30, 9_001], 3),
+        ([1, 6, 1], 3),
+        ([2, 1280, 64], 32),
+        ([1, 64, 6_561], 1),
+        ([2, 1016, 5], 1016),
+        ([1, 2048, 50], 1),
+        ([700, 16, 100], 4),
+        ([1, 7, 5_003], 7),
+        ([1, 2, 1], 2),
+        ([1, 96, 1023], 4),
+        ([1, 12, 70_000], 2),
+    ];
+
+    /// The elements that each block loads and stores, as `group.cuh` and `slice.cuh` do, with the threads that do.
+    fn visits(of: &Groups, mut visit: impl FnMut([usize; 3], usize, usize)) {
+        let Groups { per, plane, vector, .. } = *of;
+        let ([parts, slices, images], [_, _, _, share]) = ([of.parts, of.slices, of.images], of.sizes());
+        let width = of.channels() / slices;
+        for block in (0..images).flat_map(|z| (0..slices).flat_map(move |y| (0..parts).map(move |x| [x, y, z]))) {
+            let [part, slice, image] = block;
+            let units = if of.channels_last { plane } else { per * plane / vector };
+            let first = (part * share as usize).min(units);
+            let end = (first + share as usize).min(units);
+            for thread in 0..THREADS {
+                if !of.channels_last {
+                    for at in (first + thread..end).step_by(THREADS) {
+                        visit(block, thread, (image * of.groups + slice) * per * plane + at * vector);
+                    }
+                    continue;
+                }
+                let vectors = width / vector;
+                let (rows, row, column) = (THREADS / vectors, thread / vectors, thread % vectors * vector);
+                assert!(rows >= 2, "{of:?}: the room of a block has place for two rows");
+                let origin = image * plane * of.channels() + slice * width + column;
+                for pixel in (first + row..end).step_by(rows).filter(|_| row < rows) {
+                    visit(block, thread, origin + pixel * of.channels());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_visit_every_element_once_in_whole_groups() {
+        for ((sizes, groups), dtype) in
+            IMAGES.into_iter().flat_map(|image| [DType::F16, DType::F32].map(|dtype| (image, dtype)))
+        {
+            for (channels_last, start) in [(false, 0), (true, 0), (true, 4), (true, 1), (false, 1)] {
+                let Some(of) = Groups::new(dtype, sizes, groups, channels_last, start) else {
+                    assert!(channels_last && sizes[1] > 256, "{sizes:?} are supported");
+                    continue;
+                };
+                let (per, plane) = (of.per, of.plane);
+                let mut seen = vec![0u8; of.elements()];
+                let mut channels = BTreeMap::new();
+                visits(&of, |block, thread, first| {
+                    assert_eq!(first % of.vector, 0, "{of:?}: a vector is not aligned");
+                    for (element, visits) in seen.iter_mut().enumerate().skip(first).take(of.vector) {
+                        *visits += 1;
+                        let (image, within) = (element / (of.channels() * plane), element % (of.channels() * plane));
+                        let channel = if channels_last { within % of.channels() } else { within / plane };
+                        let width = of.channels() / of.slices;
+                        assert_eq!((image, channel / width), (block[2], block[1]), "{of:?}");
+                    }
+                    if channels_last {
+                        let channel = first % of.channels();
+                        let known = *channels.entry((block, thread)).or_insert(channel);
+                        assert_eq!(known, channel, "{of:?}: a thread keeps its channels");
+                    }
+                });
+                assert!(seen.iter().all(|&visits| visits == 1), "{of:?}: every element once");
+                assert!((of.channels() / of.slices).is_multiple_of(per), "{of:?}: groups are whole");
+                assert!(of.parts <= PARTS, "{of:?}: a warp merges the parts");
+            }
+        }
+    }
+
+    #[test]
+    fn slices_are_as_wide_as_memory_reads() {
+        let of = |dtype, channels, plane| Groups::new(dtype, [1, channels, plane], 32, true, 0).expect("supported");
+        let image = of(DType::F16, 128, 512 * 512);
+        assert_eq!((image.vector, image.slices, image.parts), (8, 2, 128));
+        let image = of(DType::F16, 320, 4096);
+        assert_eq!((image.vector, image.channels() / image.slices), (8, 80));
+        assert!((8..=32).contains(&image.parts), "{image:?}");
+        let image = of(DType::F32, 1280, 64);
+        assert_eq!((image.vector, image.channels() / image.slices, image.parts), (4, 40, 1));
+        let narrow = image.at(DType::F32, 8).expect("narrower vectors fit");
+        assert_eq!((narrow.vector, narrow.channels() / narrow.slices), (1, 40));
+        assert_eq!(image.at(DType::F32, 16).expect("it is aligned").vector, 4);
+        // No slice holds two pixels of these; and there are no groups of part of a channel.
+        assert!(Groups::new(DType::F32, [1, 4096, 9], 1, true, 0).is_none());
+        assert!(Groups::new(DType::F32, [1, 10, 9], 4, true, 0).is_none());
+        assert!(Groups::new(DType::F32, [1, 10, 9], 0, false, 0).is_none());
+    }
 }

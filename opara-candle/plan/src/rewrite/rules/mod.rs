@@ -20,6 +20,7 @@ mod residual_norm;
 mod row_norm;
 mod softmax;
 mod transposed_convolution;
+mod upsampling;
 mod views;
 
 use hashbrown::HashSet;
@@ -75,6 +76,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-padding", at: padding::at },
     // A transposed convolution, and what is added to each of its channels: an ordinary one.
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
+    // Nearest upsampling: the same in any layout.
+    Rule { name: "upsampling", at: upsampling::at },
     // What is added to each channel of a convolution: part of it.
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.

@@ -5,6 +5,7 @@ mod images;
 mod layers;
 mod norms;
 mod transposed;
+mod upsampling;
 
 use super::rules::{self, Applied};
 use super::*;

@@ -131,6 +131,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::Convolution(window),
         Function::MaxPool(window),
         Function::TransposedConvolution { window, output_padding: [1, 0] },
+        Function::UpsampleNearest([6, 300]),
         Function::Part,
         Function::IndexSelect { left: 2, from: 300, right: 7 },
         Function::Where,
