@@ -121,9 +121,11 @@ fn refused(reason: &str, label: &str) -> Error {
 
 /// Converts one launch to an op.
 fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &str) -> (Op, CapturedLaunch) {
+    let mut unnamed = Vec::new();
     let (name, work, accesses, pointers) = match &launch {
         LaunchNode::Kernel(kernel) => {
-            let (accesses, pointers) = kernel_accesses(memory, kernel, call);
+            let (accesses, pointers, others) = kernel_accesses(memory, kernel, call);
+            unnamed = others;
             (KernelName::from(&*kernel.name), Work::Kernel(kernel.launch), accesses, pointers)
         }
         LaunchNode::Memset(memset) => {
@@ -160,7 +162,7 @@ fn record(memory: &mut Memory, launch: LaunchNode, call: Option<&Call>, label: &
     let pointers = pointers.into_iter().filter(|p| !kernel || !external(p)).collect();
     let is_of_a_library = kernel && call.is_some();
     let op = Op { name, label: label.to_string(), work, accesses, nanos: None, meaning: None };
-    (op, CapturedLaunch { launch, pointers, fixed, is_of_a_library })
+    (op, CapturedLaunch { launch, pointers, fixed, unnamed, is_of_a_library })
 }
 
 /// The meaning of a library call. `None` if an operand is not aligned to its elements within its buffer.
@@ -175,19 +177,28 @@ fn meaning(memory: &mut Memory, call: &Call) -> Option<Meaning> {
     Some(Meaning { function: computed.function.clone(), reads, writes: Some(view(&computed.writes)?) })
 }
 
-/// The accesses and pointers of a kernel. Every aligned word of the arguments that is an address inside a buffer counts as a
-/// pointer. What the kernel does to that buffer is known from the library call that launched it, or from its code.
-fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>) -> (Vec<Access>, Vec<Pointer>) {
+/// The accesses and pointers of a kernel, and which of these lead to tensors that its call does not name. Every aligned word of the
+/// arguments that is an address inside a buffer counts as a pointer. What the kernel does to that buffer is known from the library
+/// call that launched it, or from its code.
+fn kernel_accesses(
+    memory: &mut Memory,
+    kernel: &KernelNode,
+    call: Option<&Call>,
+) -> (Vec<Access>, Vec<Pointer>, Vec<usize>) {
     let arguments = &kernel.arguments;
     let known = known(&kernel.name, arguments, &kernel.launch, kernel.code);
     let operands = call.map(|call| operands(memory, call));
     let mut accesses: Vec<Access> = Vec::new();
-    let mut pointers = Vec::new();
+    let (mut pointers, mut unnamed) = (Vec::new(), Vec::new());
     for (word, value) in arguments.words() {
         let Some((buffer, delta)) = memory.find(value) else { continue };
         pointers.push(Pointer { word, buffer, delta });
         let (region, mode) = match (&operands, &known) {
-            (Some(operands), _) => (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer)),
+            (Some(operands), _) => {
+                let named = operands.as_ref().is_none_or(|operands| operands.contains_key(&buffer));
+                unnamed.extend((!named && memory.owners[buffer] == Owner::Tensor).then_some(word));
+                (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer))
+            }
             (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
             (None, None) => (memory.whole(buffer, 0), AccessMode::ReadWrite),
         };
@@ -196,7 +207,7 @@ fn kernel_accesses(memory: &mut Memory, kernel: &KernelNode, call: Option<&Call>
     if operands.is_some() || known.is_some() {
         memory.writes_input |= accesses.iter().any(|a| a.mode.writes() && memory.is_input(a.buffer));
     }
-    (accesses, pointers)
+    (accesses, pointers, unnamed)
 }
 
 /// The access modes of a library call's operands, by buffer; `None` if the operands are not known.

@@ -26,6 +26,9 @@ pub(super) struct CapturedLaunch {
     pub pointers: Vec<Pointer>,
     /// Offsets, in the arguments, of pointers to memory that stays where it is.
     pub fixed: Vec<usize>,
+    /// Those of all pointers that lead to tensors which the library's call does not name: padding that holds an earlier pointer, which
+    /// may be another one in each capture.
+    pub unnamed: Vec<usize>,
     /// Did a library launch it? Then its arguments may hold padding with arbitrary bytes.
     pub is_of_a_library: bool,
 }
@@ -33,7 +36,7 @@ pub(super) struct CapturedLaunch {
 impl CapturedLaunch {
     /// The launch of a fused kernel.
     pub fn new(launch: LaunchNode, pointers: Vec<Pointer>) -> Self {
-        Self { launch, pointers, fixed: Vec::new(), is_of_a_library: false }
+        Self { launch, pointers, fixed: Vec::new(), unnamed: Vec::new(), is_of_a_library: false }
     }
 
     /// Offsets of all pointers, in order.
@@ -48,11 +51,13 @@ impl CapturedLaunch {
     pub fn repeats(&self, earlier: &CapturedLaunch, moved: &[usize]) -> bool {
         match (&self.launch, &earlier.launch) {
             (LaunchNode::Kernel(now), LaunchNode::Kernel(before)) => {
+                let is_padding = |word: &usize| self.unnamed.contains(word) || earlier.unnamed.contains(word);
+                let fixed = |of: &Self| of.fixed.iter().copied().filter(|word| !is_padding(word)).collect::<Vec<_>>();
+                let own = fixed(self);
                 let compared =
-                    |word: &usize| if self.is_of_a_library { self.fixed.contains(word) } else { !moved.contains(word) };
+                    |word: &usize| if self.is_of_a_library { own.contains(word) } else { !moved.contains(word) };
                 let words = now.arguments.words().zip(before.arguments.words());
-                self.fixed == earlier.fixed
-                    && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
+                own == fixed(earlier) && words.filter(|((word, _), _)| compared(word)).all(|((_, a), (_, b))| a == b)
             }
             (LaunchNode::Memset(now), LaunchNode::Memset(before)) => {
                 let target = |m: &MemsetNode| self.fixed.contains(&0).then(|| m.address());

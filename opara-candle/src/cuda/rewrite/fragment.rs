@@ -31,16 +31,16 @@ pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -
     let first = Rerun::of_copies(&stateless, inputs)?;
     let mut earlier = pass(0, &first)?;
     let mut moved = Vec::new();
-    for attempt in 1..=ATTEMPTS {
+    loop {
         let elsewhere = Rerun::of_copies(&stateless, inputs)?;
-        let mut again = pass(attempt, &elsewhere)?;
+        let mut again = pass(moved.len() + 1, &elsewhere)?;
         moved.push(elsewhere);
-        if again.confirm(&earlier)?.is_none() {
-            return sound(again);
+        match again.confirm(&earlier)? {
+            None => return sound(again),
+            Some(at) if moved.len() == ATTEMPTS => return Err(again.unstable(at)),
+            Some(_) => earlier = again,
         }
-        earlier = again;
     }
-    Err(Error::NotCapturable { reason: "its operators launch something else at each call".into() })
 }
 
 /// A capture whose every pointer leads to its own buffers or to a library's.
