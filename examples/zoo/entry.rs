@@ -27,6 +27,8 @@ pub type Function = Rc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>>>;
 pub struct Model {
     pub function: Function,
     pub inputs: Vec<Tensor>,
+    /// The same model on this library's operators, where there is one.
+    pub native: Option<Box<Model>>,
     wrap: Box<Wrap>,
 }
 
@@ -45,7 +47,7 @@ impl Model {
             let function = shared.clone();
             builder.build_fn(move |x| function(x), inputs)
         };
-        Ok(Self { function: Rc::new(move |x| function(x)), inputs: inputs.into(), wrap: Box::new(wrap) })
+        Ok(Self { function: Rc::new(move |x| function(x)), inputs: inputs.into(), native: None, wrap: Box::new(wrap) })
     }
 
     /// Wraps a function that is not `Send`. `make` is called here, and again on each executor's own thread. The
@@ -66,7 +68,7 @@ impl Model {
             let weights = weights.clone();
             builder.build_fn_on_thread(move || make(weights), inputs)
         };
-        Ok(Self { function, inputs: inputs.into(), wrap: Box::new(wrap) })
+        Ok(Self { function, inputs: inputs.into(), native: None, wrap: Box::new(wrap) })
     }
 
     /// Builds an executor.

@@ -1,4 +1,5 @@
-//! Runs candle-transformers' models in their published sizes, with random weights, through the executor. Reports how
+//! Runs candle-transformers' models in their published sizes, and this library's on candle's operators, with random weights, through
+//! the executor. Reports how
 //! each model was captured, whether outputs equal eager execution bitwise, run times, and memory use.
 //!
 //!     cargo run --release --features cudnn --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
@@ -10,6 +11,7 @@
 
 mod audio;
 mod bits;
+mod by_candle;
 mod diffusion;
 mod entry;
 mod measure;
@@ -122,7 +124,7 @@ impl Args {
 
 /// Lists all entries.
 fn zoo() -> impl Iterator<Item = &'static Entry> {
-    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES].into_iter().flatten()
+    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES, by_candle::ENTRIES].into_iter().flatten()
 }
 
 fn main() -> ExitCode {

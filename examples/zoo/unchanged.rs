@@ -20,6 +20,8 @@ pub struct Row {
     exact_us: Option<f64>,
     /// The same with [`Numerics::Accurate`].
     accurate_us: Option<f64>,
+    /// Median microseconds of a call of the same model on this library's operators.
+    native_us: Option<f64>,
     /// The worst error of what is rewritten, in roundings.
     error: Option<f64>,
     /// candle's error there.
@@ -42,8 +44,8 @@ pub fn measure(
 ) -> Result<Row> {
     let Target { device, dtype, batch } = target;
     let model = (entry.build)(target)?;
-    let Model { inputs, .. } = &model;
-    let build = |name: &str| -> Result<OparaExecutor> {
+    let Model { inputs, native, .. } = &model;
+    let build = |name: &str, model: &Model| -> Result<OparaExecutor> {
         let numerics = if name == "accurate" { Numerics::Accurate } else { Numerics::Exact };
         // Build times are those of a first build.
         let executor = model.executor(OparaExecutor::builder().numerics(numerics).kernel_cache(None))?;
@@ -51,9 +53,12 @@ pub fn measure(
         ensure!(mode != Mode::Eager, "it runs eagerly: {}", reason.unwrap_or_default());
         Ok(executor)
     };
-    let built = numerics.iter().map(|&name| Ok((name, build(name)?))).collect::<Result<Vec<_>>>()?;
+    let built = numerics.iter().map(|&name| Ok((name, build(name, &model)?))).collect::<Result<Vec<_>>>()?;
+    let native =
+        native.as_ref().map(|model| Ok::<_, anyhow::Error>(("native", build("native", model)?))).transpose()?;
     let calls: Vec<_> = built
         .iter()
+        .chain(&native)
         .map(|(name, executor)| (*name, move || Ok(executor.call_zero_copy(inputs, |_| Vec::new())?)))
         .collect();
     let runs: Vec<Run> = calls.iter().map(|(name, call)| (*name, call as _)).collect();
@@ -73,6 +78,7 @@ pub fn measure(
         batch: *batch,
         exact_us: us("exact"),
         accurate_us: us("accurate"),
+        native_us: us("native"),
         error: worst.map(|rewrite| rewrite.error),
         candle_error: worst.map(|rewrite| rewrite.candle_error),
         reports,
@@ -83,6 +89,9 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.0}"));
         write!(f, "{:<24}{:<5}{:>8}{:>8}", self.model, self.dtype, us(self.exact_us), us(self.accurate_us))?;
+        if self.native_us.is_some() {
+            write!(f, ", native {}", us(self.native_us))?;
+        }
         for (name, report) in &self.reports {
             let stages: Vec<String> = report.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.0}")).collect();
             write!(f, "\n    {name}: built in ms: {}", stages.join(", "))?;
