@@ -4,18 +4,20 @@
 #
 #     scripts/unchanged.sh FOLDER
 #
+# The models by candle are this library's own, kept to candle's operators, beside themselves on the library's; PyTorch does not run them.
+#
 # FOLDER gets the lines and the log of each model, dtype and side. What is there is not measured again, so another call goes on where
 # one ended. A side that fails leaves null in its row.
 #
 # F16, F32: models, in the order of importance   BATCH=1   OUTPUT: the file   GPUS="0 1": which to use, else all
 # ZOO: the program, if it is built   COMMIT: what it was built of   PYTHON=python3   CACHE: of PyTorch's compiler, else in FOLDER
-# LIMIT=520: seconds after which everything ends   CELL=100: seconds for a model on one side
+# NUMERICS=exact,accurate: what to measure of ours   LIMIT=520: seconds after which everything ends   CELL=100: seconds for a model on one side
 set -uo pipefail
 folder=$(realpath -m "${1:?"give a folder for the lines"}")
 cd "$(dirname "$0")/.."
 f16=${F16-resnet18 resnet50 vgg16 convnext-tiny mobilenetv4-small vit-base beit-base dinov2-small eva2-base hiera-tiny bert-base \
 qwen2-0.5b sd-1.5-unet-64 sd-1.5-vae-decoder-64 sd-1.5-unet sd-1.5-vae-decoder efficientnet-b0 clip-vit-b32-vision siglip-base \
-segformer-b0 t5-small-encoder}
+segformer-b0 t5-small-encoder bert-by-candle t5-by-candle deepfm-by-candle googlenet-by-candle inception-by-candle nasnet-by-candle}
 f32=${F32-resnet18 resnet50 vgg16 mobilenetv4-small vit-base bert-base modernbert-base whisper-tiny-encoder}
 batch=${BATCH:-1}
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
@@ -38,6 +40,7 @@ limited() {
 }
 
 torch() {
+    [[ $1 != *-by-candle ]] || return 0
     limited "$python" peers/python/zoo.py --models "$1" --dtypes "$2" --batch "$batch" "${@:3}"
 }
 
@@ -63,7 +66,7 @@ wait
 cell() {
     local to=$folder/$1-$2-$batch
     [ ! -e "$to.done" ] && mkdir "$to.running" 2>/dev/null || return
-    limited "$ZOO" --only "$1" --dtype "$2" --batch "$batch" --iters 30 --unchanged exact,accurate --json "$to.candle.jsonl" \
+    limited "$ZOO" --only "$1" --dtype "$2" --batch "$batch" --iters 30 --unchanged "${NUMERICS:-exact,accurate}" --json "$to.candle.jsonl" \
         >"$to.candle.log" 2>&1
     local candle=$?
     torch "$1" "$2" --json "$to.torch.jsonl" >"$to.torch.log" 2>&1
