@@ -249,7 +249,8 @@ fn common(operands: &[Operand]) -> Option<Vec<usize>> {
 pub(super) fn concat(parts: &[Tensor], rows: u64, widths: &[u64]) -> Option<usize> {
     let first = parts.first()?;
     let width = |part: &Tensor, dim: usize| part.dims()[dim..].iter().product::<usize>() as u64;
-    (0..first.rank()).find(|&dim| {
+    // The innermost: of one image, channels are as many runs as images are.
+    (0..first.rank()).rev().find(|&dim| {
         let fits = |(part, &of): (&Tensor, &u64)| {
             part.rank() == first.rank()
                 && part.dims()[..dim] == first.dims()[..dim]

@@ -110,15 +110,30 @@ fn chained(steps: &[usize], elements: usize) -> Option<Vec<usize>> {
     Some(shape)
 }
 
-/// The tensor in another shape; without a copy if only dimensions of one come or go.
+/// The tensor in another shape; without a copy if only dimensions of one come or go, or if its elements fill a range of memory in
+/// which the shape is a view.
 pub(super) fn shaped(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let longer = |dims: &[usize]| dims.iter().copied().filter(|&dim| dim != 1).collect::<Vec<_>>();
     if t.dims() == shape {
         return Ok(t.clone());
     }
-    let longer = |dims: &[usize]| dims.iter().copied().filter(|&dim| dim != 1).collect::<Vec<_>>();
-    if t.is_contiguous() || longer(t.dims()) != longer(shape) {
+    if t.is_contiguous() || t.elem_count() == 0 {
         return t.reshape(shape);
     }
+    if longer(t.dims()) == longer(shape) {
+        return of_ones(t, shape);
+    }
+    let mut in_memory: Vec<usize> = (0..t.rank()).collect();
+    in_memory.sort_by_key(|&axis| std::cmp::Reverse(t.stride()[axis]));
+    let flat = t.permute(in_memory)?;
+    let Some(strides) = reshaped(t.dims(), t.stride(), shape).filter(|_| flat.is_contiguous()) else {
+        return t.reshape(shape);
+    };
+    view(&flat.flatten_all()?, 0, shape, &strides)?.map_or_else(|| t.reshape(shape), Ok)
+}
+
+/// The tensor in a shape that differs in dimensions of one.
+fn of_ones(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let mut t = t.clone();
     for at in (0..t.rank()).rev() {
         if t.dims()[at] == 1 {
@@ -131,6 +146,33 @@ pub(super) fn shaped(t: &Tensor, shape: &[usize]) -> Result<Tensor> {
         }
     }
     Ok(t)
+}
+
+/// The strides of the same elements in another shape; `None` if a dimension of it goes over elements that no one stride leads along.
+fn reshaped(dims: &[usize], strides: &[usize], shape: &[usize]) -> Option<Vec<usize>> {
+    if dims.iter().product::<usize>() != shape.iter().product::<usize>() {
+        return None;
+    }
+    let mut own = dims.iter().zip(strides).rev().filter(|(&dim, _)| dim != 1).peekable();
+    // Elements that one stride leads along, of which the new dimensions have taken some.
+    let (mut left, mut stride) = (1, 1);
+    let mut found = vec![0; shape.len()];
+    for (at, &dim) in shape.iter().enumerate().rev().filter(|(_, &dim)| dim != 1) {
+        if left == 1 {
+            let (&len, &step) = own.next()?;
+            (left, stride) = (len, step);
+            while let Some((&len, _)) = own.next_if(|(_, &outer)| outer == left * step) {
+                left *= len;
+            }
+        }
+        if !left.is_multiple_of(dim) {
+            return None;
+        }
+        found[at] = stride;
+        left /= dim;
+        stride *= dim;
+    }
+    Some(found)
 }
 
 #[cfg(test)]
@@ -187,6 +229,20 @@ mod tests {
     }
 
     #[test]
+    fn pixels_of_images_in_a_row_are_no_copy() -> Result<()> {
+        let last = tensor()?.permute((0, 2, 3, 1))?.contiguous()?.permute((0, 3, 1, 2))?;
+        // Pixels by channels, in heads, and back.
+        let pixels = view(&last, 0, &[2, 20, 6], &[120, 1, 20])?.unwrap();
+        assert!(pixels.is_contiguous());
+        let heads = view(&last, 0, &[2, 2, 20, 3], &[120, 60, 1, 20])?.unwrap();
+        assert_eq!(heads.stride(), [120, 3, 6, 1]);
+        let back = shaped(&pixels.transpose(1, 2)?, &[2, 6, 4, 5])?;
+        assert_eq!(back.stride(), last.stride());
+        assert_eq!(back.flatten_all()?.to_vec1::<f32>()?, last.flatten_all()?.to_vec1::<f32>()?);
+        Ok(())
+    }
+
+    #[test]
     fn windows_that_overlap_are_no_view() -> Result<()> {
         assert!(!check(&tensor()?, 0, &[10, 4], &[1, 1])?);
         assert!(!check(&tensor()?, 0, &[10, 4], &[2, 1])?);
@@ -194,6 +250,27 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn another_shape_has_the_same_elements(
+            order in Just(vec![0usize, 1, 2, 3]).prop_shuffle(),
+            shape in prop::sample::select(vec![
+                vec![240], vec![12, 20], vec![20, 12], vec![2, 1, 120], vec![2, 3, 2, 20], vec![48, 5], vec![6, 40], vec![5, 4, 12],
+                vec![4, 5, 1, 6, 2], vec![2, 20, 6], vec![3, 2, 40], vec![8, 5, 6],
+            ]),
+            rows in 1usize..5,
+        ) {
+            let x = tensor().unwrap().permute(order).unwrap();
+            let same = |t: &Tensor, shape: &[usize]| {
+                let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let got = shaped(t, shape).unwrap();
+                assert_eq!((got.dims(), values(&got)), (shape, values(t)));
+            };
+            same(&x, &shape);
+            // A slice, whose elements fill no range.
+            let slice = x.narrow(0, 0, rows.min(x.dims()[0])).unwrap();
+            same(&slice, &[slice.elem_count()]);
+        }
+
         #[test]
         fn a_view_has_the_elements_that_are_asked_for(
             dims in prop::collection::vec(1usize..5, 1..4),
