@@ -166,14 +166,18 @@ fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
     match kind {
         PoolKind::Max => fill(x, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
         PoolKind::Mean => {
-            let sum = (fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)? * (kernel * kernel) as f64)?;
-            let counts = (0..oh * ow).map(|i| {
+            let mean = fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)?;
+            let counted = |i: usize| {
                 let rows = config.counted(i / ow, h, p.top, p.bottom);
                 let columns = config.counted(i % ow, w, p.left, p.right);
-                1. / (rows * columns) as f64
-            });
-            let counts = Tensor::from_iter(counts, x.device())?.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
-            sum.broadcast_mul(&counts)
+                rows * columns
+            };
+            if (0..oh * ow).all(|i| counted(i) == kernel * kernel) {
+                return Ok(mean);
+            }
+            let sum = (mean * (kernel * kernel) as f64)?;
+            let counts = Tensor::from_iter((0..oh * ow).map(|i| 1. / counted(i) as f64), x.device())?;
+            sum.broadcast_mul(&counts.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?)
         }
     }
 }
