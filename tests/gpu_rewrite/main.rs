@@ -7,6 +7,7 @@ mod convolutions;
 mod images;
 mod layers;
 mod norms;
+mod pools;
 mod transposed;
 mod upsampling;
 

@@ -1,6 +1,6 @@
 //! What a node of a graph computes, by operators on tensors.
 
-use candle::{bail, DType, Module, Result, Tensor, D};
+use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, Step};
 use opara_plan::trace::{Function, Window};
 
@@ -31,6 +31,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::UpsampleNearest([rows, columns]) => {
             ops::upsample_nearest2d(&of.own(&node.operands[0])?, *rows as usize, *columns as usize)
         }
+        Compute::Pool { window, end, is_max } => padded_pool(of, node, window, *end, *is_max),
         Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
@@ -52,6 +53,7 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
             let device = of.device()?;
             Tensor::zeros(node.len as usize, dtype, &device)?
         }
+        Function::Fill(bits) => filled(node, *bits, dtype, &of.device()?)?,
         Function::Copy => of.whole_or_own(&node.operands[0])?.to_dtype(dtype)?,
         Function::Unary(name) => {
             let operands = of.operands(node)?;
@@ -110,6 +112,18 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
+}
+
+/// As many elements of these bits as a node has.
+fn filled(node: &Node, bits: u64, dtype: DType, device: &Device) -> Result<Tensor> {
+    let len = node.len as usize;
+    match node.element.number(bits) {
+        Some(number) if dtype == DType::F64 => Tensor::full(number, len, device),
+        Some(number) => Tensor::full(number as f32, len, device)?.to_dtype(dtype),
+        None if dtype == DType::U8 => Tensor::full(bits as u8, len, device),
+        None if dtype == DType::U32 => Tensor::full(bits as u32, len, device),
+        None => Tensor::full(bits as i64, len, device),
+    }
 }
 
 /// `f` of operands over one shape, in the order in which the channels of images lie.
@@ -309,6 +323,19 @@ fn row_mean(of: &mut Evaluation, node: &Node, columns: u64, factor: f32) -> Resu
         _ => x.reshape((1, x.elem_count() / (columns as usize).max(1), 1, columns as usize))?,
     };
     ops::plane_sums(&images, factor.into())
+}
+
+/// A pool with padding, which means count.
+fn padded_pool(of: &mut Evaluation, node: &Node, window: &Window, end: [u64; 2], is_max: bool) -> Result<Tensor> {
+    let x = of.own(&node.operands[0])?;
+    let [begin, end] = [window.padding, end].map(|pair| pair.map(|n| n as usize));
+    let padding = Padding { top: begin[0], bottom: end[0], left: begin[1], right: end[1] };
+    let config = PoolConfig::new(window.kernel[0] as usize, window.stride[0] as usize);
+    let config = config.padding(padding).count_padding(true);
+    match is_max {
+        true => ops::max_pool2d(&x, &config),
+        false => ops::avg_pool2d(&x, &config),
+    }
 }
 
 /// A pool, which padding is never part of.

@@ -10,6 +10,7 @@ use super::evaluate::{self, Arithmetic, Numbers};
 
 mod images;
 mod norms;
+mod pools;
 
 /// Applies the rules that are not `without`, and counts those that fitted.
 fn apply(graph: &mut Graph, without: &[&str]) -> usize {

@@ -121,6 +121,15 @@ pub enum Compute {
     },
     /// More rows and columns, each pixel a copy of the nearest one before it. Operand: `x`, `(batch, channels, h, w)`.
     UpsampleNearest([u64; 2]),
+    /// A pool with padding. Operand: `x`, `(batch, channels, h, w)`.
+    Pool {
+        /// How the windows lie; its padding is that above and to the left.
+        window: Window,
+        /// Rows of padding below, and columns to the right.
+        end: [u64; 2],
+        /// Whether it is of maxima, which the padding never is, and not of means, which count it as zeros.
+        is_max: bool,
+    },
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is. `k`
     /// and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {

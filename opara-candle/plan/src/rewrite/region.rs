@@ -274,7 +274,11 @@ impl<'a> Run<'a> {
         kept.sort_unstable();
         match too_early {
             Some(op) => Err(op),
-            None => Ok((!self.graph.outputs.is_empty()).then_some(Region { ops, kept, graph: self.graph })),
+            // What reads nothing is the same in every pass.
+            None => {
+                let is_any = !self.graph.outputs.is_empty() && !self.graph.inputs.is_empty();
+                Ok(is_any.then_some(Region { ops, kept, graph: self.graph }))
+            }
         }
     }
 }

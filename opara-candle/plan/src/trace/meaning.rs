@@ -41,6 +41,35 @@ impl Element {
     pub fn is_float(self) -> bool {
         matches!(self, Element::F16 | Element::Bf16 | Element::F32)
     }
+
+    /// The floating-point number that these bits are; `None` for other types.
+    pub fn number(self, bits: u64) -> Option<f64> {
+        match self {
+            Element::F16 => {
+                let (sign, exponent, fraction) = (bits >> 15 & 1, bits >> 10 & 0x1f, (bits & 0x3ff) as f64);
+                let size = match exponent {
+                    0 => fraction * 2f64.powi(-24),
+                    0x1f if fraction == 0. => f64::INFINITY,
+                    0x1f => f64::NAN,
+                    _ => (1024. + fraction) * 2f64.powi(exponent as i32 - 25),
+                };
+                Some(if sign == 1 { -size } else { size })
+            }
+            Element::Bf16 => Some(f32::from_bits((bits as u32) << 16).into()),
+            Element::F32 => Some(f32::from_bits(bits as u32).into()),
+            Element::Byte | Element::U8 | Element::U32 | Element::I64 => None,
+        }
+    }
+
+    /// The bits of the smallest finite floating-point number; `None` for other types.
+    pub fn lowest(self) -> Option<u64> {
+        match self {
+            Element::F16 => Some(0xfbff),
+            Element::Bf16 => Some(0xff7f),
+            Element::F32 => Some(f32::MIN.to_bits().into()),
+            Element::Byte | Element::U8 | Element::U32 | Element::I64 => None,
+        }
+    }
 }
 
 /// A dimension of a [`View`].
@@ -189,6 +218,8 @@ pub enum Function {
     /// `a`, `(batch, channels, h, w)`, with so many rows and columns. Row `r` of the result is row `floor(r * (h / rows))` of `a`,
     /// where the quotient and the product are rounded to f64, or the last one if that is beyond it; columns are alike.
     UpsampleNearest([u64; 2]),
+    /// Elements of these bits, those of the lower address the lower ones.
+    Fill(u64),
 }
 
 /// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.
@@ -238,6 +269,23 @@ mod tests {
     fn view(first: u64, dims: &[(u64, u64)]) -> View {
         let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();
         View { buffer: 0, element: Element::F16, first, dims }
+    }
+
+    #[test]
+    fn bits_are_numbers() {
+        let halves = [(0, 0.), (1, 2f64.powi(-24)), (0x3c00, 1.), (0xc100, -2.5), (0x7bff, 65504.)];
+        for (bits, number) in halves.into_iter().chain([(0xfbff, -65504.), (0xfc00, f64::NEG_INFINITY)]) {
+            assert_eq!(Element::F16.number(bits), Some(number));
+        }
+        assert!(Element::F16.number(0x7e00).is_some_and(f64::is_nan));
+        assert_eq!(Element::Bf16.number(0xc020), Some(-2.5));
+        assert_eq!(Element::F32.number(f32::MIN.to_bits().into()), Some(f32::MIN.into()));
+        for element in [Element::F16, Element::Bf16, Element::F32] {
+            let number = |bits| element.number(bits).unwrap();
+            let lowest = element.lowest().unwrap();
+            assert!(number(lowest).is_finite() && number(lowest + 1) == f64::NEG_INFINITY, "{element:?}");
+        }
+        assert_eq!((Element::I64.number(1), Element::Byte.lowest()), (None, None));
     }
 
     #[test]

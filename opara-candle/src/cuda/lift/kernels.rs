@@ -18,6 +18,9 @@ impl Arguments<'_> {
                 return self.pool(element, is_max);
             }
         }
+        if let Some(element) = name.strip_prefix("const_set_").and_then(element) {
+            return self.fill(element);
+        }
         if let Some(element) = name.strip_prefix("upsample_nearest2d_").and_then(element) {
             return self.upsample_nearest(element);
         }
@@ -185,6 +188,22 @@ impl Arguments<'_> {
             function: Function::Copy,
             reads: vec![self.view_of(0, element, dims(from?)?)?],
             writes: Some(self.view_of(1, element, dims(to?)?)?),
+        })
+    }
+
+    /// Arguments: elements, dimensions, their table, element, result. With a table the result has gaps.
+    fn fill(&self, element: Element) -> Option<Meaning> {
+        let (len, table) = (self.integer(0)?, self.integer(2)?);
+        let (_, bytes) = self.kernel.arguments.argument(3)?;
+        if table != 0 || bytes.len() as u64 != element.bytes() {
+            return None;
+        }
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        Some(Meaning {
+            function: Function::Fill(u64::from_le_bytes(word)),
+            reads: Vec::new(),
+            writes: Some(self.view_of(4, element, vec![Dim { len, stride: 1 }])?),
         })
     }
 

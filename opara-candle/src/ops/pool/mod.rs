@@ -8,7 +8,7 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
-use candle::{bail, DType, Result, Tensor};
+use candle::{bail, DType, Device, Result, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 
@@ -166,14 +166,42 @@ fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
     match kind {
         PoolKind::Max => fill(x, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
         PoolKind::Mean => {
-            let sum = (fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)? * (kernel * kernel) as f64)?;
-            let counts = (0..oh * ow).map(|i| {
+            let mean = fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)?;
+            let counted = |i: usize| {
                 let rows = config.counted(i / ow, h, p.top, p.bottom);
                 let columns = config.counted(i % ow, w, p.left, p.right);
-                1. / (rows * columns) as f64
-            });
-            let counts = Tensor::from_iter(counts, x.device())?.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
-            sum.broadcast_mul(&counts)
+                rows * columns
+            };
+            if (0..oh * ow).all(|i| counted(i) == kernel * kernel) {
+                return Ok(mean);
+            }
+            let sum = (mean * (kernel * kernel) as f64)?;
+            // Converted on the host: no kernel has to.
+            let counts = Tensor::from_iter((0..oh * ow).map(|i| 1. / counted(i) as f64), &Device::Cpu)?;
+            let counts = counts.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
+            sum.broadcast_mul(&counts.to_device(x.device())?)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candles_operators_pool_alike() -> Result<()> {
+        let x = (Tensor::arange(0f32, 210., &Device::Cpu)?.reshape((2, 3, 7, 5))? * 0.7)?.sin()?;
+        let uneven = crate::ops::Padding { top: 0, bottom: 1, left: 2, right: 1 };
+        for (stride, ceil, count_padding) in
+            [(1, false, true), (1, false, false), (2, false, true), (2, true, true), (2, true, false)]
+        {
+            let config = PoolConfig::new(3, stride).padding(uneven).ceil(ceil).count_padding(count_padding);
+            for (kind, own) in [(PoolKind::Max, max_pool2d(&x, &config)?), (PoolKind::Mean, avg_pool2d(&x, &config)?)] {
+                let other = composed(&x, kind, &config)?;
+                let largest = (own - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+                assert!(largest < 1e-6, "{kind:?}, {config:?}");
+            }
+        }
+        Ok(())
     }
 }

@@ -66,6 +66,20 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// The number that all elements of an operand are copies of, before it was converted to other types.
+    pub(super) fn fill(&self, operand: &Operand) -> Option<f64> {
+        let mut operand = operand;
+        loop {
+            let Value::Node(of) = operand.value else { return None };
+            match self.recorded(of)? {
+                Function::Zeros => return Some(0.),
+                Function::Fill(bits) => return self.node(of).element.number(*bits),
+                Function::Copy if self.node(of).element.is_float() => operand = self.node(of).operands.first()?,
+                _ => return None,
+            }
+        }
+    }
+
     /// The operands of a recorded function of two operands with this name.
     pub fn binary(&self, at: usize, name: &str) -> Option<[&Operand; 2]> {
         match (self.recorded(at)?, &self.node(at).operands[..]) {

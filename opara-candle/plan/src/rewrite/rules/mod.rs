@@ -14,6 +14,7 @@ mod grouped_heads;
 mod mean;
 mod normalised;
 mod padding;
+mod pool;
 mod product;
 mod product_concat;
 mod residual_norm;
@@ -74,6 +75,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution", at: convolution::at },
     // Zeros around what is convolved: padding of the convolution.
     Rule { name: "convolution-padding", at: padding::at },
+    // What is around an image that is pooled, and is never a maximum or is zeros of a mean: padding of the pool.
+    Rule { name: "pool-padding", at: pool::at },
     // A transposed convolution, and what is added to each of its channels: an ordinary one.
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
     // Nearest upsampling: the same in any layout.

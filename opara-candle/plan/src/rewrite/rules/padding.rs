@@ -1,53 +1,71 @@
-//! Zeros around an image, which candle copies together with it before it convolves them.
+//! Copies of a number around an image, which candle copies together with it before it convolves or pools them.
 
 use super::{Better, Facts};
-use crate::rewrite::graph::{Compute, Node, Operand, Value};
-use crate::trace::{Dim, Function};
+use crate::rewrite::graph::{Compute, Node, Operand};
+use crate::trace::Dim;
 
 /// Lets the zeros that a convolution's operand was put between be the convolution's padding.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let node = facts.node(at);
     let Compute::FusedConvolution(of) = &node.compute else { return None };
     let (x, others) = node.operands.split_first()?;
-    let (mut image, mut of) = (unpadded(facts, x)?, of.clone());
-    let mut saved = 0;
-    // The nodes in between go if nothing else reads them.
-    let mut goes = true;
-    loop {
-        goes &= facts.users[image.concat].len() == 1;
-        saved += if goes { facts.node(image.concat).launches } else { 0 };
-        of.window.padding[image.axis] += image.before;
-        of.end[image.axis] += image.after;
-        match unpadded(facts, &image.inner) {
-            Some(next) => image = next,
-            None => break,
-        }
+    let image = unpadded(facts, x, |number| number == 0.)?;
+    let mut of = of.clone();
+    for axis in [0, 1] {
+        of.window.padding[axis] += image.before[axis];
+        of.end[axis] += image.after[axis];
     }
     let operands = std::iter::once(image.inner).chain(others.iter().cloned()).collect();
     let compute = Compute::FusedConvolution(of);
-    let launches = node.launches + saved;
+    let (saved, launches) = (image.saved, node.launches + image.saved);
     Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 
-/// Images, `(images, channels, h, w)`, between zeros.
-struct Padded {
+/// Images, `(images, channels, h, w)`, that were put between copies of a number. Pairs are rows and columns.
+pub(super) struct Unpadded {
+    pub inner: Operand,
+    /// Rows above, and columns to the left.
+    pub before: [u64; 2],
+    /// Rows below, and columns to the right.
+    pub after: [u64; 2],
+    /// The launches that copied them together, of those that nothing else reads.
+    pub saved: usize,
+}
+
+/// What images were before numbers like these were put around them.
+pub(super) fn unpadded(facts: &Facts, x: &Operand, is_padding: impl Fn(f64) -> bool) -> Option<Unpadded> {
+    let mut image = Unpadded { inner: x.clone(), before: [0; 2], after: [0; 2], saved: 0 };
+    // The nodes in between go if nothing else reads them.
+    let mut goes = true;
+    while let Some(Step { inner, concat, axis, before, after }) = step(facts, &image.inner, &is_padding) {
+        goes &= facts.users[concat].len() == 1;
+        image.saved += if goes { facts.node(concat).launches } else { 0 };
+        image.before[axis] += before;
+        image.after[axis] += after;
+        image.inner = inner;
+    }
+    (image.before != [0; 2] || image.after != [0; 2]).then_some(image)
+}
+
+/// Images between numbers along one dimension.
+struct Step {
     inner: Operand,
-    /// The node that they are with the zeros.
+    /// The node that they are with the numbers.
     concat: usize,
-    /// Where the zeros are: 0 above and below, 1 to the left and to the right.
+    /// Where the numbers are: 0 above and below, 1 to the left and to the right.
     axis: usize,
-    /// Rows or columns of zeros.
+    /// Rows or columns of them.
     before: u64,
     after: u64,
 }
 
-/// What an operand of a convolution was before zeros were put around it.
-fn unpadded(facts: &Facts, x: &Operand) -> Option<Padded> {
+fn step(facts: &Facts, x: &Operand, is_padding: &impl Fn(f64) -> bool) -> Option<Step> {
     let [images, channels, h, w] = x.dims[..] else { return None };
     let concat = facts.whole(x)?;
     let node = facts.node(concat);
     let Compute::Concat { rows, widths } = &node.compute else { return None };
-    let at = node.operands.iter().position(|part| !are_zeros(facts, part))?;
+    let is_around = |part: &Operand| facts.fill(part).is_some_and(is_padding);
+    let at = node.operands.iter().position(|part| !is_around(part))?;
     let planes = images.len * channels.len;
     // A row of the concatenation is one of an image, or a whole plane.
     let (axis, step) = match *rows {
@@ -63,16 +81,12 @@ fn unpadded(facts: &Facts, x: &Operand) -> Option<Padded> {
     let inner = &node.operands[at];
     let others = [&node.operands[..at], &node.operands[at + 1..]].concat();
     let is_image = inner.is_run_of(rows * widths[at]) && facts.have_type_of(node, [inner]);
-    if !is_image || !others.iter().all(|part| are_zeros(facts, part)) || widths[at] == 0 {
+    if !is_image || others.is_empty() || !others.iter().all(is_around) || widths[at] == 0 {
         return None;
     }
     let mut lens = [images.len, channels.len, h.len, w.len];
     lens[2 + axis] -= before + after;
     let strides = [lens[1] * lens[2] * lens[3], lens[2] * lens[3], lens[3], 1];
     let dims = lens.into_iter().zip(strides).map(|(len, stride)| Dim { len, stride }).collect();
-    Some(Padded { inner: Operand { dims, ..inner.clone() }, concat, axis, before, after })
-}
-
-fn are_zeros(facts: &Facts, part: &Operand) -> bool {
-    matches!(part.value, Value::Node(of) if facts.recorded(of) == Some(&Function::Zeros))
+    Some(Step { inner: Operand { dims, ..inner.clone() }, concat, axis, before, after })
 }

@@ -132,6 +132,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::MaxPool(window),
         Function::TransposedConvolution { window, output_padding: [1, 0] },
         Function::UpsampleNearest([6, 300]),
+        Function::Fill(0xff80_0000),
         Function::Part,
         Function::IndexSelect { left: 2, from: 300, right: 7 },
         Function::Where,
