@@ -234,15 +234,22 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
     ops::add_conv2d(&x, &weight, bias.as_ref(), &residual, &config)
 }
 
-/// Heads beside each other, of one batch.
+/// Heads beside each other, of one batch or of several.
 fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Result<Tensor> {
-    let [q, k, v] = [0, 1, 2].map(|at| of.own(&node.operands[at])?.unsqueeze(0));
+    let [q, k, v] = [0, 1, 2].map(|at| {
+        let heads = of.own(&node.operands[at])?;
+        if heads.rank() == 3 {
+            heads.unsqueeze(0)
+        } else {
+            Ok(heads)
+        }
+    });
     let (q, k) = (q?, k?);
     let mask = match node.operands.get(3) {
         Some(mask) => {
-            let (heads, queries, keys) = (q.dim(1)?, q.dim(2)?, k.dim(2)?);
-            let whole = of.operand(mask, &[1, heads, queries, keys]);
-            Some(whole.or_else(|_| of.own(mask)?.reshape((1, heads, queries, keys)))?)
+            let shape = [q.dim(0)?, q.dim(1)?, q.dim(2)?, k.dim(2)?];
+            let whole = of.operand(mask, &shape);
+            Some(whole.or_else(|_| of.own(mask)?.reshape(&shape))?)
         }
         None => None,
     };
@@ -251,13 +258,14 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
 }
 
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {
-    let [x, weight, bias] = [0, 1, 2].map(|at| of.own(&node.operands[at]));
+    let [x, weight] = [0, 1].map(|at| of.own(&node.operands[at]));
     let activation = activation.map_or(Ok(Activation::None), activation_of)?;
-    let (x, weight, bias) = (x?, weight?.contiguous()?, bias?.contiguous()?);
+    let (x, weight) = (x?, weight?.contiguous()?);
+    let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
     // One row of products is bound by its weight: one launch reads it.
     match x.dim(0)? {
-        1 => ops::norm_linear_act(&x, None, &weight, Some(&bias), activation),
-        _ => ops::linear_act(&x, &weight, Some(&bias), activation),
+        1 => ops::norm_linear_act(&x, None, &weight, bias.as_ref(), activation),
+        _ => ops::linear_act(&x, &weight, bias.as_ref(), activation),
     }
 }
 

@@ -121,15 +121,15 @@ pub enum Compute {
     },
     /// More rows and columns, each pixel a copy of the nearest one before it. Operand: `x`, `(batch, channels, h, w)`.
     UpsampleNearest([u64; 2]),
-    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is. `k`
-    /// and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and what is
+    /// added to the scores, if anything is. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,
         /// Whether 16-bit operands count as if they were converted to f32, and the result back. What is added is in f32.
         in_f32: bool,
     },
-    /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias.
+    /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
     Linear {
         /// The name of what follows in the catalogue.
         activation: Option<String>,

@@ -5,6 +5,7 @@
 mod attention;
 mod attention_in_f32;
 mod convolution;
+mod copied_heads;
 mod epilogue;
 mod facts;
 mod gated;
@@ -96,13 +97,15 @@ pub const RULES: &[Rule] = &[
     Rule { name: "attention-in-f32", at: attention_in_f32::at },
     // Keys and values that are repeated for each head of queries: those before.
     Rule { name: "grouped-heads", at: grouped_heads::at },
+    // Heads that were copied out of the order of tokens, and masks that repeat over a batch: read where they are.
+    Rule { name: "copied-heads", at: copied_heads::at },
     // What is added to each column of a product with a weight: part of it.
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
     Rule { name: "product-concat", at: product_concat::at },
     // Two products of one operand, an activation of one times the other: one of both.
     Rule { name: "gated-unit", at: gated::at },
-    // An activation behind a product with a bias: part of it.
+    // An activation behind a product with a weight: part of it.
     Rule { name: "product-activation", at: product::activation },
     // A norm of rows of nine launches: one.
     Rule { name: "row-norm", at: row_norm::at },
