@@ -1,7 +1,7 @@
 //! What a node of a graph computes, by operators on tensors.
 
 use candle::{bail, DType, Module, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Convolution, Node, Step};
+use opara_plan::rewrite::{Compute, Convolution, Node, Step, Value};
 use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
@@ -33,7 +33,21 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         }
         Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
-        Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
+        Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
+        Compute::ProductsOfOne { others, have_bias, tokens, size } => {
+            let (y, columns) = joined_product(of, node, have_bias)?;
+            let (tokens, size) = (*tokens as usize, *size as usize);
+            let y = y.reshape(((), tokens, y.dim(1)? / size, size))?;
+            let mut first = 0;
+            let parts = columns.iter().map(|columns| {
+                first += columns / size;
+                y.narrow(2, first - columns / size, columns / size)
+            });
+            let mut parts = parts.collect::<Result<Vec<_>>>()?.into_iter();
+            let Some(product) = parts.next() else { bail!("there are no products") };
+            others.iter().zip(parts).try_for_each(|(&other, part)| of.learn(Value::Node(other), part))?;
+            Ok(product)
+        }
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
         Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
@@ -291,8 +305,8 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
     ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
 }
 
-/// One product with all weights below each other.
-fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<Tensor> {
+/// One product with all weights below each other, and the columns of each.
+fn joined_product(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<(Tensor, Vec<usize>)> {
     let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
     let mut next = || operands.next().unwrap_or_else(|| bail!("a product has no weight"));
     let x = next()?;
@@ -303,7 +317,8 @@ fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
         weights.push(weight);
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
-    ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)
+    let columns = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
+    Ok((ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
 }
 
 /// Sums of rows, which may be the planes of images whose channels lie beside each other, times a factor.

@@ -140,6 +140,17 @@ pub enum Compute {
         /// Whether each has a bias.
         have_bias: Vec<bool>,
     },
+    /// A product, and beside it other products of the same operand. Operands: as of [`Compute::ProductConcat`], itself first.
+    ProductsOfOne {
+        /// The nodes that the others are.
+        others: Vec<usize>,
+        /// Whether each has a bias.
+        have_bias: Vec<bool>,
+        /// Rows of an item of the batch.
+        tokens: u64,
+        /// Columns of a head, which divide those of each product.
+        size: u64,
+    },
     /// An activation of a product, times another product of the same operand. Operands: `x`, `(rows, inner)`, then for each product
     /// its weight, `(columns, inner)`, and its bias.
     Gated {

@@ -17,6 +17,7 @@ mod normalised;
 mod padding;
 mod product;
 mod product_concat;
+mod products_of_one;
 mod residual_norm;
 mod row_norm;
 mod softmax;
@@ -107,6 +108,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "gated-unit", at: gated::at },
     // An activation behind a product with a weight: part of it.
     Rule { name: "product-activation", at: product::activation },
+    // Products of one operand whose columns are heads: views of one product.
+    Rule { name: "products-of-one", at: products_of_one::at },
     // A norm of rows of nine launches: one.
     Rule { name: "row-norm", at: row_norm::at },
     // A group norm of ten, and the activation behind it: one.

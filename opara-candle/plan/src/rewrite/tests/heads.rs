@@ -222,3 +222,68 @@ fn heads_that_the_kernel_would_copy_stay_copies() {
         assert_eq!(graph.live().iter().filter(|live| **live).count(), 4);
     }
 }
+
+/// Attention of two items of 2 heads of 32 for 6 tokens, whose queries, keys and values are products of one operand, each with a bias
+/// or not, copied into the order of heads; and the values before that.
+fn attention_of_products(has_bias: bool) -> (Trace, BufferId) {
+    let mut maker = Maker::default();
+    let x = maker.buffer(12 * 16, Role::Input(0));
+    let mut values = 0;
+    let [q, k, v] = [0, 1, 2].map(|_| {
+        let (weight, bias) = (maker.weight(64 * 16), maker.weight(64));
+        let operands = vec![view(x, 0, &[(1, 0), (12, 16), (16, 1)]), view(weight, 0, &[(1, 0), (16, 1), (64, 16)])];
+        values = maker.made(Function::Matmul, operands, 768);
+        if has_bias {
+            values = maker.made(binary("add"), vec![all(values, 768), view(bias, 0, &[(12, 0), (64, 1)])], 768);
+        }
+        maker.made(Function::Copy, vec![view(values, 0, &[(2, 384), (2, 32), (6, 64), (32, 1)])], 768)
+    });
+    let rows = |buffer| view(buffer, 0, &[(4, 192), (6, 32), (32, 1)]);
+    let scores = maker.made(Function::Matmul, vec![rows(q), view(k, 0, &[(4, 192), (32, 1), (6, 32)])], 144);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, 144)], 144);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(4, 36), (6, 6), (6, 1)]), rows(v)], 768);
+    maker.output(y);
+    (maker.0, values)
+}
+
+#[test]
+fn products_that_are_read_as_heads_become_one() {
+    for has_bias in [false, true] {
+        let (mut trace, values) = attention_of_products(has_bias);
+        for count in [3, 2] {
+            let mut graph = regions(&trace)[0].graph.clone();
+            graph.outputs.sort_by_key(|output| std::cmp::Reverse(output.buffer));
+            let fits = apply(&mut graph, &[]);
+            assert_eq!(fits.last(), Some(&("products-of-one", Applied { times: 1, saved: count - 1 })));
+            let found = |node: &&Node| matches!(node.compute, Compute::ProductsOfOne { .. });
+            let node = graph.nodes.iter().find(found).unwrap();
+            let step = if has_bias { 3 } else { 2 };
+            let others = (1..count).map(|product| product * step + step - 2).collect();
+            let have_bias = vec![has_bias; count];
+            assert_eq!(node.compute, Compute::ProductsOfOne { others, have_bias, tokens: 6, size: 32 });
+            assert_eq!(node.operands.len(), 1 + count * if has_bias { 2 } else { 1 });
+            assert_eq!(graph.live().iter().filter(|live| **live).count(), 4);
+            // Then the values are read as they are, too.
+            trace.buffers[values].role = Role::Output(1);
+        }
+    }
+}
+
+#[test]
+fn products_of_different_operands_or_heads_stay_apart() {
+    let products = |change: &dyn Fn(&mut Trace)| {
+        let mut trace = attention_of_products(false).0;
+        change(&mut trace);
+        let fits = apply(&mut regions(&trace)[0].graph.clone(), &[]);
+        fits.into_iter().find(|(name, _)| *name == "products-of-one").map(|(_, applied)| applied.saved)
+    };
+    let of_another = |trace: &mut Trace| trace.ops[0].meaning.as_mut().unwrap().reads[0].first = 1;
+    assert_eq!((products(&|_| {}), products(&of_another)), (Some(2), Some(1)));
+    // Without the copies that put heads beside each other, products are read as a whole.
+    let as_it_is = |trace: &mut Trace| {
+        for op in [1, 3, 5] {
+            trace.ops[op].meaning.as_mut().unwrap().reads[0].dims = vec![Dim { len: 768, stride: 1 }];
+        }
+    };
+    assert_eq!(products(&as_it_is), None);
+}
