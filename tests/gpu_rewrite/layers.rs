@@ -76,6 +76,79 @@ fn attention_and_products_are_no_less_accurate() -> anyhow::Result<()> {
         if dtype != DType::F32 {
             let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
             assert_eq!((times("attention"), times("product-activation")), (Some(1), Some(1)), "{report}");
+            assert_eq!(times("copied-heads"), Some(1), "{report}");
+        }
+    }
+    Ok(())
+}
+
+/// A layer of 4 heads of 32 whose queries, keys and values are products of their own, with biases as in BERT or without as in T5; what
+/// is added to the scores is the same for each item of the batch.
+#[derive(Clone)]
+struct Apart {
+    /// Of queries, keys, values, the result, and both products behind it.
+    weights: Vec<Tensor>,
+    /// Of queries, keys and values, or none.
+    biases: Vec<Tensor>,
+    scores: Tensor,
+}
+
+impl Apart {
+    fn new(has_bias: bool) -> Result<Self> {
+        let numbers = opara_weights::seeded(13, DType::F32, common::CPU);
+        let sizes = [(128, 128), (128, 128), (128, 128), (128, 128), (256, 128), (128, 256)];
+        let weights = sizes.iter().zip(0..).map(|(&size, at)| numbers.get(size, &format!("weight {at}")));
+        let biases =
+            (0..if has_bias { 3 } else { 0 }).map(|at| numbers.get((128, 1), &format!("bias {at}"))?.reshape(128));
+        let scores = numbers.get((4 * 48, 48), "scores")?.reshape((1, 4, 48, 48))?;
+        Ok(Self { weights: weights.collect::<Result<_>>()?, biases: biases.collect::<Result<_>>()?, scores })
+    }
+
+    fn to(&self, dtype: DType, device: &Device) -> Result<Self> {
+        let to = |t: &Tensor| t.to_device(device)?.to_dtype(dtype);
+        let all = |tensors: &[Tensor]| tensors.iter().map(to).collect::<Result<Vec<_>>>();
+        Ok(Self { weights: all(&self.weights)?, biases: all(&self.biases)?, scores: to(&self.scores)? })
+    }
+
+    /// `x` is `(batch, 48, 128)`.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (batch, tokens, hidden) = x.dims3()?;
+        let rows = x.reshape((batch * tokens, hidden))?;
+        let heads = |at: usize| {
+            let y = rows.matmul(&self.weights[at].t()?)?;
+            let y = self.biases.get(at).map_or(Ok(y.clone()), |bias| y.broadcast_add(bias))?;
+            y.reshape((batch, tokens, 4, 32))?.transpose(1, 2)?.contiguous()
+        };
+        let (q, k, v) = (heads(0)?, heads(1)?, heads(2)?);
+        let scores = q.matmul(&k.t()?)?.broadcast_add(&self.scores)?;
+        let p = match scores.dtype() {
+            DType::F64 => candle_nn::ops::softmax(&scores, candle::D::Minus1)?,
+            _ => candle_nn::ops::softmax_last_dim(&scores)?,
+        };
+        let y = p.matmul(&v)?.transpose(1, 2)?.contiguous()?.reshape((batch * tokens, hidden))?;
+        let x = (y.matmul(&self.weights[3].t()?)? + rows)?;
+        let y = x.matmul(&self.weights[4].t()?)?.relu()?.matmul(&self.weights[5].t()?)?;
+        (x + y)?.reshape((batch, tokens, hidden))
+    }
+}
+
+#[test]
+fn queries_keys_and_values_of_one_product_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let cases = FLOATS.into_iter().flat_map(|dtype| [false, true].map(|has_bias| (dtype, has_bias)));
+    for ((dtype, has_bias), batch) in cases.flat_map(|case| [(case, 1), (case, 3)]) {
+        let layer = Apart::new(has_bias)?;
+        let (module, wide) = (layer.to(dtype, &device)?, layer.to(DType::F64, &device)?);
+        let x = |seed| noise(seed, (batch, 48, 128))?.to_dtype(dtype)?.to_device(&device);
+        let inputs = Inputs { built: vec![x(1)?], asked: vec![x(2)?] };
+        let said = format!("bias {has_bias}, batch {batch}");
+        let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
+        let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
+        if dtype != DType::F32 && !is_not_faster(&report) {
+            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            for rule in ["attention", "copied-heads", "products-of-one", "product-activation"] {
+                assert_eq!(times(rule), Some(1), "{said}: {rule}\n{report}");
+            }
         }
     }
     Ok(())

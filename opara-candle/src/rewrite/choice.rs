@@ -191,15 +191,15 @@ fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared
 
 /// Where rules are less accurate than candle.
 #[derive(Default)]
-struct Refused {
+pub(super) struct Refused {
     nodes: HashSet<(&'static str, usize)>,
     /// By rule: how often, and the first reason.
-    reasons: BTreeMap<&'static str, (usize, String)>,
+    pub(super) reasons: BTreeMap<&'static str, (usize, String)>,
 }
 
 /// Holds each changed node against double precision on its own operands. Without what made it less accurate other nodes come to be,
 /// which are held against it, too.
-fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
+pub(super) fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
     let mut refused = Refused::default();
     let mut passed: HashSet<(&'static str, usize)> = HashSet::new();
     let original = joined(graph);

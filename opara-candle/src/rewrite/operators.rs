@@ -1,7 +1,7 @@
 //! What a node of a graph computes, by operators on tensors.
 
 use candle::{bail, DType, Device, Module, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Convolution, Node, Step};
+use opara_plan::rewrite::{Compute, Convolution, Node, Step, Value};
 use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
@@ -34,7 +34,21 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Pool { window, end, is_max } => padded_pool(of, node, window, *end, *is_max),
         Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
-        Compute::ProductConcat { have_bias } => product_concat(of, node, have_bias),
+        Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
+        Compute::ProductsOfOne { others, have_bias, tokens, size } => {
+            let (y, columns) = joined_product(of, node, have_bias)?;
+            let (tokens, size) = (*tokens as usize, *size as usize);
+            let y = y.reshape(((), tokens, y.dim(1)? / size, size))?;
+            let mut first = 0;
+            let parts = columns.iter().map(|columns| {
+                first += columns / size;
+                y.narrow(2, first - columns / size, columns / size)
+            });
+            let mut parts = parts.collect::<Result<Vec<_>>>()?.into_iter();
+            let Some(product) = parts.next() else { bail!("there are no products") };
+            others.iter().zip(parts).try_for_each(|(&other, part)| of.learn(Value::Node(other), part))?;
+            Ok(product)
+        }
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
         Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
@@ -248,15 +262,22 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
     ops::add_conv2d(&x, &weight, bias.as_ref(), &residual, &config)
 }
 
-/// Heads beside each other, of one batch.
+/// Heads beside each other, of one batch or of several.
 fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Result<Tensor> {
-    let [q, k, v] = [0, 1, 2].map(|at| of.own(&node.operands[at])?.unsqueeze(0));
+    let [q, k, v] = [0, 1, 2].map(|at| {
+        let heads = of.own(&node.operands[at])?;
+        if heads.rank() == 3 {
+            heads.unsqueeze(0)
+        } else {
+            Ok(heads)
+        }
+    });
     let (q, k) = (q?, k?);
     let mask = match node.operands.get(3) {
         Some(mask) => {
-            let (heads, queries, keys) = (q.dim(1)?, q.dim(2)?, k.dim(2)?);
-            let whole = of.operand(mask, &[1, heads, queries, keys]);
-            Some(whole.or_else(|_| of.own(mask)?.reshape((1, heads, queries, keys)))?)
+            let shape = [q.dim(0)?, q.dim(1)?, q.dim(2)?, k.dim(2)?];
+            let whole = of.operand(mask, &shape);
+            Some(whole.or_else(|_| of.own(mask)?.reshape(&shape))?)
         }
         None => None,
     };
@@ -265,13 +286,14 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
 }
 
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {
-    let [x, weight, bias] = [0, 1, 2].map(|at| of.own(&node.operands[at]));
+    let [x, weight] = [0, 1].map(|at| of.own(&node.operands[at]));
     let activation = activation.map_or(Ok(Activation::None), activation_of)?;
-    let (x, weight, bias) = (x?, weight?.contiguous()?, bias?.contiguous()?);
+    let (x, weight) = (x?, weight?.contiguous()?);
+    let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
     // One row of products is bound by its weight: one launch reads it.
     match x.dim(0)? {
-        1 => ops::norm_linear_act(&x, None, &weight, Some(&bias), activation),
-        _ => ops::linear_act(&x, &weight, Some(&bias), activation),
+        1 => ops::norm_linear_act(&x, None, &weight, bias.as_ref(), activation),
+        _ => ops::linear_act(&x, &weight, bias.as_ref(), activation),
     }
 }
 
@@ -297,8 +319,8 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
     ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
 }
 
-/// One product with all weights below each other.
-fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<Tensor> {
+/// One product with all weights below each other, and the columns of each.
+fn joined_product(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<(Tensor, Vec<usize>)> {
     let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
     let mut next = || operands.next().unwrap_or_else(|| bail!("a product has no weight"));
     let x = next()?;
@@ -309,7 +331,8 @@ fn product_concat(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
         weights.push(weight);
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
-    ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)
+    let columns = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
+    Ok((ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
 }
 
 /// Sums of rows, which may be the planes of images whose channels lie beside each other, times a factor.

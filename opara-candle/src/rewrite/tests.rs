@@ -8,6 +8,7 @@ use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 use super::choice::{choose_usable, Choice, Set};
 use super::evaluate::{self, Arithmetic, Numbers};
 
+mod heads;
 mod images;
 mod norms;
 mod pools;

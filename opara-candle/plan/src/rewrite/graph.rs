@@ -130,15 +130,15 @@ pub enum Compute {
         /// Whether it is of maxima, which the padding never is, and not of means, which count it as zeros.
         is_max: bool,
     },
-    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, and what is added to the scores, if anything is. `k`
-    /// and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and what is
+    /// added to the scores, if anything is. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,
         /// Whether 16-bit operands count as if they were converted to f32, and the result back. What is added is in f32.
         in_f32: bool,
     },
-    /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias.
+    /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
     Linear {
         /// The name of what follows in the catalogue.
         activation: Option<String>,
@@ -148,6 +148,17 @@ pub enum Compute {
     ProductConcat {
         /// Whether each has a bias.
         have_bias: Vec<bool>,
+    },
+    /// A product, and beside it other products of the same operand. Operands: as of [`Compute::ProductConcat`], itself first.
+    ProductsOfOne {
+        /// The nodes that the others are.
+        others: Vec<usize>,
+        /// Whether each has a bias.
+        have_bias: Vec<bool>,
+        /// Rows of an item of the batch.
+        tokens: u64,
+        /// Columns of a head, which divide those of each product.
+        size: u64,
     },
     /// An activation of a product, times another product of the same operand. Operands: `x`, `(rows, inner)`, then for each product
     /// its weight, `(columns, inner)`, and its bias.

@@ -5,6 +5,7 @@
 mod attention;
 mod attention_in_f32;
 mod convolution;
+mod copied_heads;
 mod epilogue;
 mod facts;
 mod gated;
@@ -17,6 +18,7 @@ mod padding;
 mod pool;
 mod product;
 mod product_concat;
+mod products_of_one;
 mod residual_norm;
 mod row_norm;
 mod softmax;
@@ -99,14 +101,18 @@ pub const RULES: &[Rule] = &[
     Rule { name: "attention-in-f32", at: attention_in_f32::at },
     // Keys and values that are repeated for each head of queries: those before.
     Rule { name: "grouped-heads", at: grouped_heads::at },
+    // Heads that were copied out of the order of tokens, and masks that repeat over a batch: read where they are.
+    Rule { name: "copied-heads", at: copied_heads::at },
     // What is added to each column of a product with a weight: part of it.
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
     Rule { name: "product-concat", at: product_concat::at },
     // Two products of one operand, an activation of one times the other: one of both.
     Rule { name: "gated-unit", at: gated::at },
-    // An activation behind a product with a bias: part of it.
+    // An activation behind a product with a weight: part of it.
     Rule { name: "product-activation", at: product::activation },
+    // Products of one operand whose columns are heads: views of one product.
+    Rule { name: "products-of-one", at: products_of_one::at },
     // A norm of rows of nine launches: one.
     Rule { name: "row-norm", at: row_norm::at },
     // A group norm of ten, and the activation behind it: one.

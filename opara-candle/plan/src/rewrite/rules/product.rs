@@ -20,8 +20,8 @@ impl Product {
     /// The one that a node is, if its weight is constant and lies row by row.
     pub fn of(facts: &Facts, at: usize) -> Option<Self> {
         let node = facts.node(at);
-        if let (Compute::Linear { activation: None }, [x, weight, bias]) = (&node.compute, &node.operands[..]) {
-            let (x, weight, bias) = (x.clone(), weight.clone(), Some(bias.clone()));
+        if let (Compute::Linear { activation: None }, [x, weight, bias @ ..]) = (&node.compute, &node.operands[..]) {
+            let (x, weight, bias) = (x.clone(), weight.clone(), bias.first().cloned());
             return Some(Self { x, weight, bias, launches: node.launches });
         }
         let (Function::Matmul, [x, weight]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
@@ -66,10 +66,10 @@ pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
 pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
     let node = facts.node(at);
     let Activated { name, of, launches: saved } = facts.activation(at)?;
-    let product = facts.node(of);
-    let fits = product.compute == Compute::Linear { activation: None } && ACTIVATIONS.contains(&name.as_str());
+    let Product { x, weight, bias, launches } = Product::of(facts, of)?;
+    let fits = ACTIVATIONS.contains(&name.as_str());
     let compute = Compute::Linear { activation: Some(name) };
-    let (operands, launches) = (product.operands.clone(), product.launches + saved);
+    let (operands, launches) = ([x, weight].into_iter().chain(bias).collect(), launches + saved);
     fits.then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 

@@ -165,10 +165,125 @@ fn attention_in_f32_reads_and_writes_16_bits() {
 #[test]
 fn attention_of_f32_stays_in_f32() {
     // Queries that were f32 before. Heads of 160 have no kernel then.
-    for (size, rules) in [(40, vec!["attention"]), (160, vec![])] {
+    for (size, rules) in [(40, vec!["attention", "copied-heads"]), (160, vec![])] {
         let mut trace = attention_between_conversions(size);
         trace.ops[0].meaning.as_mut().unwrap().reads[0].element = Element::F32;
         let mut graph = regions(&trace)[0].graph.clone();
         assert_eq!(apply(&mut graph, &[]).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), rules);
     }
+}
+
+/// Attention of two items of 2 heads of 32 for 6 tokens, copied from one product of theirs, `first` elements behind its beginning, with
+/// what is added to the scores; and the copied keys.
+fn attention_of_copied_heads(first: u64, mask: &[(u64, u64)]) -> (Trace, BufferId) {
+    let mut maker = Maker::default();
+    let (x, mask_of) = (maker.buffer(2 * 6 * 192 + first, Role::Input(0)), maker.weight(144));
+    let [q, k, v] = [0, 64, 128].map(|at| {
+        let heads = view(x, first + at, &[(2, 6 * 192), (2, 32), (6, 192), (32, 1)]);
+        maker.made(Function::Copy, vec![heads], 768)
+    });
+    let rows = |buffer| view(buffer, 0, &[(4, 192), (6, 32), (32, 1)]);
+    let scores = maker.made(Function::Matmul, vec![rows(q), view(k, 0, &[(4, 192), (32, 1), (6, 32)])], 144);
+    let scores = maker.made(binary("add"), vec![all(scores, 144), view(mask_of, 0, mask)], 144);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, 144)], 144);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(4, 36), (6, 6), (6, 1)]), rows(v)], 768);
+    maker.output(y);
+    (maker.0, k)
+}
+
+#[test]
+fn attention_reads_heads_where_they_were_before_they_were_copied() {
+    // One mask for both items, and one for each.
+    for mask in [&[(2, 0), (72, 1)][..], &[(2, 6), (12, 0), (6, 1)]] {
+        let (mut trace, keys) = attention_of_copied_heads(0, mask);
+        for saved in [3, 2] {
+            let mut graph = regions(&trace)[0].graph.clone();
+            graph.outputs.sort_by_key(|output| std::cmp::Reverse(output.buffer));
+            assert_eq!(apply(&mut graph, &[])[1], ("copied-heads", Applied { times: 1, saved }));
+            let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+            for (at, operand) in graph.nodes[at].operands[..3].iter().enumerate() {
+                let dims: Vec<_> = operand.dims.iter().map(|dim| (dim.len, dim.stride)).collect();
+                assert_eq!((operand.value, operand.first), (Value::Input(0), 64 * at as u64));
+                assert_eq!(dims, [(2, 6 * 192), (2, 32), (6, 192), (32, 1)]);
+            }
+            // Then the keys are read elsewhere, too.
+            trace.buffers[keys].role = Role::Output(1);
+        }
+    }
+}
+
+#[test]
+fn heads_that_the_kernel_would_copy_stay_copies() {
+    // Rows that begin at no multiple of 16 bytes. The mask needs no copy, if it repeats.
+    for (mask, expected) in [(&[(2, 0), (72, 1)][..], true), (&[(144, 1)], false)] {
+        let mut graph = regions(&attention_of_copied_heads(4, mask).0)[0].graph.clone();
+        let fits = apply(&mut graph, &[]);
+        assert_eq!(fits.get(1).copied(), expected.then_some(("copied-heads", Applied { times: 1, saved: 0 })));
+        assert_eq!(graph.live().iter().filter(|live| **live).count(), 4);
+    }
+}
+
+/// Attention of two items of 2 heads of 32 for 6 tokens, whose queries, keys and values are products of one operand, each with a bias
+/// or not, copied into the order of heads; and the values before that.
+fn attention_of_products(has_bias: bool) -> (Trace, BufferId) {
+    let mut maker = Maker::default();
+    let x = maker.buffer(12 * 16, Role::Input(0));
+    let mut values = 0;
+    let [q, k, v] = [0, 1, 2].map(|_| {
+        let (weight, bias) = (maker.weight(64 * 16), maker.weight(64));
+        let operands = vec![view(x, 0, &[(1, 0), (12, 16), (16, 1)]), view(weight, 0, &[(1, 0), (16, 1), (64, 16)])];
+        values = maker.made(Function::Matmul, operands, 768);
+        if has_bias {
+            values = maker.made(binary("add"), vec![all(values, 768), view(bias, 0, &[(12, 0), (64, 1)])], 768);
+        }
+        maker.made(Function::Copy, vec![view(values, 0, &[(2, 384), (2, 32), (6, 64), (32, 1)])], 768)
+    });
+    let rows = |buffer| view(buffer, 0, &[(4, 192), (6, 32), (32, 1)]);
+    let scores = maker.made(Function::Matmul, vec![rows(q), view(k, 0, &[(4, 192), (32, 1), (6, 32)])], 144);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, 144)], 144);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(4, 36), (6, 6), (6, 1)]), rows(v)], 768);
+    maker.output(y);
+    (maker.0, values)
+}
+
+#[test]
+fn products_that_are_read_as_heads_become_one() {
+    for has_bias in [false, true] {
+        let (mut trace, values) = attention_of_products(has_bias);
+        for count in [3, 2] {
+            let mut graph = regions(&trace)[0].graph.clone();
+            graph.outputs.sort_by_key(|output| std::cmp::Reverse(output.buffer));
+            let fits = apply(&mut graph, &[]);
+            assert_eq!(fits.last(), Some(&("products-of-one", Applied { times: 1, saved: count - 1 })));
+            let found = |node: &&Node| matches!(node.compute, Compute::ProductsOfOne { .. });
+            let node = graph.nodes.iter().find(found).unwrap();
+            let step = if has_bias { 3 } else { 2 };
+            let others = (1..count).map(|product| product * step + step - 2).collect();
+            let have_bias = vec![has_bias; count];
+            assert_eq!(node.compute, Compute::ProductsOfOne { others, have_bias, tokens: 6, size: 32 });
+            assert_eq!(node.operands.len(), 1 + count * if has_bias { 2 } else { 1 });
+            assert_eq!(graph.live().iter().filter(|live| **live).count(), 4);
+            // Then the values are read as they are, too.
+            trace.buffers[values].role = Role::Output(1);
+        }
+    }
+}
+
+#[test]
+fn products_of_different_operands_or_heads_stay_apart() {
+    let products = |change: &dyn Fn(&mut Trace)| {
+        let mut trace = attention_of_products(false).0;
+        change(&mut trace);
+        let fits = apply(&mut regions(&trace)[0].graph.clone(), &[]);
+        fits.into_iter().find(|(name, _)| *name == "products-of-one").map(|(_, applied)| applied.saved)
+    };
+    let of_another = |trace: &mut Trace| trace.ops[0].meaning.as_mut().unwrap().reads[0].first = 1;
+    assert_eq!((products(&|_| {}), products(&of_another)), (Some(2), Some(1)));
+    // Without the copies that put heads beside each other, products are read as a whole.
+    let as_it_is = |trace: &mut Trace| {
+        for op in [1, 3, 5] {
+            trace.ops[op].meaning.as_mut().unwrap().reads[0].dims = vec![Dim { len: 768, stride: 1 }];
+        }
+    };
+    assert_eq!(products(&as_it_is), None);
 }
