@@ -15,21 +15,30 @@ const DINOV2: &[(&str, usize)] = &[
     ("convolution-bias", 1),
     ("softmax", 12),
     ("attention", 12),
+    ("copied-heads", 12),
     ("product-bias", 49),
     ("product-activation", 12),
     ("residual-norm", 1),
 ];
 
-const BEIT: &[(&str, usize)] = DINOV2.split_at(6).0;
+const BEIT: &[(&str, usize)] = DINOV2.split_at(7).0;
 
-const BERT: &[(&str, usize)] =
-    &[("softmax", 12), ("attention", 12), ("product-bias", 72), ("product-activation", 12), ("residual-norm", 25)];
+const BERT: &[(&str, usize)] = &[
+    ("softmax", 12),
+    ("attention", 12),
+    ("copied-heads", 12),
+    ("product-bias", 72),
+    ("product-activation", 12),
+    ("products-of-one", 12),
+    ("residual-norm", 25),
+];
 
 const EVA2: &[(&str, usize)] = &[
     ("convolution", 1),
     ("convolution-bias", 1),
     ("softmax", 12),
     ("attention", 12),
+    ("copied-heads", 12),
     ("product-bias", 73),
     ("product-concat", 12),
     ("gated-unit", 12),
@@ -59,24 +68,39 @@ const EFFICIENTNET: &[(&str, usize)] = &[
     ("row-mean", 17),
 ];
 
-const VIT: &[(&str, usize)] =
-    &[("convolution", 1), ("convolution-bias", 1), ("attention", 12), ("product-bias", 73), ("product-activation", 12)];
+const VIT: &[(&str, usize)] = &[
+    ("convolution", 1),
+    ("convolution-bias", 1),
+    ("attention", 12),
+    ("copied-heads", 12),
+    ("product-bias", 73),
+    ("product-activation", 12),
+    ("products-of-one", 12),
+];
 
 const HIERA: &[(&str, usize)] = &[
     ("convolution", 1),
     ("convolution-bias", 1),
     ("softmax", 11),
     ("attention", 11),
+    ("copied-heads", 11),
     ("product-bias", 52),
     ("product-activation", 12),
     ("residual-norm", 3),
 ];
 
-const QWEN2: &[(&str, usize)] =
-    &[("attention", 24), ("grouped-heads", 24), ("product-bias", 72), ("gated-unit", 24), ("residual-norm", 48)];
+const QWEN2: &[(&str, usize)] = &[
+    ("attention", 24),
+    ("grouped-heads", 24),
+    ("product-bias", 72),
+    ("gated-unit", 24),
+    ("products-of-one", 24),
+    ("residual-norm", 48),
+];
 
 const MODELS: &[Expected] = &[
-    // Twelve layers of attention and two products with GELU between, each with a norm of a sum behind it; the mask is an input's.
+    // Twelve layers of attention and two products with GELU between, each with a norm of a sum behind it; the mask is an input's, and
+    // queries, keys and values are products of their own.
     ("bert-base-f16", BERT, 5),
     ("dinov2-small-f16", DINOV2, 3),
     // The bias of the scores is looked up in a table; the patches' weight is copied before.

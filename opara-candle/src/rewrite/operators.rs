@@ -36,18 +36,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
         Compute::ProductsOfOne { others, have_bias, tokens, size } => {
-            let (y, columns) = joined_product(of, node, have_bias)?;
-            let (tokens, size) = (*tokens as usize, *size as usize);
-            let y = y.reshape(((), tokens, y.dim(1)? / size, size))?;
-            let mut first = 0;
-            let parts = columns.iter().map(|columns| {
-                first += columns / size;
-                y.narrow(2, first - columns / size, columns / size)
-            });
-            let mut parts = parts.collect::<Result<Vec<_>>>()?.into_iter();
-            let Some(product) = parts.next() else { bail!("there are no products") };
-            others.iter().zip(parts).try_for_each(|(&other, part)| of.learn(Value::Node(other), part))?;
-            Ok(product)
+            products_of_one(of, node, others, have_bias, [*tokens as usize, *size as usize])
         }
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
         Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
@@ -290,10 +279,14 @@ fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<
     let activation = activation.map_or(Ok(Activation::None), activation_of)?;
     let (x, weight) = (x?, weight?.contiguous()?);
     let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
+    product(&x, &weight, bias.as_ref(), activation)
+}
+
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     // One row of products is bound by its weight: one launch reads it.
     match x.dim(0)? {
-        1 => ops::norm_linear_act(&x, None, &weight, bias.as_ref(), activation),
-        _ => ops::linear_act(&x, &weight, bias.as_ref(), activation),
+        1 => ops::norm_linear_act(x, None, weight, bias, activation),
+        _ => ops::linear_act(x, weight, bias, activation),
     }
 }
 
@@ -332,7 +325,28 @@ fn joined_product(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
     let columns = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
-    Ok((ops::linear_act(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
+    Ok((product(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
+}
+
+/// The first of several products that are one. The others are known from then on: all are views, `(batch, tokens, heads, size)`.
+fn products_of_one(
+    of: &mut Evaluation,
+    node: &Node,
+    others: &[usize],
+    have_bias: &[bool],
+    [tokens, size]: [usize; 2],
+) -> Result<Tensor> {
+    let (y, columns) = joined_product(of, node, have_bias)?;
+    let y = y.reshape(((), tokens, y.dim(1)? / size, size))?;
+    let mut first = 0;
+    let mut parts = columns.into_iter().map(|columns| {
+        let heads = columns / size;
+        first += heads;
+        y.narrow(2, first - heads, heads)
+    });
+    let product = parts.next().unwrap_or_else(|| bail!("there are no products"))?;
+    others.iter().zip(parts).try_for_each(|(&other, part)| of.learn(Value::Node(other), part?))?;
+    Ok(product)
 }
 
 /// Sums of rows, which may be the planes of images whose channels lie beside each other, times a factor.

@@ -38,7 +38,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
 }
 
 /// How the rows and columns of a product are read.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 struct Heads {
     /// Rows of an item of the batch.
     tokens: u64,
@@ -63,7 +63,7 @@ impl Heads {
                 // In the order in which they are, they are no copy yet.
                 let stays = is_copy && strides().zip(strides().skip(1)).all(|(a, b)| a > b);
                 let heads = Self::read(operand, product.rows(), product.columns()).filter(|_| !stays)?;
-                if found.get_or_insert_with(|| Self { ..heads }) != &heads {
+                if *found.get_or_insert(heads) != heads {
                     return None;
                 }
             }
