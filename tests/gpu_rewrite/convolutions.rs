@@ -6,7 +6,7 @@ use candle::{DType, Device, Result, Tensor};
 use opara_candle::{Mode, OparaExecutor};
 
 use super::common::{self, assert_same, gpu};
-use super::{accurate, error, noise, FLOATS};
+use super::{accurate, error, is_not_faster, noise, FLOATS};
 
 /// Weights of convolutions, each with a norm after it.
 #[derive(Clone)]
@@ -115,7 +115,7 @@ fn convolutions_with_what_follows_are_no_less_accurate() -> anyhow::Result<()> {
         println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
         // A little more tolerance, since it was built with other inputs.
         assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
-        if dtype != DType::F32 {
+        if dtype != DType::F32 && !is_not_faster(&report) {
             let convolutions = report.rewrites.iter().find(|rewrite| rewrite.rule == "convolution");
             assert_eq!(convolutions.map(|rewrite| rewrite.times), Some(4), "{report}");
         }

@@ -61,5 +61,5 @@ fn of_planes(facts: &Facts, at: usize, outer: &Mean) -> Option<Mean> {
     let fits = follow && are_planes && facts.node(at).element == facts.graph.element(inner.x.value);
     let x = Operand { dims: vec![Dim { len: inner.x.len(), stride: 1 }], ..inner.x };
     let parts = [&outer.parts[..], &inner.parts, &[at]].concat();
-    fits.then(|| Mean { x, columns, factor: inner.factor * outer.factor, parts })
+    fits.then_some(Mean { x, columns, factor: inner.factor * outer.factor, parts })
 }
