@@ -82,6 +82,7 @@ pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;
 pub use attention::attention;
+#[cfg(any(feature = "cuda", test))]
 pub(crate) use attention::attention_in_f32;
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
@@ -92,6 +93,7 @@ pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
+#[cfg(any(feature = "cuda", test))]
 pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};

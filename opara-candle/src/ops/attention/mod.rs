@@ -8,7 +8,7 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
-use candle::{DType, Result, Tensor};
+use candle::{Result, Tensor};
 
 use super::{
     add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
@@ -68,6 +68,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn attention_in_f32(
     q: &Tensor,
     k: &Tensor,
@@ -78,7 +79,7 @@ pub(crate) fn attention_in_f32(
     if let Some(y) = gpu!(cuda::attention(q, k, v, bias, scale, true))? {
         return Ok(y);
     }
-    let wide = |x: &Tensor| x.to_dtype(DType::F32);
+    let wide = |x: &Tensor| x.to_dtype(candle::DType::F32);
     attention(&wide(q)?, &wide(k)?, &wide(v)?, bias, scale)?.to_dtype(q.dtype())
 }
 

@@ -8,7 +8,7 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
-use candle::{bail, DType, Device, Result, Tensor};
+use candle::{bail, Device, Result, Tensor};
 
 use super::{apply, own_on, own_or, PoolConfig};
 
@@ -87,12 +87,13 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
 ///
 /// # Errors
 /// A tensor of another rank.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn plane_sums(x: &Tensor, factor: f64) -> Result<Tensor> {
     x.dims4()?;
     apply("plane_sums", &[x], x.elem_count() as u64, move |t| {
         let own = || gpu!(cuda::plane_sums(t[0], factor));
         own_or(t[0], own, || {
-            let wide = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            let wide = if t[0].dtype() == candle::DType::F64 { candle::DType::F64 } else { candle::DType::F32 };
             t[0].to_dtype(wide)?.sum((2, 3))?.affine(factor, 0.)?.to_dtype(t[0].dtype())
         })
     })
