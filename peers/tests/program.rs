@@ -81,7 +81,7 @@ fn unusable_arguments_are_reported_before_measuring() -> Result<()> {
 fn invalid_files_and_arguments_are_errors() -> Result<()> {
     let folder = TempDir::new()?;
     let file = folder.path().join("results.json");
-    let unknown = "there is no contestant \"fastest\", but candle, candle tuned, eager, sequential";
+    let unknown = "there is no contestant \"fastest\", but candle, candle tuned, candle accurate, eager, sequential";
     measure(&file).args(["--only", "fastest"]).assert().code(2).stderr(contains(unknown));
     assert!(!file.exists());
 
