@@ -5,9 +5,9 @@ use opara_plan::rewrite::rules;
 use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
 use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 
-use super::choice::{choose_usable, Choice, Set};
 use super::evaluate::{self, Arithmetic, Numbers};
 
+mod choice;
 mod heads;
 mod images;
 mod norms;
@@ -308,34 +308,6 @@ fn norm_of_sum(is_rms: bool, is_read_twice: bool) -> Graph {
 }
 
 #[test]
-fn a_norm_of_a_sum_computes_the_same_as_one_operator() -> Result<()> {
-    let inputs = [numbers(24, 0.7)?, numbers(24, 1.3)?, numbers(8, 0.9)?, numbers(8, 0.4)?];
-    let sum = (inputs[0].reshape((3, 8))? + inputs[1].reshape((3, 8))?)?;
-    for (is_rms, is_read_twice) in [(true, false), (false, false), (true, true)] {
-        let graph = norm_of_sum(is_rms, is_read_twice);
-        let normed = match is_rms {
-            true => candle_nn::ops::rms_norm(&sum, &inputs[2], 1e-6)?,
-            false => candle_nn::ops::layer_norm(&sum, &inputs[2], &inputs[3], 1e-5)?,
-        };
-        let expected = if is_read_twice { (normed + &sum)? } else { normed };
-        let mut changed = graph.clone();
-        assert_eq!(apply(&mut changed, &[]), 1);
-        for (graph, arithmetic) in [
-            (&graph, Arithmetic::Typed),
-            (&graph, Arithmetic::In(DType::F64)),
-            (&changed, Arithmetic::Typed),
-            (&changed, Arithmetic::In(DType::F64)),
-        ] {
-            let got = &evaluate(graph, &inputs, arithmetic)?[0];
-            assert!(largest_difference(got, &expected)? < 1e-5, "{is_rms} {is_read_twice} {arithmetic:?}");
-        }
-        let Choice { fits, notes, .. } = choice(graph, &inputs)?.unwrap();
-        assert_eq!((fits.len(), fits[0].rule), (1, "residual-norm"), "{notes:?}");
-    }
-    Ok(())
-}
-
-#[test]
 fn a_convolution_with_a_residual_computes_the_same() -> Result<()> {
     let all = |value: Value| operand(value, 0, &[(2 * 3 * 25, 1)]);
     let image = operand(Value::Input(0), 0, &[(2, 75), (3, 25), (5, 5), (5, 1)]);
@@ -364,124 +336,6 @@ fn a_convolution_with_a_residual_computes_the_same() -> Result<()> {
     let mut changed = graph.clone();
     assert_eq!(apply(&mut changed, &[]), 4);
     assert_eq!(changed.live(), [false, false, false, true]);
-    Ok(())
-}
-
-/// A graph of f16, on inputs of f32.
-fn choice(graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice, String>> {
-    usable(graph, inputs, |_| true)
-}
-
-/// The same, if not all graphs can be used.
-fn usable(
-    mut graph: Graph,
-    inputs: &[Tensor],
-    is_usable: impl Fn(&Graph) -> bool,
-) -> Result<std::result::Result<Choice, String>> {
-    graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);
-    graph.nodes.iter_mut().for_each(|node| node.element = Element::F16);
-    let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
-    let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
-    let set = Set::new(&graph, inputs, outputs)?;
-    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
-    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
-}
-
-/// Two convolutions of one pixel, from 64 channels to 8, each with a factor for every channel of the result.
-fn two_convolutions() -> Graph {
-    let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
-    let mut nodes = Vec::new();
-    for branch in 0..2 {
-        let (image, weight) = (
-            operand(Value::Input(2 * branch), 0, &[(1, 64), (64, 1), (1, 1), (1, 1)]),
-            all(Value::Input(2 * branch + 1), 512),
-        );
-        let window = Window { kernel: [1; 2], ..window(0, 1) };
-        nodes.push(node(Function::Convolution(window), vec![image, weight], 8));
-        let y = all(Value::Node(2 * branch), 8);
-        nodes.push(node(Function::Binary("mul".into()), vec![y, all(Value::Input(4 + branch), 8)], 8));
-    }
-    let inputs =
-        [64, 512, 64, 512, 8, 8].into_iter().enumerate().map(|(at, len)| input(len, at != 0 && at != 2)).collect();
-    let outputs = [1, 3].map(|node| Output { value: Value::Node(node), buffer: 9 }).into();
-    Graph { inputs, nodes, outputs }
-}
-
-/// Its inputs, with these factors.
-fn two_inputs([one, other]: [Tensor; 2]) -> Result<[Tensor; 6]> {
-    Ok([numbers(64, 0.3)?, numbers(512, 0.7)?, numbers(64, 0.4)?, numbers(512, 0.6)?, one, other])
-}
-
-#[test]
-fn what_is_less_accurate_costs_itself_alone() -> Result<()> {
-    // Weights round once more with factors that are no powers of two.
-    let inputs = two_inputs([Tensor::full(2f32, 8, &Device::Cpu)?, (numbers(8, 0.9)? + 2.)?])?;
-    let Choice { graph, fits, notes, .. } = choice(two_convolutions(), &inputs)?.unwrap();
-    let fits: Vec<_> = fits.iter().map(|fit| (fit.rule, fit.at)).collect();
-    assert_eq!(fits, [("convolution", 0), ("convolution", 2), ("convolution-norm", 1)], "{notes:?}");
-    assert_eq!(graph.live(), [false, true, true, true]);
-    assert!(
-        notes.len() == 1 && notes[0].starts_with("convolution-norm stays out 1 times: its mean error"),
-        "{notes:?}"
-    );
-    Ok(())
-}
-
-#[test]
-fn what_is_accurate_stands_at_once() -> Result<()> {
-    let two = Tensor::full(2f32, 8, &Device::Cpu)?;
-    let inputs = two_inputs([two.clone(), two])?;
-    let Choice { fits, notes, .. } = choice(two_convolutions(), &inputs)?.unwrap();
-    assert_eq!((fits.len(), notes.len()), (4, 0));
-    Ok(())
-}
-
-#[test]
-fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
-    let two = Tensor::full(2f32, 8, &Device::Cpu)?;
-    let inputs = two_inputs([two.clone(), two])?;
-    let has_steps =
-        |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
-    let without_steps = |graph: &Graph| !graph.nodes.iter().any(has_steps);
-    let Choice { fits, notes, .. } = usable(two_convolutions(), &inputs, without_steps)?.unwrap();
-    assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);
-    assert_eq!(notes, ["convolution-norm stays out: it is of no use"]);
-    assert_eq!(usable(two_convolutions(), &inputs, |_| false)?.err().as_deref(), Some("it is of no use"));
-    Ok(())
-}
-
-/// A product of `(4, 8)` and a weight `(3, 8)`, its bias, and a mask: 0 times the least number of f32, in f16.
-fn masked_product() -> Graph {
-    let all = |value: Value| operand(value, 0, &[(12, 1)]);
-    let x = operand(Value::Input(0), 0, &[(1, 0), (4, 8), (8, 1)]);
-    let weight = operand(Value::Input(1), 0, &[(1, 0), (8, 1), (3, 8)]);
-    let nodes = vec![
-        node(Function::Binary("mul".into()), vec![all(Value::Input(3)), operand(Value::Input(4), 0, &[(12, 0)])], 12),
-        node(Function::Matmul, vec![x, weight], 12),
-        node(
-            Function::Binary("add".into()),
-            vec![all(Value::Node(1)), operand(Value::Input(2), 0, &[(4, 0), (3, 1)])],
-            12,
-        ),
-        node(Function::Binary("add".into()), vec![all(Value::Node(2)), all(Value::Node(0))], 12),
-    ];
-    let inputs =
-        [(32, false), (24, true), (3, true), (12, true), (1, true)].map(|(len, is_constant)| input(len, is_constant));
-    Graph { inputs: inputs.into(), nodes, outputs: vec![Output { value: Value::Node(3), buffer: 9 }] }
-}
-
-#[test]
-fn a_run_that_gives_nan_alone_is_judged_without_them() -> Result<()> {
-    let zeros = Tensor::zeros(12, DType::F32, &Device::Cpu)?;
-    let least = Tensor::new(&[f32::MIN], &Device::Cpu)?;
-    let inputs = [numbers(32, 0.3)?, numbers(24, 0.7)?, numbers(3, 0.9)?, zeros, least];
-    let Choice { graph, fits, compared, notes, .. } = choice(masked_product(), &inputs)?.unwrap();
-    assert!(notes.is_empty(), "no attention fits: {notes:?}");
-    assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["product-bias"]);
-    assert!(compared.candle.rms > 0. && compared.other.rms <= 1.05 * compared.candle.rms + 0.05, "{compared:?}");
-    let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
-    let given = evaluate(&graph, &inputs, Arithmetic::Typed)?[0].to_dtype(DType::F32)?.flatten_all()?;
-    assert!(given.to_vec1::<f32>()?.iter().all(|value| value.is_nan()), "as candle's");
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Attention whose operands were products and copies.
 
-use super::super::choice::{choose, refused};
+use super::super::choice::{choose, refused, Set};
 use super::*;
 
 /// Attention of two items of 2 heads of 32 for 6 tokens, as candle runs it: queries, keys and values are products of one operand of 16
