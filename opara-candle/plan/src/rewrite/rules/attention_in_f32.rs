@@ -35,9 +35,14 @@ impl Converted {
     /// Those of the attention that a node is, or that it is the second product of.
     pub fn of(facts: &Facts, at: usize, operands: [&Operand; 3]) -> Option<Self> {
         let [reader] = facts.users[at][..] else { return None };
-        let to = facts.node(reader).element;
-        let is_converted = *facts.recorded(reader)? == Function::Copy && matches!(to, Element::F16 | Element::Bf16);
-        if !is_converted || facts.node(at).element != Element::F32 {
+        // An output is no node.
+        let reader = facts.graph.nodes.get(reader)?;
+        let (Compute::Recorded(Function::Copy), [result]) = (&reader.compute, &reader.operands[..]) else {
+            return None;
+        };
+        let (product, to) = (facts.node(at), reader.element);
+        let is_converted = matches!(to, Element::F16 | Element::Bf16) && result.is_whole(product.len);
+        if !is_converted || product.element != Element::F32 {
             return None;
         }
         let mut casts = Vec::new();

@@ -287,3 +287,19 @@ fn products_of_different_operands_or_heads_stay_apart() {
     };
     assert_eq!(products(&as_it_is), None);
 }
+
+#[test]
+fn heads_without_a_kernel_in_f32_need_conversions_of_all_results() {
+    // The product is an output, and in f32.
+    let mut trace = attention_between_conversions(160);
+    trace.ops.pop();
+    let product = trace.ops.last().unwrap().meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
+    trace.buffers.last_mut().unwrap().role = Role::Intermediate;
+    trace.buffers[product].role = Role::Output(0);
+    assert!(apply(&mut regions(&trace)[0].graph.clone(), &[]).is_empty());
+    // It is converted in another order.
+    let mut trace = attention_between_conversions(160);
+    let read = &mut trace.ops.last_mut().unwrap().meaning.as_mut().unwrap().reads[0];
+    *read = View { element: Element::F32, ..view(read.buffer, 0, &[(6, 160), (2, 960), (160, 1)]) };
+    assert!(apply(&mut regions(&trace)[0].graph.clone(), &[]).is_empty());
+}
