@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use candle::{Device, Module, Tensor};
-use opara_candle::{Builder, OparaExecutor, Policy};
+use opara_candle::{ops, Builder, OparaExecutor, Policy};
 
 use crate::{Latencies, Options, Run};
 
@@ -25,6 +25,16 @@ impl Model {
     /// Wraps a module with one input and one output.
     pub fn of(module: impl Module + Send + Sync + 'static) -> Self {
         Self::new(move |inputs| Ok(vec![module.forward(&inputs[0])?]))
+    }
+
+    /// The same model, whose calls use candle's operators alone, in the whole process while they run.
+    pub fn by_candle(self) -> Self {
+        Self::new(move |inputs| {
+            ops::use_candle_only(true);
+            let outputs = self.call(inputs);
+            ops::use_candle_only(false);
+            outputs
+        })
     }
 
     /// Runs the model eagerly.

@@ -24,14 +24,9 @@ fn by_candle(model: Native, at: &Target) -> Result<Model> {
     use_candle_only(true);
     let loaded = model.load_seeded(0, at.dtype, &at.device);
     use_candle_only(false);
-    let loaded = loaded?;
-    let mut kept = Model::new(inputs.clone(), move |x| {
-        // Rewriting uses the library's operators between the calls.
-        use_candle_only(true);
-        let outputs = loaded.call(x);
-        use_candle_only(false);
-        outputs
-    })?;
+    // Rewriting uses the library's operators between the calls.
+    let loaded = loaded?.by_candle();
+    let mut kept = Model::new(inputs.clone(), move |x| loaded.call(x))?;
     kept.native = Some(Box::new(Model::new(inputs, move |x| native.call(x))?));
     Ok(kept)
 }

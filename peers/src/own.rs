@@ -113,16 +113,10 @@ fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Re
 
 /// An executor of a model on candle's operators that may be rewritten. Its set-up time is that of a first start.
 fn rewritten(model: Model, input: &Tensor) -> Result<OparaExecutor> {
-    // Only the model itself is kept to candle's operators.
-    let call = move |inputs: &[Tensor]| {
-        ops::use_candle_only(true);
-        let outputs = model.call(inputs);
-        ops::use_candle_only(false);
-        outputs
-    };
+    // Rewriting uses this library's operators between the model's calls.
     ops::use_candle_only(false);
     let builder = OparaExecutor::builder().numerics(Numerics::Accurate).kernel_cache(None);
-    captured(builder.build_fn(call, std::slice::from_ref(input))?)
+    captured(model.by_candle().executor(builder, std::slice::from_ref(input))?)
 }
 
 /// The executor, if it replays.

@@ -195,9 +195,10 @@ fn kernel_accesses(
         pointers.push(Pointer { word, buffer, delta });
         let (region, mode) = match (&operands, &known) {
             (Some(operands), _) => {
-                let named = operands.as_ref().is_none_or(|operands| operands.contains_key(&buffer));
-                unnamed.extend((!named && memory.owners[buffer] == Owner::Tensor).then_some(word));
-                (memory.whole(buffer, 0), library_mode(memory, operands.as_ref(), buffer))
+                let mode = library_mode(memory, operands.as_ref(), buffer);
+                unnamed.extend(mode.is_none().then_some(word));
+                // It counts as read: at worst the launch waits for what writes to that buffer.
+                (memory.whole(buffer, 0), mode.unwrap_or(AccessMode::Read))
             }
             (None, Some(known)) => known.access(arguments.argument_at(word), delta, memory.buffers[buffer].bytes),
             (None, None) => (memory.whole(buffer, 0), AccessMode::ReadWrite),
@@ -227,12 +228,16 @@ fn operands(memory: &mut Memory, call: &Call) -> Option<HashMap<BufferId, Access
 }
 
 /// How a library's kernel accesses a buffer. An operand: as the call does. The library's own memory, such as a workspace, or any
-/// buffer if the call's operands are not known: reads and writes. Any other buffer: its address is a number or padding by
-/// chance, and counts as read.
-fn library_mode(memory: &Memory, operands: Option<&HashMap<BufferId, AccessMode>>, buffer: BufferId) -> AccessMode {
+/// buffer if the call's operands are not known: reads and writes. `None` of any other buffer: its address is a number or padding by
+/// chance.
+fn library_mode(
+    memory: &Memory,
+    operands: Option<&HashMap<BufferId, AccessMode>>,
+    buffer: BufferId,
+) -> Option<AccessMode> {
     match operands.map(|operands| operands.get(&buffer)) {
-        Some(Some(&mode)) => mode,
-        Some(None) if memory.owners[buffer] == Owner::Tensor => AccessMode::Read,
-        Some(None) | None => AccessMode::ReadWrite,
+        Some(Some(&mode)) => Some(mode),
+        Some(None) if memory.owners[buffer] == Owner::Tensor => None,
+        Some(None) | None => Some(AccessMode::ReadWrite),
     }
 }

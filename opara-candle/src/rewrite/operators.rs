@@ -197,16 +197,21 @@ fn convolution(x: &Tensor, weight: &Tensor, window: &Window) -> Result<Tensor> {
     x.conv2d(weight, padding[0], stride[0], dilation[0], groups)
 }
 
+/// A window's padding above and to the left, with that below and to the right.
+fn padding(window: &Window, end: [u64; 2]) -> Padding {
+    let [[top, left], [bottom, right]] = [window.padding, end].map(|pair| pair.map(|n| n as usize));
+    Padding { top, bottom, left, right }
+}
+
 fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Tensor> {
     let Convolution { window, end, steps, residual, activation } = convolution;
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
-    let [begin, end, stride, dilation] =
-        [window.padding, *end, window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
+    let [stride, dilation] = [window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
     if stride[0] != stride[1] || dilation[0] != dilation[1] {
         bail!("there is no convolution over {window:?}")
     }
-    let padding = Padding { top: begin[0], bottom: end[0], left: begin[1], right: end[1] };
+    let padding = padding(window, *end);
     let activation = activation.as_deref().map_or(Ok(Activation::None), activation_of)?;
     // `scale * y + shift` of each channel.
     let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
@@ -365,10 +370,8 @@ fn row_mean(of: &mut Evaluation, node: &Node, columns: u64, factor: f32) -> Resu
 /// A pool with padding, which means count.
 fn padded_pool(of: &mut Evaluation, node: &Node, window: &Window, end: [u64; 2], is_max: bool) -> Result<Tensor> {
     let x = of.own(&node.operands[0])?;
-    let [begin, end] = [window.padding, end].map(|pair| pair.map(|n| n as usize));
-    let padding = Padding { top: begin[0], bottom: end[0], left: begin[1], right: end[1] };
     let config = PoolConfig::new(window.kernel[0] as usize, window.stride[0] as usize);
-    let config = config.padding(padding).count_padding(true);
+    let config = config.padding(padding(window, end)).count_padding(true);
     match is_max {
         true => ops::max_pool2d(&x, &config),
         false => ops::avg_pool2d(&x, &config),

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// [`Error::NotCapturable`] with the reason, and those of the driver.
-pub(super) fn fragment(target: &Target, graph: &Arc<Graph>, inputs: &[Tensor]) -> Result<Capture> {
+pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Result<Capture> {
     const ATTEMPTS: usize = 4;
     let of = graph.clone();
     let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed, Numbers::All));

@@ -8,8 +8,6 @@ mod fragment;
 mod splice;
 mod values;
 
-use std::sync::Arc;
-
 use candle::Tensor;
 use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
@@ -180,7 +178,7 @@ impl Rewriter {
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
         let mut capture_us = 0.;
         let capture = |graph: &Graph, inputs: &[Tensor]| {
-            let (captured, us) = wall_us(|| fragment(&target, &Arc::new(graph.clone()), inputs));
+            let (captured, us) = wall_us(|| fragment(&target, graph, inputs));
             capture_us += us;
             match captured {
                 Err(error @ Error::DeviceLost { .. }) => Err(error),

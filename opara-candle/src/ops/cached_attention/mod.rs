@@ -51,8 +51,8 @@ pub struct NewTokens<'a> {
 ///
 /// Queries and keys are normalised and turned by their positions, if there are norms and a table for that. `cache` is `(batch, 2,
 /// kv_heads, capacity, head_dim)`, keys before values; `start + tokens` places of it are used. No size depends on positions, so one
-/// CUDA graph serves all lengths of text. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of a cluster,
-/// share the cache's places ("Flash-Decoding", Dao et al., 2023).
+/// CUDA graph serves all lengths of text. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of
+/// a cluster, share the cache's places ("Flash-Decoding", Dao et al., 2023).
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};

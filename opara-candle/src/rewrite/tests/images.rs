@@ -2,11 +2,11 @@
 
 use super::*;
 
-fn all(value: Value, len: u64) -> Operand {
+pub(super) fn all(value: Value, len: u64) -> Operand {
     operand(value, 0, &[(len, 1)])
 }
 
-fn concat(parts: Vec<Operand>, rows: u64, widths: &[u64]) -> Node {
+pub(super) fn concat(parts: Vec<Operand>, rows: u64, widths: &[u64]) -> Node {
     let (launches, len) = (parts.len(), rows * widths.iter().sum::<u64>());
     let compute = Compute::Concat { rows, widths: widths.to_vec() };
     Node { compute, operands: parts, element: Element::F32, len, launches }

@@ -1,19 +1,10 @@
 //! Fills, and pools of images between them.
 
+use super::images::{all, concat};
 use super::*;
 
 fn fill(number: f32, len: u64) -> Node {
     node(Function::Fill(number.to_bits().into()), vec![], len)
-}
-
-fn all(value: Value, len: u64) -> Operand {
-    operand(value, 0, &[(len, 1)])
-}
-
-fn concat(parts: Vec<Operand>, rows: u64, widths: &[u64]) -> Node {
-    let (launches, len) = (parts.len(), rows * widths.iter().sum::<u64>());
-    let compute = Compute::Concat { rows, widths: widths.to_vec() };
-    Node { compute, operands: parts, element: Element::F32, len, launches }
 }
 
 /// A pool of two images of 3 channels of 7 x 5 between copies of a number: a row above and two below, a column to the right.

@@ -16,7 +16,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     else {
         return None;
     };
-    let Converted { operands, casts, .. } = Converted::of(facts, of, [q, k, v])?;
+    let Converted { operands, casts } = Converted::of(facts, of, [q, k, v])?;
     let saved = attention.launches + casts.into_iter().map(|cast| facts.node(cast).launches).sum::<usize>();
     let operands = operands.into_iter().chain(mask.iter().cloned()).collect();
     let compute = Compute::Attention { scale, in_f32: true };
