@@ -28,9 +28,10 @@ impl TextTokenizer {
             |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
         let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(failed)?;
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;
-        let kind = match Words::new(tokenizer) {
-            Ok(words) => Kind::Words(words.into()),
-            Err(tokenizer) => Kind::Trained(tokenizer.into()),
+        let tokenizer = Arc::new(tokenizer);
+        let kind = match Words::of(&tokenizer) {
+            Some(words) => Kind::Words(words.into()),
+            None => Kind::Trained(tokenizer),
         };
         Ok(Self { kind, limit, cuts: false })
     }

@@ -1,6 +1,7 @@
 //! Token ids of words, which are kept: texts consist of few different words.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use parking_lot::RwLock;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
@@ -13,23 +14,21 @@ const LONGEST: usize = 48;
 
 /// A BERT's tokenizer, whose tokens of a word depend on that word alone: it splits texts at white space before all else.
 pub(super) struct Words {
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     /// Tokens before those of a text, and after them.
     around: [Vec<u32>; 2],
     known: RwLock<HashMap<Box<str>, Box<[u32]>>>,
 }
 
 impl Words {
-    /// Takes a tokenizer, or gives it back if it is of another kind.
-    pub fn new(tokenizer: Tokenizer) -> Result<Self, Tokenizer> {
+    /// Of this tokenizer; `None` if it is of another kind.
+    pub fn of(tokenizer: &Arc<Tokenizer>) -> Option<Self> {
         let splits = matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_))
             && matches!(tokenizer.get_normalizer(), Some(NormalizerWrapper::BertNormalizer(_)))
             && matches!(tokenizer.get_pre_tokenizer(), Some(PreTokenizerWrapper::BertPreTokenizer(_)))
             && !tokenizer.get_added_tokens_decoder().values().any(|token| token.content.contains(char::is_whitespace));
-        match splits.then(|| around(&tokenizer)).flatten() {
-            Some(around) => Ok(Self { tokenizer, around, known: RwLock::default() }),
-            None => Err(tokenizer),
-        }
+        let around = splits.then(|| around(tokenizer)).flatten()?;
+        Some(Self { tokenizer: tokenizer.clone(), around, known: RwLock::default() })
     }
 
     /// The ids of a text.
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn ids_are_those_of_the_whole_text() -> tokenizers::Result<()> {
-        let words = Words::new(bert()?).unwrap_or_else(|_| panic!("it is a BERT's"));
+        let words = Words::of(&bert()?.into()).expect("it is a BERT's");
         let parts = [
             "cat",
             "a",
@@ -163,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn other_tokenizers_are_given_back() -> tokenizers::Result<()> {
+    fn other_tokenizers_are_left_alone() -> tokenizers::Result<()> {
         let mut spaces = bert()?;
         spaces.add_special_tokens([tokenizers::AddedToken::from("a b", true)])?;
-        assert!(Words::new(spaces).is_err(), "a token with a space");
+        assert!(Words::of(&spaces.into()).is_none(), "a token with a space");
         let mut unsplit = bert()?;
         unsplit.with_pre_tokenizer(None::<PreTokenizerWrapper>);
-        assert!(Words::new(unsplit).is_err(), "no split at white space");
+        assert!(Words::of(&unsplit.into()).is_none(), "no split at white space");
         Ok(())
     }
 }
