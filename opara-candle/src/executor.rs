@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Function, Replay};
 use crate::environment::Environment;
+use crate::host_copies::HostCopies;
 use crate::options::{OnUncapturable, Options};
 use crate::pipeline::{self, Plan};
 use crate::plans::{Entry, Plans};
@@ -63,6 +64,7 @@ pub struct OparaExecutor {
     pub(crate) rechecks: Rechecks,
     /// Device memory that all plans share.
     arena: Mutex<Arc<cuda::Arena>>,
+    pub(crate) host_copies: HostCopies,
 }
 
 impl OparaExecutor {
@@ -78,6 +80,7 @@ impl OparaExecutor {
             building: Mutex::new(()),
             rechecks: Rechecks::new(options.recheck),
             arena: Default::default(),
+            host_copies: HostCopies::default(),
             options,
         };
         executor.check(inputs)?;

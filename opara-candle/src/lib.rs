@@ -30,6 +30,7 @@ mod error;
 mod examples;
 mod executor;
 mod fault;
+mod host_copies;
 mod inspect;
 mod measure;
 pub mod nn;

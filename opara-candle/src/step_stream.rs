@@ -26,14 +26,14 @@ pub struct StepStream<'a, S> {
     /// Tokens that were not taken yet, the oldest first.
     given: VecDeque<Given>,
     /// Host memory of finished downloads, for reuse.
-    free: Vec<cuda::Download>,
+    free: Vec<cuda::Download<u32>>,
 }
 
 /// The tokens of one step.
 enum Given {
     Tokens(Vec<u32>),
     /// A pending download of this many tokens.
-    Coming(cuda::Download, usize),
+    Coming(cuda::Download<u32>, usize),
 }
 
 impl<S: Carry> StepExecutor<S> {
@@ -164,7 +164,7 @@ impl<S: Carry> StepStream<'_, S> {
 }
 
 /// The tokens of a step, from its outputs.
-fn given(outputs: &[Tensor], free: &mut Vec<cuda::Download>) -> Result<Given> {
+fn given(outputs: &[Tensor], free: &mut Vec<cuda::Download<u32>>) -> Result<Given> {
     let Some(tokens) = outputs.first().filter(|tokens| tokens.dtype() == DType::U32) else {
         return Err(Error::NotTokens { got: outputs.first().map(Tensor::dtype) });
     };

@@ -1,7 +1,7 @@
 """Writes a BERT-base with seeded random weights in f16, as sentence-transformers keeps one, with the tokenizer of another
-folder.
+folder. With `mini-lm` it has the sizes of all-MiniLM-L6-v2.
 
-    checkpoint.py TOKENIZER-FOLDER OUT
+    checkpoint.py TOKENIZER-FOLDER OUT [base|mini-lm]
 """
 import json
 import pathlib
@@ -11,7 +11,9 @@ import sys
 import numpy
 from safetensors.numpy import save_file
 
-WIDTH, INNER, LAYERS, WORDS, POSITIONS = 768, 3072, 12, 30522, 512
+SIZES = {"base": (768, 3072, 12, 512), "mini-lm": (384, 1536, 6, 256)}
+WIDTH, INNER, LAYERS, LONGEST = SIZES[sys.argv[3] if len(sys.argv) > 3 else "base"]
+WORDS, POSITIONS = 30522, 512
 source, out = map(pathlib.Path, sys.argv[1:3])
 out.mkdir(parents=True, exist_ok=True)
 random = numpy.random.default_rng(0)
@@ -68,4 +70,4 @@ write("modules.json", [
     {"idx": 2, "name": "2", "path": "2_Normalize", "type": kind + "Normalize"},
 ])
 write("1_Pooling/config.json", {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True})
-write("sentence_bert_config.json", {"max_seq_length": POSITIONS, "do_lower_case": False})
+write("sentence_bert_config.json", {"max_seq_length": LONGEST, "do_lower_case": False})

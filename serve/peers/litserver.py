@@ -1,6 +1,6 @@
 """sentence-transformers under LitServe, with its dynamic batching, behind the path and messages of OpenAI's embeddings.
 
-    litserver.py MODEL-FOLDER PORT DEVICE DTYPE [BATCH [SECONDS]]
+    litserver.py MODEL-FOLDER PORT DEVICE DTYPE [BATCH [SECONDS [PROCESSES]]]
 """
 import sys
 
@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 FOLDER, PORT, DEVICE, DTYPE = sys.argv[1:5]
 BATCH = int(sys.argv[5]) if len(sys.argv) > 5 else 64
 SECONDS = float(sys.argv[6]) if len(sys.argv) > 6 else 0.005
+PROCESSES = int(sys.argv[7]) if len(sys.argv) > 7 else 1
 
 
 class Embeddings(litserve.LitAPI):
@@ -36,6 +37,7 @@ class Embeddings(litserve.LitAPI):
 
 if __name__ == "__main__":
     api = Embeddings(max_batch_size=BATCH, batch_timeout=SECONDS, api_path="/v1/embeddings")
-    litserve.LitServer(api, accelerator="cuda" if DEVICE.startswith("cuda") else "cpu", timeout=60).run(
+    accelerator = "cuda" if DEVICE.startswith("cuda") else "cpu"
+    litserve.LitServer(api, accelerator=accelerator, workers_per_device=PROCESSES, timeout=60).run(
         port=int(PORT), host="127.0.0.1", log_level="warning", generate_client_file=False
     )

@@ -8,7 +8,7 @@ mod state;
 mod team;
 
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle::Tensor;
 use opara_plan::stopwatch::wall_us;
@@ -24,10 +24,13 @@ use crate::timing::StageTimes;
 use crate::{Error, Result};
 
 /// The number of threads that operators may use. candle counts the machine's cores; this process may have fewer, by its
-/// affinity or its container.
+/// affinity or its container. Counted once, as rayon does: the system reads files for it, which takes longer than a small operator.
 pub(crate) fn cores() -> usize {
-    let allowed = std::thread::available_parallelism().map_or(usize::MAX, NonZero::get);
-    candle::utils::get_num_threads().clamp(1, allowed)
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| {
+        let allowed = std::thread::available_parallelism().map_or(usize::MAX, NonZero::get);
+        candle::utils::get_num_threads().clamp(1, allowed)
+    })
 }
 
 /// Records `function` on the example, on other inputs, and on the example again, and checks that it calls the same operators

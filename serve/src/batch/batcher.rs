@@ -115,13 +115,18 @@ impl<E: Engine> Batcher<E> {
         if state.queue.len() + job.rows.len() > settings.queue_rows {
             return Err(Error::Full { retry_after: state.retry_after() });
         }
+        let is_single = job.rows.len() == 1;
         for (index, (row, lane)) in job.rows.into_iter().zip(lanes).enumerate() {
             let waiting = Waiting { row, lane, index, call: call.clone(), since, is_retried: false };
             state.queue.push(lane, job.client, buckets.length(lane) as u64, waiting);
         }
         settings.metrics.queue.set(state.queue.len() as i64);
         drop(state);
-        self.shared.work.notify_all();
+        // One row is one batch. Workers that wake for nothing take a core from it.
+        match is_single {
+            true => _ = self.shared.work.notify_one(),
+            false => _ = self.shared.work.notify_all(),
+        }
         Ok(pending)
     }
 

@@ -133,14 +133,13 @@ impl Engine for Embedder {
         if let Some(id) = rows.iter().flat_map(|row| row.iter()).find(|&&id| id as usize >= self.vocabulary) {
             return Err(EngineError::new(format!("token {id} is outside the vocabulary of {}", self.vocabulary)));
         }
-        let outputs = self.executor.call(&inputs(bucket, rows, &self.device)?)?;
-        let vectors = outputs[0].flatten_all()?.to_vec1::<f32>()?;
-        Ok(vectors.chunks(self.width).take(rows.len()).map(<[f32]>::to_vec).collect())
+        let outputs = self.executor.call_to_host(&inputs(bucket, rows, &self.device)?)?;
+        Ok(outputs[0].chunks(self.width).take(rows.len()).map(<[f32]>::to_vec).collect())
     }
 
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
         let inputs = inputs(bucket, &[[1u32]], &self.device)?;
-        self.executor.call(&inputs)?;
+        self.executor.call_to_host(&inputs)?;
         // On a CPU batches share the cores that the host's work needs, too: there is no time of the device by itself.
         if self.device.is_cuda() {
             self.device.synchronize()?;

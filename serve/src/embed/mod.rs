@@ -20,6 +20,7 @@ mod error;
 mod pooling;
 mod text_model;
 mod tokenizer;
+mod words;
 
 pub use embedder::Embedder;
 pub use error::{EmbedError, Result};

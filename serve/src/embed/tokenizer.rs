@@ -1,7 +1,9 @@
 //! Texts as token ids.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use super::words::Words;
 use super::{EmbedError, Result};
 
 /// Turns texts into token ids, without padding. Clones share it.
@@ -14,7 +16,8 @@ pub struct TextTokenizer {
 
 #[derive(Clone)]
 enum Kind {
-    Trained(std::sync::Arc<tokenizers::Tokenizer>),
+    Words(Arc<Words>),
+    Trained(Arc<tokenizers::Tokenizer>),
     Hash { vocab_size: usize },
 }
 
@@ -25,7 +28,12 @@ impl TextTokenizer {
             |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
         let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(failed)?;
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;
-        Ok(Self { kind: Kind::Trained(tokenizer.into()), limit, cuts: false })
+        let tokenizer = Arc::new(tokenizer);
+        let kind = match Words::of(&tokenizer) {
+            Some(words) => Kind::Words(words.into()),
+            None => Kind::Trained(tokenizer),
+        };
+        Ok(Self { kind, limit, cuts: false })
     }
 
     /// A stand-in for models without a checkpoint: a start token, 1, then each word in lower case hashed to one of the ids
@@ -55,11 +63,10 @@ impl TextTokenizer {
     }
 
     fn encode_one(&self, index: usize, text: &str) -> Result<Vec<u32>> {
+        let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
         let mut ids = match &self.kind {
-            Kind::Trained(tokenizer) => {
-                let encoded = tokenizer.encode_fast(text, true);
-                encoded.map_err(|error| EmbedError::Tokenizer(error.to_string()))?.get_ids().to_vec()
-            }
+            Kind::Words(words) => words.encode(text).map_err(failed)?,
+            Kind::Trained(tokenizer) => tokenizer.encode_fast(text, true).map_err(failed)?.get_ids().to_vec(),
             Kind::Hash { vocab_size } => std::iter::once(1).chain(hashed_words(text, *vocab_size)).collect(),
         };
         if ids.len() > self.limit {
@@ -68,7 +75,7 @@ impl TextTokenizer {
             }
             // The last token closes a text: [SEP].
             let last = ids.len() - 1;
-            if let (Kind::Trained(_), Some(end)) = (&self.kind, self.limit.checked_sub(1)) {
+            if let (Kind::Words(_) | Kind::Trained(_), Some(end)) = (&self.kind, self.limit.checked_sub(1)) {
                 ids.swap(end, last);
             }
             ids.truncate(self.limit);

@@ -1,22 +1,43 @@
 //! Asynchronous copies of a tensor to the host.
 
-use candle::cuda_backend::{CudaStorage, WrapErr};
+use candle::cuda_backend::{CudaStorage, CudaStorageSlice, WrapErr};
 use candle::{Device, Storage, Tensor};
-use cudarc::driver::PinnedHostSlice;
+use cudarc::driver::{CudaSlice, DeviceRepr, PinnedHostSlice, ValidAsZeroBits};
 
 use super::kernels::store;
 use super::{Event, Stream};
 use crate::{Error, Result};
 
-/// Page-locked memory for u32 elements, which the device writes asynchronously.
-pub(crate) struct Download {
+/// An element of four bytes.
+pub(crate) trait Word: DeviceRepr + ValidAsZeroBits + Copy {
+    /// The elements, if they are of this type.
+    fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>>;
+}
+
+macro_rules! word {
+    ($($t:ty, $variant:ident;)*) => {$(
+        impl Word for $t {
+            fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>> {
+                match storage {
+                    CudaStorageSlice::$variant(elements) => Some(elements),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+word! { u32, U32; f32, F32; }
+
+/// Page-locked memory for elements, which the device writes asynchronously.
+pub(crate) struct Download<T: Word> {
     stream: Stream,
-    host: PinnedHostSlice<u32>,
+    host: PinnedHostSlice<T>,
     /// Recorded after the copy.
     arrived: Event,
 }
 
-impl Download {
+impl<T: Word> Download<T> {
     /// Allocates memory for `elements` elements.
     ///
     /// # Errors
@@ -26,8 +47,13 @@ impl Download {
         let stream = Stream::of(device)?;
         let context = device.as_cuda_device()?.cuda_stream().context().clone();
         // SAFETY: the elements are not read before a copy that `enqueue` enqueued has written them.
-        let host = unsafe { context.alloc_pinned_with_flags::<u32>(elements.max(1), CACHED) }.w()?;
+        let host = unsafe { context.alloc_pinned_with_flags::<T>(elements.max(1), CACHED) }.w()?;
         Ok(Self { arrived: stream.event(false)?, stream, host })
+    }
+
+    /// Elements that there is room for.
+    pub fn room(&self) -> usize {
+        self.host.len()
     }
 
     /// Enqueues a copy of a contiguous tensor's elements on its stream.
@@ -40,7 +66,7 @@ impl Download {
         let (Storage::Cuda(CudaStorage { slice, device }), Some((start, end))) = (&*storage, range) else {
             return Err(Error::Internal { message: format!("a download of {:?}", layout) });
         };
-        let candle::cuda_backend::CudaStorageSlice::U32(elements) = slice else {
+        let Some(elements) = T::of(slice) else {
             return Err(Error::Internal { message: format!("a download of {:?}", tensor.dtype()) });
         };
         if start < end {
@@ -53,13 +79,13 @@ impl Download {
     ///
     /// # Errors
     /// A failed driver call, also one that an earlier operation of the stream caused.
-    pub fn wait(&self, elements: usize) -> Result<Vec<u32>> {
+    pub fn wait(&self, elements: usize) -> Result<Vec<T>> {
         self.arrived.wait()?;
         Ok(self.host.as_slice().w()?[..elements].to_vec())
     }
 }
 
-impl Drop for Download {
+impl<T: Word> Drop for Download<T> {
     fn drop(&mut self) {
         // The device may still write here; a failure concerns nobody any more.
         let _ = self.arrived.wait();

@@ -4,6 +4,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaView, PinnedHostSlice, PushKernelArg};
 
+use super::super::download::Word;
 use super::ptx;
 use super::{blocks, expect, function};
 
@@ -11,7 +12,11 @@ use super::{blocks, expect, function};
 ///
 /// # Errors
 /// More elements than there is room for, or a failed launch.
-pub(in crate::cuda) fn store(device: &CudaDevice, from: &CudaView<u32>, to: &mut PinnedHostSlice<u32>) -> Result<()> {
+pub(in crate::cuda) fn store<T: Word>(
+    device: &CudaDevice,
+    from: &CudaView<T>,
+    to: &mut PinnedHostSlice<T>,
+) -> Result<()> {
     let elements = from.len();
     expect("the host's memory", to.len(), elements)?;
     let Ok(numel) = i32::try_from(elements) else { bail!("{elements} elements are more than the kernel counts") };
@@ -20,7 +25,8 @@ pub(in crate::cuda) fn store(device: &CudaDevice, from: &CudaView<u32>, to: &mut
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(from).arg(&to);
-    // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements and writes as many, which there are. The
+    // SAFETY: the arguments are those that the kernel declares. It reads `numel` elements of four bytes, which a
+    // `Word` has, and writes as many, which there are. The
     // device reaches page-locked memory by the address that the host has, since both have one address space.
     unsafe { launch.launch(blocks(elements)) }.w()?;
     Ok(())
