@@ -4,18 +4,22 @@ use candle::{bail, CudaDevice, Result};
 use cudarc::cudnn::CudnnDataType;
 use cudarc::driver::{CudaSlice, DeviceRepr};
 
+use super::launch;
 use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::{cublaslt, cudnn, kernels};
 use crate::cuda::operator::choice::Choices;
+use crate::ops::matmul::launch::{tiles_for, Tile};
 
 /// An implementation of a convolution.
 #[derive(Clone, Copy)]
 enum Implementation {
     Cudnn(cudnn::Algorithm),
     CublasLt(cublaslt::Algorithm),
+    /// This library's kernel, of f32 operands as several numbers of TF32.
+    Ours(Tile),
 }
 
-/// The chosen implementation of each convolution. The flag: are the operands aligned for cuBLASLt?
+/// The chosen implementation of each convolution. The flag: are the operands aligned for others than cuDNN?
 static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new();
 
 /// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
@@ -32,14 +36,18 @@ where
     T: CudnnDataType + DeviceRepr + candle::WithDType,
     C: CudnnDataType,
 {
-    let Operands { x, weight, bias, .. } = operands;
-    let aligned = || [x, weight, bias].iter().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)));
+    let Operands { x, weight, bias, residual } = operands;
+    let aligned = || {
+        let all = [Some(x), Some(weight), Some(bias), residual.as_ref()];
+        all.into_iter().flatten().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)))
+    };
     let matmul = of.as_matmul().filter(|_| aligned());
     let run = |implementation| match (implementation, &matmul) {
         (Implementation::CublasLt(algorithm), Some(matmul)) => {
             cublaslt::run(device, matmul, &algorithm, x, weight, Some(bias), y)
         }
         (Implementation::CublasLt(_), None) => bail!("{of:?} is not a 1 x 1 convolution: cuBLASLt cannot run it"),
+        (Implementation::Ours(tile), _) => launch::of_windows(device, of, tile, operands, y),
         (Implementation::Cudnn(algorithm), _) => cudnn::run::<T, C>(device, of, algorithm, operands, y),
     };
     let implementations = || {
@@ -48,8 +56,11 @@ where
         if let Some(matmul) = &matmul {
             implementations.extend(cublaslt::algorithms(device, matmul)?.into_iter().map(Implementation::CublasLt));
         }
+        if let Some(of) = of.of_windows().filter(|_| aligned()) {
+            implementations.extend(tiles_for(device, &of)?.into_iter().map(Implementation::Ours));
+        }
         Ok(implementations.into_iter().map(|implementation| (implementation, 1.)).collect())
     };
     let guess = || Ok(Implementation::Cudnn(cudnn::guess::<T, C>(device, of)?));
-    IMPLEMENTATIONS.run(device, (*of, matmul.is_some()), implementations, guess, run)
+    IMPLEMENTATIONS.run(device, (*of, aligned()), implementations, guess, run)
 }

@@ -113,6 +113,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "product-activation", at: product::activation },
     // Products of one operand whose columns are heads: views of one product.
     Rule { name: "products-of-one", at: products_of_one::at },
+    // A product of f32 with a weight, by the library and algorithm that are the fastest.
+    Rule { name: "product-in-f32", at: product::of_f32 },
     // A norm of rows of nine launches: one.
     Rule { name: "row-norm", at: row_norm::at },
     // A group norm of ten, and the activation behind it: one.
