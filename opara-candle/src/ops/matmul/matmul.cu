@@ -1,7 +1,8 @@
 // f32 GEMM on tensor cores: y = activation(x * weight^T + bias + residual), where the rows of x may be the elements under
-// the windows of a convolution. Every product is three TF32 products, and partial sums over 32 columns are accumulated in f32 outside the tensor cores, which round towards zero (Ootomo and Yokota,
-// "Recovering single precision accuracy from tensor cores", 2022). The result is about as accurate as an f32 GEMM on
-// CUDA cores. Operands that cannot be split give NaN; those results are recomputed without tensor cores.
+// the windows of a convolution. Every product is three TF32 products, and partial sums over 32 columns are accumulated in
+// f32 outside the tensor cores, which round towards zero (Ootomo and Yokota, "Recovering single precision accuracy from
+// tensor cores", 2022). The result is about as accurate as an f32 GEMM on CUDA cores. Operands that cannot be split give
+// NaN; those results are recomputed without tensor cores.
 
 // For other architectures no kernels are compiled, rather than empty ones.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
