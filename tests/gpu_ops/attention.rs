@@ -3,7 +3,7 @@
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops;
 
-use super::common::{gpu, same_bits, waves};
+use super::common::{gpu, same_bits, waves, CPU};
 use super::{assert_near, both, DTYPES};
 
 /// Heads of this dimension and dtype with every kind of bias, compared with the CPU.

@@ -272,8 +272,9 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         ldmatrix<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
     __syncthreads();
 
-    // The GPU's exponential is base 2: `in_bits` scales a score to the exponent of 2.
-    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
+    // The GPU's exponential is base 2: `in_bits` scales the difference of two scores to the exponent of 2. Scaled scores
+    // would round with the size of a score, not of the difference.
+    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
@@ -291,32 +292,28 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         add_scores(score, own, keys);
 
         if (start + AT_ONCE > k.count) {
-            // What is scaled to minus infinity.
-            const float no_score = copysignf(INFINITY, -in_bits);
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    score[n][i] = start + n * 8 + column + i % 2 < k.count ? score[n][i] : no_score;
+                    score[n][i] = start + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
         }
         const float before[2] = {largest[0], largest[1]};
 #pragma unroll
         for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) largest[i / 2] = Max::of(largest[i / 2], score[n][i] * in_bits);
+            for (int i = 0; i < 4; i++) largest[i / 2] = Max::of(largest[i / 2], score[n][i]);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             largest[r] = warp_reduce<Max>(largest[r], 4);
-            // If all scores of a row so far are masked, use 0 as the base, so that no inf - inf makes NaN. Infinite scores
-            // do make NaN.
-            const float base = largest[r] == -INFINITY ? 0 : largest[r] == INFINITY ? NAN : largest[r];
-            const float correction = exp2_approx(before[r] - base);
+            // If all scores of a row so far are masked, use 0 as the base, so that no inf - inf makes NaN.
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = exp2_approx((before[r] - base) * in_bits);
             // Of this tile alone: a sum of all weights one after the other would round as often as there are keys.
             float weights = 0;
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
                 for (int i = 2 * r; i < 2 * r + 2; i++)
-                    weights += score[n][i] = exp2_approx(fmaf(score[n][i], in_bits, -base));
+                    weights += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
             sum[r] = fmaf(sum[r], correction, weights);
 #pragma unroll
             for (int d = 0; d < COLUMNS; d++)
