@@ -134,7 +134,7 @@ fn as_few_products_are_precise_as_pass_together() -> Result<()> {
             nodes
         });
         // None at all has failed before.
-        let expected = [Some(vec![1]), Some(vec![1]), Some(vec![1, 3]), None];
+        let expected = [Some(vec![3]), Some(vec![3]), Some(vec![1, 3]), None];
         assert_eq!(found, expected[needed], "{needed}");
     }
     let mut in_f16 = two_convolutions();
