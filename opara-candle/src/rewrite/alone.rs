@@ -8,10 +8,10 @@ use opara_plan::rewrite::rules::{self, Fit};
 use opara_plan::rewrite::{Compute, Graph, ProductPrecision, Value};
 
 use super::accuracy::compare;
-use super::choice::{joined, Set};
 use super::evaluate::Arithmetic;
 use super::evaluation::Evaluation;
 use super::operators::compute;
+use super::set::{joined, Set};
 
 /// How a graph is changed.
 #[derive(Debug, Clone, Default)]

@@ -13,6 +13,7 @@ mod evaluation;
 mod indexed;
 mod norms;
 mod operators;
+pub(crate) mod set;
 mod strided;
 #[cfg(test)]
 mod tests;

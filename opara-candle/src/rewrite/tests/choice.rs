@@ -3,7 +3,8 @@
 use opara_plan::rewrite::ProductPrecision;
 
 use super::super::alone::{settled, Changes};
-use super::super::choice::{choose_usable, more_precise, Choice, Set};
+use super::super::choice::{choose_usable, more_precise, Choice};
+use super::super::set::Set;
 use super::*;
 
 /// A graph of f16, on inputs of f32.

@@ -1,7 +1,8 @@
 //! Attention whose operands were products and copies.
 
 use super::super::alone::alone;
-use super::super::choice::{choose, Set};
+use super::super::choice::choose;
+use super::super::set::Set;
 use super::*;
 
 /// Attention of two items of 2 heads of 32 for 6 tokens, as candle runs it: queries, keys and values are products of one operand of 16
