@@ -3,7 +3,7 @@
 use super::facts::Activated;
 use super::{Better, Facts};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
-use crate::trace::{Dim, Element, Function};
+use crate::trace::{Dim, Function};
 
 /// Activations that can be part of a product.
 pub(super) const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
@@ -71,15 +71,6 @@ pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
     let compute = Compute::Linear { activation: Some(name) };
     let (operands, launches) = ([x, weight].into_iter().chain(bias).collect(), launches + saved);
     fits.then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
-}
-
-/// Lets a product of f32 with a weight be the library's: candle's uses no tensor cores in f32.
-pub(super) fn of_f32(facts: &Facts, at: usize) -> Option<Better> {
-    let node = facts.node(at);
-    facts.recorded(at).filter(|_| node.element == Element::F32)?;
-    let Product { x, weight, .. } = Product::of(facts, at)?;
-    let compute = Compute::Linear { activation: None };
-    Some(Better { node: Node { compute, operands: vec![x, weight], ..node.clone() }, saved: 0 })
 }
 
 /// The lengths of three dimensions.
