@@ -3,7 +3,7 @@
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops;
 
-use super::common::{gpu, same_bits, waves};
+use super::common::{gpu, same_bits, waves, CPU};
 use super::{assert_near, both, DTYPES};
 
 /// Heads of this dimension and dtype with every kind of bias, compared with the CPU.
@@ -53,6 +53,61 @@ fn attention_agrees_with_the_cpu() -> Result<()> {
         DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
     }
     [32, 40, 64, 80].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
+}
+
+/// Root of the mean square and the largest of the errors that rewriting goes by: multiples of f32's rounding of an element, or of
+/// the root mean square if that is larger.
+fn errors(got: &Tensor, expected: &Tensor) -> Result<[f64; 2]> {
+    let roundings = (expected.abs()?.broadcast_maximum(&expected.sqr()?.mean_all()?.sqrt()?)? * 2f64.powi(-24))?;
+    let errors = ((got.to_dtype(DType::F64)? - expected)?.abs()? / roundings)?;
+    Ok([errors.sqr()?.mean_all()?.sqrt()?.to_scalar()?, errors.max_all()?.to_scalar()?])
+}
+
+#[test]
+fn attention_in_f32_is_no_less_accurate_than_candles() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let numbers = opara_weights::seeded(5, DType::F32, CPU);
+    for (heads, tokens, dim) in
+        [(4, 1024, 64), (4, 257, 64), (12, 128, 64), (4, 50, 64), (4, 300, 32), (3, 130, 40), (3, 577, 80)]
+    {
+        let of = |name: &str| numbers.get((1, heads, tokens, dim), name)?.to_device(&device);
+        let (q, k, v) = (of("q")?, of("k")?, of("v")?);
+        // Pairs of equal keys, whose values are a thousand times larger than their sums.
+        let pairs = |x: &Tensor, sign: f64| Tensor::stack(&[x, &(x * sign)?], 3)?.reshape((1, heads, (), dim));
+        let half = |x: &Tensor| x.narrow(2, 0, tokens / 2);
+        let cancelling = (pairs(&(half(&v)? * 1e3)?, -1.)? + pairs(&half(&of("more")?)?, 1.)?)?;
+        let cases = [
+            ("plain", q.clone(), k.clone(), v.clone()),
+            ("of one sign", q.clone(), k.clone(), (&v + 3.)?),
+            ("few keys that count", (&q * 4.)?, k.clone(), v.clone()),
+            ("large", (&q * 1e15)?, (&k * 1e-15)?, (&v * 1e30)?),
+            ("tiny", (&q * 1e-15)?, (&k * 1e15)?, (&v * 1e-28)?),
+            ("cancelling", q.clone(), pairs(&half(&k)?, 1.)?, cancelling),
+        ];
+        let scale = 1. / (dim as f64).sqrt();
+        for (what, q, k, v) in cases {
+            let [expected, candle] = [DType::F64, DType::F32].map(|dtype| {
+                let scores = (q.to_dtype(dtype)?.matmul(&k.to_dtype(dtype)?.t()?)? * scale)?;
+                let e = scores.broadcast_sub(&scores.max_keepdim(3)?)?.exp()?;
+                let weights = match dtype {
+                    DType::F32 => candle_nn::ops::softmax_last_dim(&scores)?,
+                    _ => e.broadcast_div(&e.sum_keepdim(3)?)?,
+                };
+                weights.matmul(&v.to_dtype(dtype)?)
+            });
+            let (expected, candle) = (expected?, candle?);
+            let [[rms, most], [candles_rms, candles_most]] =
+                [errors(&ops::attention(&q, &k, &v, None, scale)?, &expected)?, errors(&candle, &expected)?];
+            println!(
+                "{what}, {heads} x {tokens} x {dim}: {rms:.2} {most:.1}, candle's {candles_rms:.2} {candles_most:.1}"
+            );
+            assert!(
+                rms <= 1.05 * candles_rms + 0.05 && most <= 1.5 * candles_most + 1.,
+                "{what}, {heads} x {tokens} x {dim}: {rms:.2} roundings, at most {most:.1}; candle's {candles_rms:.2}, {candles_most:.1}"
+            );
+        }
+    }
+    Ok(())
 }
 
 #[test]

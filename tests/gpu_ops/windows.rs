@@ -1,7 +1,7 @@
 //! Convolutions and pools.
 
 use candle::{DType, Result, Tensor};
-use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+use opara_candle::ops::{self, Activation, ConvConfig, Padding, PoolConfig, ProductPrecision};
 
 use super::common::{gpu, waves, CPU};
 use super::{assert_near, both, ACTIVATIONS, DTYPES};
@@ -55,6 +55,42 @@ fn convolutions() -> Result<()> {
                     assert_near(&got, &expected, tolerance, &of);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn convolutions_of_f32_are_as_precise_as_asked() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let plain = ConvConfig::default();
+    let relu = plain.activation(Activation::Relu);
+    let uneven = Padding { top: 0, bottom: 1, left: 2, right: 1 };
+    let cases = [
+        ("1 x 1", [1, 64, 7, 7], [96, 64, 1, 1], relu),
+        ("1 x 1, stride 2", [2, 32, 9, 8], [48, 32, 1, 1], plain.stride(2)),
+        ("3 x 3", [2, 24, 13, 11], [40, 24, 3, 3], relu.padding(1)),
+        ("3 x 3 of many channels", [1, 512, 7, 7], [128, 512, 3, 3], plain.padding(1)),
+        ("5 x 5, stride 2", [2, 12, 23, 21], [20, 12, 5, 5], relu.padding(2).stride(2)),
+        ("1 x 7", [2, 36, 13, 11], [36, 36, 1, 7], plain.padding((0, 3))),
+        ("dilated", [2, 16, 13, 11], [16, 16, 3, 3], plain.padding(2).dilation(2)),
+        ("uneven edges", [2, 8, 13, 11], [12, 8, 3, 3], relu.padding(uneven)),
+        ("three channels", [2, 3, 32, 32], [16, 3, 7, 7], plain.padding(3).stride(2)),
+        ("in groups", [2, 12, 13, 11], [18, 4, 3, 3], plain.padding(1).groups(3)),
+    ];
+    for (name, shape, weight, config) in cases {
+        let (x, x_gpu) = both(&waves(0, shape.to_vec())?, DType::F32, &device)?;
+        let (w, w_gpu) = both(&waves(1, weight.to_vec())?, DType::F32, &device)?;
+        let (b, b_gpu) = both(&waves(2, weight[0])?, DType::F32, &device)?;
+        let expected = ops::conv2d(&x, &w, Some(&b), &config)?;
+        let (residual, residual_gpu) = both(&waves(3, expected.dims().to_vec())?, DType::F32, &device)?;
+        let with_residual = ops::add_conv2d(&x, &w, Some(&b), &residual, &config)?;
+        for precision in [ProductPrecision::High, ProductPrecision::Highest] {
+            let config = config.precision(precision);
+            let of = format!("{name}, {precision:?}");
+            assert_near(&ops::conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &config)?, &expected, 3e-6, &of);
+            let got = ops::add_conv2d(&x_gpu, &w_gpu, Some(&b_gpu), &residual_gpu, &config)?;
+            assert_near(&got, &with_residual, 3e-6, format!("{of}, with a residual"));
         }
     }
     Ok(())

@@ -91,7 +91,11 @@ pub use embedding::embedding;
 pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act, RmsScale};
 pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use matmul::linear_in;
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
+pub use opara_plan::rewrite::ProductPrecision;
+
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use pool::plane_sums;

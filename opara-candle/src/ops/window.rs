@@ -2,7 +2,7 @@
 
 use candle::{bail, Result};
 
-use super::Activation;
+use super::{Activation, ProductPrecision};
 
 /// Rows and columns added at each edge of the input. They are zeros for a convolution or a mean, and ignored by a
 /// maximum.
@@ -87,10 +87,12 @@ pub struct ConvConfig {
     pub input_activation: Activation,
     /// Applied to the result.
     pub activation: Activation,
+    /// How products of f32 are computed on a GPU. The fastest way rounds operands to TF32, as cuDNN does by default.
+    pub precision: ProductPrecision,
 }
 
 impl Default for ConvConfig {
-    /// Stride, dilation and groups of 1, no padding, no activations.
+    /// Stride, dilation and groups of 1, no padding, no activations, the fastest products.
     fn default() -> Self {
         Self {
             stride: 1,
@@ -99,6 +101,7 @@ impl Default for ConvConfig {
             groups: 1,
             input_activation: Activation::None,
             activation: Activation::None,
+            precision: ProductPrecision::Fastest,
         }
     }
 }
@@ -132,6 +135,11 @@ impl ConvConfig {
     /// Sets the activation of the result.
     pub fn activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// Sets how products of f32 are computed on a GPU.
+    pub fn precision(self, precision: ProductPrecision) -> Self {
+        Self { precision, ..self }
     }
 
     /// Height and width of the result.

@@ -1,63 +1,14 @@
 //! Which rewrites of a run stand: those that are no less accurate than candle's on what a recorded pass had.
 
-use std::collections::BTreeMap;
-
-use candle::{DType, Result, Tensor};
-use hashbrown::{HashMap, HashSet};
+use candle::{Result, Tensor};
+use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Compute, Graph, Value};
+use opara_plan::rewrite::{Graph, Node, ProductPrecision};
 
 use super::accuracy::{compare, same_kinds, Compared};
+use super::alone::{alone, Changes};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::evaluation::Evaluation;
-use super::operators::compute;
-
-/// The operands and results of a run.
-pub(crate) struct Set {
-    inputs: Vec<Tensor>,
-    outputs: Vec<Tensor>,
-    /// The same outputs in double precision.
-    references: Vec<Tensor>,
-    /// Whether only the finite numbers count: candle gave no others.
-    numbers: Numbers,
-    /// candle's outputs, if `outputs` were computed anew.
-    recorded: Option<Vec<Tensor>>,
-}
-
-impl Set {
-    /// Of a run that gave these outputs. If one of them has no finite number, the run is computed once more by candle's operators,
-    /// with zeros in the place of what is not finite: BERT's mask in f16, 0 times minus infinity, makes everything NaN.
-    ///
-    /// # Errors
-    /// A graph that cannot be computed.
-    pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
-        let has_no_finite =
-            outputs.iter().map(super::accuracy::has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        let (numbers, recorded, outputs) = match has_no_finite {
-            false => (Numbers::All, None, outputs),
-            true => {
-                let finite = evaluate(graph, &inputs, Arithmetic::Typed, Numbers::Finite)?;
-                (Numbers::Finite, Some(outputs), finite)
-            }
-        };
-        let references = in_double_precision(graph, &inputs, numbers)?;
-        Ok(Self { inputs, outputs, references, numbers, recorded })
-    }
-}
-
-/// A graph's outputs in double precision. Grouped convolutions are one each there: candle takes seconds for thousands of groups.
-fn in_double_precision(graph: &Graph, inputs: &[Tensor], numbers: Numbers) -> Result<Vec<Tensor>> {
-    let arithmetic = Arithmetic::In(DType::F64);
-    evaluate(&joined(graph), inputs, arithmetic, numbers).or_else(|_| evaluate(graph, inputs, arithmetic, numbers))
-}
-
-/// The graph with grouped convolutions as one each, and nothing else changed.
-fn joined(graph: &Graph) -> Graph {
-    let others: Vec<&str> = RULES.iter().map(|rule| rule.name).filter(|name| *name != "grouped-convolution").collect();
-    let mut joined = graph.clone();
-    rules::apply(&mut joined, &others, &HashSet::new());
-    joined
-}
+use super::set::Set;
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -66,8 +17,7 @@ pub(crate) struct Choice {
     pub compared: Compared,
     /// What stays candle's, and why.
     pub notes: Vec<String>,
-    /// Where rules are less accurate than candle.
-    refused: HashSet<(&'static str, usize)>,
+    changes: Changes,
 }
 
 /// [`choose`], such that what is chosen can be used, too: `using` gives how, or says why not. If not, the run does without the rule
@@ -95,8 +45,7 @@ pub(crate) fn choose_usable<T>(
     for &rule in fitted.iter().rev() {
         let names = RULES.iter().map(|rule| rule.name);
         let others: Vec<&str> = names.filter(|name| *name == rule || !fitted.contains(name)).collect();
-        let mut changed = graph.clone();
-        rules::apply(&mut changed, &others, &choice.refused);
+        let (changed, _) = choice.changes.of(graph, &others);
         // Accuracy takes longer to find out.
         if using(&changed, inputs)?.is_err() {
             continue;
@@ -114,7 +63,8 @@ pub(crate) fn choose_usable<T>(
 /// Changes a graph by all rules that are not `without` and no less accurate than candle's.
 ///
 /// All are tried together first. If that fails, each changed node is held against double precision by itself, on what candle's
-/// operators give it, and loses what is less accurate; if the rest fails together, rules are added one after the other.
+/// operators give it, and gets more precise products, or loses what is less accurate. If the rest fails together, more products of
+/// f32 are precise; if that does not help, rules are added one after the other.
 ///
 /// # Errors
 /// The inner one says why nothing stands.
@@ -124,47 +74,81 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         |rule: &&str| rules::apply(&mut graph.clone(), without, &HashSet::new()).iter().any(|fit| fit.rule == *rule);
     let is_slow = sets.iter().any(|set| set.numbers == Numbers::Finite).then_some("attention").filter(fits);
     let without = &without.iter().copied().chain(is_slow).collect::<Vec<_>>()[..];
-    let attempt =
-        |without: &[&str], refused: &HashSet<(&'static str, usize)>| -> Result<std::result::Result<Choice, String>> {
-            let mut changed = graph.clone();
-            let fits = rules::apply(&mut changed, without, refused);
-            if fits.is_empty() {
-                return Ok(Err("no rule is left".into()));
-            }
-            let compared = checked(&changed, sets)?;
-            let refused = refused.clone();
-            Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), refused }))
-        };
+    let attempt = |without: &[&str], changes: &Changes| -> Result<std::result::Result<Choice, String>> {
+        let (changed, fits) = changes.of(graph, without);
+        if fits.is_empty() {
+            return Ok(Err("no rule is left".into()));
+        }
+        let compared = checked(&changed, sets)?;
+        let changes = changes.clone();
+        Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), changes }))
+    };
     let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
-    let first = match attempt(without, &HashSet::new())? {
+    let first = match attempt(without, &Changes::default())? {
         Ok(choice) => return Ok(Ok(Choice { notes: slow.into_iter().collect(), ..choice })),
         Err(reason) => reason,
     };
-    let Refused { nodes, reasons } = refused(graph, without, sets)?;
-    let notes = reasons.into_iter().map(|(rule, (times, why))| format!("{rule} stays out {times} times: {why}"));
+    let (changes, notes) = alone(graph, without, sets)?;
     let notes: Vec<String> = slow.into_iter().chain(notes).collect();
-    if !nodes.is_empty() {
-        if let Ok(choice) = attempt(without, &nodes)? {
+    if !changes.is_empty() {
+        if let Ok(choice) = attempt(without, &changes)? {
             return Ok(Ok(Choice { notes, ..choice }));
         }
+    }
+    let with_reason = || notes.iter().cloned().chain([first.clone()]).collect::<Vec<_>>();
+    let passes = |changes: &Changes| attempt(without, changes).map(std::result::Result::ok);
+    if let Some(choice) = more_precise(graph, without, &changes, passes)? {
+        return Ok(Ok(Choice { notes: with_reason(), ..choice }));
     }
     let mut best = None;
     let mut out: Vec<&str> = RULES.iter().map(|rule| rule.name).collect();
     for rule in RULES.iter().filter(|rule| !without.contains(&rule.name)) {
         let tried: Vec<&str> = out.iter().copied().filter(|name| *name != rule.name).collect();
-        let mut changed = graph.clone();
-        if !rules::apply(&mut changed, &tried, &nodes).iter().any(|fit| fit.rule == rule.name) {
+        if !changes.of(graph, &tried).1.iter().any(|fit| fit.rule == rule.name) {
             continue;
         }
-        if let Ok(choice) = attempt(&tried, &nodes)? {
+        if let Ok(choice) = attempt(&tried, &changes)? {
             (best, out) = (Some(choice), tried);
         }
     }
-    let reasons = || notes.iter().cloned().chain([first.clone()]).collect::<Vec<_>>();
     Ok(match best {
-        Some(choice) => Ok(Choice { notes: reasons(), ..choice }),
-        None => Err(reasons().join("; ")),
+        Some(choice) => Ok(Choice { notes: with_reason(), ..choice }),
+        None => Err(with_reason().join("; ")),
     })
+}
+
+/// What passes together because the last products of f32 are more precise, as few of them as bisection finds. Errors of TF32 at the
+/// end of many layers differ by more than a twentieth from one order of sums to another. The last layers have the smallest images,
+/// where precision takes the least time.
+pub(super) fn more_precise<T>(
+    graph: &Graph,
+    without: &[&str],
+    changes: &Changes,
+    passes: impl Fn(&Changes) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let (changed, _) = changes.of(graph, without);
+    let live = changed.live();
+    let is_fastest = |(at, node): &(usize, &Node)| live[*at] && node.precision == ProductPrecision::Fastest;
+    let nodes = changed.nodes.iter().enumerate().rev().filter(is_fastest);
+    let ways: Vec<_> = nodes.filter_map(|(at, node)| Some((at, node.more_precise()?))).collect();
+    if ways.is_empty() {
+        return Ok(None);
+    }
+    let with = |last: usize| {
+        let mut changes = changes.clone();
+        changes.precise.extend(ways[..last].iter().copied());
+        passes(&changes)
+    };
+    let Some(mut best) = with(ways.len())? else { return Ok(None) };
+    let (mut too_few, mut enough) = (0, ways.len());
+    while enough - too_few > 1 {
+        let middle = too_few.midpoint(enough);
+        match with(middle)? {
+            Some(found) => (best, enough) = (found, middle),
+            None => too_few = middle,
+        }
+    }
+    Ok(Some(best))
 }
 
 /// Holds what a changed graph computes against double precision; the worst of its outputs.
@@ -187,82 +171,4 @@ fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared
         }
     }
     Ok(Ok(worst))
-}
-
-/// Where rules are less accurate than candle.
-#[derive(Default)]
-pub(super) struct Refused {
-    nodes: HashSet<(&'static str, usize)>,
-    /// By rule: how often, and the first reason.
-    pub(super) reasons: BTreeMap<&'static str, (usize, String)>,
-}
-
-/// Holds each changed node against double precision on its own operands. Without what made it less accurate other nodes come to be,
-/// which are held against it, too.
-pub(super) fn refused(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<Refused> {
-    let mut refused = Refused::default();
-    let mut passed: HashSet<(&'static str, usize)> = HashSet::new();
-    let original = joined(graph);
-    // candle's values of all nodes.
-    let mut typed: Vec<Evaluation> = sets
-        .iter()
-        .map(|set| Evaluation::new(&original, &set.inputs, Arithmetic::Typed, set.numbers, compute))
-        .collect();
-    for (at, _) in original.live().into_iter().enumerate().filter(|(_, is_live)| *is_live) {
-        typed.iter_mut().try_for_each(|typed| typed.tensor(Value::Node(at)).map(drop))?;
-    }
-    loop {
-        let mut changed = graph.clone();
-        let fits = rules::apply(&mut changed, without, &refused.nodes);
-        let live = changed.live();
-        // The last rule at a node is the one that made it what it is.
-        let last: HashMap<usize, &'static str> = fits.iter().map(|fit| (fit.at, fit.rule)).collect();
-        let mut found = false;
-        for at in (0..changed.nodes.len()).filter(|&at| live[at]) {
-            let Some(&rule) = last.get(&at).filter(|rule| !passed.contains(&(**rule, at))) else { continue };
-            let mut verdicts =
-                typed.iter_mut().zip(sets).map(|(typed, set)| alone(&original, &changed, at, typed, set));
-            let failed = verdicts.find_map(|verdict| verdict.map(std::result::Result::err).transpose()).transpose()?;
-            match failed {
-                None => drop(passed.insert((rule, at))),
-                Some(reason) => {
-                    found = true;
-                    refused.nodes.insert((rule, at));
-                    refused.reasons.entry(rule).or_insert((0, reason)).0 += 1;
-                }
-            }
-        }
-        if !found {
-            return Ok(refused);
-        }
-    }
-}
-
-/// Holds a changed node against double precision, on operands as candle's operators give them.
-fn alone(
-    original: &Graph,
-    changed: &Graph,
-    at: usize,
-    typed: &mut Evaluation,
-    set: &Set,
-) -> Result<std::result::Result<(), String>> {
-    // Grouped convolutions are one in the original, too: there is nothing to compare with in a time that anyone would wait.
-    if matches!(original.nodes[at].compute, Compute::FusedConvolution(_)) {
-        return Ok(Ok(()));
-    }
-    let of = |graph, arithmetic| Evaluation::new(graph, &set.inputs, arithmetic, set.numbers, compute);
-    let (mut other, mut reference) = (of(changed, Arithmetic::Typed), of(original, Arithmetic::In(DType::F64)));
-    for operand in &changed.nodes[at].operands {
-        if let Value::Node(_) = operand.value {
-            let value = typed.tensor(operand.value)?;
-            reference.assume(
-                operand.value,
-                value.to_dtype(Arithmetic::In(DType::F64).dtype(original.element(operand.value)))?,
-            );
-            other.assume(operand.value, value);
-        }
-    }
-    let value = Value::Node(at);
-    let (candle, other) = (typed.tensor(value)?, other.tensor(value)?);
-    Ok(compare(&reference.tensor(value)?, &candle, &other)?.map(drop))
 }

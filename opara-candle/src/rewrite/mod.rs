@@ -5,6 +5,7 @@
 //! recorded ones is a device's.
 
 pub(crate) mod accuracy;
+mod alone;
 mod by_elements;
 pub(crate) mod choice;
 pub(crate) mod evaluate;
@@ -12,6 +13,7 @@ mod evaluation;
 mod indexed;
 mod norms;
 mod operators;
+pub(crate) mod set;
 mod strided;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! What a node of a graph computes, by operators on tensors.
 
 use candle::{bail, DType, Device, Module, Result, Tensor, D};
-use opara_plan::rewrite::{Compute, Convolution, Node, Step, Value};
+use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
 use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
@@ -246,7 +246,8 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
         .padding(padding)
         .dilation(dilation[0])
         .groups(window.groups as usize)
-        .activation(activation);
+        .activation(activation)
+        .precision(node.precision);
     let Some(residual) = node.operands.last().filter(|_| *residual) else {
         return ops::conv2d(&x, &weight, bias.as_ref(), &config);
     };
@@ -284,14 +285,20 @@ fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<
     let activation = activation.map_or(Ok(Activation::None), activation_of)?;
     let (x, weight) = (x?, weight?.contiguous()?);
     let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
-    product(&x, &weight, bias.as_ref(), activation)
+    product(node.precision, &x, &weight, bias.as_ref(), activation)
 }
 
-fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+fn product(
+    precision: ProductPrecision,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+) -> Result<Tensor> {
     // One row of products is bound by its weight: one launch reads it.
-    match x.dim(0)? {
-        1 => ops::norm_linear_act(x, None, weight, bias, activation),
-        _ => ops::linear_act(x, weight, bias, activation),
+    match (x.dim(0)?, precision) {
+        (1, ProductPrecision::Fastest) => ops::norm_linear_act(x, None, weight, bias, activation),
+        _ => ops::linear_in(precision, x, weight, bias, activation),
     }
 }
 
@@ -314,7 +321,14 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
         ([gate, of_gate, up, of_up], true) => (Tensor::cat(&[gate, up], 0)?, Some(Tensor::cat(&[of_gate, of_up], 0)?)),
         (others, _) => bail!("{} operands are not the weights of a gated unit", others.len()),
     };
-    ops::norm_gated(&operands[0], None, &weight, bias.as_ref(), activation_of(activation)?)
+    let (x, activation) = (&operands[0], activation_of(activation)?);
+    match node.precision {
+        ProductPrecision::Fastest => ops::norm_gated(x, None, &weight, bias.as_ref(), activation),
+        precision => {
+            let both = ops::linear_in(precision, x, &weight, bias.as_ref(), Activation::None)?;
+            ops::gated(&both, activation)
+        }
+    }
 }
 
 /// One product with all weights below each other, and the columns of each.
@@ -330,7 +344,7 @@ fn joined_product(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Resul
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
     let columns = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
-    Ok((product(&x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
+    Ok((product(node.precision, &x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
 }
 
 /// The first of several products that are one. The others are known from then on: all are views, `(batch, tokens, heads, size)`.

@@ -1,7 +1,7 @@
 //! Transposed convolutions: candle's own, and as ordinary ones.
 
 use candle::{bail, DType, Result, Tensor};
-use opara_plan::rewrite::Node;
+use opara_plan::rewrite::{Node, ProductPrecision};
 use opara_plan::trace::Window;
 
 use super::evaluation::{Arithmetic, Evaluation};
@@ -69,7 +69,7 @@ pub(super) fn as_convolution(
     let padding = Padding { top: rows.before, bottom: rows.after, left: columns.before, right: columns.after };
     // cuDNN would round operands to TF32 where candle's kernel does not, and has no fast convolution in f64.
     let y = match x.dtype() {
-        DType::F32 | DType::F64 => product(&x, &weight, bias.as_ref(), padding)?,
+        DType::F32 | DType::F64 => product(node.precision, &x, &weight, bias.as_ref(), padding)?,
         _ => {
             let config = ConvConfig::default().padding(padding);
             ops::conv2d(&x, &weight, bias.as_ref(), &config)?.permute((0, 2, 3, 1))?
@@ -128,7 +128,13 @@ fn reversed(x: &Tensor, dim: usize) -> Result<Tensor> {
 }
 
 /// A convolution as a product of the elements under each window, `(batch, h, w, out)`.
-fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: Padding) -> Result<Tensor> {
+fn product(
+    precision: ProductPrecision,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    padding: Padding,
+) -> Result<Tensor> {
     let (out, channels, rows, columns) = weight.dims4()?;
     let x = ops::pad(x, padding)?.permute((0, 2, 3, 1))?;
     let (batch, h, w, _) = x.dims4()?;
@@ -139,7 +145,8 @@ fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: Padding)
     let under = ops::cat(&under.iter().collect::<Vec<_>>(), 3)?;
     let inner = rows * columns * channels;
     let weight = weight.permute((0, 2, 3, 1))?.reshape((out, inner))?;
-    let y = ops::linear_act(&under.reshape((batch * h * w, inner))?, &weight, bias, Activation::None)?;
+    let under = under.reshape((batch * h * w, inner))?;
+    let y = ops::linear_in(precision, &under, &weight, bias, Activation::None)?;
     y.reshape((batch, h, w, out))
 }
 
@@ -180,7 +187,7 @@ mod tests {
         let inputs = vec![input(x.len(), false), input(weight.len(), true), input(out, true)];
         let node = |function, operands| {
             let compute = Compute::Recorded(function);
-            Node { compute, operands, element, len, launches: 1 }
+            Node::new(compute, operands, element, len, 1)
         };
         let sum = vec![operand(Value::Node(0), &[len]), bias];
         let nodes = vec![node(function, vec![x, weight]), node(Function::Binary("add".into()), sum)];

@@ -114,6 +114,7 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_cat_", Layout),
     row("opara_pool_", Pooling),
     row("opara_plane_sums_", Pooling),
+    row("opara_convolution_", Convolution),
     row("opara_depthwise_", Convolution),
     row("opara_space_to_depth_", Layout),
     row("opara_upsample_", Other),

@@ -95,6 +95,51 @@ pub struct Node {
     pub len: u64,
     /// The recorded launches that it stands for.
     pub launches: usize,
+    /// How its products of f32 are computed, if the library computes them.
+    pub precision: ProductPrecision,
+}
+
+/// How products of f32 are computed. XLA calls the three default, high and highest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ProductPrecision {
+    /// The fastest way that the operator has: convolutions round operands to TF32, 11 bits, if that is faster.
+    #[default]
+    Fastest,
+    /// About as accurate as f32: an operand may be the sum of two numbers of TF32, which keep 22 bits.
+    High,
+    /// By multiplications of f32.
+    Highest,
+}
+
+impl Node {
+    /// A node whose products, if it has any, are computed in the fastest way.
+    pub fn new(compute: Compute, operands: Vec<Operand>, element: Element, len: u64, launches: usize) -> Self {
+        Self { compute, operands, element, len, launches, precision: ProductPrecision::Fastest }
+    }
+
+    /// The next more accurate way to compute the products of f32 that the node has; `None` if there is none.
+    pub fn more_precise(&self) -> Option<ProductPrecision> {
+        let has_way = |precision| match self.compute {
+            // Each channel by itself needs no tensor cores.
+            Compute::FusedConvolution(ref of) => {
+                of.window.groups == 1 || self.operands[0].dims.get(1).is_none_or(|dim| dim.len != of.window.groups)
+            }
+            // Others than convolutions never round to TF32.
+            Compute::TransposedConvolution { .. }
+            | Compute::Linear { .. }
+            | Compute::ProductConcat { .. }
+            | Compute::ProductsOfOne { .. }
+            | Compute::Gated { .. } => precision == ProductPrecision::Highest,
+            _ => false,
+        };
+        let all = [ProductPrecision::High, ProductPrecision::Highest];
+        let mut ways = all.into_iter().filter(|&way| way > self.precision && has_way(way));
+        if self.element == Element::F32 {
+            ways.next()
+        } else {
+            None
+        }
+    }
 }
 
 /// How a value is computed.

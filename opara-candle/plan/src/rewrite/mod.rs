@@ -10,5 +10,7 @@ pub mod rules;
 #[cfg(test)]
 mod tests;
 
-pub use graph::{strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, Step, Value};
+pub use graph::{
+    strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
+};
 pub use region::{regions, Region};

@@ -150,7 +150,7 @@ impl<'a> Run<'a> {
             last => {
                 operands.extend(last);
                 let compute = Compute::Recorded(meaning.function.clone());
-                let value = self.push(Node { compute, operands, element, len, launches: 1 });
+                let value = self.push(Node::new(compute, operands, element, len, 1));
                 if is_all {
                     return self.set(to.buffer, State::Whole(value));
                 }
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
             Some(State::Zeros(_)) => {
                 let len = bytes / element.bytes();
                 let compute = Compute::Recorded(Function::Zeros);
-                let node = Node { compute, operands: Vec::new(), element, len, launches: 1 };
+                let node = Node::new(compute, Vec::new(), element, len, 1);
                 return Some(self.push(node));
             }
             Some(State::Parts(_, parts)) => {
@@ -317,5 +317,5 @@ fn concat(parts: &[Part], bytes: u64) -> Option<Node> {
         return None;
     }
     let operands = parts.iter().map(|part| part.operand.clone()).collect();
-    Some(Node { compute: Compute::Concat { rows, widths }, operands, element, len, launches: parts.len() })
+    Some(Node::new(Compute::Concat { rows, widths }, operands, element, len, parts.len()))
 }

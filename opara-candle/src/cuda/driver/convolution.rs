@@ -4,7 +4,7 @@ use candle::{bail, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
 
 use super::matmul::Matmul;
-use crate::ops::Activation;
+use crate::ops::{Activation, ProductPrecision};
 
 /// The parameters that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +31,8 @@ pub(crate) struct Convolution {
     pub residual: bool,
     /// Does a ReLU follow?
     pub relu: bool,
+    /// How products of f32 are computed.
+    pub precision: ProductPrecision,
 }
 
 impl Convolution {
@@ -41,9 +43,26 @@ impl Convolution {
         let is_matmul = !self.residual && (kh, kw, self.stride, self.groups) == (1, 1, 1, 1) && self.padding == [0, 0];
         (is_matmul && self.channels_last).then_some(Matmul {
             dtype: self.dtype,
-            tf32: true,
+            precision: self.precision,
             rows: batch * h * w,
             inner,
+            columns,
+            bias: true,
+            activation: if self.relu { Activation::Relu } else { Activation::None },
+        })
+    }
+
+    /// The matmul of the elements under the windows. `None` if these are not rows whose channels lie beside each other, or if
+    /// their indices do not fit into 31 bits.
+    pub fn of_windows(&self) -> Option<Matmul> {
+        let [columns, channels, kh, kw] = self.weight;
+        let [batch, _, oh, ow] = self.y;
+        let is_countable = [self.x, self.y].iter().all(|of| of.iter().product::<usize>() <= i32::MAX as usize);
+        (self.channels_last && self.groups == 1 && is_countable && channels.is_multiple_of(4)).then_some(Matmul {
+            dtype: self.dtype,
+            precision: self.precision,
+            rows: batch * oh * ow,
+            inner: kh * kw * channels,
             columns,
             bias: true,
             activation: if self.relu { Activation::Relu } else { Activation::None },
@@ -74,7 +93,7 @@ impl<T: WithDType> Operands<'_, T> {
     ///
     /// # Errors
     /// Slices that are too short or of another dtype.
-    pub(super) fn check(&self, of: &Convolution, y: &CudaSlice<T>) -> Result<()> {
+    pub fn check(&self, of: &Convolution, y: &CudaSlice<T>) -> Result<()> {
         let count = |sizes: &[usize]| sizes.iter().product::<usize>();
         let residual = if of.residual { count(&of.y) } else { 0 };
         let of_residual = self.residual.as_ref().map_or(0, CudaView::len);

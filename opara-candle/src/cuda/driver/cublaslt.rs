@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::kernels;
 use super::matmul::Matmul;
 use crate::memory::WORKSPACE_LIMIT;
-use crate::ops::Activation;
+use crate::ops::{Activation, ProductPrecision};
 
 /// An algorithm of cuBLASLt, and the bytes of workspace that it needs.
 #[derive(Clone, Copy)]
@@ -81,7 +81,7 @@ impl Descriptors {
         };
         use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
         let (elements, sums) = match of.dtype {
-            DType::F32 if of.tf32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
+            DType::F32 if of.precision == ProductPrecision::Fastest => (CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
             DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F),
             DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F),
             DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F),

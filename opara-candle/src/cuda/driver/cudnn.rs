@@ -15,6 +15,7 @@ pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 use super::convolution::{Convolution, Operands};
 use super::kernels;
 use crate::memory::WORKSPACE_LIMIT;
+use crate::ops::ProductPrecision;
 
 /// The only algorithm that also works without an activation.
 const DEFAULT: Algorithm = Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
@@ -64,9 +65,11 @@ impl<T: CudnnDataType, C: CudnnDataType> Descriptors<T, C> {
             sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION,
         )?;
         convolution.set_group_count(of.groups as i32)?;
-        if of.dtype != DType::F32 {
-            // For f32 the default already allows TF32, unless NVIDIA_TF32_OVERRIDE=0.
-            convolution.set_math_type(sys::cudnnMathType_t::CUDNN_TENSOR_OP_MATH)?;
+        match (of.dtype, of.precision) {
+            // The default already allows TF32, unless NVIDIA_TF32_OVERRIDE=0.
+            (DType::F32, ProductPrecision::Fastest) => {}
+            (DType::F32, _) => convolution.set_math_type(sys::cudnnMathType_t::CUDNN_FMA_MATH)?,
+            _ => convolution.set_math_type(sys::cudnnMathType_t::CUDNN_TENSOR_OP_MATH)?,
         }
         Ok(Self {
             convolution,

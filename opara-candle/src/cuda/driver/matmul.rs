@@ -2,15 +2,15 @@
 
 use candle::DType;
 
-use crate::ops::Activation;
+use crate::ops::{Activation, ProductPrecision};
 
 /// `activation(x * weight^T + bias)` of contiguous row-major matrices, in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Matmul {
     /// Dtype of all operands: f32, f16 or bf16.
     pub dtype: DType,
-    /// May f32 be computed as TF32?
-    pub tf32: bool,
+    /// How products of f32 are computed.
+    pub precision: ProductPrecision,
     /// Rows of `x` and `y`.
     pub rows: usize,
     /// Columns of `x` and of the weight.

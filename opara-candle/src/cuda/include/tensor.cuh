@@ -63,15 +63,29 @@ struct Tf32Split {
     __device__ static float rounded(float x) { return fmaf(-8192, x, __fmul_rn(8193, x)); }
 };
 
-// An f32 multiply-accumulate as three TF32 ones, which together keep 22 bits (Ootomo and Yokota, "Recovering single
-// precision accuracy from tensor cores", 2022). Valid for sums below SPLIT_SUM.
-__device__ inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, float) {
-    const Tf32Split split_a[4] = {a[0], a[1], a[2], a[3]}, split_b[2] = {b0, b1};
-    const unsigned high[4] = {split_a[0].high, split_a[1].high, split_a[2].high, split_a[3].high};
-    const unsigned low[4] = {split_a[0].low, split_a[1].low, split_a[2].low, split_a[3].low};
-    mma_tf32(c, low, split_b[0].high, split_b[1].high);
-    mma_tf32(c, high, split_b[0].low, split_b[1].low);
-    mma_tf32(c, high, split_b[0].high, split_b[1].high);
+// c += a * b in f32 for N operands, that is 8 * N terms a sum. Every product is three TF32 products, which together keep 22
+// bits. Tensor cores round their sums towards zero: few terms are summed there, the small products first, and the partial
+// sum is added in f32 outside (Ootomo and Yokota, "Recovering single precision accuracy from tensor cores", 2022). Valid
+// for sums below SPLIT_SUM.
+template <int N>
+__device__ inline void mma_in_f32(float (&c)[4], const unsigned (&a)[N][4], const unsigned (&b)[N][2]) {
+    float part[4] = {};
+    unsigned high_a[N][4], high_b[N][2];
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const Tf32Split of_a[4] = {a[n][0], a[n][1], a[n][2], a[n][3]}, of_b[2] = {b[n][0], b[n][1]};
+        const unsigned low_a[4] = {of_a[0].low, of_a[1].low, of_a[2].low, of_a[3].low};
+#pragma unroll
+        for (int i = 0; i < 4; i++) high_a[n][i] = of_a[i].high;
+#pragma unroll
+        for (int i = 0; i < 2; i++) high_b[n][i] = of_b[i].high;
+        mma_tf32(part, low_a, high_b[n][0], high_b[n][1]);
+        mma_tf32(part, high_a[n], of_b[0].low, of_b[1].low);
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) mma_tf32(part, high_a[n], high_b[n][0], high_b[n][1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) c[i] += part[i];
 }
 
 // Loads four matrices of 8 rows of 16 bytes from shared memory. Lane l passes the address of row l % 8 of matrix l / 8,

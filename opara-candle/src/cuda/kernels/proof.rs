@@ -184,10 +184,18 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
     let uses = uses(code)?;
     let element = effects.written_element(name).ok_or("its name has no element type")?;
     let (mut stored, mut loaded) = (uses.stored, uses.loaded);
-    if ["_nhwc", "_cat_sums_", "_attention_", "_norm_short_", "_group_", "_product_", "_gemv_", "_dequantize_"]
-        .iter()
-        .any(|part| name.contains(part))
-    {
+    let of_neighbours = [
+        "_nhwc",
+        "_cat_sums_",
+        "_attention_",
+        "_norm_short_",
+        "_group_",
+        "_product_",
+        "_convolution_",
+        "_gemv_",
+        "_dequantize_",
+    ];
+    if of_neighbours.iter().any(|part| name.contains(part)) {
         // Its threads take several neighbours, which the compiler loads and stores together.
         let sizes = stored.values_mut().chain(loaded.values_mut());
         sizes.filter(|size| **size % element == 0).for_each(|size| *size = element);

@@ -18,6 +18,10 @@ template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ?
 // Elements of a row in shared memory: whole operands of an instruction. Those past DIM are zeros.
 template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPTH<T> * DEPTH<T>;
 
+// Operands of f32 that tensor cores sum up. With two, 16 terms, the error of a row is about half of that of f32 products
+// and a softmax; with four it is larger for few keys.
+constexpr int OPERANDS_OF_SUM = 2;
+
 // The rows of one head: `pitch` elements apart, contiguous in themselves.
 template <typename T> struct Tokens {
     const T *at;
@@ -88,6 +92,53 @@ template <typename B> struct Bias {
     }
 };
 
+// score += q * k^T for N tiles of 8 keys. `q` is the warp's queries in D operands.
+template <int N, int D, int DIM, typename T>
+__device__ inline void add_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, T> &keys) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < D; d++)
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned some[4];
+            ldmatrix<false>(some, keys.row(n * 8 + lane / 16 * 8 + lane % 8) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
+            mma(score[n], q[d], some[0], some[1], T());
+            mma(score[n + 1], q[d], some[2], some[3], T());
+        }
+}
+// The same of SOME operands of f32, from `first` on.
+template <int SOME, int N, int D, int DIM>
+__device__ inline void add_partial_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, float> &keys,
+                                          int first) {
+    const unsigned lane = threadIdx.x % 32;
+    unsigned own[SOME][4];
+#pragma unroll
+    for (int s = 0; s < SOME; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) own[s][i] = q[first + s][i];
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        const float *const key = keys.row(n * 8 + lane / 16 * 8 + lane % 8) + lane / 8 % 2 * WIDE<float>;
+        unsigned some[2][SOME][2];
+#pragma unroll
+        for (int s = 0; s < SOME; s++) {
+            unsigned both[4];
+            ldmatrix<false>(both, key + (first + s) * DEPTH<float>);
+#pragma unroll
+            for (int i = 0; i < 4; i++) some[i / 2][s][i % 2] = both[i];
+        }
+        mma_in_f32(score[n], own, some[0]);
+        mma_in_f32(score[n + 1], own, some[1]);
+    }
+}
+template <int N, int D, int DIM>
+__device__ inline void add_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, float> &keys) {
+#pragma unroll
+    for (int d = 0; d + OPERANDS_OF_SUM <= D; d += OPERANDS_OF_SUM) add_partial_scores<OPERANDS_OF_SUM>(score, q, keys, d);
+    if constexpr (D % OPERANDS_OF_SUM > 0)
+        add_partial_scores<D % OPERANDS_OF_SUM>(score, q, keys, D / OPERANDS_OF_SUM * OPERANDS_OF_SUM);
+}
+
 // Two neighbouring weights as an operand, and what rounding took from them as another one.
 template <typename T> struct SplitPair {
     unsigned rounded, rest;
@@ -122,19 +173,30 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
         }
     }
 }
-// TF32: a lane holds the weights of keys 2 * (l % 4) and the next, but the instruction expects keys l % 4 and l % 4 +
+// In f32 a lane holds the weights of keys 2 * (l % 4) and the next, but the instruction expects keys l % 4 and l % 4 +
 // 4. The order of the keys does not matter as long as the values are loaded in the same order.
 template <bool IN_F32, int N, int D, int DIM>
 __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
+    static_assert(N % OPERANDS_OF_SUM == 0);
     const unsigned lane = threadIdx.x % 32;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const unsigned own[4] = {__float_as_uint(weights[n][0]), __float_as_uint(weights[n][2]),
-                                 __float_as_uint(weights[n][1]), __float_as_uint(weights[n][3])};
-        const float *first = values.row(n * 8 + lane % 4 * 2) + lane / 4, *second = first + Tile<DIM, float>::PITCH;
+    for (int n = 0; n < N; n += OPERANDS_OF_SUM) {
+        unsigned own[OPERANDS_OF_SUM][4];
 #pragma unroll
-        for (int d = 0; d < D; d++)
-            mma(out[d], own, __float_as_uint(first[d * 8]), __float_as_uint(second[d * 8]), float());
+        for (int s = 0; s < OPERANDS_OF_SUM; s++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) own[s][i] = __float_as_uint(weights[n + s][i % 2 * 2 + i / 2]);
+        const float *const value = values.row(n * 8 + lane % 4 * 2) + lane / 4;
+#pragma unroll
+        for (int d = 0; d < D; d++) {
+            unsigned some[OPERANDS_OF_SUM][2];
+#pragma unroll
+            for (int s = 0; s < OPERANDS_OF_SUM; s++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    some[s][i] = __float_as_uint(value[(s * 8 + i) * Tile<DIM, float>::PITCH + d * 8]);
+            mma_in_f32(out[d], own, some);
+        }
     }
 }
 
@@ -210,8 +272,9 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         ldmatrix<false>(own[d], queries.row(warp * ROWS + lane % 16) + d * DEPTH<T> + lane / 16 * WIDE<T>);
     __syncthreads();
 
-    // The GPU's exponential is base 2: `in_bits` scales a score to the exponent of 2.
-    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(fabsf(in_bits), 1);
+    // The GPU's exponential is base 2: `in_bits` scales the difference of two scores to the exponent of 2. Scaled scores
+    // would round with the size of a score, not of the difference.
+    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
@@ -226,36 +289,32 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         wait_pending<1>();
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
-#pragma unroll
-        for (int d = 0; d < OPERANDS; d++)
-#pragma unroll
-            for (int n = 0; n < AT_ONCE / 16; n++) {
-                unsigned some[4];
-                const unsigned key = n * 16 + lane / 16 * 8 + lane % 8;
-                ldmatrix<false>(some, keys.row(key) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
-                mma(score[2 * n], own[d], some[0], some[1], T());
-                mma(score[2 * n + 1], own[d], some[2], some[3], T());
-            }
+        add_scores(score, own, keys);
 
-        const bool are_there = start + AT_ONCE <= k.count;
+        if (start + AT_ONCE > k.count) {
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    score[n][i] = start + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
+        }
         const float before[2] = {largest[0], largest[1]};
 #pragma unroll
         for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const bool is_there = are_there || start + n * 8 + column + i % 2 < k.count;
-                score[n][i] = is_there ? score[n][i] * in_bits : -INFINITY;
-                largest[i / 2] = Max::of(largest[i / 2], score[n][i]);
-            }
+            for (int i = 0; i < 4; i++) largest[i / 2] = Max::of(largest[i / 2], score[n][i]);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             largest[r] = warp_reduce<Max>(largest[r], 4);
             // If all scores of a row so far are masked, use 0 as the base, so that no inf - inf makes NaN.
-            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = exp2_approx(before[r] - base);
-            sum[r] *= correction;
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = exp2_approx((before[r] - base) * in_bits);
+            // Of this tile alone: a sum of all weights one after the other would round as often as there are keys.
+            float weights = 0;
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
-                for (int i = 2 * r; i < 2 * r + 2; i++) sum[r] += score[n][i] = exp2_approx(score[n][i] - base);
+                for (int i = 2 * r; i < 2 * r + 2; i++)
+                    weights += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
+            sum[r] = fmaf(sum[r], correction, weights);
 #pragma unroll
             for (int d = 0; d < COLUMNS; d++)
                 for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
@@ -316,7 +375,7 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
         b ? HEAD(b, 1) : nullptr, b_token, y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
 
 // Blocks of a multiprocessor, for which the compiler saves registers.
-#define BLOCKS(DIM, T) (DIM > 128 ? 2 : DIM * sizeof(T) > 128 ? 3 : 4)
+#define BLOCKS(DIM, T) (DIM > 128 ? 2 : sizeof(T) == 4 || DIM * sizeof(T) > 128 ? 3 : 4)
 
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \

@@ -35,8 +35,9 @@ pub(super) fn attention(
     {
         return Ok(None);
     }
-    // The kernel of many queries divides the bias by the scale.
-    let takes_many = (scale as f32).is_normal() && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
+    // The kernel of many queries divides the bias by the scale, and scales after it has found the largest score.
+    let takes_many =
+        (scale as f32).is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
     if (queries > 1 || in_f32) && !takes_many {
         return Ok(None);
     }

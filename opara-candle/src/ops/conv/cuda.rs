@@ -18,7 +18,7 @@ use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::with_elements;
 use crate::cuda::operator::{elements, is_known};
 use crate::ops::space_to_depth::space_to_depth;
-use crate::ops::{pad, Activation, ConvConfig, Padding};
+use crate::ops::{pad, Activation, ConvConfig, Padding, ProductPrecision};
 
 /// Does each output channel depend on its own input channel only?
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
@@ -101,6 +101,8 @@ pub(super) fn conv2d(
                 groups: config.groups,
                 residual: residual.is_some(),
                 relu: config.activation == Activation::Relu,
+                // Other types have one.
+                precision: if dtype == DType::F32 { config.precision } else { ProductPrecision::Fastest },
             };
             let residual = residual.map(|residual| format.arrange(residual)).transpose()?;
             operand.apply_op3_no_bwd(&filter, &bias, &Dense { of, residual })?

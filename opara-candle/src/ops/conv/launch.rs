@@ -1,4 +1,4 @@
-//! Launches of `depthwise.cu`.
+//! Launches of `depthwise.cu`, and of the convolutions of `matmul.cu`.
 
 #![allow(unsafe_code)]
 
@@ -6,8 +6,14 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
+#[cfg(feature = "cudnn")]
+use crate::cuda::driver::convolution::{Convolution, Operands};
+#[cfg(feature = "cudnn")]
+use crate::cuda::driver::kernels::arg_or_null;
 use crate::cuda::driver::kernels::{address, blocks, expect, function, ptx};
 use crate::cuda::operator::plane::Plane;
+#[cfg(feature = "cudnn")]
+use crate::ops::matmul::launch::{tiles_for, Tile};
 use crate::ops::{Activation, ConvConfig};
 
 /// Depthwise convolution of `x` into `y`, in the layout of `plane`. The weight has `kernel.0 * kernel.1` elements per
@@ -59,6 +65,54 @@ pub(super) fn depthwise<T: DeviceRepr>(
     // checked above. `Plane::new` checked that indices fit into 31 bits, and `variant` takes vectors only where sizes
     // and addresses allow them.
     unsafe { launch.launch(blocks(threads)) }.w()?;
+    Ok(())
+}
+
+/// The convolution `of` the operands, in f32 by tensor cores, into `y`.
+///
+/// # Errors
+/// A convolution that the tile does not support, slices that are too short or not aligned to 16 bytes, or a failed launch.
+#[cfg(feature = "cudnn")]
+pub(super) fn of_windows<T: DeviceRepr + candle::WithDType>(
+    device: &CudaDevice,
+    of: &Convolution,
+    tile: Tile,
+    operands: &Operands<'_, T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Operands { x, weight, bias, residual } = operands;
+    let are_aligned = [Some(x), Some(weight), Some(bias), residual.as_ref()]
+        .into_iter()
+        .flatten()
+        .all(|at| address(at, device).is_multiple_of(16));
+    let matmul = of.of_windows().filter(|_| are_aligned && of.residual == residual.is_some());
+    let Some(matmul) = matmul else { bail!("no kernel supports {of:?} with these operands") };
+    if !tiles_for(device, &matmul)?.contains(&tile) {
+        bail!("no kernel with {tile:?} supports {of:?}")
+    }
+    operands.check(of, y)?;
+    let (function, config) = tile.function(device, "convolution", &matmul)?;
+    let ([_, channels, h, w], [_, _, oh, ow], [top, left]) = (of.x, of.y, of.padding);
+    let sizes = [matmul.rows, matmul.columns, matmul.inner].map(|n| n as u32);
+    let windows = [h, w, channels, of.weight[3], of.stride, of.dilation, top, left, oh, ow].map(|n| n as u32);
+    let activation = matmul.activation.code();
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(&activation);
+    for size in &windows {
+        launch.arg(size);
+    }
+    launch.arg(x).arg(weight).arg(bias);
+    arg_or_null(&mut launch, residual.as_ref());
+    launch.arg(y);
+    // SAFETY: the arguments match the kernel's declaration. It reads `x` inside of the images, the weight, a bias element per
+    // column, and a residual of the result's size unless that is null, and writes the result. Slices and alignments were
+    // checked above, and `of_windows` that indices fit into 31 bits. The dynamic shared memory has the size that the kernel
+    // divides into stages.
+    unsafe { launch.launch(config) }.w()?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::Choices;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
-use crate::ops::Activation;
+use crate::ops::{Activation, ProductPrecision};
 
 /// An implementation of a matmul and its epilogue.
 #[derive(Clone, Copy)]
@@ -33,12 +33,13 @@ static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new();
 
 /// `activation(x * weight^T + bias)` with the fastest implementation. `None` if none supports the operands: the caller
 /// then runs candle's operators, which also report errors. `matmul` is candle's `x * weight^T`; `finish` is the
-/// epilogue as launches of its own.
+/// epilogue as launches of its own. No implementation rounds f32 to TF32.
 pub(super) fn linear(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     activation: Activation,
+    precision: ProductPrecision,
     matmul: impl Fn() -> Result<Tensor>,
     finish: impl Fn(Tensor) -> Result<Tensor>,
 ) -> Result<Option<Tensor>> {
@@ -49,7 +50,7 @@ pub(super) fn linear(
     let (columns, inner) = weight.dims2()?;
     let plain = Matmul {
         dtype: x.dtype(),
-        tf32: false,
+        precision,
         rows: x.elem_count() / inner,
         inner,
         columns,
@@ -159,8 +160,15 @@ mod tests {
             for (bias, activation) in
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
             {
-                let of =
-                    Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: bias.is_some(), activation };
+                let of = Matmul {
+                    dtype: DType::F32,
+                    precision: ProductPrecision::High,
+                    rows,
+                    inner,
+                    columns,
+                    bias: bias.is_some(),
+                    activation,
+                };
                 let sum = match bias {
                     Some(bias) => matmul.broadcast_add(&bias.to_dtype(DType::F64)?)?,
                     None => matmul.clone(),
@@ -189,8 +197,15 @@ mod tests {
     fn nan_in_an_operand_reaches_its_row_or_column_only() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
-        let of =
-            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let of = Matmul {
+            dtype: DType::F32,
+            precision: ProductPrecision::High,
+            rows,
+            inner,
+            columns,
+            bias: false,
+            activation: Activation::None,
+        };
         let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
             let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
@@ -219,8 +234,15 @@ mod tests {
     fn extreme_operands_give_the_results_of_plain_f32() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
-        let of =
-            Matmul { dtype: DType::F32, tf32: false, rows, inner, columns, bias: false, activation: Activation::None };
+        let of = Matmul {
+            dtype: DType::F32,
+            precision: ProductPrecision::High,
+            rows,
+            inner,
+            columns,
+            bias: false,
+            activation: Activation::None,
+        };
         let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
             let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)

@@ -4,14 +4,15 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::cuda::driver::matmul::Matmul;
+use crate::ops::ProductPrecision;
 
 /// The tile of the output that a block computes, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tile {
+pub(in crate::ops) struct Tile {
     /// Warpgroups of a block. Each computes 64 rows and [`COLUMNS`] columns of the tile.
     warpgroups: usize,
     /// K-split: the blocks of a cluster compute the same tile, each from a part of the inner dimension.
@@ -32,6 +33,7 @@ impl Tile {
         Self { warpgroups: 2, splits: 2 },
     ];
 
+    /// Rows of the output.
     fn rows(self) -> usize {
         64 * self.warpgroups
     }
@@ -41,21 +43,39 @@ impl Tile {
     fn shared(self) -> usize {
         3 * (2 * COLUMNS + self.rows()) * 128
     }
+
+    /// The kernel of this kind, `product` or `convolution`, and its launch shape for a matmul.
+    ///
+    /// # Errors
+    /// A failed driver call.
+    pub fn function(self, device: &CudaDevice, kind: &str, of: &Matmul) -> Result<(CudaFunction, LaunchConfig)> {
+        let name = format!("opara_{kind}_{}x{COLUMNS}_by{}_f32", self.rows(), self.splits);
+        let function = function(device, &name, "matmul", ptx::MATMUL)?;
+        let shared = self.shared();
+        allow_shared(&function, shared)?;
+        let blocks = [of.columns.div_ceil(COLUMNS), of.rows.div_ceil(self.rows()), self.splits].map(|n| n as u32);
+        let config = LaunchConfig {
+            grid_dim: blocks.into(),
+            block_dim: (128 * self.warpgroups as u32, 1, 1),
+            shared_mem_bytes: shared as u32,
+        };
+        Ok((function, config))
+    }
 }
 
-/// The tiles whose kernels support this matmul on the device: f32 that may not be computed as TF32, with rows that are
+/// The tiles whose kernels support this matmul on the device: of f32 as several numbers of TF32, with rows that are
 /// multiples of 16 bytes.
 ///
 /// # Errors
 /// A failed driver call.
-pub(super) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
+pub(in crate::ops) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<Tile>> {
     Ok(supported_tiles(of, &Capabilities::of(device, ptx::MATMUL)?))
 }
 
 fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
     /// The maximal number of blocks along the rows.
     const MAX_BLOCKS: usize = 65_535;
-    let is_known = of.dtype == DType::F32 && !of.tf32;
+    let is_known = of.dtype == DType::F32 && of.precision == ProductPrecision::High;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
     let are_countable = of.rows <= MAX_BLOCKS * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
     if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
@@ -104,10 +124,7 @@ pub(super) fn matmul<T: DeviceRepr>(
     expect("the weight", weight.len(), columns * inner)?;
     expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
     expect("the result", y.len(), rows * columns)?;
-    let name = format!("opara_product_{}x{COLUMNS}_by{}_f32", tile.rows(), tile.splits);
-    let function = function(device, &name, "matmul", ptx::MATMUL)?;
-    let shared = tile.shared();
-    allow_shared(&function, shared)?;
+    let (function, config) = tile.function(device, "product", of)?;
     let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -117,11 +134,6 @@ pub(super) fn matmul<T: DeviceRepr>(
     launch.arg(&activation).arg(x).arg(weight);
     arg_or_null(&mut launch, bias);
     launch.arg(y);
-    let config = LaunchConfig {
-        grid_dim: (columns.div_ceil(COLUMNS) as u32, rows.div_ceil(tile.rows()) as u32, tile.splits as u32),
-        block_dim: (128 * tile.warpgroups as u32, 1, 1),
-        shared_mem_bytes: shared as u32,
-    };
     // SAFETY: the arguments match the kernel's declaration. It reads `rows * inner` elements of `x`, `columns * inner`
     // of the weight, `columns` of the bias unless that is null, and writes `rows * columns` elements of `y`. The slice
     // lengths and alignments were checked above. The dynamic shared memory has the size that the kernel divides into
@@ -140,7 +152,7 @@ mod tests {
     fn tiles_need_warpgroup_code_a_hopper_device_and_enough_shared_memory() {
         let of = Matmul {
             dtype: DType::F32,
-            tf32: false,
+            precision: ProductPrecision::High,
             rows: 128,
             inner: 768,
             columns: 768,
@@ -174,8 +186,10 @@ mod tests {
         let has_kernels = ptx::MATMUL.contains(".entry");
         assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
         for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
-            let name = format!(".entry opara_product_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
-            assert!(ptx::MATMUL.contains(&name), "{name}");
+            for kind in ["product", "convolution"] {
+                let name = format!(".entry opara_{kind}_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
+                assert!(ptx::MATMUL.contains(&name), "{name}");
+            }
         }
     }
 

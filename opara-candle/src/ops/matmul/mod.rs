@@ -11,7 +11,7 @@ pub(super) mod launch;
 use candle::{bail, Module, Result, Tensor, D};
 
 use super::activation::bias_act;
-use super::{has_own_kernels, own_or, runs_own, Activation};
+use super::{has_own_kernels, own_or, runs_own, Activation, ProductPrecision};
 use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
 
@@ -70,6 +70,21 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 /// # Errors
 /// Shapes that do not agree.
 pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+    linear_in(ProductPrecision::High, x, weight, bias, activation)
+}
+
+/// [`linear_act`], of f32 with this precision or a higher one.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub(crate) fn linear_in(
+    precision: ProductPrecision,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+) -> Result<Tensor> {
+    let precision = precision.max(ProductPrecision::High);
     let (out, k) = weight.dims2()?;
     let flops = matmul_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
@@ -85,7 +100,7 @@ pub fn linear_act(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation
             }
             bias_act(&y, bias, activation)
         };
-        let own = || gpu!(cuda::linear(&x, weight, bias, activation, matmul, finish));
+        let own = || gpu!(cuda::linear(&x, weight, bias, activation, precision, matmul, finish));
         own_or(&x, own, || finish(matmul()?))
     };
     match bias {

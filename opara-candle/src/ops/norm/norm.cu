@@ -60,6 +60,12 @@ template <typename T, bool VECTORS> struct Row {
     }
 };
 
+// In f32 an approximate root, or a reciprocal that is rounded by itself, would be seen in the result.
+template <typename T> constexpr bool is_exact = sizeof(T) > 2;
+template <typename T, typename S> __device__ inline S mean_of(S sum, unsigned columns) {
+    return is_exact<T> ? sum / columns : sum * ((S)1 / columns);
+}
+
 // Layer norm if CENTRED, otherwise RMS norm (no mean, no shift). A thread keeps its first vector in registers. If the
 // row is SHORT that is its whole share; otherwise the further vectors are read again in each pass.
 template <typename T, bool CENTRED, bool VECTORS, bool SHORT>
@@ -91,16 +97,16 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
         }
     };
 
-    const S part = (S)1 / columns;
     S mean = 0;
     if (CENTRED) {
         mean = row.sum(held);
         each([&](unsigned, const S(&v)[N]) { mean += row.sum(v); });
-        mean = row_reduce<Add>(mean, room[0]) * part;
+        mean = mean_of<T>(row_reduce<Add>(mean, room[0]), columns);
     }
     S squares = first < end ? row.squares(first, held, mean) : 0;
     each([&](unsigned at, const S(&v)[N]) { squares += row.squares(at, v, mean); });
-    const S factor = rsqrt(row_reduce<Add>(squares, room[1]) * part + (S)eps);
+    const S variance = mean_of<T>(row_reduce<Add>(squares, room[1]), columns) + (S)eps;
+    const S factor = is_exact<T> ? (S)1 / sqrt(variance) : rsqrt(variance);
 
     if (first < end) row.write(first, held, mean, factor, held_scale, held_shift, y);
     each([&](unsigned at, const S(&v)[N]) {

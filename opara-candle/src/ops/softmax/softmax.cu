@@ -63,12 +63,12 @@ __device__ inline void softmax(unsigned columns, const T *x, const T *bias, T *y
         read(at, v);
         for (int n = 0; n < N; n++) sum += exponential<T>(v[n] - largest);
     }
-    const S factor = (S)1 / row_reduce<Add>(sum, room[1]);
+    const S all = row_reduce<Add>(sum, room[1]), factor = (S)1 / all;
 
     auto write = [&](unsigned at, const S(&v)[N]) {
         Vec<T, N> out;
 #pragma unroll
-        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(v[n] * factor);
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(sizeof(T) > 2 ? v[n] / all : v[n] * factor);
         store_some<T, N, VECTORS>(y + at, out, columns - at);
     };
 #pragma unroll

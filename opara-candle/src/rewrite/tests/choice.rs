@@ -1,6 +1,10 @@
 //! Which rewrites stand.
 
-use super::super::choice::{choose_usable, Choice, Set};
+use opara_plan::rewrite::ProductPrecision;
+
+use super::super::alone::{settled, Changes};
+use super::super::choice::{choose_usable, more_precise, Choice};
+use super::super::set::Set;
 use super::*;
 
 /// A graph of f16, on inputs of f32.
@@ -83,6 +87,61 @@ fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);
     assert_eq!(notes, ["convolution-norm stays out: it is of no use"]);
     assert_eq!(usable(two_convolutions(), &inputs, |_| false)?.err().as_deref(), Some("it is of no use"));
+    Ok(())
+}
+
+/// What [`settled`] makes of the two convolutions in f32, if something is said against nodes of these precisions.
+fn two_settled(
+    is_said: impl Fn(usize, &Node) -> bool,
+) -> Result<(Vec<(&'static str, usize)>, Vec<(usize, ProductPrecision)>, Vec<String>)> {
+    let said_against = |changed: &Graph, at: usize| {
+        Ok(is_said(at, &changed.nodes[at]).then(|| format!("{:?} is too little", changed.nodes[at].precision)))
+    };
+    let (Changes { refused, precise }, notes) = settled(&two_convolutions(), &[], said_against)?;
+    let (mut refused, mut precise) = (Vec::from_iter(refused), Vec::from_iter(precise));
+    refused.sort_unstable();
+    precise.sort_unstable();
+    Ok((refused, precise, notes))
+}
+
+#[test]
+fn products_become_more_precise_before_their_rule_is_lost() -> Result<()> {
+    use ProductPrecision::{Fastest, High, Highest};
+    // Nodes 1 and 3 are the convolutions with their factors.
+    let (refused, precise, notes) = two_settled(|at, node| at == 1 && node.precision == Fastest)?;
+    assert_eq!((refused, precise), (vec![], vec![(1, High)]));
+    assert_eq!(notes, ["convolution-norm has more precise products 1 times: Fastest is too little"]);
+
+    let (refused, precise, _) = two_settled(|_, node| node.precision < Highest)?;
+    assert_eq!((refused, precise), (vec![], vec![(1, Highest), (3, Highest)]));
+
+    // What is too little even so has lost its rule, and what is left is asked for in the fastest way again.
+    let has_steps =
+        |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
+    let (refused, precise, notes) = two_settled(|at, node| at == 3 && has_steps(node))?;
+    assert_eq!((refused, precise), (vec![("convolution-norm", 3)], vec![]));
+    assert_eq!(notes[0], "convolution-norm stays out 1 times: Highest is too little");
+    Ok(())
+}
+
+#[test]
+fn as_few_products_are_precise_as_pass_together() -> Result<()> {
+    for needed in 0..4 {
+        let passes = |changes: &Changes| Ok((changes.precise.len() >= needed).then(|| changes.precise.clone()));
+        let found = more_precise(&two_convolutions(), &[], &Changes::default(), passes)?;
+        let found = found.map(|precise| {
+            let mut nodes = Vec::from_iter(precise.into_keys());
+            nodes.sort_unstable();
+            nodes
+        });
+        // None at all has failed before.
+        let expected = [Some(vec![3]), Some(vec![3]), Some(vec![1, 3]), None];
+        assert_eq!(found, expected[needed], "{needed}");
+    }
+    let mut in_f16 = two_convolutions();
+    in_f16.nodes.iter_mut().for_each(|node| node.element = Element::F16);
+    in_f16.inputs.iter_mut().for_each(|input| input.element = Element::F16);
+    assert!(more_precise(&in_f16, &[], &Changes::default(), |_| Ok(Some(())))?.is_none(), "only of f32");
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Norms that are written as sums, squares and quotients, beside this library's operators.
 
 use super::*;
-use crate::rewrite::choice::{choose, Choice, Set};
+use crate::rewrite::choice::{choose, Choice};
+use crate::rewrite::set::Set;
 
 /// Normalised rows of the first input, times the second input, plus the third if there is one, both over `vector`; SiLU if asked.
 fn norm([rows, columns]: [u64; 2], vectors: &[&[(u64, u64)]], is_rms: bool, silu: bool) -> Graph {

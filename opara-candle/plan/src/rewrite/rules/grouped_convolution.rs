@@ -51,11 +51,7 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let all = Dim { len: channels.len * groups, stride: channels.stride };
     let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
     let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
-    Some(Node {
-        compute: Compute::FusedConvolution(Convolution::new(Window { groups, ..window })),
-        operands: vec![x, weight],
-        element: concat.element,
-        len: concat.len,
-        launches: concat.launches + parts.iter().map(|(node, _)| node.launches).sum::<usize>(),
-    })
+    let compute = Compute::FusedConvolution(Convolution::new(Window { groups, ..window }));
+    let launches = concat.launches + parts.iter().map(|(node, _)| node.launches).sum::<usize>();
+    Some(Node::new(compute, vec![x, weight], concat.element, concat.len, launches))
 }

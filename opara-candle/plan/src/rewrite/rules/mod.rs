@@ -18,6 +18,7 @@ mod padding;
 mod pool;
 mod product;
 mod product_concat;
+mod product_in_f32;
 mod products_of_one;
 mod residual_norm;
 mod row_norm;
@@ -113,6 +114,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "product-activation", at: product::activation },
     // Products of one operand whose columns are heads: views of one product.
     Rule { name: "products-of-one", at: products_of_one::at },
+    // A product of f32 with a weight, by the library and algorithm that are the fastest.
+    Rule { name: "product-in-f32", at: product_in_f32::at },
     // A norm of rows of nine launches: one.
     Rule { name: "row-norm", at: row_norm::at },
     // A group norm of ten, and the activation behind it: one.

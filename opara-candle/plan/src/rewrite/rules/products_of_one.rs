@@ -8,11 +8,7 @@ use crate::trace::{Dim, Function};
 /// Lets the first of several products of one operand be a product with all their weights, of which each is a view. Whatever reads them
 /// has to take rows that do not follow one another: attention, or a copy into another order.
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
-    let is_taken = |of: usize| {
-        let takes =
-            |node: &Node| matches!(&node.compute, Compute::ProductsOfOne { others, .. } if others.contains(&of));
-        facts.graph.nodes.iter().any(takes)
-    };
+    let is_taken = |of| is_taken(facts, of);
     let (first, heads) = (Product::of(facts, at)?, Heads::of(facts, at)?);
     let node = facts.node(at);
     let comes_before = |operand: &Operand| !matches!(operand.value, Value::Node(of) if of >= at);
@@ -35,6 +31,12 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let Heads { tokens, size } = heads;
     let compute = Compute::ProductsOfOne { others, have_bias, tokens, size };
     Some(Better { node: Node { compute, operands, ..node.clone() }, saved })
+}
+
+/// Whether a product comes with another one.
+pub(super) fn is_taken(facts: &Facts, at: usize) -> bool {
+    let takes = |node: &Node| matches!(&node.compute, Compute::ProductsOfOne { others, .. } if others.contains(&at));
+    facts.graph.nodes.iter().any(takes)
 }
 
 /// How the rows and columns of a product are read.

@@ -156,3 +156,52 @@ fn a_residual_of_two_convolutions_that_are_read_elsewhere_stays() {
     }
     assert_eq!(names(&mut regions(&trace)[0].graph.clone()), ["convolution"]);
 }
+
+/// A product of x, (5, 8), with a weight of 4 columns, in one type.
+fn product_in(element: Element) -> Graph {
+    let mut maker = Maker::default();
+    let (x, weight) = (maker.buffer(40, Role::Input(0)), maker.weight(32));
+    let operands = vec![view(x, 0, &[(1, 0), (5, 8), (8, 1)]), view(weight, 0, &[(1, 0), (8, 1), (4, 8)])];
+    let y = maker.made(Function::Matmul, operands, 20);
+    maker.output(y);
+    let mut graph = regions(&maker.0)[0].graph.clone();
+    graph.nodes.iter_mut().for_each(|node| node.element = element);
+    graph.inputs.iter_mut().for_each(|input| input.element = element);
+    graph
+}
+
+#[test]
+fn a_product_alone_is_rewritten_in_f32() {
+    let mut graph = product_in(Element::F32);
+    assert_eq!(names(&mut graph), ["product-in-f32"]);
+    assert_eq!(last(&graph).compute, Compute::Linear { activation: None });
+    assert_eq!(last(&graph).operands.len(), 2, "there is no bias");
+    assert!(names(&mut product_in(Element::F16)).is_empty(), "candle's is on tensor cores");
+}
+
+#[test]
+fn products_of_f32_become_more_precise_step_by_step() {
+    use ProductPrecision::{Fastest, High, Highest};
+    let steps = |mut node: Node| {
+        let mut steps = Vec::new();
+        while let Some(precision) = node.more_precise() {
+            steps.push(precision);
+            node.precision = precision;
+        }
+        steps
+    };
+    let mut graph = product_in(Element::F32);
+    assert!(steps(last(&graph).clone()).is_empty(), "candle's own");
+    apply(&mut graph, &[]);
+    assert_eq!(last(&graph).precision, Fastest);
+    assert_eq!(steps(last(&graph).clone()), [Highest], "the fastest is High");
+    let of_groups = |groups| {
+        let window = Window { kernel: [1; 2], padding: [0; 2], stride: [1; 2], dilation: [1; 2], groups };
+        let compute = Compute::FusedConvolution(Convolution::new(window));
+        let dims = [1, 8, 2, 2].map(|len| Dim { len, stride: 1 }).into();
+        let operands = vec![Operand { value: Value::Input(0), first: 0, dims }];
+        Node::new(compute, operands, Element::F32, 32, 1)
+    };
+    assert_eq!([1, 2, 8].map(|groups| steps(of_groups(groups))), [vec![High, Highest], vec![High, Highest], vec![]]);
+    assert!(steps(Node { element: Element::F16, ..of_groups(1) }).is_empty());
+}

@@ -1,0 +1,141 @@
+//! Changed nodes by themselves: which are no less accurate than candle's, and which need more precise products for that.
+
+use std::collections::BTreeMap;
+
+use candle::{DType, Result};
+use hashbrown::{HashMap, HashSet};
+use opara_plan::rewrite::rules::{self, Fit};
+use opara_plan::rewrite::{Compute, Graph, ProductPrecision, Value};
+
+use super::accuracy::compare;
+use super::evaluate::Arithmetic;
+use super::evaluation::Evaluation;
+use super::operators::compute;
+use super::set::{joined, Set};
+
+/// How a graph is changed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Changes {
+    /// Where rules are not applied.
+    pub refused: HashSet<(&'static str, usize)>,
+    /// How products of nodes are computed, where the fastest way is less accurate than candle's.
+    pub precise: HashMap<usize, ProductPrecision>,
+}
+
+impl Changes {
+    /// The changed graph, and what fitted.
+    pub fn of(&self, graph: &Graph, without: &[&str]) -> (Graph, Vec<Fit>) {
+        let mut changed = graph.clone();
+        let fits = rules::apply(&mut changed, without, &self.refused);
+        for (&at, &precision) in &self.precise {
+            changed.nodes[at].precision = precision;
+        }
+        (changed, fits)
+    }
+
+    /// Whether all rules are applied, in the fastest way.
+    pub fn is_empty(&self) -> bool {
+        self.refused.is_empty() && self.precise.is_empty()
+    }
+}
+
+/// How often something happened to a rule, and the first reason.
+#[derive(Default)]
+struct Reasons(BTreeMap<&'static str, (usize, String)>);
+
+impl Reasons {
+    fn add(&mut self, rule: &'static str, reason: String) {
+        self.0.entry(rule).or_insert((0, reason)).0 += 1;
+    }
+
+    fn notes(self, what: &str) -> Vec<String> {
+        self.0.into_iter().map(|(rule, (times, why))| format!("{rule} {what} {times} times: {why}")).collect()
+    }
+}
+
+/// Holds each changed node against double precision, on operands as candle's operators give them: see [`settled`].
+pub(super) fn alone(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<(Changes, Vec<String>)> {
+    let original = joined(graph);
+    // candle's values of all nodes.
+    let mut typed: Vec<Evaluation> = sets
+        .iter()
+        .map(|set| Evaluation::new(&original, &set.inputs, Arithmetic::Typed, set.numbers, compute))
+        .collect();
+    for (at, _) in original.live().into_iter().enumerate().filter(|(_, is_live)| *is_live) {
+        typed.iter_mut().try_for_each(|typed| typed.tensor(Value::Node(at)).map(drop))?;
+    }
+    settled(graph, without, |changed, at| {
+        let mut verdicts = typed.iter_mut().zip(sets).map(|(typed, set)| verdict(&original, changed, at, typed, set));
+        verdicts.find_map(|verdict| verdict.map(std::result::Result::err).transpose()).transpose()
+    })
+}
+
+/// Changes such that nothing is said against a changed node any more, and notes that say what it took. A node that something is said
+/// against gets more precise products; if it has the most precise ones, it loses the last rule that made it. Other nodes come to be
+/// then, which are asked for, too.
+pub(super) fn settled(
+    graph: &Graph,
+    without: &[&str],
+    mut said_against: impl FnMut(&Graph, usize) -> Result<Option<String>>,
+) -> Result<(Changes, Vec<String>)> {
+    let (mut changes, mut left_out, mut made_precise) = (Changes::default(), Reasons::default(), Reasons::default());
+    let mut passed: HashSet<(&'static str, usize)> = HashSet::new();
+    loop {
+        let (changed, fits) = changes.of(graph, without);
+        let live = changed.live();
+        // The last rule at a node is the one that made it what it is.
+        let last: HashMap<usize, &'static str> = fits.iter().map(|fit| (fit.at, fit.rule)).collect();
+        let mut found = false;
+        for at in (0..changed.nodes.len()).filter(|&at| live[at]) {
+            let Some(&rule) = last.get(&at).filter(|rule| !passed.contains(&(**rule, at))) else { continue };
+            let Some(reason) = said_against(&changed, at)? else {
+                passed.insert((rule, at));
+                continue;
+            };
+            found = true;
+            if let Some(precision) = changed.nodes[at].more_precise() {
+                changes.precise.insert(at, precision);
+                if changed.nodes[at].precision == ProductPrecision::Fastest {
+                    made_precise.add(rule, reason);
+                }
+            } else {
+                changes.precise.remove(&at);
+                changes.refused.insert((rule, at));
+                left_out.add(rule, reason);
+            }
+        }
+        if !found {
+            let notes = left_out.notes("stays out").into_iter().chain(made_precise.notes("has more precise products"));
+            return Ok((changes, notes.collect()));
+        }
+    }
+}
+
+/// Holds a changed node against double precision, on operands as candle's operators give them.
+fn verdict(
+    original: &Graph,
+    changed: &Graph,
+    at: usize,
+    typed: &mut Evaluation,
+    set: &Set,
+) -> Result<std::result::Result<(), String>> {
+    // Grouped convolutions are one in the original, too: there is nothing to compare with in a time that anyone would wait.
+    if matches!(original.nodes[at].compute, Compute::FusedConvolution(_)) {
+        return Ok(Ok(()));
+    }
+    let of = |graph, arithmetic| Evaluation::new(graph, &set.inputs, arithmetic, set.numbers, compute);
+    let (mut other, mut reference) = (of(changed, Arithmetic::Typed), of(original, Arithmetic::In(DType::F64)));
+    for operand in &changed.nodes[at].operands {
+        if let Value::Node(_) = operand.value {
+            let value = typed.tensor(operand.value)?;
+            reference.assume(
+                operand.value,
+                value.to_dtype(Arithmetic::In(DType::F64).dtype(original.element(operand.value)))?,
+            );
+            other.assume(operand.value, value);
+        }
+    }
+    let value = Value::Node(at);
+    let (candle, other) = (typed.tensor(value)?, other.tensor(value)?);
+    Ok(compare(&reference.tensor(value)?, &candle, &other)?.map(drop))
+}
