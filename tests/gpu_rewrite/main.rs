@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod convolutions;
+mod disk;
 mod images;
 mod layers;
 mod norms;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle::{DType, Result, Tensor};
 use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Compute, Graph, Value};
+use opara_plan::rewrite::{Compute, Graph, Standing, Value};
 
 use super::accuracy::{compare, same_kinds, Compared};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
@@ -66,8 +66,26 @@ pub(crate) struct Choice {
     pub compared: Compared,
     /// What stays candle's, and why.
     pub notes: Vec<String>,
-    /// Where rules are less accurate than candle.
-    refused: HashSet<(&'static str, usize)>,
+    /// The rules that stand.
+    pub standing: Standing,
+}
+
+/// What an earlier build chose, if it is still no less accurate than candle's on what this pass had, and can be used.
+///
+/// # Errors
+/// Those of `using`, and a graph that cannot be computed.
+pub(crate) fn choose_as_before<T>(
+    graph: &Graph,
+    standing: &Standing,
+    sets: &[Set],
+    using: impl FnOnce(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
+) -> crate::Result<Option<(Choice, T)>> {
+    let Some((changed, fits)) = standing.applied(graph) else { return Ok(None) };
+    let Ok(compared) = checked(&changed, sets)? else { return Ok(None) };
+    let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
+    let Ok(used) = using(&changed, inputs)? else { return Ok(None) };
+    let standing = standing.clone();
+    Ok(Some((Choice { graph: changed, fits, compared, notes: Vec::new(), standing }, used)))
 }
 
 /// [`choose`], such that what is chosen can be used, too: `using` gives how, or says why not. If not, the run does without the rule
@@ -96,14 +114,13 @@ pub(crate) fn choose_usable<T>(
         let names = RULES.iter().map(|rule| rule.name);
         let others: Vec<&str> = names.filter(|name| *name == rule || !fitted.contains(name)).collect();
         let mut changed = graph.clone();
-        rules::apply(&mut changed, &others, &choice.refused);
+        rules::apply(&mut changed, &others, &choice.standing.refused());
         // Accuracy takes longer to find out.
-        if using(&changed, inputs)?.is_err() {
-            continue;
-        }
+        let Ok(used) = using(&changed, inputs)? else { continue };
         let without: Vec<&str> = without.iter().copied().chain([rule]).collect();
         let Ok(mut other) = choose(graph, &without, sets)? else { continue };
-        if let Ok(used) = using(&other.graph, inputs)? {
+        let used = if other.graph == changed { Ok(used) } else { using(&other.graph, inputs)? };
+        if let Ok(used) = used {
             other.notes.push(format!("{rule} stays out: {why}"));
             return Ok(Ok((other, used)));
         }
@@ -131,9 +148,14 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
             if fits.is_empty() {
                 return Ok(Err("no rule is left".into()));
             }
-            let compared = checked(&changed, sets)?;
-            let refused = refused.clone();
-            Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), refused }))
+            let standing = Standing::new(without, refused, &fits);
+            Ok(checked(&changed, sets)?.map(|compared| Choice {
+                graph: changed,
+                fits,
+                compared,
+                notes: Vec::new(),
+                standing,
+            }))
         };
     let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
     let first = match attempt(without, &HashSet::new())? {

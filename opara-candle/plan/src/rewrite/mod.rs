@@ -5,10 +5,12 @@
 //! recorder that knows the device turns the changed graph into launches again.
 
 mod graph;
+mod outcome;
 mod region;
 pub mod rules;
 #[cfg(test)]
 mod tests;
 
 pub use graph::{strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, Step, Value};
+pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, Region};

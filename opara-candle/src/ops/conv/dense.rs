@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, DeviceRepr};
 
 use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::{cublaslt, cudnn, kernels};
-use crate::cuda::operator::choice::Choices;
+use crate::cuda::operator::choice::{self, Choices};
 
 /// An implementation of a convolution.
 #[derive(Clone, Copy)]
@@ -15,8 +15,17 @@ enum Implementation {
     CublasLt(cublaslt::Algorithm),
 }
 
+impl choice::Implementation for Implementation {
+    fn name(&self) -> String {
+        match self {
+            Self::Cudnn(algorithm) => format!("{algorithm:?}"),
+            Self::CublasLt(algorithm) => algorithm.name(),
+        }
+    }
+}
+
 /// The chosen implementation of each convolution. The flag: are the operands aligned for cuBLASLt?
-static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new();
+static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new("convolution");
 
 /// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
 ///

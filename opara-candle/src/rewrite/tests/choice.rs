@@ -1,6 +1,8 @@
 //! Which rewrites stand.
 
-use super::super::choice::{choose_usable, Choice, Set};
+use std::cell::Cell;
+
+use super::super::choice::{choose_as_before, choose_usable, Choice, Set};
 use super::*;
 
 /// A graph of f16, on inputs of f32.
@@ -10,17 +12,23 @@ fn choice(graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice,
 
 /// The same, if not all graphs can be used.
 fn usable(
-    mut graph: Graph,
+    graph: Graph,
     inputs: &[Tensor],
     is_usable: impl Fn(&Graph) -> bool,
 ) -> Result<std::result::Result<Choice, String>> {
+    let (graph, set) = in_f16(graph, inputs)?;
+    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
+    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
+}
+
+/// The graph in f16, and its operands and results.
+fn in_f16(mut graph: Graph, inputs: &[Tensor]) -> Result<(Graph, Set)> {
     graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);
     graph.nodes.iter_mut().for_each(|node| node.element = Element::F16);
     let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
     let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
     let set = Set::new(&graph, inputs, outputs)?;
-    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
-    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
+    Ok((graph, set))
 }
 
 /// Two convolutions of one pixel, from 64 channels to 8, each with a factor for every channel of the result.
@@ -78,11 +86,40 @@ fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
     let inputs = two_inputs([two.clone(), two])?;
     let has_steps =
         |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
-    let without_steps = |graph: &Graph| !graph.nodes.iter().any(has_steps);
+    let asked = Cell::new(0);
+    let without_steps = |graph: &Graph| {
+        asked.set(asked.get() + 1);
+        !graph.nodes.iter().any(has_steps)
+    };
     let Choice { fits, notes, .. } = usable(two_convolutions(), &inputs, without_steps)?.unwrap();
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);
     assert_eq!(notes, ["convolution-norm stays out: it is of no use"]);
+    assert_eq!(asked.get(), 2, "each graph is asked about once");
     assert_eq!(usable(two_convolutions(), &inputs, |_| false)?.err().as_deref(), Some("it is of no use"));
+    Ok(())
+}
+
+#[test]
+fn an_earlier_choice_stands_if_it_is_no_less_accurate_and_of_use() -> Result<()> {
+    let two = Tensor::full(2f32, 8, &Device::Cpu)?;
+    let powers = two_inputs([two.clone(), two.clone()])?;
+    let Choice { graph, fits, standing, .. } = choice(two_convolutions(), &powers)?.unwrap();
+    let again = |inputs: &[Tensor], is_usable: bool| -> Result<Option<Choice>> {
+        let (graph, set) = in_f16(two_convolutions(), inputs)?;
+        let using = |_: &Graph, _: &[Tensor]| Ok(is_usable.then_some(()).ok_or("it is of no use".into()));
+        Ok(choose_as_before(&graph, &standing, &[set], using).unwrap().map(|(choice, ())| choice))
+    };
+    let before = again(&powers, true)?.unwrap();
+    assert_eq!((before.graph, before.fits, &before.standing), (graph, fits, &standing));
+    assert!(again(&powers, false)?.is_none());
+    // Other weights, with which a norm that is part of its convolution is less accurate.
+    let others = two_inputs([two, (numbers(8, 0.9)? + 2.)?])?;
+    assert!(again(&others, true)?.is_none());
+    // What stands with those stands with these, too.
+    let fewer = choice(two_convolutions(), &others)?.unwrap();
+    let (graph, set) = in_f16(two_convolutions(), &powers)?;
+    let (kept, ()) = choose_as_before(&graph, &fewer.standing, &[set], |_, _| Ok(Ok(()))).unwrap().unwrap();
+    assert_eq!((kept.fits, kept.standing), (fewer.fits, fewer.standing));
     Ok(())
 }
 
