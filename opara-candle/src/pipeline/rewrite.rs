@@ -52,12 +52,10 @@ pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build:
     };
     let on_disk = Kept::of(&recorded, &rewriting, build);
     let known_us = on_disk.found.as_ref().and_then(|found| found.times).filter(|_| build.options.benchmark_challengers);
-    if let Some(note) = known_us.and_then(why_not_rewritten) {
-        notes.extend(on_disk.found.into_iter().flat_map(|found| found.runs).flat_map(|run| run.notes).chain([note]));
-        build.is_kept = true;
-        return Ok(Rewritten::unchanged(recorded, program, examples, notes));
+    let mut kept = on_disk.found.clone();
+    if let (Some(kept), Some(note)) = (&mut kept, known_us.and_then(why_not_rewritten)) {
+        kept.refused = Some(note);
     }
-    let kept = on_disk.found.clone();
     let RewrittenProgram { trace, rewrites, room, notes: told, outcome, is_kept, examples, times, program, exact } =
         build.times.time("rewrite", || program.rewrite(examples, rewriting, kept))?;
     times.0.into_iter().for_each(|(part, ms)| build.times.move_ms("rewrite", part, ms));

@@ -12,6 +12,8 @@ use crate::trace::OpId;
 /// What came of rewriting a pass.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
+    /// A hash of a sample of the weights that it was found out with.
+    pub weights: String,
     /// What came of each run of the pass that rules fit, in their order.
     pub runs: Vec<Decision>,
     /// Why the pass stays as it was recorded although runs of it were changed.
@@ -43,9 +45,10 @@ pub struct Standing {
 }
 
 impl Outcome {
-    /// Whether it is about these runs.
-    pub fn is_of(&self, regions: &[Region]) -> bool {
-        self.runs.iter().map(|run| &run.ops).eq(regions.iter().map(|region| &region.ops))
+    /// Whether it is about these runs, with these weights.
+    pub fn is_of(&self, regions: &[Region], weights: &str) -> bool {
+        let ops = self.runs.iter().map(|run| &run.ops);
+        self.weights == weights && ops.eq(regions.iter().map(|region| &region.ops))
     }
 }
 

@@ -7,6 +7,7 @@
 mod fragment;
 mod splice;
 mod values;
+mod weights;
 
 use candle::Tensor;
 use hashbrown::HashSet;
@@ -15,6 +16,7 @@ use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
 
 use self::fragment::fragment;
 use self::values::{run, sets, wanted, Values, Wanted};
+use self::weights::sample;
 use super::capture::Capture;
 use super::program::CudaProgram;
 use super::target::Target;
@@ -42,6 +44,8 @@ struct Rewriter {
     examples: Vec<Example>,
     notes: Vec<String>,
     times: StageTimes,
+    /// A hash of a sample of the weights, if outcomes are kept.
+    weights: Option<String>,
     /// What came of each run so far.
     runs: Vec<Decision>,
     /// Is it all as an earlier build decided?
@@ -62,7 +66,7 @@ struct Replacement {
 impl Rewriter {
     fn new(rewriting: Rewriting, examples: Vec<Example>, times: StageTimes) -> Self {
         let (notes, runs) = (Vec::new(), Vec::new());
-        Self { rewriting, examples, notes, times, runs, is_kept: false, is_final: true }
+        Self { rewriting, examples, notes, times, weights: None, runs, is_kept: false, is_final: true }
     }
 
     fn rewrite(mut self, program: Box<CudaProgram>, kept: Option<Outcome>) -> Result<RewrittenProgram> {
@@ -74,7 +78,13 @@ impl Rewriter {
         let fits = |region: &Region| rules::apply(&mut region.graph.clone(), &self.without(), &HashSet::new());
         let found = |region: &Region| !fits(region).is_empty();
         let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
-        let kept = kept.filter(|kept| kept.is_of(&regions));
+        if self.rewriting.folder.is_some() && !regions.is_empty() {
+            self.weights = match self.times.time("rewrite weights", || sample(&program)) {
+                Err(error @ Error::DeviceLost { .. }) => return Err(error),
+                weights => weights.ok(),
+            };
+        }
+        let kept = kept.filter(|kept| self.weights.as_ref().is_some_and(|weights| kept.is_of(&regions, weights)));
         self.is_kept = kept.is_some();
         if let Some(Outcome { runs, refused: Some(reason), .. }) = &kept {
             self.notes.extend(runs.iter().flat_map(|run| run.notes.clone()).chain([reason.clone()]));
@@ -180,8 +190,9 @@ impl Rewriter {
 
     /// The program as it is now, with what came of the runs. `refused` says why that does not count.
     fn unchanged(self, program: Box<CudaProgram>, refused: Option<String>) -> RewrittenProgram {
-        let Self { examples, notes, times, runs, is_kept, is_final, .. } = self;
-        let outcome = (is_final && !is_kept && !runs.is_empty()).then_some(Outcome { runs, refused, times: None });
+        let Self { examples, notes, times, weights, runs, is_kept, is_final, .. } = self;
+        let is_new = is_final && !is_kept && !runs.is_empty();
+        let outcome = weights.filter(|_| is_new).map(|weights| Outcome { weights, runs, refused, times: None });
         let trace = program.capture.trace.clone().into();
         RewrittenProgram {
             notes,

@@ -15,7 +15,7 @@ fn standing() -> (Region, Standing) {
 
 fn outcome(region: &Region, standing: Option<Standing>) -> Outcome {
     let run = Decision { ops: region.ops.clone(), standing, notes: vec!["convolution-norm stays out".into()] };
-    Outcome { runs: vec![run], refused: None, times: Some([17.25, 30.5]) }
+    Outcome { weights: "some".into(), runs: vec![run], refused: None, times: Some([17.25, 30.5]) }
 }
 
 #[test]
@@ -52,10 +52,11 @@ fn rules_that_fit_elsewhere_are_noticed() -> anyhow::Result<()> {
 }
 
 #[test]
-fn an_outcome_of_other_runs_is_noticed() {
+fn an_outcome_of_other_runs_or_weights_is_noticed() {
     let (region, _) = standing();
     let of = outcome(&region, None);
-    assert!(of.is_of(std::slice::from_ref(&region)));
-    assert!(!of.is_of(&[]) && !of.is_of(&[region.clone(), region.clone()]));
-    assert!(!of.is_of(&[Region { ops: 0..5, ..region }]));
+    assert!(of.is_of(std::slice::from_ref(&region), "some"));
+    assert!(!of.is_of(std::slice::from_ref(&region), "others"));
+    assert!(!of.is_of(&[], "some") && !of.is_of(&[region.clone(), region.clone()], "some"));
+    assert!(!of.is_of(&[Region { ops: 0..5, ..region }], "some"));
 }
