@@ -79,8 +79,7 @@ impl<'a> Memory<'a> {
 
     /// Finds the buffer that contains an address, and the offset in it.
     pub fn find(&mut self, address: u64) -> Option<(BufferId, u64)> {
-        let around = self.live.range(..=address).next_back().map(|(&start, &id)| (id, address - start));
-        if let Some(found) = around.filter(|&(id, delta)| delta < self.buffers[id].bytes) {
+        if let Some(found) = self.find_live(address) {
             return Some(found);
         }
         let allocation = self.allocations.find(self.stream, address)?;
@@ -94,6 +93,22 @@ impl<'a> Memory<'a> {
             }
         };
         Some((id, address - allocation.start))
+    }
+
+    /// The same of the pass's own buffers and its arguments.
+    fn find_live(&self, address: u64) -> Option<(BufferId, u64)> {
+        let around = self.live.range(..=address).next_back().map(|(&start, &id)| (id, address - start));
+        around.filter(|&(id, delta)| delta < self.buffers[id].bytes)
+    }
+
+    /// Does an address lead to a tensor from before the pass that is none of these buffers? Such a tensor does not become one of the
+    /// pass's buffers.
+    pub fn is_foreign(&mut self, address: u64, among: impl Fn(BufferId) -> bool) -> bool {
+        if self.find_live(address).is_some() {
+            return false;
+        }
+        let Some(allocation) = self.allocations.find(self.stream, address) else { return false };
+        allocation.pooled && !self.external.get(&allocation.start).is_some_and(|&id| among(id))
     }
 
     pub fn whole(&self, buffer: BufferId, from: u64) -> Region {

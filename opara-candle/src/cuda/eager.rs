@@ -126,8 +126,12 @@ pub(super) fn contiguous(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?)
 }
 
-/// Checks that two calls with the same inputs gave the same bits.
+/// Checks that two calls with the same inputs gave the same bits. Values are copied to the host only if they differ: a state may be
+/// gigabytes.
 fn same_again(expected: &[Tensor], got: &[Tensor]) -> Result<()> {
+    if verify::same_on_device(expected, got) {
+        return Ok(());
+    }
     verify::same_bits("second call", expected, got).map_err(|error| match error {
         Error::Mismatch(Mismatch { output, differing, elements, .. }) => Error::stateful(format!(
             "two calls with the same inputs give other outputs: output {output} differs in {differing} of {elements} elements. \

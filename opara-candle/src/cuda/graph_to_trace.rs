@@ -191,6 +191,11 @@ fn kernel_accesses(
     let mut accesses: Vec<Access> = Vec::new();
     let (mut pointers, mut unnamed) = (Vec::new(), Vec::new());
     for (word, value) in arguments.words() {
+        // Padding may hold the address of a tensor of an earlier call, which is freed before long: the pass does not use it.
+        if matches!(&operands, Some(Some(of)) if memory.is_foreign(value, |id| of.contains_key(&id))) {
+            unnamed.push(word);
+            continue;
+        }
         let Some((buffer, delta)) = memory.find(value) else { continue };
         pointers.push(Pointer { word, buffer, delta });
         let (region, mode) = match (&operands, &known) {

@@ -302,19 +302,11 @@ impl Arguments<'_> {
 
     /// Arguments: sums, elements of each, dimensions, their table, operand, result.
     fn small_sum(&self, element: Element) -> Option<Meaning> {
-        let (sums, columns, rank) = (self.integer(0)?, self.integer(1)?, self.integer(2)? as usize);
+        let (sums, columns) = (self.integer(0)?, self.integer(1)?);
         let len = sums.checked_mul(columns).filter(|&len| len > 0)?;
-        let dims = match self.integer(3)? {
-            0 => vec![Dim { len, stride: 1 }],
-            _ => {
-                let table = self.table(self.kernel.arguments.argument(3)?.0)?;
-                let (lens, strides) = (table.get(..rank)?, table.get(rank..2 * rank)?);
-                lens.iter().zip(strides).map(|(&len, &stride)| Dim { len, stride }).collect()
-            }
-        };
         Some(Meaning {
             function: Function::RowSum(columns),
-            reads: vec![self.view_of(4, element, dims)?],
+            reads: vec![self.view_of(4, element, self.dims(2, 1, len)?.pop()?)?],
             writes: Some(self.view_of(5, element, vec![Dim { len: sums, stride: 1 }])?),
         })
     }
