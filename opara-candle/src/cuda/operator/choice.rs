@@ -60,8 +60,8 @@ impl<K: Eq + Hash + Debug, W: Implementation> Choices<K, W> {
                     false => match implementations()?[..] {
                         [(only, _)] => only,
                         ref several => {
-                            let measure = || fastest(device, &stream, several, &mut run);
-                            kept_or(self.record(&stream, &key.1).as_ref(), several, measure)?
+                            let measure = |run: &mut _| fastest(device, &stream, several, run);
+                            kept_or(self.record(&stream, &key.1).as_ref(), several, &mut run, measure)?
                         }
                     },
                 };
@@ -78,33 +78,36 @@ impl<K: Eq + Hash + Debug, W: Implementation> Choices<K, W> {
     }
 }
 
-/// The implementation that an earlier process chose, if it is one of these; else the fastest, which is stored.
-fn kept_or<W: Implementation>(
+/// The implementation that an earlier process chose, if it is one of these and runs; else the fastest, which is stored. The first one
+/// if none works: what is missing now, such as memory, may be there for the next process, so that is not stored.
+fn kept_or<W: Implementation, R, F: FnMut(W) -> Result<R>>(
     record: Option<&Record>,
     implementations: &[(W, f64)],
-    measure: impl FnOnce() -> Result<W>,
+    run: &mut F,
+    measure: impl FnOnce(&mut F) -> Result<Option<W>>,
 ) -> Result<W> {
     let proposed = |Chosen { implementation: name }| {
         let mut implementations = implementations.iter().map(|(implementation, _)| *implementation);
         implementations.find(|proposed| proposed.name() == name).ok_or_else(|| format!("`{name}` is not proposed"))
     };
-    if let Some(kept) = record.and_then(|record| record.load(proposed)) {
+    let kept = record.and_then(|record| record.load(proposed));
+    if let Some(kept) = kept.filter(|kept| run(*kept).is_ok()) {
         return Ok(kept);
     }
-    let fastest = measure()?;
+    let Some(fastest) = measure(run)? else { return Ok(implementations[0].0) };
     if let Some(record) = record {
         record.store(&Chosen { implementation: fastest.name() });
     }
     Ok(fastest)
 }
 
-/// The implementation with the least device time, multiplied by its factor; the first one if none works.
+/// The implementation with the least device time, multiplied by its factor, if one works.
 fn fastest<W: Copy, R>(
     device: &CudaDevice,
     stream: &Stream,
     implementations: &[(W, f64)],
-    mut run: impl FnMut(W) -> Result<R>,
-) -> Result<W> {
+    run: &mut impl FnMut(W) -> Result<R>,
+) -> Result<Option<W>> {
     const ROUNDS: usize = 3;
     const LONGEST_WAIT_US: u64 = 5_000;
     /// The shortest sample counts: a slow host makes a sample longer, never shorter.
@@ -113,7 +116,7 @@ fn fastest<W: Copy, R>(
     const LOST: f64 = 2.;
     let event = || stream.event(true).map_err(Error::wrap);
     let (start, end) = (event()?, event()?);
-    let mut best = (f64::INFINITY, implementations[0].0);
+    let mut best = (f64::INFINITY, None);
     for &(implementation, factor) in implementations {
         let mut time = || -> Result<f64> {
             run(implementation)?;
@@ -139,7 +142,7 @@ fn fastest<W: Copy, R>(
         };
         // Libraries report only at run time that an algorithm does not support the operands.
         if let Some(weighted) = time().ok().map(|us| us * factor).filter(|weighted| *weighted < best.0) {
-            best = (weighted, implementation);
+            best = (weighted, Some(implementation));
         }
     }
     Ok(best.1)
@@ -164,8 +167,8 @@ mod tests {
         let record = |key: &str| Record::new(folder.path(), Kind::Choice, key);
         let proposed = [1, 2, 3].map(|number| (Number(number), 1.));
         let chosen = |key: &str, measured: Option<u32>| {
-            let measure = || measured.map(Number).ok_or_else(|| Error::Msg("it is measured".into()));
-            kept_or(Some(&record(key)), &proposed, measure)
+            let measure = |_: &mut _| measured.map(Number).map(Some).ok_or_else(|| Error::Msg("it is measured".into()));
+            kept_or(Some(&record(key)), &proposed, &mut |_| Ok(()), measure)
         };
         assert_eq!(chosen("a", Some(2))?, Number(2));
         assert_eq!(chosen("a", None)?, Number(2), "from disk");
@@ -177,7 +180,30 @@ mod tests {
             std::fs::write(file?.path(), "{\"key\":")?;
         }
         assert_eq!(chosen("a", Some(1))?, Number(1), "damaged");
-        assert_eq!(kept_or(None, &proposed, || Ok(Number(3)))?, Number(3), "nothing is kept");
+        let nothing_kept = kept_or(None, &proposed, &mut |_| Ok(()), |_| Ok(Some(Number(3))))?;
+        assert_eq!(nothing_kept, Number(3));
+        Ok(())
+    }
+
+    #[test]
+    fn a_choice_on_disk_that_does_not_run_is_measured_again() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let record = Record::new(folder.path(), Kind::Choice, "a");
+        let proposed = [1, 2, 3].map(|number| (Number(number), 1.));
+        let chosen = |failing: &[u32], measured: Option<u32>| {
+            let mut run = |Number(number): Number| match failing.contains(&number) {
+                true => Err(Error::Msg("no memory for its workspace".into())),
+                false => Ok(()),
+            };
+            kept_or(Some(&record), &proposed, &mut run, |_| Ok(measured.map(Number)))
+        };
+        // None works: the first one, which is not stored.
+        assert_eq!(chosen(&[1, 2, 3], None)?, Number(1));
+        assert_eq!(chosen(&[], Some(2))?, Number(2));
+        assert_eq!(chosen(&[2], Some(3))?, Number(3));
+        assert_eq!(chosen(&[], None)?, Number(3), "from disk");
+        assert_eq!(chosen(&[1, 2, 3], None)?, Number(1));
+        assert_eq!(chosen(&[], None)?, Number(3), "still on disk");
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
 use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
 
-use self::fragment::fragment;
+use self::fragment::{fragment, lacks_memory};
 use self::values::{run, sets, wanted, Values, Wanted};
 use self::weights::sample;
 use super::capture::Capture;
@@ -151,6 +151,8 @@ impl Rewriter {
             Ok((values, us)) => match self.are_near(&values, apart)? {
                 Err(reason) if self.is_kept => {
                     tracing::warn!(reason, "what an earlier build decided on rewriting does not stand: deciding anew");
+                    // There may be no memory for both.
+                    drop((program, values));
                     return Self::new(self.rewriting, self.examples, self.times).rewrite(exact, None);
                 }
                 Err(reason) => reason,
@@ -256,13 +258,16 @@ impl Rewriter {
         sets: &[Set],
     ) -> Result<std::result::Result<(Choice, Capture), String>> {
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
-        let mut capture_us = 0.;
+        let (mut capture_us, mut is_final) = (0., true);
         let mut capture = |graph: &Graph, inputs: &[Tensor]| {
             let (captured, us) = wall_us(|| fragment(&target, graph, inputs));
             capture_us += us;
             match captured {
                 Err(error @ Error::DeviceLost { .. }) => Err(error),
-                captured => Ok(captured.map_err(|error| error.to_string())),
+                captured => Ok(captured.map_err(|error| {
+                    is_final &= !lacks_memory(&error);
+                    error.to_string()
+                })),
             }
         };
         let standing = earlier.and_then(|earlier| earlier.standing.as_ref());
@@ -280,6 +285,7 @@ impl Rewriter {
         self.times.add("rewrite capture", capture_us / 1e3);
         let (is_kept, chosen) = chosen?;
         self.is_kept &= is_kept;
+        self.is_final &= is_final;
         Ok(chosen)
     }
 }
