@@ -89,6 +89,10 @@ struct Args {
     #[arg(long, default_value_t = 1, requires = "unchanged", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
 
+    /// Folder that keeps compiled kernels and what came of rewriting for a second run, as `Builder::kernel_cache`.
+    #[arg(long, requires = "unchanged")]
+    cache: Option<PathBuf>,
+
     /// File to write one line of JSON per row to.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -194,9 +198,9 @@ fn run_unchanged(args: &Args, device: &Device, mut json: Option<File>) -> Result
         ["exact", "accurate"].into_iter().filter(|name| args.unchanged.iter().any(|asked| asked == name)).collect();
     for entry in zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name)) {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
-            let (traces, target) =
-                (args.traces.as_deref(), Target { device: device.clone(), dtype, batch: args.batch });
-            match caught(|| unchanged::measure(entry, &target, args.iters, &numerics, traces)) {
+            let target = Target { device: device.clone(), dtype, batch: args.batch };
+            let folders = [&args.traces, &args.cache].map(Option::as_deref);
+            match caught(|| unchanged::measure(entry, &target, args.iters, &numerics, folders)) {
                 Ok(row) => {
                     writeln!(stdout(), "{row}")?;
                     json.as_mut().map_or(Ok(()), |json| {

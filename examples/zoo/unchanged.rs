@@ -31,7 +31,7 @@ pub struct Row {
 }
 
 /// Builds executors with these numerics, and measures them side by side. Saves the trace as recorded in the folder `traces`, and beside
-/// it the ops that are replayed, with their times.
+/// it the ops that are replayed, with their times. Without the folder `cache`, build times are those of a first build.
 ///
 /// # Errors
 /// An error of the model, the executors or the driver; a model that is not captured.
@@ -40,15 +40,15 @@ pub fn measure(
     target: &Target,
     iters: usize,
     numerics: &[&'static str],
-    traces: Option<&Path>,
+    [traces, cache]: [Option<&Path>; 2],
 ) -> Result<Row> {
     let Target { device, dtype, batch } = target;
     let model = (entry.build)(target)?;
     let Model { inputs, native, .. } = &model;
     let build = |name: &str, model: &Model| -> Result<OparaExecutor> {
         let numerics = if name == "accurate" { Numerics::Accurate } else { Numerics::Exact };
-        // Build times are those of a first build.
-        let executor = model.executor(OparaExecutor::builder().numerics(numerics).kernel_cache(None))?;
+        let builder = OparaExecutor::builder().numerics(numerics).kernel_cache(cache.map(Path::to_path_buf));
+        let executor = model.executor(builder)?;
         let Report { mode, reason, .. } = executor.report();
         ensure!(mode != Mode::Eager, "it runs eagerly: {}", reason.unwrap_or_default());
         Ok(executor)
@@ -95,6 +95,9 @@ impl fmt::Display for Row {
         for (name, report) in &self.reports {
             let stages: Vec<String> = report.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.0}")).collect();
             write!(f, "\n    {name}: built in ms: {}", stages.join(", "))?;
+            if report.rewriting_cached {
+                write!(f, "\n    rewritten as on disk")?;
+            }
             let lines = report.rewrites.iter().map(ToString::to_string).chain(report.notes.iter().cloned());
             lines.into_iter().try_for_each(|line| write!(f, "\n    {line}"))?;
         }

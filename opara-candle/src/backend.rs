@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle::Tensor;
+use opara_plan::rewrite::Outcome;
 
 use crate::prepared::{Prepared, Settings};
 use crate::report::{Mode, Rewrite};
@@ -59,6 +60,10 @@ pub(crate) struct Rewriting {
     pub settings: Settings,
     /// Names of rules that are switched off.
     pub without: Vec<String>,
+    /// The disk cache of what came of rewriting; `None` keeps nothing.
+    pub folder: Option<PathBuf>,
+    /// Is everything decided anew, whatever is on disk?
+    pub is_anew: bool,
 }
 
 /// A recorded forward pass some of whose launches are replaced by other operators.
@@ -70,6 +75,10 @@ pub(crate) struct RewrittenProgram {
     pub room: u64,
     /// Launches that stay candle's, and the reasons.
     pub notes: Vec<String>,
+    /// What a later build need not find out; `None` if it has to.
+    pub outcome: Option<Outcome>,
+    /// Is it all as an earlier build decided?
+    pub is_kept: bool,
     /// Examples with the outputs that replays are compared with.
     pub examples: Vec<Example>,
     /// What its parts took.
@@ -77,6 +86,14 @@ pub(crate) struct RewrittenProgram {
     pub program: Box<dyn Program>,
     /// The pass as it was recorded, if some of it is replaced.
     pub exact: Option<Recorded>,
+}
+
+impl RewrittenProgram {
+    /// A pass as it was recorded, of which nothing is to be kept.
+    pub fn unchanged(trace: Arc<Trace>, examples: Vec<Example>, times: StageTimes, program: Box<dyn Program>) -> Self {
+        let (rewrites, notes) = (Vec::new(), Vec::new());
+        Self { trace, rewrites, room: 0, notes, outcome: None, is_kept: false, examples, times, program, exact: None }
+    }
 }
 
 /// A recorded forward pass beside the one that other operators are put into.
@@ -122,11 +139,17 @@ pub(crate) type OpTimes = Vec<(u64, u64)>;
 
 /// A recording on its device: everything but the trace that is needed to launch the ops again.
 pub(crate) trait Program: Send + Sync {
-    /// Replaces launches by other operators where these are faster and no less accurate.
+    /// Replaces launches by other operators where these are faster and no less accurate. What an earlier build decided is compared
+    /// again, and decided anew if it does not stand.
     ///
     /// # Errors
     /// A lost device.
-    fn rewrite(self: Box<Self>, examples: Vec<Example>, rewriting: Rewriting) -> Result<RewrittenProgram>;
+    fn rewrite(
+        self: Box<Self>,
+        examples: Vec<Example>,
+        rewriting: Rewriting,
+        kept: Option<Outcome>,
+    ) -> Result<RewrittenProgram>;
 
     /// Replaces groups of launches by one launch each, if the device supports it.
     ///

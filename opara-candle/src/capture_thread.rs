@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
-use crate::{Error, Result};
+use crate::{choice_folder, Error, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -69,7 +69,9 @@ impl CaptureThread {
         let (sender, result) = channel();
         // Warnings and spans go to the caller's subscriber.
         let dispatch = tracing::dispatcher::get_default(Clone::clone);
-        self.post(move || drop(sender.send(caught(|| tracing::dispatcher::with_default(&dispatch, job)))));
+        let folder = choice_folder::current();
+        let job = move || choice_folder::within(folder, || tracing::dispatcher::with_default(&dispatch, job));
+        self.post(move || drop(sender.send(caught(job))));
         result.recv().unwrap_or_else(|_| unreachable!("a job that panics is caught, and the thread never ends"))
     }
 

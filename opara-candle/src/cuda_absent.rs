@@ -96,6 +96,10 @@ pub(crate) fn driver_version(_: &Device) -> String {
     "none".into()
 }
 
+pub(crate) fn software(_: &Device) -> String {
+    "none".into()
+}
+
 pub(crate) fn free_memory(_: &Device) -> Result<usize> {
     absent()
 }

@@ -16,6 +16,7 @@ mod backend;
 mod builder;
 mod capture_thread;
 mod challengers;
+mod choice_folder;
 mod construct;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]

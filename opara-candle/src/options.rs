@@ -84,7 +84,7 @@ pub(crate) struct Options {
     pub numerics: Numerics,
     /// Names of rules that are switched off.
     pub without: Vec<String>,
-    /// Cache folder of compiled kernels.
+    /// Cache folder of compiled kernels, of what came of rewriting, and of choices among implementations.
     pub kernels: Option<PathBuf>,
     /// Folder for the results of the stages.
     pub dump: Option<PathBuf>,
@@ -128,7 +128,8 @@ impl Options {
     /// Settings of rewriting, if it is on. Re-checks compare bits, so they exclude rewriting.
     pub fn rewriting(&self) -> Option<Rewriting> {
         let is_asked = self.numerics == Numerics::Accurate && self.recheck == 0;
-        is_asked.then(|| Rewriting { settings: self.settings, without: self.without.clone() })
+        let (settings, without, folder) = (self.settings, self.without.clone(), self.kernels.clone());
+        is_asked.then_some(Rewriting { settings, without, folder, is_anew: false })
     }
 
     /// The inputs that building calls the module with.

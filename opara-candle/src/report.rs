@@ -110,6 +110,8 @@ pub struct Report {
     pub ops: usize,
     /// The result of each rule of rewriting; empty with [`Numerics::Exact`](crate::Numerics::Exact).
     pub rewrites: Vec<Rewrite>,
+    /// Was it found in the cache on disk which rules stand? Results of what is rewritten were compared all the same.
+    pub rewriting_cached: bool,
     /// Launches that were fused into others.
     pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
@@ -238,6 +240,9 @@ impl fmt::Display for Report {
         row("ops", format!("{} in a forward pass{}", self.ops, parts.collect::<String>()))?;
         for rewrite in &self.rewrites {
             row("rewritten", rewrite.to_string())?;
+        }
+        if self.rewriting_cached {
+            row("rewriting", "as an earlier build decided, from disk; what is rewritten was compared again".into())?;
         }
         row("dependencies", format!("{}, of which {} are not implied by others", self.edges, self.edges_reduced))?;
         row("width, depth", format!("at most {} ops side by side, {} one after another", self.width, self.depth))?;

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod convolutions;
+mod disk;
 mod images;
 mod layers;
 mod norms;
@@ -14,9 +15,9 @@ mod upsampling;
 use candle::{DType, Result, Shape, Tensor};
 use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Report};
 
-/// A builder that rewrites these small modules whether or not their replays gain from it.
+/// A builder that rewrites these small modules whether or not their replays gain from it, and finds nothing of earlier runs.
 fn accurate() -> Builder {
-    OparaExecutor::builder().numerics(Numerics::Accurate).benchmark_challengers(false)
+    OparaExecutor::builder().numerics(Numerics::Accurate).benchmark_challengers(false).kernel_cache(None)
 }
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];

@@ -11,6 +11,7 @@ use std::num::NonZero;
 use std::sync::{Arc, OnceLock};
 
 use candle::Tensor;
+use opara_plan::rewrite::Outcome;
 use opara_plan::stopwatch::wall_us;
 
 use self::scheduled_program::ScheduledProgram;
@@ -95,11 +96,10 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
 }
 
 impl Program for record::CpuProgram {
-    fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting) -> Result<RewrittenProgram> {
+    fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting, _: Option<Outcome>) -> Result<RewrittenProgram> {
         let trace = self.trace().into();
-        let (rewrites, notes) = (Vec::new(), Vec::new());
         let times = StageTimes::default();
-        Ok(RewrittenProgram { trace, rewrites, room: 0, notes, examples, times, program: self, exact: None })
+        Ok(RewrittenProgram::unchanged(trace, examples, times, self))
     }
 
     fn fuse(self: Box<Self>, _: Fusing) -> Result<FusedProgram> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle::Tensor;
+use opara_plan::rewrite::Outcome;
 
 use super::driver::WrittenMemory;
 use super::fuse::Replaced;
@@ -13,8 +14,13 @@ use crate::backend::{Example, FusedProgram, Fusing, OpTimes, Planned, Program, R
 use crate::{capture_thread, Result};
 
 impl Program for CudaProgram {
-    fn rewrite(self: Box<Self>, examples: Vec<Example>, rewriting: Rewriting) -> Result<RewrittenProgram> {
-        super::rewrite::rewrite(self, examples, rewriting)
+    fn rewrite(
+        self: Box<Self>,
+        examples: Vec<Example>,
+        rewriting: Rewriting,
+        kept: Option<Outcome>,
+    ) -> Result<RewrittenProgram> {
+        super::rewrite::rewrite(self, examples, rewriting, kept)
     }
 
     fn fuse(self: Box<Self>, fusing: Fusing) -> Result<FusedProgram> {

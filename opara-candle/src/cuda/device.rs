@@ -43,6 +43,11 @@ pub(crate) fn driver_version(device: &Device) -> String {
     Stream::of(device).and_then(|s| s.driver_version()).map_or("unknown".into(), |version| version.to_string())
 }
 
+/// The device and its software, part of the key of what is kept of rewriting.
+pub(crate) fn software(device: &Device) -> String {
+    Stream::of(device).map_or("unknown".into(), |stream| driver::software(&stream))
+}
+
 /// Free memory of the device in bytes.
 pub(crate) fn free_memory(device: &Device) -> Result<usize> {
     let stream = Stream::of(device)?;

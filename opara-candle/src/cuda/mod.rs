@@ -29,7 +29,7 @@ pub use self::driver::faults;
 pub(crate) use self::arena::Arena;
 pub use self::device::cuda_device;
 pub(crate) use self::device::{
-    device_name, driver_version, free_memory, hand_over, is_aligned, pool_in_use, pool_peak, reset_pool_peak,
+    device_name, driver_version, free_memory, hand_over, is_aligned, pool_in_use, pool_peak, reset_pool_peak, software,
     used_outside_pool,
 };
 pub(crate) use self::driver::{unwatched, Download, Handover};

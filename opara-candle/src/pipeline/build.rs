@@ -24,6 +24,8 @@ pub(super) struct Build<'a> {
     pub replaced: usize,
     /// Do other operators replace recorded launches?
     pub is_rewritten: bool,
+    /// Is it as an earlier build decided, which is kept on disk?
+    pub is_kept: bool,
     /// Settings of prepared traces.
     pub settings: Settings,
     /// The recorded trace and the fused one, if building came so far.
@@ -55,6 +57,7 @@ impl<'a> Build<'a> {
             has_answered: false,
             replaced: 0,
             is_rewritten: false,
+            is_kept: false,
             settings: options.settings,
             traces: [None, None],
             dump: options.dump.as_deref().map(|folder| Dump::new(folder, inputs)),

@@ -10,7 +10,7 @@ use crate::report::Report;
 use crate::{cuda, Error, Result};
 
 /// Runs the pipeline. If rewritten or fused launches give other bits, runs it again without rewriting, then without
-/// fusion.
+/// fusion. Before that, what is kept of rewriting is decided anew.
 pub(super) fn build(
     inputs: &[Tensor],
     options: &Options,
@@ -28,7 +28,11 @@ pub(super) fn build(
         let built = stages((rewriting.take(), fusing.take()), &mut build);
         let Err(Halt::Failed(Error::Mismatch(mismatch))) = &built else { break built };
         let difference = mismatch.difference();
-        if build.is_rewritten {
+        if build.is_rewritten && build.is_kept {
+            tracing::warn!(%difference, "deciding anew which launches are rewritten");
+            rewriting = options.rewriting().map(|rewriting| Rewriting { is_anew: true, ..rewriting });
+            fusing = options.fusing().filter(|_| is_fused);
+        } else if build.is_rewritten {
             tracing::warn!(%difference, "building without rewritten launches");
             fusing = options.fusing().filter(|_| is_fused);
             reason.get_or_insert(format!("{difference}; launches are not rewritten"));

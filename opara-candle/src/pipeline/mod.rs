@@ -15,7 +15,7 @@
 //! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
 //!
 //! A rewritten pass is timed against the pass without rewriting, which goes through the same stages from `fuse` on; the faster one stands
-//! (`contest`).
+//! (`contest`). What came of both is kept on disk (`outcome`).
 //!
 //! `Builder::dump` writes the result of each stage to a file. `Builder::stop_after` ends building after a stage. `fallback`
 //! handles the failure of a stage.
@@ -26,6 +26,7 @@ mod dump;
 mod fallback;
 mod fuse;
 mod instantiate;
+mod outcome;
 mod plan;
 mod prepare;
 mod record;
@@ -54,7 +55,7 @@ pub use self::stage::Stage;
 use self::verify::verify;
 use crate::backend::{Function, Fusing, Rewriting};
 use crate::options::Options;
-use crate::{cuda, Error, Result};
+use crate::{choice_folder, cuda, Error, Result};
 
 /// Builds a plan for inputs like these.
 ///
@@ -67,7 +68,10 @@ pub(crate) fn build(
     arena: &Arc<cuda::Arena>,
 ) -> Result<Plan> {
     // It may be built inside a pass of another module.
-    cuda::unwatched(|| fallback::build(inputs, options, |how, build| stages(function, inputs, arena, how, build)))
+    let unwatched = || {
+        cuda::unwatched(|| fallback::build(inputs, options, |how, build| stages(function, inputs, arena, how, build)))
+    };
+    choice_folder::within(options.kernels.as_deref().map(Arc::from), unwatched)
 }
 
 /// A plan that calls the module, since nothing else can be built.
@@ -89,11 +93,14 @@ fn stages(
     let mut rewritten = rewrite(recorded, rewriting, build)?;
     build.after(Stage::Rewrite, Value::Trace(&rewritten.trace))?;
 
-    let exact = rewritten.exact.take();
+    let (exact, outcome) = (rewritten.exact.take(), rewritten.outcome.take());
     let built = verified(rewritten, fusing.clone(), build)?;
-    let Contestant { verified, fused } =
+    let (Contestant { verified, fused }, times) =
         contest(built, exact, arena, build, |pass, build| verified(pass, fusing, build))?;
     verified.instance.plan.program.end_of_building()?;
+    if let Some(outcome) = outcome {
+        outcome.store(times);
+    }
     let report = report(&verified, &fused, build)?;
     build.after(Stage::Verify, Value::Report(&report))?;
 

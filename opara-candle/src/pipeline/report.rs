@@ -27,6 +27,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         tuning: instance.findings.clone(),
         ops: recorded,
         rewrites: fused.rewrites.clone(),
+        rewriting_cached: build.is_kept,
         fused: fused.unfused - fused.trace.ops.len(),
         folded: fused.trace.ops.len() - ops.per_call.len(),
         edges: graph.hazards(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Build;
+use super::outcome::{why_not_rewritten, Kept, Unstored};
 use crate::backend::{Example, Program, Recorded, Recording, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
 use crate::trace::Trace;
@@ -21,7 +22,9 @@ pub(super) struct Rewritten {
     pub rewrites: Vec<Rewrite>,
     /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
-    /// The pass without rewriting, if something is rewritten.
+    /// What is to be kept on disk, if anything.
+    pub outcome: Option<Unstored>,
+    /// The pass without rewriting, if something is rewritten and it is open whether that is faster.
     pub exact: Option<Exact>,
 }
 
@@ -35,27 +38,37 @@ pub(super) struct Exact {
 impl Rewritten {
     /// A pass as the module made it.
     fn unchanged(recorded: Arc<Trace>, program: Box<dyn Program>, examples: Vec<Example>, notes: Vec<String>) -> Self {
-        Self { trace: recorded.clone(), recorded, program, examples, rewrites: Vec::new(), notes, exact: None }
+        let (trace, rewrites) = (recorded.clone(), Vec::new());
+        Self { trace, recorded, program, examples, rewrites, notes, outcome: None, exact: None }
     }
 }
 
 /// Rewrites launches, if `rewriting` is set and the device is a GPU.
 pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build: &mut Build) -> Result<Rewritten> {
     let Recording { trace: recorded, mut notes, examples, program } = recording;
-    build.is_rewritten = false;
+    (build.is_rewritten, build.is_kept) = (false, false);
     let Some(rewriting) = rewriting.filter(|_| build.device.is_cuda()) else {
         return Ok(Rewritten::unchanged(recorded, program, examples, notes));
     };
-    let RewrittenProgram { trace, rewrites, room, notes: kept, examples, times, program, exact } =
-        build.times.time("rewrite", || program.rewrite(examples, rewriting))?;
+    let on_disk = Kept::of(&recorded, &rewriting, build);
+    let known_us = on_disk.found.as_ref().and_then(|found| found.times).filter(|_| build.options.benchmark_challengers);
+    let mut kept = on_disk.found.clone();
+    if let (Some(kept), Some(note)) = (&mut kept, known_us.and_then(why_not_rewritten)) {
+        kept.refused = Some(note);
+    }
+    let RewrittenProgram { trace, rewrites, room, notes: told, outcome, is_kept, examples, times, program, exact } =
+        build.times.time("rewrite", || program.rewrite(examples, rewriting, kept))?;
     times.0.into_iter().for_each(|(part, ms)| build.times.move_ms("rewrite", part, ms));
     trace.validate()?;
-    let exact = exact.map(|Recorded { examples, program, sequential_us }| {
-        let pass = Rewritten::unchanged(recorded.clone(), program, examples, notes.clone());
-        Exact { pass: pass.into(), sequential_us }
-    });
-    notes.extend(kept);
-    build.is_rewritten = !rewrites.is_empty();
+    // The times of both plans are known from an earlier build, if that decided the same.
+    let exact =
+        exact.filter(|_| !(is_kept && known_us.is_some())).map(|Recorded { examples, program, sequential_us }| {
+            let pass = Rewritten::unchanged(recorded.clone(), program, examples, notes.clone());
+            Exact { pass: pass.into(), sequential_us }
+        });
+    notes.extend(told);
+    (build.is_rewritten, build.is_kept) = (!rewrites.is_empty(), is_kept);
     build.settings.constant_room = room;
-    Ok(Rewritten { recorded, trace, program, examples, rewrites, notes, exact })
+    let outcome = if is_kept || outcome.is_some() { on_disk.or_new(outcome) } else { None };
+    Ok(Rewritten { recorded, trace, program, examples, rewrites, notes, outcome, exact })
 }

@@ -4,40 +4,13 @@ use std::collections::BTreeMap;
 
 use candle::{DType, Result};
 use hashbrown::{HashMap, HashSet};
-use opara_plan::rewrite::rules::{self, Fit};
-use opara_plan::rewrite::{Compute, Graph, ProductPrecision, Value};
+use opara_plan::rewrite::{Changes, Compute, Graph, ProductPrecision, Value};
 
 use super::accuracy::compare;
 use super::evaluate::Arithmetic;
 use super::evaluation::Evaluation;
 use super::operators::compute;
 use super::set::{joined, Set};
-
-/// How a graph is changed.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Changes {
-    /// Where rules are not applied.
-    pub refused: HashSet<(&'static str, usize)>,
-    /// How products of nodes are computed, where the fastest way is less accurate than candle's.
-    pub precise: HashMap<usize, ProductPrecision>,
-}
-
-impl Changes {
-    /// The changed graph, and what fitted.
-    pub fn of(&self, graph: &Graph, without: &[&str]) -> (Graph, Vec<Fit>) {
-        let mut changed = graph.clone();
-        let fits = rules::apply(&mut changed, without, &self.refused);
-        for (&at, &precision) in &self.precise {
-            changed.nodes[at].precision = precision;
-        }
-        (changed, fits)
-    }
-
-    /// Whether all rules are applied, in the fastest way.
-    pub fn is_empty(&self) -> bool {
-        self.refused.is_empty() && self.precise.is_empty()
-    }
-}
 
 /// How often something happened to a rule, and the first reason.
 #[derive(Default)]

@@ -3,10 +3,10 @@
 use candle::{Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Graph, Node, ProductPrecision};
+use opara_plan::rewrite::{Changes, Graph, Node, ProductPrecision, Standing};
 
 use super::accuracy::{compare, same_kinds, Compared};
-use super::alone::{alone, Changes};
+use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 use super::set::Set;
 
@@ -17,7 +17,26 @@ pub(crate) struct Choice {
     pub compared: Compared,
     /// What stays candle's, and why.
     pub notes: Vec<String>,
-    changes: Changes,
+    /// The rules that stand.
+    pub standing: Standing,
+}
+
+/// What an earlier build chose, if it is still no less accurate than candle's on what this pass had, and can be used.
+///
+/// # Errors
+/// Those of `using`, and a graph that cannot be computed.
+pub(crate) fn choose_as_before<T>(
+    graph: &Graph,
+    standing: &Standing,
+    sets: &[Set],
+    using: impl FnOnce(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
+) -> crate::Result<Option<(Choice, T)>> {
+    let Some((changed, fits)) = standing.applied(graph) else { return Ok(None) };
+    let Ok(compared) = checked(&changed, sets)? else { return Ok(None) };
+    let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
+    let Ok(used) = using(&changed, inputs)? else { return Ok(None) };
+    let standing = standing.clone();
+    Ok(Some((Choice { graph: changed, fits, compared, notes: Vec::new(), standing }, used)))
 }
 
 /// [`choose`], such that what is chosen can be used, too: `using` gives how, or says why not. If not, the run does without the rule
@@ -45,14 +64,13 @@ pub(crate) fn choose_usable<T>(
     for &rule in fitted.iter().rev() {
         let names = RULES.iter().map(|rule| rule.name);
         let others: Vec<&str> = names.filter(|name| *name == rule || !fitted.contains(name)).collect();
-        let (changed, _) = choice.changes.of(graph, &others);
+        let (changed, _) = choice.standing.changes().of(graph, &others);
         // Accuracy takes longer to find out.
-        if using(&changed, inputs)?.is_err() {
-            continue;
-        }
+        let Ok(used) = using(&changed, inputs)? else { continue };
         let without: Vec<&str> = without.iter().copied().chain([rule]).collect();
         let Ok(mut other) = choose(graph, &without, sets)? else { continue };
-        if let Ok(used) = using(&other.graph, inputs)? {
+        let used = if other.graph == changed { Ok(used) } else { using(&other.graph, inputs)? };
+        if let Ok(used) = used {
             other.notes.push(format!("{rule} stays out: {why}"));
             return Ok(Ok((other, used)));
         }
@@ -80,8 +98,8 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
             return Ok(Err("no rule is left".into()));
         }
         let compared = checked(&changed, sets)?;
-        let changes = changes.clone();
-        Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), changes }))
+        let standing = Standing::new(without, changes, &fits);
+        Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), standing }))
     };
     let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
     let first = match attempt(without, &Changes::default())? {

@@ -1,5 +1,7 @@
 //! What a run of ops computes, as a graph of values: each is made once, of earlier ones.
 
+use serde::{Deserialize, Serialize};
+
 use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Window};
 
 /// What a run of ops computes.
@@ -100,7 +102,7 @@ pub struct Node {
 }
 
 /// How products of f32 are computed. XLA calls the three default, high and highest.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ProductPrecision {
     /// The fastest way that the operator has: convolutions round operands to TF32, 11 bits, if that is faster.
     #[default]

@@ -4,13 +4,17 @@
 //! [`regions`] finds runs of consecutive ops whose meaning is known, each as a [`Graph`] of values. [`rules`] change a graph. A
 //! recorder that knows the device turns the changed graph into launches again.
 
+mod changes;
 mod graph;
+mod outcome;
 mod region;
 pub mod rules;
 #[cfg(test)]
 mod tests;
 
+pub use changes::Changes;
 pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };
+pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, Region};

@@ -23,6 +23,20 @@ pub(crate) struct Algorithm {
     workspace: usize,
 }
 
+impl Algorithm {
+    /// What tells it from others: cuBLASLt keeps the same bytes from process to process.
+    pub fn name(&self) -> String {
+        let words: Vec<String> = self.algorithm.data.iter().map(|word| format!("{word:016x}")).collect();
+        format!("{}, {} bytes", words.join(" "), self.workspace)
+    }
+}
+
+/// cuBLASLt's version.
+pub(super) fn version() -> usize {
+    // SAFETY: the call takes no argument and only returns a number.
+    unsafe { sys::cublasLtGetVersion() }
+}
+
 /// Can cuBLASLt apply this activation in the same call?
 pub(crate) fn knows(activation: Activation) -> bool {
     matches!(activation, Activation::None | Activation::Relu)

@@ -26,6 +26,7 @@ pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
 mod stream;
+mod versions;
 mod watched_memory;
 
 pub(super) use arguments::Arguments;
@@ -39,6 +40,7 @@ pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
 pub(super) use memory::{aligned_input, bytes_of, copy_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use stream::{Broken, Event, Stream, StreamId};
+pub(super) use versions::software;
 pub(super) use watched_memory::WatchedMemory;
 
 use std::ffi::{c_char, CStr};

@@ -7,38 +7,38 @@
 mod fragment;
 mod splice;
 mod values;
+mod weights;
 
 use candle::Tensor;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
-use opara_plan::rewrite::{regions, Graph, Region};
+use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
 
-use self::fragment::fragment;
-use self::values::{run, Values, Wanted};
+use self::fragment::{fragment, lacks_memory};
+use self::values::{run, sets, wanted, Values, Wanted};
+use self::weights::sample;
 use super::capture::Capture;
-use super::driver::copy_of;
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::prepared::Settings;
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, Compared};
-use crate::rewrite::choice::{choose_usable, Choice};
+use crate::rewrite::choice::{choose_as_before, choose_usable, Choice};
 use crate::rewrite::evaluate::Arithmetic;
 use crate::rewrite::set::Set;
 use crate::timing::{wall_us, StageTimes};
-use crate::trace::{BufferId, Role};
+use crate::trace::BufferId;
 use crate::{capture_thread, Error, Result};
 
-/// The program with other operators in the place of recorded launches.
+/// The program with other operators in the place of recorded launches, as an earlier build decided if that still stands.
 pub(super) fn rewrite(
     program: Box<CudaProgram>,
     examples: Vec<Example>,
     rewriting: Rewriting,
+    kept: Option<Outcome>,
 ) -> Result<RewrittenProgram> {
-    capture_thread::run(move || {
-        Rewriter { rewriting, examples, notes: Vec::new(), times: StageTimes::default() }.rewrite(program)
-    })
+    capture_thread::run(move || Rewriter::new(rewriting, examples, StageTimes::default()).rewrite(program, kept))
 }
 
 struct Rewriter {
@@ -46,6 +46,14 @@ struct Rewriter {
     examples: Vec<Example>,
     notes: Vec<String>,
     times: StageTimes,
+    /// A hash of a sample of the weights, if outcomes are kept.
+    weights: Option<String>,
+    /// What came of each run so far.
+    runs: Vec<Decision>,
+    /// Is it all as an earlier build decided?
+    is_kept: bool,
+    /// Has nothing failed that may succeed in a later build, such as for lack of memory?
+    is_final: bool,
 }
 
 /// A run that gives way.
@@ -58,35 +66,60 @@ struct Replacement {
 }
 
 impl Rewriter {
-    fn rewrite(mut self, program: Box<CudaProgram>) -> Result<RewrittenProgram> {
+    fn new(rewriting: Rewriting, examples: Vec<Example>, times: StageTimes) -> Self {
+        let (notes, runs) = (Vec::new(), Vec::new());
+        Self { rewriting, examples, notes, times, weights: None, runs, is_kept: false, is_final: true }
+    }
+
+    fn rewrite(mut self, program: Box<CudaProgram>, kept: Option<Outcome>) -> Result<RewrittenProgram> {
         if self.examples.iter().any(|example| example.inputs.len() > program.capture.inputs) {
             self.notes.push("nothing is rewritten: a step writes its state in place".into());
-            return Ok(self.unchanged(program));
+            return Ok(self.unchanged(program, None));
         }
         let trace = &program.capture.trace;
         let fits = |region: &Region| rules::apply(&mut region.graph.clone(), &self.without(), &HashSet::new());
         let found = |region: &Region| !fits(region).is_empty();
         let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
-        if regions.is_empty() {
-            return Ok(self.unchanged(program));
+        if self.rewriting.folder.is_some() && !regions.is_empty() {
+            self.weights = match self.times.time("rewrite weights", || sample(&program)) {
+                Err(error @ Error::DeviceLost { .. }) => return Err(error),
+                weights => weights.ok(),
+            };
         }
-        let wanted = wanted(&program.capture, &regions);
-        let settings = self.rewriting.settings;
-        let (mut program, values) =
-            self.times.time("rewrite values", || run(program, &self.examples, &wanted, settings));
-        let (values, candle_us) = match values {
-            Ok(values) => values,
-            Err(error @ Error::DeviceLost { .. }) => return Err(error),
-            Err(error) => {
-                self.notes.push(format!("nothing is rewritten: {error}"));
-                return Ok(self.unchanged(program));
-            }
-        };
+        let kept = kept.filter(|kept| self.weights.as_ref().is_some_and(|weights| kept.is_of(&regions, weights)));
+        self.is_kept = kept.is_some();
+        if let Some(Outcome { runs, refused: Some(reason), .. }) = &kept {
+            self.notes.extend(runs.iter().flat_map(|run| run.notes.clone()).chain([reason.clone()]));
+            return Ok(self.unchanged(program, None));
+        }
+        let earlier = |at: usize| kept.as_ref().map(|kept| &kept.runs[at]);
+        let stays = |at: usize| earlier(at).is_some_and(|run| run.standing.is_none());
+        let judged = regions.iter().enumerate().filter(|(at, _)| !stays(*at)).map(|(_, region)| region);
+        let wanted = wanted(&program.capture, judged.clone());
+        let (mut program, mut values, mut candle_us) = (program, Vec::new(), f64::INFINITY);
+        if judged.count() > 0 {
+            let settings = self.rewriting.settings;
+            let (recorded, result) =
+                self.times.time("rewrite values", || run(program, &self.examples, &wanted, settings));
+            program = recorded;
+            (values, candle_us) = match result {
+                Ok(found) => found,
+                Err(error @ Error::DeviceLost { .. }) => return Err(error),
+                Err(error) => {
+                    self.is_final = false;
+                    self.notes.push(format!("nothing is rewritten: {error}"));
+                    return Ok(self.unchanged(program, None));
+                }
+            };
+        }
         let mut replacements = Vec::new();
-        for region in regions {
-            replacements.extend(self.replacement(&program, region, &values)?);
+        for (at, region) in regions.into_iter().enumerate() {
+            replacements.extend(self.replacement(&program, region, earlier(at), &values)?);
         }
         drop(values);
+        if replacements.is_empty() {
+            return Ok(self.unchanged(program, None));
+        }
         // Nothing is put into this one.
         let exact = Box::new(program.twin());
         // The last first: what comes before keeps its place.
@@ -103,20 +136,27 @@ impl Rewriter {
             program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]);
             rewrites.extend(counted(&fits).into_iter().map(|counted| told(counted, compared)));
         }
-        if rewrites.is_empty() {
-            return Ok(self.unchanged(program));
-        }
         program.watch_externals();
         let settings = Settings { constant_room: room, ..self.rewriting.settings };
         let (program, values) =
             self.times.time("rewrite run", || run(program, &self.examples, &Wanted::new(), settings));
         let refused = match values {
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
-            Err(error) => error.to_string(),
-            Ok((_, us)) if us >= candle_us => {
+            Err(error) => {
+                self.is_final = false;
+                error.to_string()
+            }
+            // An earlier build has compared the times of whole replays.
+            Ok((_, us)) if us >= candle_us && !self.is_kept => {
                 format!("the rewritten launches take {us:.0} us one after the other, candle's {candle_us:.0}")
             }
             Ok((values, us)) => match self.are_near(&values, apart)? {
+                Err(reason) if self.is_kept => {
+                    tracing::warn!(reason, "what an earlier build decided on rewriting does not stand: deciding anew");
+                    // There may be no memory for both.
+                    drop((program, values));
+                    return Self::new(self.rewriting, self.examples, self.times).rewrite(exact, None);
+                }
                 Err(reason) => reason,
                 Ok(()) => {
                     tracing::debug!(us, candle_us, "rewritten");
@@ -125,16 +165,14 @@ impl Rewriter {
                     for (example, values) in self.examples.iter_mut().zip(values) {
                         example.outputs = values.outputs;
                     }
-                    let trace = program.capture.trace.clone().into();
-                    let Self { examples, notes, times, .. } = self;
-                    let rewrites = merged(rewrites);
-                    let exact = Some(exact);
-                    return Ok(RewrittenProgram { trace, rewrites, room, notes, examples, times, program, exact });
+                    let (rewrites, exact) = (merged(rewrites), Some(exact));
+                    return Ok(RewrittenProgram { rewrites, room, exact, ..self.unchanged(program, None) });
                 }
             },
         };
-        self.notes.push(format!("nothing is rewritten: {refused}"));
-        Ok(self.unchanged(exact))
+        let reason = format!("nothing is rewritten: {refused}");
+        self.notes.push(reason.clone());
+        Ok(self.unchanged(exact, Some(reason)))
     }
 
     /// Whether a rewritten pass gives what candle gave for each example.
@@ -154,101 +192,104 @@ impl Rewriter {
         self.rewriting.without.iter().map(String::as_str).collect()
     }
 
-    fn unchanged(self, program: Box<CudaProgram>) -> RewrittenProgram {
+    /// The program as it is now, with what came of the runs. `refused` says why that does not count.
+    fn unchanged(self, program: Box<CudaProgram>, refused: Option<String>) -> RewrittenProgram {
+        let Self { examples, notes, times, weights, runs, is_kept, is_final, .. } = self;
+        let is_new = is_final && !is_kept && !runs.is_empty();
+        let outcome = weights.filter(|_| is_new).map(|weights| Outcome { weights, runs, refused, times: None });
         let trace = program.capture.trace.clone().into();
-        let Self { examples, notes, times, .. } = self;
-        RewrittenProgram { trace, rewrites: Vec::new(), room: 0, notes, examples, times, program, exact: None }
+        RewrittenProgram {
+            notes,
+            outcome,
+            is_kept: is_kept && is_final,
+            ..RewrittenProgram::unchanged(trace, examples, times, program)
+        }
     }
 
     /// What may take the place of a run, if anything may.
     ///
     /// # Errors
     /// A lost device.
-    fn replacement(&mut self, program: &CudaProgram, region: Region, values: &[Values]) -> Result<Option<Replacement>> {
-        let stays = |why: String| format!("launches {:?} stay candle's: {why}", region.ops);
-        let (sets, us) = wall_us(|| self.sets(program, &region, values));
+    fn replacement(
+        &mut self,
+        program: &CudaProgram,
+        region: Region,
+        earlier: Option<&Decision>,
+        values: &[Values],
+    ) -> Result<Option<Replacement>> {
+        if let Some(decided) = earlier.filter(|earlier| earlier.standing.is_none()) {
+            self.decided(decided.clone());
+            return Ok(None);
+        }
+        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values));
         self.times.add("rewrite references", us / 1e3);
-        let sets = match sets {
-            Ok(sets) => sets,
+        let chosen = sets.and_then(|sets| self.choice(program, &region, earlier, &sets));
+        let ops = region.ops.clone();
+        let stays = |why: String| vec![format!("launches {ops:?} stay candle's: {why}")];
+        let (standing, notes, replacement) = match chosen {
+            Ok(Ok((Choice { graph, fits, compared, notes, standing }, captured))) => {
+                let notes = notes.into_iter().map(|note| format!("of launches {ops:?} {note}")).collect();
+                (Some(standing), notes, Some(Replacement { region, graph, fits, compared, captured }))
+            }
+            Ok(Err(reason)) => (None, stays(reason), None),
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
             Err(error) => {
-                self.notes.push(stays(error.to_string()));
-                return Ok(None);
+                self.is_final = false;
+                (None, stays(error.to_string()), None)
             }
         };
+        // What was noted then is so still.
+        let notes =
+            earlier.filter(|earlier| earlier.standing == standing).map_or(notes, |earlier| earlier.notes.clone());
+        self.decided(Decision { ops, standing, notes });
+        Ok(replacement)
+    }
+
+    /// Notes what came of a run.
+    fn decided(&mut self, decided: Decision) {
+        self.notes.extend(decided.notes.iter().cloned());
+        self.runs.push(decided);
+    }
+
+    /// What stands of a run, and its launches: as an earlier build decided, or decided anew.
+    fn choice(
+        &mut self,
+        program: &CudaProgram,
+        region: &Region,
+        earlier: Option<&Decision>,
+        sets: &[Set],
+    ) -> Result<std::result::Result<(Choice, Capture), String>> {
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
-        let mut capture_us = 0.;
-        let capture = |graph: &Graph, inputs: &[Tensor]| {
+        let (mut capture_us, mut is_final) = (0., true);
+        let mut capture = |graph: &Graph, inputs: &[Tensor]| {
             let (captured, us) = wall_us(|| fragment(&target, graph, inputs));
             capture_us += us;
             match captured {
                 Err(error @ Error::DeviceLost { .. }) => Err(error),
-                captured => Ok(captured.map_err(|error| error.to_string())),
+                captured => Ok(captured.map_err(|error| {
+                    is_final &= !lacks_memory(&error);
+                    error.to_string()
+                })),
             }
         };
-        let (chosen, us) = wall_us(|| choose_usable(&region.graph, &self.without(), &sets, capture));
+        let standing = earlier.and_then(|earlier| earlier.standing.as_ref());
+        let (chosen, us) = wall_us(|| -> Result<_> {
+            let before = standing.map(|standing| choose_as_before(&region.graph, standing, sets, &mut capture));
+            match before.transpose()?.flatten() {
+                Some(chosen) => Ok((true, Ok(chosen))),
+                None => {
+                    let chosen = choose_usable(&region.graph, &self.without(), sets, &mut capture)?;
+                    Ok((false, chosen))
+                }
+            }
+        });
         self.times.add("rewrite checks", (us - capture_us) / 1e3);
         self.times.add("rewrite capture", capture_us / 1e3);
-        let why = match chosen {
-            Ok(Ok((Choice { graph, fits, compared, notes, .. }, captured))) => {
-                let told = |note| format!("of launches {:?} {note}", region.ops);
-                self.notes.extend(notes.into_iter().map(told));
-                return Ok(Some(Replacement { region, graph, fits, compared, captured }));
-            }
-            Ok(Err(reason)) => reason,
-            Err(error @ Error::DeviceLost { .. }) => return Err(error),
-            Err(error) => error.to_string(),
-        };
-        self.notes.push(stays(why));
-        Ok(None)
+        let (is_kept, chosen) = chosen?;
+        self.is_kept &= is_kept;
+        self.is_final &= is_final;
+        Ok(chosen)
     }
-
-    /// For each example, what the run read and gave.
-    fn sets(&self, program: &CudaProgram, region: &Region, values: &[Values]) -> Result<Vec<Set>> {
-        let buffers = &program.capture.trace.buffers;
-        let addresses: HashMap<BufferId, u64> =
-            program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
-        let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
-        let mut weights: HashMap<BufferId, Tensor> = HashMap::new();
-        for input in region.graph.inputs.iter().filter(|input| buffers[input.buffer].role == Role::External) {
-            let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
-            let dtype = Arithmetic::Typed.dtype(input.element);
-            weights.insert(input.buffer, copy_of(&program.device, address, dtype, input.len as usize)?);
-        }
-        let of = |example: &Example, values: &Values, buffer: BufferId| -> Result<Tensor> {
-            let found = match buffers[buffer].role {
-                Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
-                Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
-                _ => weights.get(&buffer).or(values.of.get(&buffer)).cloned(),
-            };
-            found.ok_or_else(|| unknown(buffer))
-        };
-        let set = |(example, values): (&Example, &Values)| {
-            let of = |buffer| of(example, values, buffer);
-            let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
-            let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
-            let set = Set::new(&region.graph, inputs, outputs)?;
-            program.device.synchronize()?;
-            Ok(set)
-        };
-        self.examples.iter().zip(values).map(set).collect()
-    }
-}
-
-/// The intermediate buffers that the regions read and give.
-fn wanted(capture: &Capture, regions: &[Region]) -> Wanted {
-    let mut wanted: Wanted = Vec::new();
-    for Region { graph, .. } in regions {
-        let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
-        let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
-        for (buffer, element) in inputs.chain(outputs) {
-            let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
-            if is_inside && wanted.iter().all(|&(known, _)| known != buffer) {
-                wanted.push((buffer, Arithmetic::Typed.dtype(element)));
-            }
-        }
-    }
-    wanted
 }
 
 /// What a report says of a rule.

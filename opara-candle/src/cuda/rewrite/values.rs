@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use candle::{DType, Tensor};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
+use opara_plan::rewrite::Region;
 
 use crate::backend::{Example, Planned, Replay};
+use crate::cuda::capture::Capture;
+use crate::cuda::driver::copy_of;
 use crate::cuda::pass::OutputSpec;
 use crate::cuda::program::CudaProgram;
 use crate::cuda::replay::GraphReplay;
 use crate::prepared::{Prepared, Settings};
+use crate::rewrite::choice::Set;
+use crate::rewrite::evaluate::Arithmetic;
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{BufferId, Role, Trace};
 use crate::{timing, Error, Result};
@@ -84,4 +89,57 @@ fn of_program(
         fastest = fastest.min(us);
     }
     Ok((values, fastest))
+}
+
+/// The intermediate buffers that the regions read and give.
+pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Region>) -> Wanted {
+    let mut wanted: Wanted = Vec::new();
+    let mut known: HashSet<BufferId> = HashSet::new();
+    for Region { graph, .. } in regions {
+        let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
+        let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
+        for (buffer, element) in inputs.chain(outputs) {
+            let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
+            if is_inside && known.insert(buffer) {
+                wanted.push((buffer, Arithmetic::Typed.dtype(element)));
+            }
+        }
+    }
+    wanted
+}
+
+/// For each example, what the run read and gave.
+pub(super) fn sets(
+    program: &CudaProgram,
+    examples: &[Example],
+    region: &Region,
+    values: &[Values],
+) -> Result<Vec<Set>> {
+    let buffers = &program.capture.trace.buffers;
+    let addresses: HashMap<BufferId, u64> =
+        program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
+    let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
+    let mut weights: HashMap<BufferId, Tensor> = HashMap::new();
+    for input in region.graph.inputs.iter().filter(|input| buffers[input.buffer].role == Role::External) {
+        let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
+        let dtype = Arithmetic::Typed.dtype(input.element);
+        weights.insert(input.buffer, copy_of(&program.device, address, dtype, input.len as usize)?);
+    }
+    let of = |example: &Example, values: &Values, buffer: BufferId| -> Result<Tensor> {
+        let found = match buffers[buffer].role {
+            Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
+            Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
+            _ => weights.get(&buffer).or(values.of.get(&buffer)).cloned(),
+        };
+        found.ok_or_else(|| unknown(buffer))
+    };
+    let set = |(example, values): (&Example, &Values)| {
+        let of = |buffer| of(example, values, buffer);
+        let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
+        let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
+        let set = Set::new(&region.graph, inputs, outputs)?;
+        program.device.synchronize()?;
+        Ok(set)
+    };
+    examples.iter().zip(values).map(set).collect()
 }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, DeviceRepr};
 use super::launch;
 use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::{cublaslt, cudnn, kernels};
-use crate::cuda::operator::choice::Choices;
+use crate::cuda::operator::choice::{self, Choices};
 use crate::ops::matmul::launch::{tiles_for, Tile};
 
 /// An implementation of a convolution.
@@ -19,8 +19,18 @@ enum Implementation {
     Ours(Tile),
 }
 
+impl choice::Implementation for Implementation {
+    fn name(&self) -> String {
+        match self {
+            Self::Cudnn(algorithm) => format!("{algorithm:?}"),
+            Self::CublasLt(algorithm) => algorithm.name(),
+            Self::Ours(tile) => format!("{tile:?}"),
+        }
+    }
+}
+
 /// The chosen implementation of each convolution. The flag: are the operands aligned for others than cuDNN?
-static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new();
+static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new("convolution");
 
 /// Convolution, bias and activation of the operands, into `y`. `C` is the accumulator type.
 ///

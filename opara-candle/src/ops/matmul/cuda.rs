@@ -9,7 +9,7 @@ use super::launch::{self, Tile};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::matmul::Matmul;
-use crate::cuda::operator::choice::Choices;
+use crate::cuda::operator::choice::{self, Choices};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::{Activation, ProductPrecision};
 
@@ -23,13 +23,23 @@ enum Implementation {
     Ours(Tile),
 }
 
+impl choice::Implementation for Implementation {
+    fn name(&self) -> String {
+        match self {
+            Self::Candle => "candle".into(),
+            Self::CublasLt(of, algorithm) => format!("{of:?} by {}", algorithm.name()),
+            Self::Ours(tile) => format!("{tile:?}"),
+        }
+    }
+}
+
 /// The relative speed-up over cuBLAS's own choice that another kernel needs. A kernel that wins by less when it runs
 /// alone most likely does so by filling the whole GPU, at the expense of parallel branches: BERT in f32, with three
 /// matmuls side by side, took 1466 us with every winner and 1248 us with this margin.
 const MARGIN: f64 = 0.25;
 
 /// The chosen implementation of each matmul.
-static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new();
+static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new("matmul");
 
 /// `activation(x * weight^T + bias)` with the fastest implementation. `None` if none supports the operands: the caller
 /// then runs candle's operators, which also report errors. `matmul` is candle's `x * weight^T`; `finish` is the

@@ -1,9 +1,11 @@
 //! Which rewrites stand.
 
-use opara_plan::rewrite::ProductPrecision;
+use std::cell::Cell;
 
-use super::super::alone::{settled, Changes};
-use super::super::choice::{choose_usable, more_precise, Choice};
+use opara_plan::rewrite::{Changes, ProductPrecision};
+
+use super::super::alone::settled;
+use super::super::choice::{choose_as_before, choose_usable, more_precise, Choice};
 use super::super::set::Set;
 use super::*;
 
@@ -14,17 +16,23 @@ fn choice(graph: Graph, inputs: &[Tensor]) -> Result<std::result::Result<Choice,
 
 /// The same, if not all graphs can be used.
 fn usable(
-    mut graph: Graph,
+    graph: Graph,
     inputs: &[Tensor],
     is_usable: impl Fn(&Graph) -> bool,
 ) -> Result<std::result::Result<Choice, String>> {
+    let (graph, set) = in_f16(graph, inputs)?;
+    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
+    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
+}
+
+/// The graph in f16, and its operands and results.
+fn in_f16(mut graph: Graph, inputs: &[Tensor]) -> Result<(Graph, Set)> {
     graph.inputs.iter_mut().for_each(|input| input.element = Element::F16);
     graph.nodes.iter_mut().for_each(|node| node.element = Element::F16);
     let inputs = inputs.iter().map(|input| input.to_dtype(DType::F16)).collect::<Result<Vec<_>>>()?;
     let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
     let set = Set::new(&graph, inputs, outputs)?;
-    let using = |graph: &Graph, _: &[Tensor]| Ok(is_usable(graph).then_some(()).ok_or("it is of no use".into()));
-    Ok(choose_usable(&graph, &[], &[set], using)?.map(|(choice, ())| choice))
+    Ok((graph, set))
 }
 
 /// Two convolutions of one pixel, from 64 channels to 8, each with a factor for every channel of the result.
@@ -82,44 +90,46 @@ fn what_cannot_be_used_costs_its_rule_alone() -> Result<()> {
     let inputs = two_inputs([two.clone(), two])?;
     let has_steps =
         |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
-    let without_steps = |graph: &Graph| !graph.nodes.iter().any(has_steps);
+    let asked = Cell::new(0);
+    let without_steps = |graph: &Graph| {
+        asked.set(asked.get() + 1);
+        !graph.nodes.iter().any(has_steps)
+    };
     let Choice { fits, notes, .. } = usable(two_convolutions(), &inputs, without_steps)?.unwrap();
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution"; 2]);
     assert_eq!(notes, ["convolution-norm stays out: it is of no use"]);
+    assert_eq!(asked.get(), 2, "each graph is asked about once");
     assert_eq!(usable(two_convolutions(), &inputs, |_| false)?.err().as_deref(), Some("it is of no use"));
     Ok(())
 }
 
 /// What [`settled`] makes of the two convolutions in f32, if something is said against nodes of these precisions.
-fn two_settled(
-    is_said: impl Fn(usize, &Node) -> bool,
-) -> Result<(Vec<(&'static str, usize)>, Vec<(usize, ProductPrecision)>, Vec<String>)> {
-    let said_against = |changed: &Graph, at: usize| {
+fn two_settled(is_said: impl Fn(usize, &Node) -> bool) -> Result<(Changes, Vec<String>)> {
+    settled(&two_convolutions(), &[], |changed: &Graph, at: usize| {
         Ok(is_said(at, &changed.nodes[at]).then(|| format!("{:?} is too little", changed.nodes[at].precision)))
-    };
-    let (Changes { refused, precise }, notes) = settled(&two_convolutions(), &[], said_against)?;
-    let (mut refused, mut precise) = (Vec::from_iter(refused), Vec::from_iter(precise));
-    refused.sort_unstable();
-    precise.sort_unstable();
-    Ok((refused, precise, notes))
+    })
 }
 
 #[test]
 fn products_become_more_precise_before_their_rule_is_lost() -> Result<()> {
     use ProductPrecision::{Fastest, High, Highest};
+    let precise = |nodes: &[(usize, ProductPrecision)]| Changes {
+        precise: nodes.iter().copied().collect(),
+        ..Changes::default()
+    };
     // Nodes 1 and 3 are the convolutions with their factors.
-    let (refused, precise, notes) = two_settled(|at, node| at == 1 && node.precision == Fastest)?;
-    assert_eq!((refused, precise), (vec![], vec![(1, High)]));
+    let (changes, notes) = two_settled(|at, node| at == 1 && node.precision == Fastest)?;
+    assert_eq!(changes, precise(&[(1, High)]));
     assert_eq!(notes, ["convolution-norm has more precise products 1 times: Fastest is too little"]);
 
-    let (refused, precise, _) = two_settled(|_, node| node.precision < Highest)?;
-    assert_eq!((refused, precise), (vec![], vec![(1, Highest), (3, Highest)]));
+    let (changes, _) = two_settled(|_, node| node.precision < Highest)?;
+    assert_eq!(changes, precise(&[(1, Highest), (3, Highest)]));
 
     // What is too little even so has lost its rule, and what is left is asked for in the fastest way again.
     let has_steps =
         |node: &Node| matches!(&node.compute, Compute::FusedConvolution(convolution) if !convolution.steps.is_empty());
-    let (refused, precise, notes) = two_settled(|at, node| at == 3 && has_steps(node))?;
-    assert_eq!((refused, precise), (vec![("convolution-norm", 3)], vec![]));
+    let (changes, notes) = two_settled(|at, node| at == 3 && has_steps(node))?;
+    assert_eq!(changes, Changes { refused: [("convolution-norm", 3)].into(), ..Changes::default() });
     assert_eq!(notes[0], "convolution-norm stays out 1 times: Highest is too little");
     Ok(())
 }
@@ -142,6 +152,30 @@ fn as_few_products_are_precise_as_pass_together() -> Result<()> {
     in_f16.nodes.iter_mut().for_each(|node| node.element = Element::F16);
     in_f16.inputs.iter_mut().for_each(|input| input.element = Element::F16);
     assert!(more_precise(&in_f16, &[], &Changes::default(), |_| Ok(Some(())))?.is_none(), "only of f32");
+    Ok(())
+}
+
+#[test]
+fn an_earlier_choice_stands_if_it_is_no_less_accurate_and_of_use() -> Result<()> {
+    let two = Tensor::full(2f32, 8, &Device::Cpu)?;
+    let powers = two_inputs([two.clone(), two.clone()])?;
+    let Choice { graph, fits, standing, .. } = choice(two_convolutions(), &powers)?.unwrap();
+    let again = |inputs: &[Tensor], is_usable: bool| -> Result<Option<Choice>> {
+        let (graph, set) = in_f16(two_convolutions(), inputs)?;
+        let using = |_: &Graph, _: &[Tensor]| Ok(is_usable.then_some(()).ok_or("it is of no use".into()));
+        Ok(choose_as_before(&graph, &standing, &[set], using).unwrap().map(|(choice, ())| choice))
+    };
+    let before = again(&powers, true)?.unwrap();
+    assert_eq!((before.graph, before.fits, &before.standing), (graph, fits, &standing));
+    assert!(again(&powers, false)?.is_none());
+    // Other weights, with which a norm that is part of its convolution is less accurate.
+    let others = two_inputs([two, (numbers(8, 0.9)? + 2.)?])?;
+    assert!(again(&others, true)?.is_none());
+    // What stands with those stands with these, too.
+    let fewer = choice(two_convolutions(), &others)?.unwrap();
+    let (graph, set) = in_f16(two_convolutions(), &powers)?;
+    let (kept, ()) = choose_as_before(&graph, &fewer.standing, &[set], |_, _| Ok(Ok(()))).unwrap().unwrap();
+    assert_eq!((kept.fits, kept.standing), (fewer.fits, fewer.standing));
     Ok(())
 }
 

@@ -4,6 +4,7 @@ mod heads;
 mod images;
 mod layers;
 mod norms;
+mod outcome;
 mod pools;
 mod transposed;
 mod upsampling;

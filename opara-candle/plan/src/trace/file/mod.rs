@@ -16,6 +16,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::Trace;
 
 pub use error::{FileError, TraceFileError};
@@ -38,6 +40,21 @@ impl Trace {
         encode::encode(self)
             .and_then(|bytes| std::fs::write(path, bytes).map_err(FileError::Write))
             .map_err(|source| TraceFileError { path: path.into(), source })
+    }
+
+    /// A hash of the trace without what differs from one recording of it to the next: times and labels.
+    ///
+    /// # Errors
+    /// [`FileError`], if the trace is beyond the limits of trace files.
+    pub fn fingerprint(&self) -> Result<u128, FileError> {
+        let mut trace = self.clone();
+        trace.ops.iter_mut().for_each(|op| (op.nanos, op.label) = (None, String::new()));
+        let mut hash = Xxh3::new();
+        for (tag, content) in encode::contents(&trace)? {
+            hash.update(&tag.0);
+            hash.update(&content);
+        }
+        Ok(hash.digest128())
     }
 
     /// Reads a trace from a file that [`save`](Trace::save) wrote.

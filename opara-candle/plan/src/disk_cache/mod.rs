@@ -1,7 +1,10 @@
-//! A disk cache of compiled kernels and tuned plans. Several processes may use a folder at a time.
+//! A disk cache of compiled kernels, and of what was measured: tuned plans, plans of rewriting, choices among implementations.
+//! Several processes may use a folder at a time.
 //!
 //! File names are hashes. Other files in the folder are never read, replaced, counted or deleted. If a folder exceeds
 //! its size limit, the least recently used files are deleted.
+
+mod record;
 
 use std::fs::{self, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -9,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
+pub use self::record::{Kind, Record};
+
 /// The maximal size of a folder in bytes.
 const LIMIT: u64 = 256 << 20;
-/// The ending of cached files, after a hash of [`HASH`] digits.
-const ENDINGS: [&str; 2] = [".cubin", ".plan.json"];
+/// The ending of compiled kernels; those of records are [`Kind`]'s. Before it is a hash of [`HASH`] digits.
+const KERNELS: &str = ".cubin";
 const HASH: usize = 32;
 /// The prefix of unfinished files.
 const UNFINISHED: &str = ".opara-";
@@ -73,7 +78,7 @@ fn write(file: &Path, bytes: &[u8], limit: u64) -> Result<()> {
 
 /// Is this a name of a cached file?
 fn is_ours(name: &str) -> bool {
-    ENDINGS.iter().any(|ending| {
+    Kind::ALL.into_iter().map(Kind::ending).chain([KERNELS]).any(|ending| {
         let hash = name.strip_suffix(ending).unwrap_or_default();
         hash.len() == HASH && hash.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     })
