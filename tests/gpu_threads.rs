@@ -42,17 +42,17 @@ fn threads_read_answers_of_several_sizes_on_the_host() -> anyhow::Result<()> {
     for device in devices()? {
         let input = |thread: usize, i: usize| waves(7 * thread + i, (1 + 5 * (i % 3), 6))?.to_device(&device);
         let fast = OparaExecutor::builder().build_fn(function, &[input(0, 0)?])?;
+        let call = |thread: usize| {
+            (0..60).try_for_each(|i| {
+                let inputs = [input(thread, i)?];
+                let host = |y: &Tensor| y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+                let expected = fast.call(&inputs)?.iter().map(host).collect::<Result<Vec<_>>>()?;
+                assert_eq!(fast.call_to_host(&inputs)?, expected, "thread {thread}, call {i}");
+                anyhow::Ok(())
+            })
+        };
+        let call = &call;
         std::thread::scope(|scope| {
-            let call = |thread: usize| {
-                (0..60).try_for_each(|i| {
-                    let inputs = [input(thread, i)?];
-                    let host = |y: &Tensor| y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
-                    let expected = fast.call(&inputs)?.iter().map(host).collect::<Result<Vec<_>>>()?;
-                    assert_eq!(fast.call_to_host(&inputs)?, expected, "thread {thread}, call {i}");
-                    anyhow::Ok(())
-                })
-            };
-            let call = &call;
             let threads: Vec<_> = (0..3).map(|thread| scope.spawn(move || call(thread))).collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
         })?;
