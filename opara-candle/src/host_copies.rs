@@ -74,8 +74,9 @@ impl HostCopies {
         if let Some(at) = free.iter().position(|copy| copy.room() >= elements) {
             return Some(free.swap_remove(at));
         }
-        let smallest = (0..free.len()).min_by_key(|&at| free[at].room());
-        drop(smallest.map(|at| free.swap_remove(at)));
+        if let Some(at) = (0..free.len()).min_by_key(|&at| free[at].room()) {
+            free.swap_remove(at);
+        }
         None
     }
 }
