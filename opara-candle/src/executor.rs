@@ -165,6 +165,30 @@ impl OparaExecutor {
         }
     }
 
+    /// [`call`](Self::call), with the elements of each output on the host, in f32.
+    ///
+    /// On a GPU this is for several threads that keep it busy. A thread waits here for its own call alone, and others enqueue theirs
+    /// meanwhile. While the driver copies a tensor to memory that is not page-locked, as [`Tensor::to_vec1`] has it do, other threads
+    /// enqueue nothing, so that the GPU pauses between calls.
+    ///
+    /// ```
+    /// # use candle::{Device, Tensor};
+    /// # use opara_candle::{ops, OparaExecutor};
+    /// let x = Tensor::new(&[[1f32, -2.], [-3., 4.]], &Device::Cpu)?;
+    /// let fast = OparaExecutor::new(|x: &Tensor| ops::relu(x), &x)?;
+    /// assert_eq!(fast.call_to_host(&[x])?, [[1., 0., 0., 4.]]);
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`call_zero_copy`](Self::call_zero_copy).
+    pub fn call_to_host(&self, inputs: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+        let copies = &self.host_copies;
+        let given = |outputs: &[Tensor]| outputs.iter().map(|output| copies.begin(output)).collect::<Result<Vec<_>>>();
+        let given = self.call_zero_copy(inputs, given)??;
+        given.into_iter().map(|given| copies.end(given)).collect()
+    }
+
     /// Forgets everything that was built: the next call of any shape records the module again. Call it after changes of
     /// the module that calls do not see.
     ///

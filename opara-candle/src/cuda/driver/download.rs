@@ -1,33 +1,12 @@
 //! Asynchronous copies of a tensor to the host.
 
-use candle::cuda_backend::{CudaStorage, CudaStorageSlice, WrapErr};
+use candle::cuda_backend::{CudaStorage, WrapErr};
 use candle::{Device, Storage, Tensor};
-use cudarc::driver::{CudaSlice, DeviceRepr, PinnedHostSlice, ValidAsZeroBits};
+use cudarc::driver::PinnedHostSlice;
 
-use super::kernels::store;
+use super::kernels::{store, Word};
 use super::{Event, Stream};
 use crate::{Error, Result};
-
-/// An element of four bytes.
-pub(crate) trait Word: DeviceRepr + ValidAsZeroBits + Copy {
-    /// The elements, if they are of this type.
-    fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>>;
-}
-
-macro_rules! word {
-    ($($t:ty, $variant:ident;)*) => {$(
-        impl Word for $t {
-            fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>> {
-                match storage {
-                    CudaStorageSlice::$variant(elements) => Some(elements),
-                    _ => None,
-                }
-            }
-        }
-    )*};
-}
-
-word! { u32, U32; f32, F32; }
 
 /// Page-locked memory for elements, which the device writes asynchronously.
 pub(crate) struct Download<T: Word> {

@@ -10,7 +10,6 @@ use crate::backend::Function;
 use crate::cuda::capture::{capture, Capture};
 use crate::cuda::driver::CapturePool;
 use crate::cuda::target::Target;
-use crate::fault::Fault;
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::trace::Role;
 use crate::{Error, Result};
@@ -44,15 +43,6 @@ pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Res
     }
 }
 
-/// Whether the device had no memory for a fragment. A later build may have it.
-pub(super) fn lacks_memory(error: &Error) -> bool {
-    match error {
-        Error::OutOfMemory { .. } => true,
-        Error::FailsInCapture { source } => Fault::of(source) == Some(Fault::OutOfMemory),
-        _ => false,
-    }
-}
-
 /// A capture whose every pointer leads to its own buffers or to a library's.
 fn sound(capture: Capture) -> Result<Capture> {
     let is_written =
@@ -61,27 +51,5 @@ fn sound(capture: Capture) -> Result<Capture> {
     match inputs.map(|(id, _)| id).find(|&id| is_written(id)) {
         Some(_) => Err(Error::NotCapturable { reason: "its operators write to what they are given".into() }),
         None => Ok(capture),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use candle::cuda_backend::{CudaError, WrapErr};
-    use cudarc::driver::sys::CUresult;
-    use cudarc::driver::DriverError;
-
-    use super::*;
-
-    #[test]
-    fn a_lack_of_memory_is_told_from_what_fails_again() {
-        let of = |status| {
-            let failed: std::result::Result<(), CudaError> = Err(DriverError(status).into());
-            failed.w().expect_err("it is an error")
-        };
-        let in_capture = |status| Error::FailsInCapture { source: Error::from(of(status)).into() };
-        assert!(lacks_memory(&Error::from(of(CUresult::CUDA_ERROR_OUT_OF_MEMORY))));
-        assert!(lacks_memory(&in_capture(CUresult::CUDA_ERROR_OUT_OF_MEMORY)));
-        assert!(!lacks_memory(&in_capture(CUresult::CUDA_ERROR_INVALID_VALUE)));
-        assert!(!lacks_memory(&Error::NotCapturable { reason: "it writes to its inputs".into() }));
     }
 }

@@ -16,6 +16,7 @@ use cudarc::driver::{
 
 pub(crate) use self::capabilities::Capabilities;
 pub(in crate::cuda) use self::store::store;
+pub(crate) use self::store::Word;
 pub(crate) use self::wait::wait;
 
 /// Uninitialised memory for the result of the next launch.

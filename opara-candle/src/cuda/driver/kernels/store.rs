@@ -1,12 +1,32 @@
 //! Launches of `store.cu`.
 
-use candle::cuda_backend::WrapErr;
+use candle::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaView, PinnedHostSlice, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PinnedHostSlice, PushKernelArg, ValidAsZeroBits};
 
-use super::super::download::Word;
 use super::ptx;
 use super::{blocks, expect, function};
+
+/// An element of four bytes.
+pub(crate) trait Word: DeviceRepr + ValidAsZeroBits + Copy {
+    /// The elements, if they are of this type.
+    fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>>;
+}
+
+macro_rules! word {
+    ($($t:ty, $variant:ident;)*) => {$(
+        impl Word for $t {
+            fn of(storage: &CudaStorageSlice) -> Option<&CudaSlice<Self>> {
+                match storage {
+                    CudaStorageSlice::$variant(elements) => Some(elements),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+
+word! { u32, U32; f32, F32; }
 
 /// Copies elements to page-locked memory, which is written when the launch has ended: until then nobody may read or free it.
 ///
