@@ -18,7 +18,9 @@ use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::with_elements;
 use crate::cuda::operator::{elements, is_known};
 use crate::ops::space_to_depth::space_to_depth;
-use crate::ops::{pad, Activation, ConvConfig, Padding, ProductPrecision};
+#[cfg(feature = "cudnn")]
+use crate::ops::ProductPrecision;
+use crate::ops::{pad, Activation, ConvConfig, Padding};
 
 /// Does each output channel depend on its own input channel only?
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
