@@ -24,8 +24,7 @@ impl Rechecks {
     /// # Errors
     /// [`Error::Mismatch`] if they differ, or an error of the comparison itself.
     pub fn compare(&self, expected: &[Tensor], got: &[Tensor]) -> Result<()> {
-        let result =
-            if verify::same_on_device(expected, got) { Ok(()) } else { verify::same_bits("replay", expected, got) };
+        let result = verify::same_bits_by_device("replay", expected, got);
         match &result {
             Ok(()) => _ = self.done.fetch_add(1, Ordering::Relaxed),
             Err(error @ Error::Mismatch(_)) => {

@@ -46,6 +46,17 @@ pub(crate) fn same_bits(mode: &'static str, expected: &[Tensor], got: &[Tensor])
     Ok(())
 }
 
+/// [`same_bits`], for which values are copied to the host only if they differ.
+///
+/// # Errors
+/// [`Mismatch`] for the first output that differs.
+pub(crate) fn same_bits_by_device(mode: &'static str, expected: &[Tensor], got: &[Tensor]) -> crate::Result<()> {
+    if same_on_device(expected, got) {
+        return Ok(());
+    }
+    same_bits(mode, expected, got)
+}
+
 /// Are all elements equal, as compared on the device, without copying them to the host? If not, or if the device cannot compare
 /// them, the caller compares them on the host.
 pub(crate) fn same_on_device(expected: &[Tensor], got: &[Tensor]) -> bool {

@@ -126,13 +126,9 @@ pub(super) fn contiguous(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?)
 }
 
-/// Checks that two calls with the same inputs gave the same bits. Values are copied to the host only if they differ: a state may be
-/// gigabytes.
+/// Checks that two calls with the same inputs gave the same bits. Among them may be a state of gigabytes.
 fn same_again(expected: &[Tensor], got: &[Tensor]) -> Result<()> {
-    if verify::same_on_device(expected, got) {
-        return Ok(());
-    }
-    verify::same_bits("second call", expected, got).map_err(|error| match error {
+    verify::same_bits_by_device("second call", expected, got).map_err(|error| match error {
         Error::Mismatch(Mismatch { output, differing, elements, .. }) => Error::stateful(format!(
             "two calls with the same inputs give other outputs: output {output} differs in {differing} of {elements} elements. \
              Or it is not deterministic"

@@ -1,8 +1,10 @@
 //! The description of a convolution with bias and activation, for every library.
 
-use candle::{bail, DType, Result, WithDType};
+use candle::{bail, CudaDevice, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
 
+use super::cublaslt;
+use super::kernels::address;
 use super::matmul::Matmul;
 use crate::ops::{Activation, ProductPrecision};
 
@@ -86,6 +88,15 @@ pub(crate) struct Operands<'a, T> {
     pub bias: CudaView<'a, T>,
     /// What is added, in the result's layout.
     pub residual: Option<CudaView<'a, T>>,
+}
+
+impl<T> Operands<'_, T> {
+    /// Do all begin at an address that cuBLASLt and this library's kernels take?
+    pub fn are_aligned(&self, device: &CudaDevice) -> bool {
+        let Self { x, weight, bias, residual } = self;
+        let all = [Some(x), Some(weight), Some(bias), residual.as_ref()];
+        all.into_iter().flatten().all(|operand| cublaslt::is_aligned(address(operand, device)))
+    }
 }
 
 impl<T: WithDType> Operands<'_, T> {

@@ -1,12 +1,11 @@
 //! A sample of a pass's weights, which tells one checkpoint of an architecture from another.
 
 use candle::{DType, Tensor};
-use hashbrown::HashSet;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::cuda::capture::Capture;
 use crate::cuda::driver::copy_of;
 use crate::cuda::program::CudaProgram;
-use crate::trace::BufferId;
 use crate::Result;
 
 /// Bytes of each weight.
@@ -17,11 +16,9 @@ const BYTES: u64 = 64;
 /// # Errors
 /// Memory that is freed meanwhile, and those of the driver.
 pub(super) fn sample(program: &CudaProgram) -> Result<String> {
-    let trace = &program.capture.trace;
-    let accesses = trace.ops.iter().flat_map(|op| &op.accesses);
-    let written: HashSet<BufferId> = accesses.filter(|a| a.mode.writes()).map(|a| a.buffer).collect();
-    let mut weights = program.capture.external.clone();
-    weights.retain(|(_, buffer)| !written.contains(buffer));
+    let Capture { trace, external, written, .. } = &program.capture;
+    let mut weights = external.clone();
+    weights.retain(|(address, _)| !written.iter().any(|(start, _)| start == address));
     // By number: addresses differ from process to process.
     weights.sort_unstable_by_key(|(_, buffer)| *buffer);
     let mut samples = Vec::with_capacity(weights.len());

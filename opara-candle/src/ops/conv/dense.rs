@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, DeviceRepr};
 
 use super::launch;
 use crate::cuda::driver::convolution::{Convolution, Operands};
-use crate::cuda::driver::{cublaslt, cudnn, kernels};
+use crate::cuda::driver::{cublaslt, cudnn};
 use crate::cuda::operator::choice::{self, Choices};
 use crate::ops::matmul::launch::{tiles_for, Tile};
 
@@ -46,12 +46,9 @@ where
     T: CudnnDataType + DeviceRepr + candle::WithDType,
     C: CudnnDataType,
 {
-    let Operands { x, weight, bias, residual } = operands;
-    let aligned = || {
-        let all = [Some(x), Some(weight), Some(bias), residual.as_ref()];
-        all.into_iter().flatten().all(|operand| cublaslt::is_aligned(kernels::address(operand, device)))
-    };
-    let matmul = of.as_matmul().filter(|_| aligned());
+    let Operands { x, weight, bias, .. } = operands;
+    let are_aligned = operands.are_aligned(device);
+    let matmul = of.as_matmul().filter(|_| are_aligned);
     let run = |implementation| match (implementation, &matmul) {
         (Implementation::CublasLt(algorithm), Some(matmul)) => {
             cublaslt::run(device, matmul, &algorithm, x, weight, Some(bias), y)
@@ -66,29 +63,24 @@ where
         if let Some(matmul) = &matmul {
             implementations.extend(cublaslt::algorithms(device, matmul)?.into_iter().map(Implementation::CublasLt));
         }
-        if let Some(of) = of.of_windows().filter(|_| aligned()) {
+        if let Some(of) = of.of_windows().filter(|_| are_aligned) {
             implementations.extend(tiles_for(device, &of)?.into_iter().map(Implementation::Ours));
         }
         Ok(implementations.into_iter().map(|implementation| (implementation, 1.)).collect())
     };
     let guess = || Ok(Implementation::Cudnn(cudnn::guess::<T, C>(device, of)?));
-    IMPLEMENTATIONS.run(device, (*of, aligned()), implementations, guess, run)
+    IMPLEMENTATIONS.run(device, (*of, are_aligned), implementations, guess, run)
 }
 
 #[cfg(test)]
 mod tests {
-    use candle::{DType, Storage, Tensor};
+    use candle::{DType, Tensor};
 
     use super::*;
+    use crate::cuda::driver::kernels;
+    use crate::cuda::operator::with_elements;
     use crate::ops::{self, ConvConfig, ProductPrecision};
     use crate::test_device::gpu;
-
-    /// The elements of a tensor that lies in order.
-    fn with_view<R>(x: &Tensor, f: impl FnOnce(cudarc::driver::CudaView<f32>) -> Result<R>) -> Result<R> {
-        let (storage, layout) = x.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { bail!("a tensor on a GPU") };
-        f(crate::cuda::operator::elements(storage, layout)?)
-    }
 
     /// Every kernel, not only the fastest one, beside f64: plain numbers, some that cannot be split, and NaN. Needs a GPU; skips
     /// without one.
@@ -143,20 +135,9 @@ mod tests {
                 let (x, weight, bias, residual) = (on_gpu(&x)?, on_gpu(&weight)?, on_gpu(&bias)?, on_gpu(&residual)?);
                 for tile in tiles_for(cuda, &of.of_windows().expect("rows of channels"))? {
                     let mut y = kernels::uninit::<f32>(cuda, expected.len())?;
-                    with_view(&x, |x| {
-                        with_view(&weight, |weight| {
-                            with_view(&bias, |bias| {
-                                with_view(&residual, |residual| {
-                                    launch::of_windows(
-                                        cuda,
-                                        &of,
-                                        tile,
-                                        &Operands { x, weight, bias, residual: Some(residual) },
-                                        &mut y,
-                                    )
-                                })
-                            })
-                        })
+                    with_elements([&x, &weight, &bias, &residual].map(Some), |views| {
+                        let [Some(x), Some(weight), Some(bias), residual] = views else { bail!("all are given") };
+                        launch::of_windows(cuda, &of, tile, &Operands { x, weight, bias, residual }, &mut y)
                     })?;
                     let got = cuda.clone_dtoh(&y)?;
                     for (at, (&got, &expected)) in got.iter().zip(&expected).enumerate() {

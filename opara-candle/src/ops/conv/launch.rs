@@ -81,11 +81,8 @@ pub(super) fn of_windows<T: DeviceRepr + candle::WithDType>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Operands { x, weight, bias, residual } = operands;
-    let are_aligned = [Some(x), Some(weight), Some(bias), residual.as_ref()]
-        .into_iter()
-        .flatten()
-        .all(|at| address(at, device).is_multiple_of(16));
-    let matmul = of.of_windows().filter(|_| are_aligned && of.residual == residual.is_some());
+    let is_known = operands.are_aligned(device) && of.residual == residual.is_some();
+    let matmul = of.of_windows().filter(|_| is_known);
     let Some(matmul) = matmul else { bail!("no kernel supports {of:?} with these operands") };
     if !tiles_for(device, &matmul)?.contains(&tile) {
         bail!("no kernel with {tile:?} supports {of:?}")

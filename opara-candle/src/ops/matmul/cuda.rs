@@ -154,6 +154,19 @@ mod tests {
     use super::*;
     use crate::test_device::gpu;
 
+    /// A product of f32 that this library's kernels compute, without an epilogue.
+    fn in_f32([rows, inner, columns]: [usize; 3]) -> Matmul {
+        Matmul {
+            dtype: DType::F32,
+            precision: ProductPrecision::High,
+            rows,
+            inner,
+            columns,
+            bias: false,
+            activation: Activation::None,
+        }
+    }
+
     /// Needs a GPU; skips without one.
     #[test]
     fn f32_matmul_kernels_agree_with_f64() -> Result<()> {
@@ -170,15 +183,7 @@ mod tests {
             for (bias, activation) in
                 with.iter().flat_map(|&activation| [(None, activation), (Some(&bias), activation)])
             {
-                let of = Matmul {
-                    dtype: DType::F32,
-                    precision: ProductPrecision::High,
-                    rows,
-                    inner,
-                    columns,
-                    bias: bias.is_some(),
-                    activation,
-                };
+                let of = Matmul { bias: bias.is_some(), activation, ..in_f32([rows, inner, columns]) };
                 let sum = match bias {
                     Some(bias) => matmul.broadcast_add(&bias.to_dtype(DType::F64)?)?,
                     None => matmul.clone(),
@@ -207,15 +212,7 @@ mod tests {
     fn nan_in_an_operand_reaches_its_row_or_column_only() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 40, 56);
-        let of = Matmul {
-            dtype: DType::F32,
-            precision: ProductPrecision::High,
-            rows,
-            inner,
-            columns,
-            bias: false,
-            activation: Activation::None,
-        };
+        let of = in_f32([rows, inner, columns]);
         let ones = |shape: (usize, usize), nan: Option<(usize, u32)>| {
             let of = |i| nan.filter(|&(at, _)| at == i).map_or(1., |(_, bits)| f32::from_bits(bits));
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
@@ -244,15 +241,7 @@ mod tests {
     fn extreme_operands_give_the_results_of_plain_f32() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let (rows, inner, columns) = (70, 140, 56);
-        let of = Matmul {
-            dtype: DType::F32,
-            precision: ProductPrecision::High,
-            rows,
-            inner,
-            columns,
-            bias: false,
-            activation: Activation::None,
-        };
+        let of = in_f32([rows, inner, columns]);
         let quarters = |shape: (usize, usize), at: usize, extreme: f32| {
             let of = |i| if i == at { extreme } else { 0.25 + (i % 7) as f32 / 64. };
             Tensor::from_iter((0..shape.0 * shape.1).map(of), &device)?.reshape(shape)
