@@ -1,4 +1,4 @@
-//! Launches of `gemv.cuh`.
+//! Launches of `gemv.cuh`, for f32, and `gemv_tensor.cuh`, for types of 16 bits.
 
 #![allow(unsafe_code)]
 
@@ -9,18 +9,32 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
 use crate::ops::Activation;
 
-/// `WARPS` and `LOADS` of `gemv.cuh`.
+/// `WARPS` of both headers.
 const WARPS: usize = 8;
-const LOADS: usize = 4;
 
-/// Blocks that take turns: three for each processor of an H100.
-const BLOCKS: usize = 3 * 132;
+/// What a kernel divides a weight into.
+struct Division {
+    /// Rows of the weight that a warp takes at a time.
+    rows: usize,
+    /// Bytes of a row that a warp takes at a time.
+    chunk: usize,
+    /// Blocks that take turns: those that an H100 runs at once.
+    blocks: usize,
+    /// Rows of `x`, at most.
+    most: usize,
+}
 
-/// `STEPS` of the kernels: chunks of its rows that a warp asks for ahead.
+/// Of `gemv.cuh`: 16 bytes of a row for each lane.
+const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 * 132, most: 8 };
+
+/// Of `gemv_tensor.cuh`: four lanes for a row, which load 16 bytes four times.
+const TENSOR: Division = Division { rows: 16, chunk: 4 * 4 * 16, blocks: 2 * 132, most: 16 };
+
+/// `STEPS` of `gemv.cuh`: chunks of its rows that a warp asks for ahead.
 const STEPS: usize = 4;
 
-/// Bytes of a row of the weight that a warp takes at a time, 16 a lane.
-const CHUNK: usize = 32 * 16;
+/// `APART` of `gemv_tensor.cuh`, in bytes.
+const APART: usize = 64;
 
 /// Sizes of a product with few rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,28 +80,40 @@ impl Gemv {
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
         let of = Self { dtype, rows, columns, inner, epilogue };
-        let fits = is_some && are_countable && rows <= 8 && inner.is_multiple_of(wide(dtype));
-        (fits && capabilities.has_shared(of.shared() + STATIC)).then_some(of)
+        let fits = is_some && are_countable && rows <= of.division().most && inner.is_multiple_of(wide(dtype));
+        let has_unit = dtype == DType::F32 || capabilities.has_tensor_cores();
+        (fits && has_unit && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
+    }
+
+    fn division(&self) -> Division {
+        if self.dtype == DType::F32 {
+            FMA
+        } else {
+            TENSOR
+        }
     }
 
     /// Rows of the kernel.
     fn kernel(&self) -> usize {
-        self.rows.next_power_of_two()
+        match self.dtype {
+            DType::F32 => self.rows.next_power_of_two(),
+            _ => self.rows.next_multiple_of(8),
+        }
     }
 
     /// Chunks of a row.
     fn chunks(&self) -> usize {
-        (self.inner * self.dtype.size_in_bytes()).div_ceil(CHUNK)
+        (self.inner * self.dtype.size_in_bytes()).div_ceil(self.division().chunk)
     }
 
     /// Sets of rows of the weight that a warp takes at a time.
     fn groups(&self) -> usize {
-        self.columns.div_ceil(LOADS / self.epilogue.rows())
+        self.columns.div_ceil(self.division().rows / self.epilogue.rows())
     }
 
     /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
     fn steps(&self, splits: usize) -> usize {
-        self.groups().div_ceil(BLOCKS * (WARPS / splits)) * self.chunks().div_ceil(splits)
+        self.groups().div_ceil(self.division().blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
     }
 
     /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight alone, so that the bits of a row
@@ -97,13 +123,23 @@ impl Gemv {
     }
 
     fn blocks(&self) -> u32 {
-        self.groups().div_ceil(WARPS / self.splits()).min(BLOCKS) as u32
+        self.groups().div_ceil(WARPS / self.splits()).min(self.division().blocks) as u32
     }
 
-    /// Bytes of shared memory that the launch asks for: `x` in f32, and what the warps ask for ahead.
+    /// Bytes of shared memory that the launch asks for: `x`, and what the warps of `gemv.cuh` ask for ahead.
     fn shared(&self) -> usize {
-        let of_x = self.kernel() * self.chunks() * CHUNK / self.dtype.size_in_bytes() * 4;
-        of_x + WARPS * LOADS * CHUNK * STEPS.min(self.steps(self.splits()))
+        let Division { rows, chunk, .. } = self.division();
+        let of_x = self.kernel() * self.chunks() * chunk;
+        match self.dtype {
+            DType::F32 => of_x + WARPS * rows * chunk * STEPS.min(self.steps(self.splits())),
+            _ => of_x + self.kernel() * APART,
+        }
+    }
+
+    /// Bytes of shared memory that the kernel has besides, at most: sums of warps, and of squares.
+    fn fixed_shared(&self) -> usize {
+        let Division { rows, most, .. } = self.division();
+        4 * (2 * WARPS * rows * most + WARPS * most)
     }
 }
 
@@ -115,9 +151,6 @@ pub(super) fn code(dtype: DType) -> &'static str {
         _ => ptx::GEMV_F32,
     }
 }
-
-/// Bytes of shared memory that kernels have besides, at most: sums of warps, and of squares.
-const STATIC: usize = 4 * (2 * WARPS * LOADS * 8 + WARPS * 8);
 
 /// The operands of a launch besides `x`.
 pub(super) struct Operands<'a, T> {
@@ -158,7 +191,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     let (rows, name) = (of.kernel(), of.dtype.as_str());
     let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-    allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(STATIC))?;
+    allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(of.fixed_shared()))?;
     let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -194,20 +227,28 @@ mod tests {
     #[test]
     fn splits_depend_on_the_weight_alone_and_leave_the_fewest_steps() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
-        let new = |rows, columns, inner, epilogue| Gemv::new(DType::F16, [rows, columns, inner], epilogue, &hopper);
         let plain = Epilogue::Added(Activation::None);
-        let of = |rows, columns, inner| new(rows, columns, inner, plain).expect("it fits");
-        for (columns, inner, splits) in [(1152, 896, 4), (896, 896, 4), (896, 4864, 8), (151_936, 896, 1), (8, 64, 1)] {
+        let new = |dtype, rows, columns, inner, epilogue| Gemv::new(dtype, [rows, columns, inner], epilogue, &hopper);
+        let of = |dtype, rows, columns, inner| new(dtype, rows, columns, inner, plain).expect("it fits");
+        for (columns, inner, of_f32, of_f16) in
+            [(1152, 896, 8, 8), (896, 896, 8, 8), (896, 4864, 8, 8), (151_936, 896, 1, 1), (8, 64, 1, 1)]
+        {
             for rows in 1..=8 {
-                assert_eq!(of(rows, columns, inner).splits(), splits, "{rows} rows of {columns} x {inner}");
+                let (f32, f16) = (of(DType::F32, rows, columns, inner), of(DType::F16, 2 * rows, columns, inner));
+                assert_eq!((f32.splits(), f16.splits()), (of_f32, of_f16), "{rows} rows of {columns} x {inner}");
             }
         }
-        let gated = new(1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
-        assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 4, 304));
-        assert_eq!(gated.shared(), 4 * 1024 + STEPS * WARPS * LOADS * CHUNK);
-        assert_eq!(of(1, 896, 896).shared(), 4 * 1024 + WARPS * LOADS * CHUNK, "all that there is");
-        assert_eq!(new(9, 64, 64, plain), None, "more rows than kernels take");
-        assert_eq!(new(1, 64, 100, plain), None, "rows that 16 bytes do not divide");
-        assert_eq!(new(8, 64, 14_336, plain), None, "more than shared memory holds");
+        let gated = new(DType::F32, 1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
+        assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 7, 304));
+        assert_eq!(gated.shared(), 4 * 896 + STEPS * WARPS * FMA.rows * FMA.chunk);
+        let gated = new(DType::F16, 1, 8192, 2048, Epilogue::Gated(Activation::Silu)).expect("it fits");
+        assert_eq!((gated.splits(), gated.steps(2), gated.blocks()), (2, 8, 256));
+        assert_eq!(gated.shared(), 8 * (2 * 2048 + APART));
+        assert_eq!(new(DType::F32, 9, 64, 64, plain), None, "more rows than kernels take");
+        assert_eq!(new(DType::BF16, 17, 64, 64, plain), None, "more rows than kernels take");
+        assert_eq!(new(DType::F16, 1, 64, 100, plain), None, "rows that 16 bytes do not divide");
+        assert_eq!(new(DType::F16, 8, 64, 14_336, plain), None, "more than shared memory holds");
+        let turing = capabilities("sm_75", 75, 64 << 10);
+        assert_eq!(Gemv::new(DType::F16, [1, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
     }
 }

@@ -19,8 +19,8 @@ pub type RmsScale<'a> = (&'a Tensor, f32);
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
 /// `(.., out)`: the products of a decoder's layer.
 ///
-/// On a GPU, up to eight rows of `x` are one launch, which reads the weight once: each warp takes rows of the weight, 16 bytes a
-/// lane, and sums are in f32 in an order that depends on the weight's size alone. More rows are a norm, a product and a sum.
+/// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: on tensor cores in f16 and bf16. Sums
+/// are in f32, in an order that depends on the weight's size alone. More rows are a norm, a product and a sum.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -95,7 +95,7 @@ fn product(
 
 /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`, for `x` of shape `(.., in)` and a `weight` of shape `(2 * out, in)` whose first
 /// half is the gate: the gated unit of a decoder's feed-forward network (Shazeer, "GLU Variants Improve Transformer", 2020).
-/// `bias`, of shape `(2 * out)`, is added to both. One launch on a GPU for up to eight rows, as [`norm_linear`].
+/// `bias`, of shape `(2 * out)`, is added to both. One launch on a GPU for few rows, as [`norm_linear`].
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
