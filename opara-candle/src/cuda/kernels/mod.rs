@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(written("opara_rms_norm_f64", &[6, 9, 0, 1, 2, 3], 5), bytes(8 * 6 * 9));
         assert_eq!(written("opara_add_rms_norm_f16", &[6, 9, 0, 1, 2, 3, 4], 6), bytes(2 * 6 * 9 * 2));
         assert_eq!(written("opara_softmax_long_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
-        assert_eq!(written("opara_gemv_1_f16", &[54, 9, 30, 1, 1, 0, 1, 2, 3, 4, 5, 6], 11), bytes(2 * 54));
+        assert_eq!(written("opara_gemv_8_f16", &[54, 9, 30, 1, 1, 0, 1, 2, 3, 4, 5, 6], 11), bytes(2 * 54));
         assert_eq!(written("opara_gated_gemv_8_bf16", &[54, 9, 30, 1, 4, 0, 1, 2, 3, 4, 5], 10), bytes(2 * 54));
         assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
         assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
