@@ -21,6 +21,7 @@ mod construct;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda_absent.rs")]
 mod cuda;
+mod decoder;
 #[cfg(feature = "testing")]
 pub mod device_memory;
 #[cfg(not(feature = "testing"))]
@@ -75,8 +76,9 @@ pub use candle_nn;
 
 pub use builder::Builder;
 pub use cuda::cuda_device;
+pub use decoder::DecoderExecutor;
 pub use device_memory::free_memory;
-pub use error::{Error, Mismatch, Result, StateError};
+pub use error::{DecoderError, Error, Mismatch, Result, StateError};
 pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};

@@ -22,6 +22,7 @@ mod replay;
 mod rewrite;
 mod sample;
 mod target;
+mod whole;
 
 #[cfg(feature = "faults")]
 pub use self::driver::faults;
@@ -35,3 +36,4 @@ pub(crate) use self::device::{
 pub(crate) use self::driver::{unwatched, Download, Handover};
 pub(crate) use self::record::record;
 pub(crate) use self::sample::sample;
+pub(crate) use self::whole::{Place, WholePass};

@@ -1,6 +1,7 @@
 //! The error type.
 
 mod convert;
+mod decoder;
 mod mismatch;
 mod state;
 
@@ -10,6 +11,7 @@ use candle::{DType, DeviceLocation, Shape};
 
 use opara_plan::trace::FileError;
 
+pub use decoder::DecoderError;
 pub use mismatch::Mismatch;
 pub(crate) use mismatch::STRESSED;
 pub use state::StateError;
@@ -98,6 +100,10 @@ pub enum Error {
     /// A step cannot run on this state.
     #[error(transparent)]
     State(#[from] StateError),
+
+    /// A decoder's text cannot go on so.
+    #[error(transparent)]
+    Decoder(#[from] DecoderError),
 
     /// The first output of a stream's step is not a tensor of token ids.
     #[error("a stream needs steps whose first output holds token ids in u32, and got {}", got.map_or("none".into(), |dtype| format!("{dtype:?}")))]

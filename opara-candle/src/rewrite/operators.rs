@@ -11,7 +11,7 @@ use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
 use crate::ops::format::is_channels_last;
-use crate::ops::{self, Activation, ConvConfig, Padding, PoolConfig};
+use crate::ops::{self, Activation, CachedAttention, ConvConfig, NewTokens, Padding, PoolConfig};
 
 /// The result of a node, in some shape.
 pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
@@ -44,6 +44,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
         Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
         Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),
+        Compute::CachedAttention { heads, size, scale } => cached_attention(of, node, [*heads, *size], *scale),
     }
 }
 
@@ -278,6 +279,19 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
     };
     let attention = if in_f32 { ops::attention_in_f32 } else { ops::attention };
     attention(&q, &k, &v?, mask.as_ref(), scale.into())
+}
+
+/// One token's attention over a cache of `[heads, size]`, to which its keys and values go.
+fn cached_attention(of: &mut Evaluation, node: &Node, [heads, size]: [u64; 2], scale: f32) -> Result<Tensor> {
+    let tokens = node.operands[..3].iter().map(|operand| of.own(operand)?.flatten_all());
+    let tokens = tokens.collect::<Result<Vec<_>>>()?;
+    let qkv = ops::cat(&tokens.iter().collect::<Vec<_>>(), 0)?.reshape((1, 1, ()))?;
+    let (cache, start) = (of.tensor(node.operands[3].value)?, of.tensor(node.operands[4].value)?);
+    let [kv_heads, head_dim] = [heads, size].map(|n| n as usize);
+    let heads = node.len as usize / head_dim;
+    let of = CachedAttention { heads, kv_heads, head_dim, scale: scale.into(), window: None, eps: 0. };
+    let new = NewTokens { qkv: &qkv, start: &start, rotary: None, norms: None, by_distance: None };
+    ops::cached_attention(&of, &cache, new)
 }
 
 fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<Tensor> {

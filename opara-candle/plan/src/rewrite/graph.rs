@@ -260,6 +260,16 @@ pub enum Compute {
         /// What is added to the mean square.
         epsilon: f32,
     },
+    /// Attention of one token over a cache of keys and values, to which its own are appended at the position. Operands: `q`, keys and
+    /// values of the token, each by heads, the cache, `(1, 2, heads, capacity, size)`, and the position.
+    CachedAttention {
+        /// Heads of keys, and of values.
+        heads: u64,
+        /// Elements of a head.
+        size: u64,
+        /// What the scores are multiplied by.
+        scale: f32,
+    },
 }
 
 /// A convolution, and what is done to its result.

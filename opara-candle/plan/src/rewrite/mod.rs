@@ -6,6 +6,7 @@
 
 mod changes;
 mod graph;
+mod growth;
 mod outcome;
 mod region;
 pub mod rules;
@@ -16,5 +17,6 @@ pub use changes::Changes;
 pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };
+pub use growth::{Cache, Growth, Recorded, Source};
 pub use outcome::{Decision, Outcome, Standing};
-pub use region::{regions, Region};
+pub use region::{regions, whole, Region};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hashbrown::{HashMap, HashSet};
 
 use super::graph::{Compute, Graph, Input, Node, Operand, Output, Value};
-use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, OpId, Role, Trace, View};
+use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, OpId, Role, Trace, View};
 
 /// Consecutive ops, and what they compute together.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,9 +24,7 @@ pub struct Region {
 /// afterwards, and nothing else.
 pub fn regions(trace: &Trace) -> Vec<Region> {
     let last_users: Vec<Option<OpId>> = trace.users().iter().map(|users| users.last().copied()).collect();
-    let mut is_written = vec![false; trace.buffers.len()];
-    let accesses = trace.ops.iter().flat_map(|op| &op.accesses);
-    accesses.filter(|access| access.mode.writes()).for_each(|access| is_written[access.buffer] = true);
+    let is_written = trace.written();
     let mut regions = Vec::new();
     let mut start = 0;
     while start < trace.ops.len() {
@@ -46,6 +44,39 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
         start = end.max(start + 1);
     }
     regions
+}
+
+/// What all ops of a trace compute, if the meaning of each is known.
+///
+/// # Errors
+/// The first op that is not understood; or the number of ops, if what they leave behind is not.
+pub fn whole(trace: &Trace) -> Result<Graph, OpId> {
+    let users = trace.users();
+    let last_users: Vec<Option<OpId>> = users.iter().map(|users| users.last().copied()).collect();
+    let is_written = trace.written();
+    let mut run = Run::new(trace, &last_users, &is_written);
+    (run.may_look_up, run.elements) = (true, elements(trace));
+    if let Some(op) = (0..trace.ops.len()).find(|&op| run.take(op).is_none()) {
+        return Err(op);
+    }
+    let region = run.finish(0..trace.ops.len())?;
+    region.filter(|region| region.kept.is_empty()).map(|region| region.graph).ok_or(trace.ops.len())
+}
+
+/// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
+fn elements(trace: &Trace) -> HashMap<BufferId, Element> {
+    let meanings = || trace.ops.iter().filter_map(|op| op.meaning.as_deref());
+    let typed = meanings().flat_map(Meaning::views).filter(|view| view.element != Element::Byte);
+    let mut elements: HashMap<BufferId, Element> = typed.map(|view| (view.buffer, view.element)).collect();
+    // Copies of copies: the last one is read first.
+    for meaning in meanings().rev() {
+        if let (Function::Copy, [from], Some(to)) = (&meaning.function, &meaning.reads[..], &meaning.writes) {
+            if let Some(&element) = elements.get(&to.buffer).filter(|_| from.element == Element::Byte) {
+                elements.entry(from.buffer).or_insert(element);
+            }
+        }
+    }
+    elements
 }
 
 /// What is known of a buffer that the run has written.
@@ -75,6 +106,10 @@ struct Run<'a> {
     trace: &'a Trace,
     last_users: &'a [Option<OpId>],
     is_written: &'a [bool],
+    /// May it take rows of a table by what a call gives?
+    may_look_up: bool,
+    /// The type of the elements of buffers that are read as bytes, where it is known.
+    elements: HashMap<BufferId, Element>,
     graph: Graph,
     /// For each node, whether it depends on constants alone.
     constant: Vec<bool>,
@@ -86,7 +121,8 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(trace: &'a Trace, last_users: &'a [Option<OpId>], is_written: &'a [bool]) -> Self {
         let (graph, constant) = (Graph::default(), Vec::new());
-        Self { trace, last_users, is_written, graph, constant, states: HashMap::new(), inputs: HashMap::new() }
+        let (elements, states, inputs) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { trace, last_users, is_written, may_look_up: false, elements, graph, constant, states, inputs }
     }
 
     /// Adds an op; `None` if it cannot be part of the run. What was noted of it meanwhile changes nothing for the ops before it.
@@ -126,7 +162,7 @@ impl<'a> Run<'a> {
             _ => {}
         }
         let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
-        if self.looks_up(&meaning.function, &operands) {
+        if !self.may_look_up && self.looks_up(&meaning.function, &operands) {
             return None;
         }
         let mut element = to.element;
@@ -227,8 +263,9 @@ impl<'a> Run<'a> {
         }
         // What a library holds for itself is no operand, and bytes are not known to be elements of anything.
         // A weight or an input that the pass writes is state, whose value changes on the way.
+        let element = if element == Element::Byte { *self.elements.get(&buffer)? } else { element };
         let is_state = matches!(role, Role::External | Role::Input(_)) && self.is_written[buffer];
-        if role == Role::Workspace || element == Element::Byte || is_state {
+        if role == Role::Workspace || is_state {
             return None;
         }
         let len = self.trace.buffers[buffer].bytes / element.bytes();

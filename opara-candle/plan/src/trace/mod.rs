@@ -256,4 +256,12 @@ impl Trace {
         }
         users
     }
+
+    /// For each buffer, whether an op writes to it.
+    pub fn written(&self) -> Vec<bool> {
+        let mut is_written = vec![false; self.buffers.len()];
+        let accesses = self.ops.iter().flat_map(|op| &op.accesses);
+        accesses.filter(|access| access.mode.writes()).for_each(|access| is_written[access.buffer] = true);
+        is_written
+    }
 }

@@ -52,6 +52,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
         && inner.len == size.len
         && scale.is_normal()
         && (has_kernel(product.element, size.len)
+            || queries.len == 1 && has_kernel_of_one(size.len)
             || has_kernel(Element::F16, size.len) && Converted::of(facts, at, [q, k, v]).is_some())
         && facts.have_type_of(product, [q, k, v].into_iter().chain(mask));
     let k = Operand { dims: vec![k.dims[0], *of_keys, *of_inner], ..k.clone() };
@@ -67,6 +68,11 @@ fn has_kernel(element: Element, size: u64) -> bool {
         Element::F32 => matches!(size, 32 | 40 | 64 | 80),
         _ => matches!(size, 32 | 40 | 64 | 80 | 96 | 128 | 160),
     }
+}
+
+/// Whether there is a kernel for one query of heads of this size.
+fn has_kernel_of_one(size: u64) -> bool {
+    size <= 256 && size.is_multiple_of(8)
 }
 
 /// What is multiplied by a factor.

@@ -1,0 +1,131 @@
+//! One step for every length of text, from recorded steps of candle-transformers' decoders: two layers, behind 8, 9 and 41 tokens,
+//! recorded on one NVIDIA H100. The numbers in the files' names are the tokens of the prompts; another token was added before.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use opara_plan::rewrite::{rules, whole, Compute, Graph, Growth, Operand, Source, Value};
+use opara_plan::trace::{Function, Trace};
+
+const PROMPTS: [u64; 3] = [7, 8, 40];
+
+fn trace(model: &str, prompt: u64) -> Result<Trace> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/steps/{model}-{prompt}.trace"));
+    Trace::load(&file).with_context(|| file.display().to_string())
+}
+
+/// The rewritten graph; buffers of different recordings have the same numbers.
+fn graph(trace: &Trace) -> std::result::Result<Graph, usize> {
+    let mut graph = whole(trace)?;
+    rules::apply(&mut graph, &[], &Default::default());
+    graph.inputs.iter_mut().enumerate().for_each(|(at, input)| input.buffer = at);
+    graph.outputs.iter_mut().enumerate().for_each(|(at, output)| output.buffer = at);
+    Ok(graph)
+}
+
+fn graphs(model: &str) -> Result<[Graph; 3]> {
+    let of = |prompt| -> Result<Graph> {
+        let trace = trace(model, prompt)?;
+        graph(&trace).map_err(|op| anyhow::anyhow!("{model}: op {op}, {}", trace.ops[op].name))
+    };
+    Ok([of(PROMPTS[0])?, of(PROMPTS[1])?, of(PROMPTS[2])?])
+}
+
+#[test]
+fn decoders_have_one_step_for_every_length() -> Result<()> {
+    // Heads of keys, elements of a head, whether tokens follow one another in keys and in values, and rows of tables.
+    for (model, heads, size, by_token, expected) in [
+        ("qwen2-f16", 2, 64, [false, true], 2),
+        ("qwen3-f32", 8, 128, [false, false], 2),
+        ("llama-bf16", 3, 64, [false, false], 2),
+        ("phi3-f16", 8, 64, [false, true], 2),
+        ("gemma-f32", 1, 64, [true, true], 2),
+        ("mistral-f16", 2, 64, [false, false], 2),
+        ("phi-f32", 8, 64, [true, true], 4),
+    ] {
+        let [a, b, c] = graphs(model)?;
+        let of = |graphs, prompts: [u64; 2]| Growth::of(graphs, prompts.map(|n| n + 1)).map_err(anyhow::Error::msg);
+        let growth = of([&a, &b], [PROMPTS[0], PROMPTS[1]]).context(model)?;
+        assert!(growth == of([&a, &c], [PROMPTS[0], PROMPTS[2]])?, "{model}");
+        assert!(growth == of([&b, &c], [PROMPTS[1], PROMPTS[2]])?, "{model}");
+        assert_eq!(growth.caches.len(), 2, "{model}");
+        for cache in &growth.caches {
+            let found = (cache.heads, cache.size, [cache.keys.by_token, cache.values.by_token]);
+            assert_eq!(found, (heads, size, by_token), "{model}");
+        }
+        // Cosines and sines of the position; Phi's layers have tables of their own.
+        let rows = growth.sources.iter().filter(|source| matches!(source, Source::Row { .. })).count();
+        assert_eq!(rows, expected, "{model}");
+        let attend = growth.graph.nodes.iter().filter(|node| matches!(node.compute, Compute::CachedAttention { .. }));
+        assert_eq!(attend.count(), 2, "{model}");
+        assert_eq!(growth.graph.inputs.len(), growth.sources.len(), "{model}");
+        // Nothing is left of the caches of one length.
+        let old = growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]);
+        assert!(old.into_iter().all(|input| !growth.sources.contains(&Source::Recorded(input))), "{model}");
+        let reads = |node: &opara_plan::rewrite::Node| node.operands.iter().all(|of| exists(&growth.graph, of));
+        assert!(growth.graph.nodes.iter().all(reads), "{model}");
+    }
+    Ok(())
+}
+
+fn exists(graph: &Graph, operand: &Operand) -> bool {
+    match operand.value {
+        Value::Input(at) => at < graph.inputs.len(),
+        Value::Node(at) => at < graph.nodes.len() && graph.nodes[at].len > 0,
+    }
+}
+
+#[test]
+fn a_pass_that_writes_its_modules_memory_is_not_understood() -> Result<()> {
+    let trace = trace("gemma3-f16", 7)?;
+    let Err(op) = graph(&trace) else { panic!("its cache is written in place") };
+    assert!(trace.ops[op].name.starts_with("copy2d"), "{}", trace.ops[op].name);
+    Ok(())
+}
+
+#[test]
+fn differences_that_the_length_does_not_explain_are_refused() -> Result<()> {
+    let [a, b, c] = graphs("llama-bf16")?;
+    let refused = |a: &Graph, b: &Graph, lengths| match Growth::of([a, b], lengths) {
+        Ok(_) => panic!("it is not refused"),
+        Err(why) => why,
+    };
+    // Of other lengths than those that are said.
+    assert!(refused(&a, &c, [8, 9]).contains("is nothing that the new token is appended to"));
+    assert!(refused(&a, &b, [9, 9]).contains("tell nothing"));
+
+    // A factor that the host makes of the position.
+    let mut other = b.clone();
+    let is_sum = |compute: &Compute| matches!(compute, Compute::Recorded(Function::Matmul));
+    let at = other.nodes.iter().position(|node| is_sum(&node.compute)).context("there is a product")?;
+    other.nodes[at].compute = Compute::Recorded(Function::Affine(0.5, 0.));
+    assert!(refused(&a, &other, [8, 9]).contains("what it computes"));
+
+    // Another row than the next one.
+    let is_row = |operand: &Operand| operand.first > 0 && matches!(operand.value, Value::Input(_));
+    let mut other = b.clone();
+    let row = other.nodes.iter_mut().flat_map(|node| &mut node.operands).find(|operand| is_row(operand));
+    row.context("there is a row of a table")?.first -= 1;
+    assert!(refused(&a, &other, [8, 9]).contains("begins"));
+
+    // Other weights.
+    let mut other = b.clone();
+    let swapped =
+        other.nodes.iter_mut().flat_map(|node| &mut node.operands).find(|operand| operand.value == Value::Input(0));
+    swapped.context("it reads its first input")?.value = Value::Input(1);
+    assert!(refused(&a, &other, [8, 9]).contains("what it reads"));
+
+    // One step more.
+    let mut other = b.clone();
+    other.nodes.push(b.nodes[0].clone());
+    assert!(refused(&a, &other, [8, 9]).contains("steps behind"));
+
+    // What attends to something else than the cache.
+    let mut other = b;
+    let live = other.live();
+    let attention = |at: &usize| live[*at] && matches!(other.nodes[*at].compute, Compute::Attention { .. });
+    let at = (0..live.len()).find(attention).context("there is attention")?;
+    other.nodes[at].operands[1].first += 1;
+    assert!(refused(&a, &other, [8, 9]).contains("how keys and values lie"));
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! A decoder's step of one token for every length of text, from captures at several lengths.
+
+use std::sync::Arc;
+
+use candle::{DType, Shape, Tensor};
+use opara_plan::rewrite::{Cache, Graph, Growth, Recorded, Source, Standing};
+
+use super::Forward;
+use crate::arguments::write;
+use crate::backend::Function;
+use crate::builder::Builder;
+use crate::cuda::{Place, WholePass};
+use crate::panics::caught;
+use crate::report::Report;
+use crate::rewrite::accuracy::near;
+use crate::rewrite::choice::{choose_usable, Choice};
+use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+use crate::rewrite::set::Set;
+use crate::step::StepExecutor;
+use crate::{ops, Error, Result};
+
+/// A step that is replayed, and the caches that it writes.
+pub(super) struct Step {
+    executor: StepExecutor<Vec<Tensor>>,
+    /// The position, then a cache for each attention.
+    state: Vec<Tensor>,
+    growth: Growth,
+    /// The rules by which every capture is rewritten.
+    standing: Standing,
+    /// Two captures to compare others with.
+    known: [Known; 2],
+    capacity: usize,
+}
+
+/// A rewritten capture behind a text of so many tokens.
+struct Known {
+    length: usize,
+    graph: Graph,
+    places: Vec<Place>,
+}
+
+impl Step {
+    /// Captures steps behind texts of several lengths, and makes one of what they have in common.
+    ///
+    /// # Errors
+    /// [`Error::NotCapturable`] with the reason if that is not known to be right for every length, and errors of the module.
+    pub fn build<M: Clone + Send + Sync + 'static>(
+        builder: Builder,
+        forward: &Forward<M>,
+        fresh: &M,
+        example: &Tensor,
+        capacity: usize,
+    ) -> Result<Self> {
+        if !example.device().is_cuda() {
+            return Err(refused("a CPU runs what it is given"));
+        }
+        let tokens = example.dim(1)?;
+        let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
+        let run = |model: &mut M, tokens: &Tensor, at| caught(|| Ok(forward(model, tokens, at)?));
+        // After a step, caches are as steps leave them.
+        let behind = |prompt: &Tensor| -> Result<(M, usize)> {
+            let (mut model, tokens) = (fresh.clone(), prompt.dim(1)?);
+            run(&mut model, prompt, 0)?;
+            run(&mut model, &token, tokens)?;
+            Ok((model, tokens + 1))
+        };
+        let (model, length) = behind(example)?;
+        let logits = run(&mut model.clone(), &token, length)?;
+        let pass = captured(forward, &model, &token, length)?;
+        let inputs = inputs(&pass, &token)?;
+        let set = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])?;
+        let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
+        let chosen = choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(())))?;
+        let (Choice { graph, standing, compared, .. }, ()) = chosen.map_err(|why| refused(&why))?;
+        let first = Known { length, graph, places: pass.places.clone() };
+
+        let (mut model, mut last) = (model, length);
+        run(&mut model, &token, last)?;
+        last += 1;
+        let second = Known::of(&captured(forward, &model, &token, last)?, &standing, last)?;
+        let growth = first.and(&second)?;
+        // The longest text: what the host decides by the length is to be the same there.
+        let prompt = example.repeat((1, capacity.div_ceil(tokens)))?.narrow(1, 0, capacity - 2)?.force_contiguous()?;
+        let (longest, length) = behind(&prompt)?;
+        let far = captured(forward, &longest, &token, length)?;
+        if first.and(&Known::of(&far, &standing, length)?)? != growth {
+            return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
+        }
+
+        let state = state(&growth, capacity, &token)?;
+        let shape = pass.shapes.first().cloned().unwrap_or_else(|| Shape::from(()));
+        let of = Arc::new(Common {
+            sources: sources(&growth, inputs, &pass, capacity)?,
+            graph: growth.graph.clone(),
+            shape,
+        });
+        let mut builder = builder;
+        // What is computed of weights alone, such as several beside each other, is computed once.
+        builder.0.settings.constant_room += of.bytes();
+        let executor =
+            builder.build_step(move |x: &[Tensor], state: &Vec<Tensor>| of.step(x, state), &[token.clone()], &state)?;
+        let mut step = Self { executor, state, growth, standing, known: [first, second], capacity };
+        for (model, length) in [(longest, length), (model, last)] {
+            step.take_over(forward, &model, &token, length)?;
+            let (given, expected) = (step.step(&token)?, run(&mut model.clone(), &token, length)?);
+            let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart())?;
+            verdict.map_err(|why| refused(&format!("behind {length} tokens {why}")))?;
+        }
+        Ok(step)
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Copies what the model has of a text of `length` tokens, if its next step is the one that is replayed.
+    ///
+    /// # Errors
+    /// [`Error::NotCapturable`] if that step is another one.
+    pub fn take_over<M: Clone + Send + Sync + 'static>(
+        &mut self,
+        forward: &Forward<M>,
+        model: &M,
+        token: &Tensor,
+        length: usize,
+    ) -> Result<()> {
+        let pass = captured(forward, model, token, length)?;
+        let now = Known::of(&pass, &self.standing, length)?;
+        let [first, second] = &self.known;
+        if now.and(if first.length == length { second } else { first })? != self.growth {
+            return Err(refused(&format!(
+                "the step behind {length} tokens is another one than the decoder was built for"
+            )));
+        }
+        for (cache, to) in self.growth.caches.iter().zip(&self.state[1..]) {
+            let of = |recorded: Recorded| tokens_of(&pass, recorded, cache, length);
+            let both = Tensor::stack(&[of(cache.keys)?, of(cache.values)?], 0)?.unsqueeze(0)?;
+            to.slice_set(&both.contiguous()?, 3, 0)?;
+        }
+        Ok(write(&self.state[0], &Tensor::new(&[length as u32], token.device())?)?)
+    }
+
+    /// Adds a token to the text that was taken over.
+    pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
+        let outputs = self.executor.step(std::slice::from_ref(token), &mut self.state)?;
+        outputs.into_iter().next().ok_or_else(|| Error::Internal { message: "a step gave no logits".into() })
+    }
+
+    pub fn report(&self) -> Report {
+        self.executor.report()
+    }
+}
+
+impl Known {
+    /// A capture, rewritten.
+    fn of(pass: &WholePass, standing: &Standing, length: usize) -> Result<Self> {
+        let changed = standing.applied(&pass.graph);
+        let (graph, _) =
+            changed.ok_or_else(|| refused(&format!("behind {length} tokens other launches are rewritten")))?;
+        Ok(Self { length, graph, places: pass.places.clone() })
+    }
+
+    /// What two captures have in common.
+    fn and(&self, other: &Self) -> Result<Growth> {
+        let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
+        let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64]);
+        let growth = growth.map_err(|why| refused(&why))?;
+        let is_weight = |source: &Source| match *source {
+            Source::Recorded(at) | Source::Row { table: at, .. } => a.places.get(at) == b.places.get(at),
+            Source::Position | Source::Cache(_) => true,
+        };
+        match growth.sources.iter().all(is_weight) {
+            true => Ok(growth),
+            false => Err(refused("it reads other weights at another length, or makes a table anew at each step")),
+        }
+    }
+}
+
+/// The common step: what it computes, and of what.
+struct Common {
+    graph: Graph,
+    sources: Vec<From>,
+    /// Of the logits.
+    shape: Shape,
+}
+
+/// An input of the common step.
+enum From {
+    Weight(Tensor),
+    Argument(usize),
+    Position,
+    Cache(usize),
+    /// The first elements of a row of a table of two dimensions.
+    Row(Tensor, usize),
+}
+
+impl Common {
+    /// Bytes of the weights.
+    fn bytes(&self) -> u64 {
+        let of = |from: &From| match from {
+            From::Weight(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+            _ => 0,
+        };
+        self.sources.iter().map(of).sum::<usize>() as u64
+    }
+
+    /// The logits of one token; the state has its keys and values then.
+    fn step(&self, x: &[Tensor], state: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+        let position = &state[0];
+        let input = |from: &From| match from {
+            From::Weight(weight) => Ok(weight.clone()),
+            From::Argument(at) => Ok(x[*at].clone()),
+            From::Position => Ok(position.clone()),
+            From::Cache(at) => Ok(state[1 + at].clone()),
+            From::Row(table, elements) => table.index_select(position, 0)?.narrow(1, 0, *elements)?.contiguous(),
+        };
+        let inputs = self.sources.iter().map(input).collect::<candle::Result<Vec<_>>>()?;
+        let outputs = evaluate(&self.graph, &inputs, Arithmetic::Typed, Numbers::All)?;
+        ops::advance(position, 1)?;
+        outputs.into_iter().map(|logits| logits.reshape(&self.shape)).collect()
+    }
+}
+
+/// Captures a step behind a text of `length` tokens, on a clone of the model.
+fn captured<M: Clone + Send + Sync + 'static>(
+    forward: &Forward<M>,
+    model: &M,
+    token: &Tensor,
+    length: usize,
+) -> Result<WholePass> {
+    let (forward, model) = (forward.clone(), model.clone());
+    let function: Function =
+        Arc::new(move |x: &[Tensor]| Ok(caught(|| Ok(vec![forward(&mut model.clone(), &x[0], length)?]))?));
+    WholePass::of(&function, std::slice::from_ref(token))
+}
+
+/// The inputs of a capture's graph.
+fn inputs(pass: &WholePass, token: &Tensor) -> Result<Vec<Tensor>> {
+    let input = |at| Ok(pass.copied(at)?.map_or_else(|| token.flatten_all(), Ok)?);
+    (0..pass.places.len()).map(input).collect()
+}
+
+/// What the inputs of the common graph are.
+fn sources(growth: &Growth, inputs: Vec<Tensor>, pass: &WholePass, capacity: usize) -> Result<Vec<From>> {
+    let source = |(at, source): (usize, &Source)| match *source {
+        Source::Position => Ok(From::Position),
+        Source::Cache(at) => Ok(From::Cache(at)),
+        Source::Recorded(input) => Ok(match pass.places[input] {
+            Place::Argument(at) => From::Argument(at),
+            Place::Memory(_) => From::Weight(inputs[input].clone()),
+        }),
+        Source::Row { table, first, between } => {
+            let (table, first, between) = (&inputs[table], first as usize, between as usize);
+            let rows = (table.elem_count() - first) / between;
+            if rows < capacity {
+                return Err(refused(&format!("the model has tables for {rows} positions, fewer than {capacity}")));
+            }
+            let rows = table.narrow(0, first, rows * between)?.reshape((rows, between))?.force_contiguous()?;
+            Ok(From::Row(rows, growth.graph.inputs[at].len as usize))
+        }
+    };
+    growth.sources.iter().enumerate().map(source).collect()
+}
+
+/// The state of a text without tokens.
+fn state(growth: &Growth, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>> {
+    let device = token.device();
+    let cache = |cache: &Cache| {
+        let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
+        Tensor::zeros((1, 2, heads, capacity, size), Arithmetic::Typed.dtype(cache.element), device)
+    };
+    let position = Tensor::zeros(1, DType::U32, device);
+    Ok(std::iter::once(position).chain(growth.caches.iter().map(cache)).collect::<candle::Result<_>>()?)
+}
+
+/// Keys or values of a text as `(heads, length, size)`.
+fn tokens_of(pass: &WholePass, of: Recorded, cache: &Cache, length: usize) -> Result<Tensor> {
+    let recorded = pass.copied(of.input)?.ok_or_else(|| refused("its cache is an argument"))?;
+    let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
+    Ok(match of.by_token {
+        true => recorded.reshape((length, heads, size))?.transpose(0, 1)?.contiguous()?,
+        false => recorded.reshape((heads, length, size))?,
+    })
+}
+
+fn refused(reason: &str) -> Error {
+    Error::NotCapturable { reason: reason.into() }
+}

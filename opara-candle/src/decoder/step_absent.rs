@@ -1,0 +1,33 @@
+//! Stands in for `step` in builds without a GPU, where modules run eagerly.
+
+use candle::Tensor;
+
+use super::Forward;
+use crate::builder::Builder;
+use crate::report::Report;
+use crate::{Error, Result};
+
+/// See the CUDA build's type.
+pub(super) enum Step {}
+
+impl Step {
+    pub fn build<M>(_: Builder, _: &Forward<M>, _: &M, _: &Tensor, _: usize) -> Result<Self> {
+        Err(Error::NotCapturable { reason: "a CPU runs what it is given".into() })
+    }
+
+    pub fn capacity(&self) -> usize {
+        match *self {}
+    }
+
+    pub fn take_over<M>(&mut self, _: &Forward<M>, _: &M, _: &Tensor, _: usize) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn step(&mut self, _: &Tensor) -> Result<Tensor> {
+        match *self {}
+    }
+
+    pub fn report(&self) -> Report {
+        match *self {}
+    }
+}

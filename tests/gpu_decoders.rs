@@ -1,0 +1,143 @@
+//! Decoders whose cache grows, on a GPU: steps that are replayed give what the module gives. Without a GPU, or without the `cuda`
+//! feature, each test says that it skips.
+
+mod common;
+
+use std::sync::Arc;
+
+use candle::{DType, Device, Tensor, D};
+use candle_transformers::models::{llama, qwen2};
+use common::gpu;
+use opara_candle::{DecoderError, DecoderExecutor, Error, OnUncapturable, OparaExecutor};
+use opara_examples::relative_error;
+use serde_json::json;
+
+const VOCABULARY: usize = 300;
+
+fn qwen2(dtype: DType, device: &Device) -> anyhow::Result<qwen2::ModelForCausalLM> {
+    let config = serde_json::from_value(json!({
+        "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "sliding_window": 128,
+        "max_window_layers": 2, "tie_word_embeddings": false, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
+        "use_sliding_window": false, "hidden_act": "silu"
+    }))?;
+    Ok(qwen2::ModelForCausalLM::new(&config, opara_weights::seeded(3, dtype, device))?)
+}
+
+/// Llama keeps its cache beside the model, which clones share.
+fn llama(dtype: DType, device: &Device) -> anyhow::Result<(Arc<llama::Llama>, llama::Cache)> {
+    let config: llama::LlamaConfig = serde_json::from_value(json!({
+        "hidden_size": 128, "intermediate_size": 256, "vocab_size": VOCABULARY, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 128
+    }))?;
+    let config = config.into_config(false);
+    let model = llama::Llama::load(opara_weights::seeded(3, dtype, device), &config)?;
+    Ok((Arc::new(model), llama::Cache::new(true, dtype, &config, device)?))
+}
+
+fn prompt(tokens: u32, device: &Device) -> candle::Result<Tensor> {
+    Tensor::from_iter((0..tokens).map(|i| i * 7 % VOCABULARY as u32), device)?.unsqueeze(0)
+}
+
+/// Writes a text behind prompts of these lengths, the module's own tokens, and compares the logits.
+fn assert_near<M: Clone + Send + Sync + 'static>(
+    fast: &mut DecoderExecutor<M>,
+    fresh: &M,
+    forward: impl Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor>,
+    tolerance: f32,
+    device: &Device,
+) -> anyhow::Result<()> {
+    for tokens in [5, 30, 2] {
+        let (mut own, prompt) = (fresh.clone(), prompt(tokens, device)?);
+        let mut expected = forward(&mut own, &prompt, 0)?;
+        let mut got = fast.forward(&prompt, 0)?;
+        for at in tokens as usize..60 {
+            let apart = relative_error(&got, &expected)?;
+            assert!(apart <= tolerance, "{apart} behind {at} tokens of a prompt of {tokens}");
+            let token = expected.flatten_all()?.argmax(D::Minus1)?.reshape((1, 1))?;
+            expected = forward(&mut own, &token, at)?;
+            got = fast.forward(&token, at)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn steps_give_the_modules_logits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 6e-2)] {
+        let strict = || OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        let example = prompt(6, &device)?;
+        let model = qwen2(dtype, &device)?;
+        let forward = qwen2::ModelForCausalLM::forward;
+        let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
+        assert_near(&mut fast, &model, forward, tolerance, &device)?;
+
+        let (model, cache) = llama(dtype, &device)?;
+        let forward = move |cache: &mut llama::Cache, tokens: &Tensor, at| model.forward(tokens, at, cache);
+        let mut fast = strict().build_decoder(cache.clone(), forward.clone(), &example, 64)?;
+        assert_near(&mut fast, &cache, forward, tolerance, &device)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_text_goes_on_where_it_ends_and_not_beyond_its_capacity() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let model = qwen2(DType::F16, &device)?;
+    let example = prompt(6, &device)?;
+    let mut fast = OparaExecutor::builder().build_decoder(model, qwen2::ModelForCausalLM::forward, &example, 12)?;
+    let token = prompt(1, &device)?;
+    fast.forward(&example, 0)?;
+    let first = fast.forward(&token, 6)?;
+    let refused = |result: opara_candle::Result<Tensor>| match result {
+        Err(Error::Decoder(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(refused(fast.forward(&token, 6)), DecoderError::Position { expected: 7, got: 6 }));
+    assert!(matches!(refused(fast.forward(&example, 7)), DecoderError::Capacity { tokens: 13, capacity: 12 }));
+    assert!(matches!(refused(fast.forward(&prompt(2, &device)?, 7)), DecoderError::Several { tokens: 2 }));
+    assert!(matches!(refused(fast.forward(&token.flatten_all()?, 7)), DecoderError::Tokens { .. }));
+    for at in 7..12 {
+        fast.forward(&token, at)?;
+    }
+    assert!(matches!(refused(fast.forward(&token, 12)), DecoderError::Capacity { tokens: 13, capacity: 12 }));
+    // Another text, and nothing is left of the one before.
+    fast.forward(&example, 0)?;
+    assert_eq!(relative_error(&fast.forward(&token, 6)?, &first)?, 0.);
+    Ok(())
+}
+
+#[test]
+fn what_changes_with_the_length_in_another_way_runs_eagerly() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let example = prompt(6, &device)?;
+    let model = qwen2(DType::F32, &device)?;
+    type Forward = fn(&mut qwen2::ModelForCausalLM, &Tensor, usize) -> candle::Result<Tensor>;
+    let cases: [(Forward, &str); 3] = [
+        // The host decides by the length.
+        (
+            |model, tokens, at| if at > 20 { model.forward(tokens, at)? * 2. } else { model.forward(tokens, at) },
+            "behind",
+        ),
+        // A number that the host puts into a kernel's arguments.
+        (|model, tokens, at| model.forward(tokens, at)? * (1. / (at + 1) as f64), "what it computes"),
+        // A number that the host uploads.
+        (
+            |model, tokens, at| {
+                let scale = Tensor::new(&[at as f32 + 1.], tokens.device())?;
+                model.forward(tokens, at)?.broadcast_mul(&scale)
+            },
+            "host uploads",
+        ),
+    ];
+    for (forward, said) in cases {
+        let mut fast = OparaExecutor::builder().build_decoder(model.clone(), forward, &example, 64)?;
+        let reason = fast.refused().expect("it is refused").to_string();
+        assert!(reason.contains(said), "{reason}");
+        assert_near(&mut fast, &model, forward, 0., &device)?;
+        let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        assert!(matches!(strict.build_decoder(model.clone(), forward, &example, 64), Err(Error::NotCapturable { .. })));
+    }
+    Ok(())
+}
