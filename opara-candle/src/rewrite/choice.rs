@@ -169,13 +169,27 @@ pub(super) fn more_precise<T>(
     Ok(Some(best))
 }
 
+/// All elements in one row.
+fn joined<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
+    let rows = tensors.map(Tensor::flatten_all).collect::<Result<Vec<_>>>()?;
+    match &rows[..] {
+        [one] => Ok(one.clone()),
+        rows => Tensor::cat(rows, 0),
+    }
+}
+
 /// Holds what a changed graph computes against double precision; the worst of its outputs.
 fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
-    for Set { inputs, outputs, references, numbers, recorded } in sets {
-        let given = evaluate(changed, inputs, Arithmetic::Typed, *numbers)?;
-        for ((reference, candle), other) in references.iter().zip(outputs).zip(&given) {
-            match compare(reference, candle, other)? {
+    for set in sets {
+        let Set { inputs, outputs, recorded, .. } = set;
+        let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
+        let given = given.collect::<Result<Vec<_>>>()?;
+        for at in 0..outputs.len() {
+            let reference = joined(set.all().map(|set| &set.references[at]))?;
+            let candle = joined(set.all().map(|set| &set.outputs[at]))?;
+            let other = joined(given.iter().map(|given| &given[at]))?;
+            match compare(&reference, &candle, &other)? {
                 Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
                 Ok(_) => {}
                 Err(reason) => return Ok(Err(reason)),

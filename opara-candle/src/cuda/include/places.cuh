@@ -78,19 +78,22 @@ struct Query {
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
 __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of, unsigned at, unsigned group, unsigned dim,
                               float scale, T *y, Bias bias, Begin begin) {
-    constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
+    constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 2;
     const unsigned block = BLOCKS == 1 ? 0 : blockIdx.z;
     const unsigned share = (of.end - of.oldest + BLOCKS - 1) / BLOCKS, start = of.oldest + block * share;
     const unsigned stop = min(of.end, start + share);
-    Vec<T, EACH> key[AHEAD], value[AHEAD];
-    float added[AHEAD];
+    struct Asked {
+        Vec<T, EACH> key[AHEAD], value[AHEAD];
+        float added[AHEAD];
+    };
     auto ask = [&](unsigned place) {
+        Asked asked;
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) {
             const unsigned p = place + a * STEP;
-            key[a] = value[a] = Vec<T, EACH>{}, added[a] = 0;
+            asked.key[a] = asked.value[a] = Vec<T, EACH>{}, asked.added[a] = 0;
             if (p >= stop || !my.is_there) continue;
-            added[a] = bias(p);
+            asked.added[a] = bias(p);
             // The new one is not read back from where it is written to.
             if (IS_NEW && p == at) continue;
 #pragma unroll
@@ -100,28 +103,31 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of
                 const Vec<T, WIDE<T>> v = load<T, WIDE<T>>(of.values + p * of.value_stride + element);
 #pragma unroll
                 for (unsigned n = 0; n < WIDE<T>; n++)
-                    key[a].at[part * WIDE<T> + n] = k.at[n], value[a].at[part * WIDE<T> + n] = v.at[n];
+                    asked.key[a].at[part * WIDE<T> + n] = k.at[n], asked.value[a].at[part * WIDE<T> + n] = v.at[n];
             }
         }
+        return asked;
     };
     const unsigned first_place = start + my.turn * AT_ONCE + my.sub;
-    ask(first_place);
+    Asked next = ask(first_place), after = ask(first_place + STEP * AHEAD);
     wait_for_those_before();
-    const Query own = begin(IS_NEW && start <= at && at < stop);
+    const bool has_new = IS_NEW && start <= at && at < stop;
+    const Query own = begin(has_new);
 
     State state;
     for (unsigned place = first_place; place - my.sub < stop; place += STEP * AHEAD) {
-        if (place != first_place) ask(place);
+        // The next ones are on their way while these are summed up.
+        const Asked now = next;
+        next = after, after = ask(place + 2 * STEP * AHEAD);
         float score[AHEAD], most = state.most;
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) {
             const unsigned p = place + a * STEP;
             float dot = 0;
 #pragma unroll
-            for (unsigned n = 0; n < EACH; n++)
-                dot = fmaf(own.q[n], IS_NEW && p == at ? own.key[n] : widen(key[a].at[n]), dot);
-            score[a] = fmaf(warp_reduce<Add>(dot, LANES), scale, added[a]);
-            score[a] = p < stop ? score[a] : -INFINITY;
+            for (unsigned n = 0; n < EACH; n++) dot = fmaf(own.q[n], widen(now.key[a].at[n]), dot);
+            score[a] = fmaf(warp_reduce<Add>(dot, LANES), scale, now.added[a]);
+            score[a] = p < stop && !(IS_NEW && p == at) ? score[a] : -INFINITY;
             most = fmaxf(most, score[a]);
         }
         const float kept = exp2f((state.most - most) * LOG2E);
@@ -130,13 +136,26 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of
         for (unsigned n = 0; n < EACH; n++) state.value[n] *= kept;
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) {
-            const bool is_new = IS_NEW && place + a * STEP == at;
             const float weight = exp2f((score[a] - most) * LOG2E);
             state.sum += weight;
 #pragma unroll
             for (unsigned n = 0; n < EACH; n++)
-                state.value[n] = fmaf(weight, is_new ? own.value[n] : widen(value[a].at[n]), state.value[n]);
+                state.value[n] = fmaf(weight, widen(now.value[a].at[n]), state.value[n]);
         }
+    }
+    if constexpr (IS_NEW) {
+        // The new place comes last, in the first lanes of each head's first warp.
+        float dot = 0;
+#pragma unroll
+        for (unsigned n = 0; n < EACH; n++) dot = fmaf(own.q[n], own.key[n], dot);
+        State last;
+        const float score = fmaf(warp_reduce<Add>(dot, LANES), scale, has_new && my.is_there ? bias(at) : 0.f);
+        if (has_new && my.turn == 0 && my.sub == 0) {
+            last.most = fmaxf(score, LOWEST), last.sum = exp2f((score - last.most) * LOG2E);
+#pragma unroll
+            for (unsigned n = 0; n < EACH; n++) last.value[n] = last.sum * own.value[n];
+        }
+        state.add(last);
     }
 
     // Places of a warp, then the warps of all blocks of the cluster.

@@ -100,7 +100,7 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
 }
 
 #define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
-    extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS)                                                     \
+    extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, 2)                                                   \
         opara_cached_attention_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads,           \
             unsigned dim, unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances,  \
             float scale, float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,           \

@@ -27,11 +27,15 @@ struct Division {
 /// Of `gemv.cuh`: 16 bytes of a row for each lane.
 const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 * 132, most: 8 };
 
-/// Of `gemv_tensor.cuh`: four lanes for a row, which load 16 bytes four times.
-const TENSOR: Division = Division { rows: 16, chunk: 4 * 4 * 16, blocks: 2 * 132, most: 16 };
+/// Of `gemv_tensor.cuh`: four lanes for a row, which load 16 bytes twice.
+const TENSOR: Division = Division { rows: 16, chunk: 2 * 4 * 16, blocks: 2 * 132, most: 16 };
 
-/// `STEPS` of `gemv.cuh`: chunks of its rows that a warp asks for ahead.
+/// Chunks of its rows that a warp of `gemv.cuh` asks for ahead (`STEPS`), and one of `gemv_tensor.cuh` at most.
 const STEPS: usize = 4;
+const MOST_STEPS: usize = 8;
+
+/// Shared memory of a block that its kernel does not see.
+const RESERVED: usize = 1 << 10;
 
 /// `APART` of `gemv_tensor.cuh`, in bytes.
 const APART: usize = 64;
@@ -47,6 +51,8 @@ pub(super) struct Gemv {
     /// Elements of a row.
     inner: usize,
     epilogue: Epilogue,
+    /// Chunks of its rows that a warp asks for ahead.
+    ahead: usize,
 }
 
 /// What becomes of products.
@@ -79,10 +85,24 @@ impl Gemv {
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        let of = Self { dtype, rows, columns, inner, epilogue };
+        let mut of = Self { dtype, rows, columns, inner, epilogue, ahead: 1 };
         let fits = is_some && are_countable && rows <= of.division().most && inner.is_multiple_of(wide(dtype));
         let has_unit = dtype == DType::F32 || capabilities.has_tensor_cores();
-        (fits && has_unit && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
+        if !fits || !has_unit {
+            return None;
+        }
+        of.ahead = of.steps(of.splits()).min(if dtype == DType::F32 { STEPS } else { of.room_ahead(capabilities) });
+        (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
+    }
+
+    /// Chunks that there is room for beside `x`: in half of a multiprocessor's memory if that is enough for two, else in all of it.
+    fn room_ahead(&self, capabilities: &Capabilities) -> usize {
+        let whole = capabilities.shared_beside(0) + RESERVED;
+        let fits = |bytes: usize| {
+            bytes.saturating_sub(RESERVED + self.fixed_shared() + self.shared_of_x()) / self.shared_of_chunks()
+        };
+        let half = fits(whole / 2);
+        if half >= 2 { half } else { fits(whole) }.min(MOST_STEPS)
     }
 
     fn division(&self) -> Division {
@@ -126,20 +146,29 @@ impl Gemv {
         self.groups().div_ceil(WARPS / self.splits()).min(self.division().blocks) as u32
     }
 
-    /// Bytes of shared memory that the launch asks for: `x`, and what the warps of `gemv.cuh` ask for ahead.
+    /// Bytes of shared memory that the launch asks for: `x`, and what the warps ask for ahead.
     fn shared(&self) -> usize {
-        let Division { rows, chunk, .. } = self.division();
-        let of_x = self.kernel() * self.chunks() * chunk;
+        self.shared_of_x() + self.ahead * self.shared_of_chunks()
+    }
+
+    fn shared_of_x(&self) -> usize {
+        let row = self.chunks() * self.division().chunk;
         match self.dtype {
-            DType::F32 => of_x + WARPS * rows * chunk * STEPS.min(self.steps(self.splits())),
-            _ => of_x + self.kernel() * APART,
+            DType::F32 => self.kernel() * row,
+            // Rows that are not there are one row of zeros.
+            _ => (self.rows + 1).min(self.kernel()) * (row + APART),
         }
     }
 
-    /// Bytes of shared memory that the kernel has besides, at most: sums of warps, and of squares.
+    /// Of a chunk of each row of each warp.
+    fn shared_of_chunks(&self) -> usize {
+        let Division { rows, chunk, .. } = self.division();
+        WARPS * rows * chunk
+    }
+
+    /// Bytes of shared memory that the kernel has besides, at most: sums of warps, twice, and of squares.
     fn fixed_shared(&self) -> usize {
-        let Division { rows, most, .. } = self.division();
-        4 * (2 * WARPS * rows * most + WARPS * most)
+        4 * WARPS * self.kernel() * (2 * self.division().rows + 1)
     }
 }
 
@@ -241,13 +270,18 @@ mod tests {
         let gated = new(DType::F32, 1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
         assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 7, 304));
         assert_eq!(gated.shared(), 4 * 896 + STEPS * WARPS * FMA.rows * FMA.chunk);
-        let gated = new(DType::F16, 1, 8192, 2048, Epilogue::Gated(Activation::Silu)).expect("it fits");
-        assert_eq!((gated.splits(), gated.steps(2), gated.blocks()), (2, 8, 256));
-        assert_eq!(gated.shared(), 8 * (2 * 2048 + APART));
+        let gated = |rows| new(DType::F16, rows, 8192, 2048, Epilogue::Gated(Activation::Silu)).expect("it fits");
+        assert_eq!((gated(1).splits(), gated(1).steps(2), gated(1).blocks()), (2, 16, 256));
+        // Two blocks of a multiprocessor, and all of it for one.
+        for (of, x_rows, ahead) in [(gated(1), 2, 6), (gated(8), 8, 4), (of(DType::F16, 8, 2048, 8192), 8, 5)] {
+            let x = x_rows * (2 * of.inner + APART);
+            assert_eq!((of.ahead, of.shared()), (ahead, x + ahead * WARPS * TENSOR.rows * TENSOR.chunk), "{of:?}");
+        }
         assert_eq!(new(DType::F32, 9, 64, 64, plain), None, "more rows than kernels take");
         assert_eq!(new(DType::BF16, 17, 64, 64, plain), None, "more rows than kernels take");
         assert_eq!(new(DType::F16, 1, 64, 100, plain), None, "rows that 16 bytes do not divide");
         assert_eq!(new(DType::F16, 8, 64, 14_336, plain), None, "more than shared memory holds");
+        assert!(new(DType::F16, 6, 64, 14_336, plain).is_some(), "seven rows of it are fewer");
         let turing = capabilities("sm_75", 75, 64 << 10);
         assert_eq!(Gemv::new(DType::F16, [1, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
     }
