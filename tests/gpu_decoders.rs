@@ -58,6 +58,8 @@ fn assert_near<M: Clone + Send + Sync + 'static>(
             expected = forward(&mut own, &token, at)?;
             got = fast.forward(&token, at)?;
         }
+        let is_replayed = format!("{fast:?}").contains("is_replayed: true");
+        assert_eq!(is_replayed, fast.refused().is_none(), "{fast:?}");
     }
     Ok(())
 }
@@ -138,6 +140,49 @@ fn what_changes_with_the_length_in_another_way_runs_eagerly() -> anyhow::Result<
         assert_near(&mut fast, &model, forward, 0., &device)?;
         let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
         assert!(matches!(strict.build_decoder(model.clone(), forward, &example, 64), Err(Error::NotCapturable { .. })));
+    }
+    Ok(())
+}
+
+/// A decoder of one layer, whose cache of keys fades by a factor at every call.
+#[derive(Clone)]
+struct Fading {
+    table: Tensor,
+    factor: f64,
+    cache: Option<[Tensor; 2]>,
+}
+
+impl Fading {
+    fn forward(&mut self, tokens: &Tensor, _: usize) -> candle::Result<Tensor> {
+        let x = self
+            .table
+            .index_select(&tokens.flatten_all()?, 0)?
+            .reshape((1, (), 2, 64))?
+            .transpose(1, 2)?
+            .contiguous()?;
+        let [k, v] = match &self.cache {
+            Some([k, v]) => [Tensor::cat(&[k, &x], 2)?, Tensor::cat(&[v, &x], 2)?],
+            None => [x.clone(), x.clone()],
+        };
+        let weights = candle_nn::ops::softmax_last_dim(&(x.matmul(&k.t()?)? * 0.125)?)?;
+        let y = weights.matmul(&v)?;
+        self.cache = Some([(k * self.factor)?, v]);
+        let last = y.narrow(2, y.dim(2)? - 1, 1)?.transpose(1, 2)?.reshape((1, 128))?;
+        last.matmul(&self.table.t()?)
+    }
+}
+
+#[test]
+fn a_cache_that_changes_behind_attention_is_no_cache_that_grows() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let table = opara_weights::seeded(1, DType::F32, &device).get((VOCABULARY, 128), "table")?;
+    let example = prompt(6, &device)?;
+    for (factor, is_refused) in [(1., false), (0.5, true)] {
+        let model = Fading { table: (&table * 8.)?, factor, cache: None };
+        let mut fast = OparaExecutor::builder().build_decoder(model.clone(), Fading::forward, &example, 64)?;
+        assert_eq!(fast.refused().is_some(), is_refused, "{:?}", fast.refused());
+        assert!(fast.refused().is_none_or(|reason| reason.contains("earlier tokens")), "{:?}", fast.refused());
+        assert_near(&mut fast, &model, Fading::forward, if is_refused { 0. } else { 1e-4 }, &device)?;
     }
     Ok(())
 }

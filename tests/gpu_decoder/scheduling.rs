@@ -42,7 +42,8 @@ fn each_sequence_writes_what_it_writes_alone() -> Result<()> {
         let config = opara_models::decoder::Config { max_positions: 512, ..config };
         let weights = opara_weights::seeded(5, DType::F16, &device);
         let model = Arc::new(Decoder::load(weights, &config, 400)?);
-        let mut alone = Scheduler::new(model.clone(), 1, None)?;
+        // Of as many slots: one slot has kernels of its own.
+        let mut alone = Scheduler::new(model.clone(), 8, None)?;
         let mut scheduler = Scheduler::new(model, 8, Some(&OparaExecutor::builder()))?;
         assert_eq!(scheduler.eager(), [""; 0], "{name}");
         let mut rng = Rng::with_seed(1);

@@ -17,7 +17,8 @@ pub(super) const AHEAD: usize = 4;
 pub(super) struct Engine {
     pub model: Arc<Decoder>,
     slots: Slots,
-    /// Sizes of a batch: powers of two, and the number of slots.
+    /// Sizes of a batch: powers of two from two on, and the number of slots. One row of 16 bits has kernels of its own, with which a
+    /// sequence could write something else when its last neighbour leaves.
     buckets: Vec<usize>,
     /// Without them steps run eagerly.
     executors: Option<Box<Executors>>,
@@ -36,7 +37,7 @@ impl Engine {
     /// By executors with these settings, or eagerly.
     pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
         let buckets: Vec<usize> =
-            std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
+            std::iter::successors(Some(2), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
         let none_seen = seen(&model, [])?;
         let state = Slots::new(&model, slots)?;
         let build = |builder| Executors::build(&model, &state, &buckets, builder);

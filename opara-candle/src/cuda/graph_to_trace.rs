@@ -190,7 +190,7 @@ fn kernel_accesses(
     let operands = call.map(|call| operands(memory, call));
     let mut accesses: Vec<Access> = Vec::new();
     let (mut pointers, mut unnamed) = (Vec::new(), Vec::new());
-    for (word, value) in arguments.words() {
+    for (word, value) in arguments.pointer_words() {
         // Padding may hold the address of a tensor of an earlier call, which is freed before long: the pass does not use it.
         if matches!(&operands, Some(Some(of)) if memory.is_foreign(value, |id| of.contains_key(&id))) {
             unnamed.push(word);

@@ -52,7 +52,7 @@ impl WholePass {
             let trace = &captured.trace;
             let mut graph = whole(trace).map_err(|op| {
                 let unknown = trace.ops.get(op).map(|op| format!("it is not known what `{}` computes", op.name));
-                let reason = unknown.unwrap_or_else(|| "it reads what the host uploads".into());
+                let reason = unknown.unwrap_or_else(|| "it reads what the host uploads, or gives nothing".into());
                 Error::NotCapturable { reason }
             })?;
             let addresses: HashMap<BufferId, u64> = captured.external.iter().map(|&(at, id)| (id, at)).collect();

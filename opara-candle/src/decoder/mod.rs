@@ -12,7 +12,7 @@ use crate::builder::Builder;
 use crate::error::DecoderError;
 use crate::panics::caught;
 use crate::report::Report;
-use crate::{OnUncapturable, Result};
+use crate::{Error, OnUncapturable, Result};
 
 /// A decoder's forward pass: the model with its cache, tokens `(1, n)`, and the position of the first one.
 type Forward<M> = Arc<dyn Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync>;
@@ -30,6 +30,10 @@ pub struct DecoderExecutor<M> {
     length: usize,
     /// Do replays have the text?
     is_replayed: bool,
+    /// Attempts to have replays take this text over that failed.
+    failed: u8,
+    /// Did a call fail that may have added its tokens?
+    is_broken: bool,
     step: Option<Step>,
     /// Why steps are not replayed.
     refused: Option<String>,
@@ -38,18 +42,21 @@ pub struct DecoderExecutor<M> {
 impl Builder {
     /// Wraps a decoder whose cache of keys and values grows by concatenation, as most of candle-transformers' do, without a change.
     /// `forward` is given the model, tokens of shape `(1, n)`, and the position of the first one; it returns the logits, which
-    /// [`DecoderExecutor::forward`] then does. `model` has no text yet; its clones share weights. `example` are tokens `(1, n)`, at least
+    /// [`DecoderExecutor::forward`] then does. `model` has no text yet. A clone of it is a text of its own, which shares the weights; a cache
+    /// behind an `Arc`, which clones share, is not detected in all cases. `example` are tokens `(1, n)`, at least
     /// two, and `capacity` is how many tokens a text may have.
     ///
     /// Such a module makes tensors of other sizes for every token, so that its passes cannot be one graph. Building captures steps
     /// behind texts of three lengths, the longest being `capacity - 1`, and finds where they differ. If all of that is a cache that
     /// grows, attention that reads it, or a table's row for the position, one step takes their place: its caches have a fixed size, and
     /// the position is on the device. Any other difference is a reason to run the module eagerly, with a warning that says it
-    /// ([`DecoderExecutor::refused`]); so is a step whose logits are not as near double precision as the module's own.
+    /// ([`DecoderExecutor::refused`]). So is a rewritten step that is less accurate than the module's, measured in double precision on the
+    /// example, and a replayed one whose logits are not near the module's.
     ///
     /// Numerics are those of [`Numerics::Accurate`](crate::Numerics::Accurate) in any case. A decision that the module's host code makes
     /// at a length between those that were captured is not seen, unless it is there at both. Prompts are read by the module itself. The step
-    /// has its own copy of the weights. On the CPU the module runs eagerly.
+    /// has its own copy of the weights, and another one of those that it joins (queries, keys and values; gate and up), so weights that
+    /// change after building are seen by prompts alone. On the CPU the module runs eagerly.
     ///
     /// ```
     /// use candle::{Device, Tensor};
@@ -69,7 +76,7 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// The module's own errors, [`Error::Panicked`](crate::Error::Panicked) if it panics, [`Error::Decoder`](crate::Error::Decoder) for an example that does not fit, and
+    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Decoder`] for an example that does not fit, and
     /// errors of [`build_step`](Self::build_step). With [`OnUncapturable::Error`], what would run eagerly.
     pub fn build_decoder<M, F>(
         self,
@@ -90,7 +97,7 @@ impl Builder {
         let on_uncapturable = self.0.on_uncapturable;
         let (step, refused) = match Step::build(self, &forward, &model, example, capacity) {
             Ok(step) => (Some(step), None),
-            Err(error) if error.is_uncapturable() && on_uncapturable == OnUncapturable::Eager => {
+            Err(error) if is_refusal(&error) && on_uncapturable == OnUncapturable::Eager => {
                 let reason = error.to_string();
                 if example.device().is_cuda() {
                     tracing::warn!(reason, "the steps of this decoder are not replayed: it runs eagerly");
@@ -100,7 +107,8 @@ impl Builder {
             Err(error) => return Err(error),
         };
         let (fresh, model) = (model.clone(), model);
-        Ok(DecoderExecutor { forward, fresh, model, length: 0, is_replayed: false, step, refused })
+        let (is_replayed, failed, is_broken) = (false, 0, false);
+        Ok(DecoderExecutor { forward, fresh, model, length: 0, is_replayed, failed, is_broken, step, refused })
     }
 }
 
@@ -108,10 +116,12 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
     /// Adds tokens `(1, n)` to the text and returns what the module returns for them. `position` says how many tokens there are before
     /// them; at 0 another text begins.
     ///
-    /// A step of one token is replayed. The first one after a prompt also copies the module's cache.
+    /// A step of one token is replayed. The first one after a prompt also captures the module's own step and copies its cache. Some modules
+    /// leave their cache in another form behind a prompt than behind a step (candle-transformers' Llama, Phi-3): they make the first step
+    /// themselves, and the second one is handed over.
     ///
     /// # Errors
-    /// [`Error::Decoder`](crate::Error::Decoder) for tokens that the text cannot go on with, which then stays as it is; the module's own errors, and
+    /// [`Error::Decoder`] for tokens that the text cannot go on with, which then stays as it is; the module's own errors, and
     /// those of [`StepExecutor::step`](crate::StepExecutor::step). After one of these the text is to be begun anew.
     pub fn forward(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
         let count = tokens_of(tokens)?;
@@ -125,35 +135,46 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
             }
         }
         if position == 0 {
-            (self.model, self.is_replayed) = (self.fresh.clone(), false);
+            (self.model, self.is_replayed, self.failed, self.is_broken) = (self.fresh.clone(), false, 0, false);
+        }
+        if self.is_broken {
+            return Err(DecoderError::Broken.into());
         }
         if self.is_replayed && count > 1 {
             return Err(DecoderError::Several { tokens: count }.into());
         }
         self.length = position;
-        let replayed = if count == 1 && position > 0 { self.replay(tokens)? } else { None };
-        let logits = match replayed {
-            Some(logits) => logits,
-            None => caught(|| Ok((self.forward)(&mut self.model, tokens, position)?))?,
+        if count == 1 && position > 1 {
+            self.hand_over(tokens)?;
+        }
+        self.is_broken = true;
+        let logits = match &mut self.step {
+            Some(step) if self.is_replayed => step.step(tokens)?,
+            _ => caught(|| Ok((self.forward)(&mut self.model, tokens, position)?))?,
         };
+        self.is_broken = false;
         self.length += count;
         Ok(logits)
     }
 
-    /// Replays a step, if that is possible.
-    fn replay(&mut self, token: &Tensor) -> Result<Option<Tensor>> {
-        let Some(step) = &mut self.step else { return Ok(None) };
-        if !self.is_replayed {
-            match step.take_over(&self.forward, &self.model, token, self.length) {
-                Ok(()) => (self.model, self.is_replayed) = (self.fresh.clone(), true),
-                Err(error) if error.is_uncapturable() => {
-                    tracing::warn!(%error, "this step of a decoder is not replayed");
-                    return Ok(None);
+    /// Has replays take over the text, if they can.
+    fn hand_over(&mut self, token: &Tensor) -> Result<()> {
+        /// After the first step behind a prompt, caches are as steps leave them.
+        const ATTEMPTS: u8 = 2;
+        let Some(step) = self.step.as_mut().filter(|_| !self.is_replayed && self.failed < ATTEMPTS) else {
+            return Ok(());
+        };
+        match step.take_over(&self.forward, &self.model, token, self.length) {
+            Ok(()) => (self.model, self.is_replayed) = (self.fresh.clone(), true),
+            Err(error) if is_refusal(&error) => {
+                self.failed += 1;
+                if self.failed == ATTEMPTS {
+                    tracing::warn!(%error, "the steps of this text are not replayed");
                 }
-                Err(error) => return Err(error),
             }
+            Err(error) => return Err(error),
         }
-        step.step(token).map(Some)
+        Ok(())
     }
 
     /// The report of the step's plan; `None` if steps are not replayed.
@@ -173,6 +194,11 @@ impl<M> std::fmt::Debug for DecoderExecutor<M> {
         let mut of = f.debug_struct("DecoderExecutor");
         of.field("length", length).field("is_replayed", is_replayed).field("refused", refused).finish_non_exhaustive()
     }
+}
+
+/// Does the module run eagerly after this error?
+fn is_refusal(error: &Error) -> bool {
+    error.is_uncapturable() || matches!(error, Error::OutOfMemory { .. })
 }
 
 /// How many tokens of one text these are.

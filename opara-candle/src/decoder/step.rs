@@ -10,8 +10,9 @@ use crate::arguments::write;
 use crate::backend::Function;
 use crate::builder::Builder;
 use crate::cuda::{Place, WholePass};
+use crate::environment::Environment;
 use crate::panics::caught;
-use crate::report::Report;
+use crate::report::{Mode, Report};
 use crate::rewrite::accuracy::near;
 use crate::rewrite::choice::{choose_usable, Choice};
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
@@ -51,8 +52,11 @@ impl Step {
         example: &Tensor,
         capacity: usize,
     ) -> Result<Self> {
-        if !example.device().is_cuda() {
-            return Err(refused("a CPU runs what it is given"));
+        let environment = Environment::get();
+        if !example.device().is_cuda() || environment.is_off || environment.is_exact {
+            let why =
+                if example.device().is_cuda() { "the environment says so" } else { "a CPU runs what it is given" };
+            return Err(refused(why));
         }
         let tokens = example.dim(1)?;
         let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
@@ -64,24 +68,43 @@ impl Step {
             run(&mut model, &token, tokens)?;
             Ok((model, tokens + 1))
         };
-        let (model, length) = behind(example)?;
+        let (before, length) = behind(example)?;
+        let model = before.clone();
         let logits = run(&mut model.clone(), &token, length)?;
         let pass = captured(forward, &model, &token, length)?;
         let inputs = inputs(&pass, &token)?;
-        let set = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])?;
         let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
-        let chosen = choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(())))?;
+        let chosen = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])
+            .map_err(Error::from)
+            .and_then(|set| choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(()))));
+        let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
         let (Choice { graph, standing, compared, .. }, ()) = chosen.map_err(|why| refused(&why))?;
         let first = Known { length, graph, places: pass.places.clone() };
 
         let (mut model, mut last) = (model, length);
         run(&mut model, &token, last)?;
         last += 1;
-        let second = Known::of(&captured(forward, &model, &token, last)?, &standing, last)?;
+        let later = captured(forward, &model, &token, last)?;
+        let second = Known::of(&later, &standing, last)?;
         let growth = first.and(&second)?;
+        for cache in &growth.caches {
+            for of in [cache.keys, cache.values] {
+                let earlier = tokens_of(&pass, of, cache, first.length)?;
+                let kept = tokens_of(&later, of, cache, last)?.narrow(1, 0, first.length)?;
+                if (earlier.ne(&kept)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?) != 0. {
+                    return Err(refused("a step changes what its cache has of earlier tokens"));
+                }
+            }
+        }
+        drop(before);
         // The longest text: what the host decides by the length is to be the same there.
-        let prompt = example.repeat((1, capacity.div_ceil(tokens)))?.narrow(1, 0, capacity - 2)?.force_contiguous()?;
-        let (longest, length) = behind(&prompt)?;
+        let long = || -> Result<(M, usize)> {
+            let ids = example.to_dtype(DType::U32)?.to_vec2::<u32>()?.concat();
+            let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 2), example.device())?;
+            behind(&ids.unsqueeze(0)?.to_dtype(example.dtype())?)
+        };
+        let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 2);
+        let (longest, length) = long().map_err(|error| or_refused(error, &said))?;
         let far = captured(forward, &longest, &token, length)?;
         if first.and(&Known::of(&far, &standing, length)?)? != growth {
             return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
@@ -99,12 +122,18 @@ impl Step {
         builder.0.settings.constant_room += of.bytes();
         let executor =
             builder.build_step(move |x: &[Tensor], state: &Vec<Tensor>| of.step(x, state), &[token.clone()], &state)?;
+        if executor.report().mode == Mode::Eager {
+            return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
+        }
         let mut step = Self { executor, state, growth, standing, known: [first, second], capacity };
-        for (model, length) in [(longest, length), (model, last)] {
+        for (mut model, length) in [(longest, length), (model, last)] {
             step.take_over(forward, &model, &token, length)?;
-            let (given, expected) = (step.step(&token)?, run(&mut model.clone(), &token, length)?);
-            let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart())?;
-            verdict.map_err(|why| refused(&format!("behind {length} tokens {why}")))?;
+            // Two steps, if there is room: the second one reads what the first one has appended.
+            for at in length..capacity.min(length + 2) {
+                let (given, expected) = (step.step(&token)?, run(&mut model, &token, at)?);
+                let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart())?;
+                verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
+            }
         }
         Ok(step)
     }
@@ -135,6 +164,8 @@ impl Step {
         for (cache, to) in self.growth.caches.iter().zip(&self.state[1..]) {
             let of = |recorded: Recorded| tokens_of(&pass, recorded, cache, length);
             let both = Tensor::stack(&[of(cache.keys)?, of(cache.values)?], 0)?.unsqueeze(0)?;
+            // What is left of another text may be infinite, and operators that read all places multiply it by zero.
+            write(to, &to.zeros_like()?)?;
             to.slice_set(&both.contiguous()?, 3, 0)?;
         }
         Ok(write(&self.state[0], &Tensor::new(&[length as u32], token.device())?)?)
@@ -285,4 +316,12 @@ fn tokens_of(pass: &WholePass, of: Recorded, cache: &Cache, length: usize) -> Re
 
 fn refused(reason: &str) -> Error {
     Error::NotCapturable { reason: reason.into() }
+}
+
+/// Says why in other words, unless the device is lost.
+fn or_refused(error: Error, what: &str) -> Error {
+    match error {
+        lost @ Error::DeviceLost { .. } => lost,
+        error => refused(&format!("{what}: {error}")),
+    }
 }

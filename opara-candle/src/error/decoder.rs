@@ -35,6 +35,10 @@ pub enum DecoderError {
         tokens: usize,
     },
 
+    /// An earlier call failed when it may already have added its tokens.
+    #[error("an earlier call failed, and it is not known what the text has of its tokens: begin a text at position 0")]
+    Broken,
+
     /// Tokens of a shape that no text has.
     #[error("tokens of shape {got:?}, not (1, tokens)")]
     Tokens {

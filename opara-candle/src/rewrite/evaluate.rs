@@ -20,14 +20,24 @@ pub(crate) fn evaluate(
     let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
     let users = graph.users();
     let live = graph.live();
+    let mut last_reader = vec![None; graph.inputs.len()];
+    for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| live[*at]) {
+        for operand in &node.operands {
+            if let Value::Input(of) = operand.value {
+                last_reader[of] = Some(at);
+            }
+        }
+    }
     for at in (0..graph.nodes.len()).filter(|&at| live[at]) {
         evaluation.tensor(Value::Node(at))?;
         // What nobody reads any more goes.
         for operand in &graph.nodes[at].operands {
-            if let Value::Node(of) = operand.value {
-                if users[of].last() == Some(&at) {
-                    evaluation.forget(operand.value);
-                }
+            let last = match operand.value {
+                Value::Node(of) => users[of].last().copied(),
+                Value::Input(of) => last_reader[of],
+            };
+            if last == Some(at) {
+                evaluation.forget(operand.value);
             }
         }
     }

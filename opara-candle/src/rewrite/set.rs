@@ -39,11 +39,15 @@ impl Set {
         };
         let references = in_double_precision(graph, &inputs, numbers)?;
         let mut set = Self { inputs, outputs, references, numbers, recorded, nearby: Vec::new() };
-        let elements: usize = set.outputs.iter().map(Tensor::elem_count).sum();
-        let has_float = graph.inputs.iter().any(|input| !input.is_constant && input.element.is_float());
-        let wanted = if has_float { ENOUGH.div_ceil(elements.max(1)).min(MOST + 1) - 1 } else { 0 };
-        for number in 1..=wanted {
-            set.nearby.push(set.beside(graph, number)?);
+        // The output of the fewest elements has the least to say.
+        let elements = set.outputs.iter().map(Tensor::elem_count).filter(|&count| count > 0).min().unwrap_or(ENOUGH);
+        let varying = graph.inputs.iter().zip(&set.inputs).filter(|(input, _)| varies(input));
+        let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
+        let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
+        for number in 1..ENOUGH.div_ceil(elements).min(MOST + 1).min(affordable + 1) {
+            // Without memory for more there are fewer.
+            let Ok(beside) = set.beside(graph, number) else { break };
+            set.nearby.push(beside);
         }
         Ok(set)
     }
@@ -52,12 +56,14 @@ impl Set {
     fn beside(&self, graph: &Graph, number: usize) -> Result<Self> {
         let Self { inputs, numbers, .. } = self;
         let other = |(input, of): (&Tensor, &Input)| {
-            if of.is_constant || !of.element.is_float() {
+            if !varies(of) {
                 return Ok(input.clone());
             }
-            let (elements, turn) = (input.elem_count(), 1. + number as f64);
-            let wave = (Tensor::arange(0f32, elements as f32, input.device())? * turn)?.sin()?;
-            let factor = wave.affine(1. / 64., 1.)?.reshape(input.shape())?;
+            // As many as no dimension is a multiple of.
+            const PERIOD: usize = 4093;
+            let wave = (Tensor::arange(0f32, PERIOD as f32, input.device())? * (1. + number as f64))?.sin()?;
+            let waves = wave.repeat(input.elem_count().div_ceil(PERIOD))?.narrow(0, 0, input.elem_count())?;
+            let factor = waves.affine(1. / 64., 1.)?.reshape(input.shape())?;
             (input.to_dtype(DType::F32)? * factor)?.to_dtype(input.dtype())
         };
         let inputs = inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
@@ -72,9 +78,16 @@ impl Set {
     }
 }
 
-/// As many numbers tell errors apart that differ by a twentieth; the most runs that are computed for them.
+/// Is it a float that differs from pass to pass?
+fn varies(input: &Input) -> bool {
+    !input.is_constant && input.element.is_float()
+}
+
+/// As many numbers tell errors apart that differ by a twentieth. The most runs that are computed for them, and the most elements that
+/// all of these read.
 const ENOUGH: usize = 512;
 const MOST: usize = 32;
+const AT_MOST_IN_ALL: usize = 1 << 24;
 
 /// A graph's outputs in double precision. Grouped convolutions are one each there: candle takes seconds for thousands of groups.
 fn in_double_precision(graph: &Graph, inputs: &[Tensor], numbers: Numbers) -> Result<Vec<Tensor>> {

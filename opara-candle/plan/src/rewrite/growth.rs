@@ -7,7 +7,7 @@
 use hashbrown::HashMap;
 
 use super::graph::{strides_over, Compute, Graph, Input, Node, Operand, Value};
-use crate::trace::{Dim, Element};
+use crate::trace::Element;
 
 /// What adds a token to a text of any length.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,7 +101,8 @@ impl Growth {
 struct Appended {
     /// The input of earlier tokens.
     input: usize,
-    /// Elements of a token.
+    /// Runs that it is appended to, and elements of a token.
+    rows: u64,
     token: u64,
     /// Of the new token.
     new: Operand,
@@ -159,7 +160,7 @@ impl Pairs<'_> {
             whole.iter().all(|(old, graph)| old.value == Value::Input(input) && old.is_whole(graph.len(old.value)));
         let grows = *width == step * self.lengths[0] && *of_width == of_step * self.lengths[1] && step == of_step;
         let fits = rows == of_rows && new == of_new && is_whole && grows && self.graph.inputs[input].is_constant;
-        fits.then(|| Appended { input, token: rows * step, new: new.clone() })
+        fits.then(|| Appended { input, rows: *rows, token: rows * step, new: new.clone() })
     }
 }
 
@@ -344,9 +345,13 @@ impl Heads {
             return None;
         }
         let strides = strides_over(&operand.dims, &[heads.len, tokens, size.len])?;
-        let by_head = |heads: Dim, strides: &[u64]| strides[0] == tokens * size.len || heads.len == 1;
-        let by_token = strides[1] == heads.len * size.len && (strides[0] == size.len || heads.len == 1);
-        let lies = strides[2] == 1 && (by_token || strides[1] == size.len && by_head(heads, &strides));
+        // The token lies behind those before it in each run.
+        let by_token = of.rows == 1;
+        let lies = strides[2] == 1
+            && match by_token {
+                true => strides[1] == of.token && (strides[0] == size.len || heads.len == 1),
+                false => of.rows == heads.len && strides[1] == size.len && strides[0] == tokens * size.len,
+            };
         lies.then_some(Self { heads: heads.len, size: size.len, by_token })
     }
 }

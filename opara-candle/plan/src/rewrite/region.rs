@@ -46,7 +46,8 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
     regions
 }
 
-/// What all ops of a trace compute, if the meaning of each is known.
+/// What all ops of a trace compute, if the meaning of each is known. Memory of the module counts as constant, a cache of earlier tokens,
+/// too.
 ///
 /// # Errors
 /// The first op that is not understood; or the number of ops, if what they leave behind is not.

@@ -70,6 +70,14 @@ impl Arguments {
         self.bytes.chunks_exact(8).enumerate().map(|(i, w)| (i * 8, word(w)))
     }
 
+    /// The words that may be pointers: those inside of one argument. Two numbers of four bytes beside each other are none, although
+    /// together they may look like an address of a device with tens of gigabytes in use.
+    pub fn pointer_words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let is_inside =
+            |offset: usize| move |&(start, size): &(usize, usize)| start <= offset && offset + 8 <= start + size;
+        self.words().filter(move |&(offset, _)| self.places.iter().any(is_inside(offset)))
+    }
+
     /// The number of arguments.
     pub fn count(&self) -> usize {
         self.places.len()
@@ -163,4 +171,23 @@ unsafe fn packed_buffer(extra: *mut *mut c_void) -> (*const u8, usize) {
         }
     }
     (buffer, size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_short_numbers_are_no_pointer() {
+        let words = [0x8_0000_0500, 0x3_0200_0000, 7];
+        let mut arguments = Arguments::from_words(&words);
+        assert_eq!(arguments.pointer_words().map(|(_, word)| word).collect::<Vec<_>>(), words);
+        // The first word is two arguments of four bytes each, the last one's upper half is padding.
+        arguments.places = [(0, 4), (4, 4), (8, 8), (16, 4)].into();
+        assert_eq!(arguments.pointer_words().collect::<Vec<_>>(), [(8, words[1])]);
+        assert_eq!(arguments.words().count(), 3);
+        // A structure may hold pointers at any of its words.
+        arguments.places = [(0, 24)].into();
+        assert_eq!(arguments.pointer_words().count(), 3);
+    }
 }

@@ -78,7 +78,7 @@ struct Query {
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
 __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of, unsigned at, unsigned group, unsigned dim,
                               float scale, T *y, Bias bias, Begin begin) {
-    constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 2;
+    constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
     const unsigned block = BLOCKS == 1 ? 0 : blockIdx.z;
     const unsigned share = (of.end - of.oldest + BLOCKS - 1) / BLOCKS, start = of.oldest + block * share;
     const unsigned stop = min(of.end, start + share);
@@ -109,16 +109,13 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of
         return asked;
     };
     const unsigned first_place = start + my.turn * AT_ONCE + my.sub;
-    Asked next = ask(first_place), after = ask(first_place + STEP * AHEAD);
+    Asked asked = ask(first_place);
     wait_for_those_before();
     const bool has_new = IS_NEW && start <= at && at < stop;
     const Query own = begin(has_new);
 
     State state;
-    for (unsigned place = first_place; place - my.sub < stop; place += STEP * AHEAD) {
-        // The next ones are on their way while these are summed up.
-        const Asked now = next;
-        next = after, after = ask(place + 2 * STEP * AHEAD);
+    auto add = [&](const Asked &now, unsigned place) {
         float score[AHEAD], most = state.most;
 #pragma unroll
         for (unsigned a = 0; a < AHEAD; a++) {
@@ -139,9 +136,12 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of
             const float weight = exp2f((score[a] - most) * LOG2E);
             state.sum += weight;
 #pragma unroll
-            for (unsigned n = 0; n < EACH; n++)
-                state.value[n] = fmaf(weight, widen(now.value[a].at[n]), state.value[n]);
+            for (unsigned n = 0; n < EACH; n++) state.value[n] = fmaf(weight, widen(now.value[a].at[n]), state.value[n]);
         }
+    };
+    for (unsigned place = first_place; place - my.sub < stop; place += STEP * AHEAD) {
+        add(asked, place);
+        asked = ask(place + STEP * AHEAD);
     }
     if constexpr (IS_NEW) {
         // The new place comes last, in the first lanes of each head's first warp.

@@ -53,7 +53,7 @@ fn run(
         return Ok(None);
     }
     let rows = x.elem_count() / inner.max(1);
-    let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::code(x.dtype()))?;
+    let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::CODE)?;
     let Some(of) = Gemv::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);

@@ -1,8 +1,4 @@
-// A module for each type: a program loads those that it uses. For older architectures no kernels are compiled.
-#if __CUDA_ARCH__ >= 800
+// A module for each type: a program loads those that it uses.
+#include "gemv.cuh"
 
-#include "gemv_tensor.cuh"
-
-GEMVS(__nv_bfloat16, bf16)
-
-#endif
+GEMV(__nv_bfloat16, bf16, 1)

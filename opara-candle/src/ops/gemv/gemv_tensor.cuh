@@ -1,7 +1,7 @@
-// Products of a weight's rows with up to 16 rows of x on tensor cores, for types of 16 bits: what gemv.cuh is for f32. Memory's speed
-// limits them. A warp takes 16 rows of the weight, or with others of its block a part of each, and then the next ones as long as
-// there are any. What it multiplies next is on its way into shared memory, where each lane reads only what it has asked for itself; the
-// first of that is asked for before the kernel waits for those before it. How much a warp asks for ahead is what shared memory has room
+// Products of a weight's rows with 2 to 16 rows of x on tensor cores, for types of 16 bits: gemv.cuh has those with one row. Memory's
+// speed limits them. A warp takes 16 rows of the weight, or with others of its block a part of each, and then the next ones as long as
+// there are any. What it multiplies next is on its way into shared memory, asked for row by row, since neighbours in memory come faster;
+// the first of that is asked for before the kernel waits for those before it. How much a warp asks for ahead is what shared memory has room
 // for beside x.
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it.
@@ -14,12 +14,15 @@
 constexpr unsigned WARPS = 8;
 // Rows of the weight that a warp takes at a time: those of an mma instruction.
 constexpr unsigned ROWS = 16;
-// Elements of a row that a warp takes at a time: each lane loads 16 bytes so many times.
-constexpr unsigned LOADS = 2, CHUNK = LOADS * 32;
+// Elements of a row that a warp takes at a time, and its 16 bytes.
+constexpr unsigned CHUNK = 128, UNITS = CHUNK / 8;
 // Bytes that a block asks for at a time.
 constexpr unsigned STEP = WARPS * ROWS * CHUNK * 2;
 // Elements behind each row in shared memory, so that lanes that read two rows at once read different banks.
 constexpr unsigned APART = 32;
+
+// Has a line of memory that is read soon come into the L2 cache.
+template <typename T> __device__ inline void fetch(const T *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 __device__ inline unsigned bytes_of_dynamic_memory() {
     unsigned bytes;
@@ -41,31 +44,32 @@ __device__ inline void wait_for_first(unsigned steps) {
     }
 }
 
-// Rows of x, normalised if there is a scale, with zeros behind their ends, and behind the last one a row of zeros, if there are fewer
-// than R. The sum of squares of a row is in eight parts, whatever R is: part i has every eighth 32 vectors from those of warp i on.
+// Rows `from` to `from + 8` of x, as far as there are any, normalised if there is a scale, with zeros behind their ends; behind the last
+// one of x is a row of zeros, if there are fewer than R. The sum of squares of a row is in eight parts, whatever R is: part i has every
+// eighth 32 vectors from those of warp i on. The caller waits for the block's other threads.
 template <typename T, unsigned R>
-__device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, float eps, const T *x, const T *scale, T *room,
-                             float (&squares)[R][WARPS]) {
+__device__ inline void stage(unsigned from, unsigned rows, unsigned inner, unsigned padded, float eps, const T *x, const T *scale,
+                             T *room, float (&squares)[8][WARPS]) {
     constexpr unsigned N = WIDE<T>, AT_ONCE = WARPS * 32 * N;
     const unsigned stride = padded + APART, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned begin = threadIdx.x * N, last = begin + (padded - 1) / AT_ONCE * AT_ONCE;
-    float square[R] = {};
-    Vec<T, N> held[R];
+    float square[8] = {};
+    Vec<T, N> held[8], of_scale{};
     auto load_rows = [&](unsigned at) {
 #pragma unroll
-        for (unsigned r = 0; r < R; r++) {
+        for (unsigned r = 0; r < 8; r++) {
             held[r] = Vec<T, N>{};
-            if (r < rows && at < inner) held[r] = load<T, N>(x + (size_t)r * inner + at);
+            if (from + r < rows && at < inner) held[r] = load<T, N>(x + (size_t)(from + r) * inner + at);
         }
     };
     auto store_rows = [&](unsigned at) {
 #pragma unroll
-        for (unsigned r = 0; r < R; r++)
-            if (r <= rows && at < padded) store<T, N>(room + r * stride + at, held[r]);
+        for (unsigned r = 0; r < 8; r++)
+            if (from + r <= rows && at < padded) store<T, N>(room + (from + r) * stride + at, held[r]);
     };
     auto add_squares = [&] {
 #pragma unroll
-        for (unsigned r = 0; r < R; r++)
+        for (unsigned r = 0; r < 8; r++)
 #pragma unroll
             for (unsigned n = 0; n < N; n++) square[r] = fmaf(widen(held[r].at[n]), widen(held[r].at[n]), square[r]);
     };
@@ -76,46 +80,42 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, flo
         store_rows(at);
     }
     load_rows(last);
-    if (scale) {
-        add_squares();
+    if (!scale) return store_rows(last);
+    if (last < inner) of_scale = load<T, N>(scale + last);
+    add_squares();
 #pragma unroll
-        for (unsigned r = 0; r < R; r += 4) {
-            const float four[4] = {square[r], square[r + 1], square[r + 2], square[r + 3]}, all = reduce_four(four);
-            if (lane % 8 == 0) squares[r + lane / 8][warp] = all;
-        }
-        __syncthreads();
-        float own = 0;
-        if (lane < R) {
-#pragma unroll
-            for (unsigned part = 0; part < WARPS; part++) own += squares[lane][part];
-            own = rsqrtf(own / inner + eps);
-        }
-        float factor[R];
-#pragma unroll
-        for (unsigned r = 0; r < R; r++) factor[r] = __shfl_sync(~0u, own, r);
-        auto normalise = [&](unsigned at) {
-            Vec<T, N> of_scale{};
-            if (at < inner) of_scale = load<T, N>(scale + at);
-#pragma unroll
-            for (unsigned r = 0; r < R; r++)
-#pragma unroll
-                for (unsigned n = 0; n < N; n++)
-                    held[r].at[n] = narrow<T>(widen(held[r].at[n]) * factor[r] * widen(of_scale.at[n]));
-        };
-        normalise(last);
-        store_rows(last);
-        // Each thread has what it stored itself.
-        for (unsigned at = begin; at < last; at += AT_ONCE) {
-#pragma unroll
-            for (unsigned r = 0; r < R; r++)
-                if (r < rows) held[r] = load<T, N>(room + r * stride + at);
-            normalise(at);
-            store_rows(at);
-        }
-    } else {
-        store_rows(last);
+    for (unsigned r = 0; r < 8; r += 4) {
+        const float four[4] = {square[r], square[r + 1], square[r + 2], square[r + 3]}, all = reduce_four(four);
+        if (lane % 8 == 0) squares[r + lane / 8][warp] = all;
     }
     __syncthreads();
+    float own = 0;
+    if (lane < 8) {
+#pragma unroll
+        for (unsigned part = 0; part < WARPS; part++) own += squares[lane][part];
+        own = rsqrtf(own / inner + eps);
+    }
+    float factor[8];
+#pragma unroll
+    for (unsigned r = 0; r < 8; r++) factor[r] = __shfl_sync(~0u, own, r);
+    auto normalise = [&] {
+#pragma unroll
+        for (unsigned r = 0; r < 8; r++)
+#pragma unroll
+            for (unsigned n = 0; n < N; n++)
+                held[r].at[n] = narrow<T>(widen(held[r].at[n]) * factor[r] * widen(of_scale.at[n]));
+    };
+    normalise();
+    store_rows(last);
+    // Each thread has what it stored itself.
+    for (unsigned at = begin; at < last; at += AT_ONCE) {
+        of_scale = load<T, N>(scale + at);
+#pragma unroll
+        for (unsigned r = 0; r < 8; r++)
+            if (from + r < rows) held[r] = load<T, N>(room + (from + r) * stride + at);
+        normalise();
+        store_rows(at);
+    }
 }
 
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
@@ -126,15 +126,18 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, TILES = R / 8;
     extern __shared__ uint4 dynamic[];
     // Sums of warps: of some results, while the ones before are added up.
-    __shared__ float partial[2][WARPS][ROWS][R], squares[R][WARPS];
+    __shared__ float partial[2][WARPS][ROWS][R], squares[TILES][8][WARPS];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % splits, set = warp / splits;
     const unsigned of_block = WARPS / splits * RESULTS, step = gridDim.x * of_block;
     const unsigned chunks = (inner + CHUNK - 1) / CHUNK, padded = chunks * CHUNK, parts = (chunks + splits - 1) / splits;
     T *room = reinterpret_cast<T *>(dynamic);
     const unsigned of_x = min(rows + 1, R) * (padded + APART);
-    uint4 *ring = dynamic + of_x * sizeof(T) / 16 + warp * 32 + lane;
+    uint4 *ring = dynamic + of_x * sizeof(T) / 16 + warp * ROWS * UNITS;
     const unsigned steps = (bytes_of_dynamic_memory() - of_x * sizeof(T)) / STEP;
-    auto slot = [&](unsigned at, unsigned l, unsigned half) { return ring + ((at * LOADS + l) * 2 + half) * WARPS * 32; };
+    // Rows that lanes read at once lie in different banks.
+    auto slot = [&](unsigned at, unsigned row, unsigned unit) {
+        return ring + at * (STEP / 16) + row * UNITS + (unit ^ (row & 1) << 2);
+    };
 
     // The order of terms is free: lane l has elements 8 * (l % 4) and the next seven of each 32, which are those of two instructions.
     const unsigned group = lane / 4, of_lane = lane % 4 * 8;
@@ -143,14 +146,14 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     auto ask = [&] {
         const unsigned chunk = asked_part * splits + split, first = asked_base + set * RESULTS;
         if (first < columns && chunk < chunks) {
-            // Beyond the end: the last one again, whose result is not stored.
-            const size_t upper = min(first + group, columns - 1);
-            const size_t lower = GATED ? columns + upper : min(first + group + 8, columns - 1);
+            const unsigned unit = lane % UNITS, at = chunk * CHUNK + unit * 8;
 #pragma unroll
-            for (unsigned l = 0; l < LOADS; l++) {
-                const unsigned at = chunk * CHUNK + l * 32 + of_lane;
-                copy_async(slot(asked_slot, l, 0), weight + upper * inner + at, at < inner);
-                copy_async(slot(asked_slot, l, 1), weight + lower * inner + at, at < inner);
+            for (unsigned of = 0; of < ROWS; of += 32 / UNITS) {
+                const unsigned row = of + lane / UNITS;
+                // Beyond the end: the last one again, whose result is not stored.
+                const unsigned result = min(first + (GATED ? row % 8 : row), columns - 1);
+                const size_t from = GATED && row >= 8 ? columns + result : result;
+                copy_async(slot(asked_slot, row, unit), weight + from * inner + at, at < inner);
             }
         }
         commit();
@@ -158,21 +161,42 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         if (++asked_slot == steps) asked_slot = 0;
     };
 
+    // A thread's first result has its bias and residual by the time that its sum is there.
+    const unsigned first_row = threadIdx.x / of_block, in_first = threadIdx.x % of_block;
+    float of_bias[GATED ? 2 : 1] = {}, of_residual = 0;
+    auto ask_bias = [&](unsigned column) {
+        if (!bias || column >= columns || first_row >= rows) return;
+        of_bias[0] = widen(bias[column]);
+        if constexpr (GATED) of_bias[1] = widen(bias[columns + column]);
+    };
+    auto ask_residual = [&](unsigned column) {
+        if (residual && column < columns && first_row < rows) of_residual = widen(residual[(size_t)first_row * columns + column]);
+    };
+
     let_the_next_begin();
     for (unsigned at = 0; at < steps; at++) ask();
     unsigned base = blockIdx.x * of_block;
+    ask_bias(base + in_first);
+    if (scale)
+        for (unsigned at = threadIdx.x * 64; at < inner; at += WARPS * 32 * 64) fetch(scale + at);
     wait_for_those_before();
-    stage<T, R>(rows, inner, padded, eps, x, scale, room, squares);
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES; tile++)
+        stage<T, R>(tile * 8, rows, inner, padded, eps, x, scale, room, squares[tile]);
+    __syncthreads();
 
     for (unsigned side = 0, taken = 0; base < columns; base += step, side ^= 1) {
         float sum[TILES][4] = {};
+        ask_residual(base + in_first);
         for (unsigned part = 0; part < parts; part++) {
             wait_for_first(steps);
+            __syncwarp();
             const unsigned chunk = part * splits + split;
             if (chunk < chunks && base + set * RESULTS < columns) {
 #pragma unroll
-                for (unsigned l = 0; l < LOADS; l++) {
-                    const uint4 upper = *slot(taken, l, 0), lower = *slot(taken, l, 1);
+                for (unsigned l = 0; l < UNITS / 4; l++) {
+                    const unsigned unit = l * 4 + lane % 4;
+                    const uint4 upper = *slot(taken, group, unit), lower = *slot(taken, group + 8, unit);
 #pragma unroll
                     for (unsigned tile = 0; tile < TILES; tile++) {
                         const unsigned row = min(tile * 8 + group, rows);
@@ -183,6 +207,7 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                     }
                 }
             }
+            __syncwarp();
             ask();
             if (++taken == steps) taken = 0;
         }
@@ -199,21 +224,23 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
             const unsigned row = at / of_block, in_block = at % of_block, column = base + in_block;
             if (column >= columns) continue;
             const unsigned first = in_block / RESULTS * splits, result = in_block % RESULTS;
-            auto total = [&](unsigned of_row, unsigned of_bias) {
-                float all = bias ? widen(bias[of_bias]) : 0.f;
+            const bool is_first = at == threadIdx.x;
+            auto total = [&](unsigned of_row, unsigned half, unsigned at_bias) {
+                float all = is_first ? of_bias[half] : bias ? widen(bias[at_bias]) : 0.f;
                 for (unsigned s = 0; s < splits; s++) all += partial[side][first + s][of_row][row];
                 return all;
             };
             float value;
             if constexpr (GATED) {
-                const float gate = total(result, column), through = total(result + 8, columns + column);
+                const float gate = total(result, 0, column), through = total(result + 8, 1, columns + column);
                 with_activation(activation, [&](auto kind) { value = activate<kind>(gate) * through; });
             } else {
-                with_activation(activation, [&](auto kind) { value = activate<kind>(total(result, column)); });
-                if (residual) value += widen(residual[(size_t)row * columns + column]);
+                with_activation(activation, [&](auto kind) { value = activate<kind>(total(result, 0, column)); });
+                if (residual) value += is_first ? of_residual : widen(residual[(size_t)row * columns + column]);
             }
             y[(size_t)row * columns + column] = narrow<T>(value);
         }
+        ask_bias(base + step + in_first);
     }
 }
 

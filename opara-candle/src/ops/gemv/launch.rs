@@ -1,4 +1,4 @@
-//! Launches of `gemv.cuh`, for f32, and `gemv_tensor.cuh`, for types of 16 bits.
+//! Launches of `gemv.cuh`, for f32 and for one row, and `gemv_tensor.cuh`, for more rows of 16 bits.
 
 #![allow(unsafe_code)]
 
@@ -20,15 +20,13 @@ struct Division {
     chunk: usize,
     /// Blocks that take turns: those that an H100 runs at once.
     blocks: usize,
-    /// Rows of `x`, at most.
-    most: usize,
 }
 
 /// Of `gemv.cuh`: 16 bytes of a row for each lane.
-const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 * 132, most: 8 };
+const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 * 132 };
 
-/// Of `gemv_tensor.cuh`: four lanes for a row, which load 16 bytes twice.
-const TENSOR: Division = Division { rows: 16, chunk: 2 * 4 * 16, blocks: 2 * 132, most: 16 };
+/// Of `gemv_tensor.cuh`.
+const TENSOR: Division = Division { rows: 16, chunk: 2 * 128, blocks: 2 * 132 };
 
 /// Chunks of its rows that a warp of `gemv.cuh` asks for ahead (`STEPS`), and one of `gemv_tensor.cuh` at most.
 const STEPS: usize = 4;
@@ -86,13 +84,19 @@ impl Gemv {
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
         let mut of = Self { dtype, rows, columns, inner, epilogue, ahead: 1 };
-        let fits = is_some && are_countable && rows <= of.division().most && inner.is_multiple_of(wide(dtype));
-        let has_unit = dtype == DType::F32 || capabilities.has_tensor_cores();
-        if !fits || !has_unit {
+        let has_kernel =
+            if of.is_on_tensor_cores() { rows <= 16 && capabilities.has_tensor_cores() } else { rows <= 8 };
+        if !is_some || !are_countable || !has_kernel || !inner.is_multiple_of(wide(dtype)) {
             return None;
         }
-        of.ahead = of.steps(of.splits()).min(if dtype == DType::F32 { STEPS } else { of.room_ahead(capabilities) });
+        let most = if of.is_on_tensor_cores() { of.room_ahead(capabilities) } else { STEPS };
+        of.ahead = of.steps(of.splits()).min(most);
         (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
+    }
+
+    /// One row is not worth a tensor core's sixteen, of which at least eight would have to be filled up.
+    fn is_on_tensor_cores(&self) -> bool {
+        self.dtype != DType::F32 && self.rows > 1
     }
 
     /// Chunks that there is room for beside `x`: in half of a multiprocessor's memory if that is enough for two, else in all of it.
@@ -106,18 +110,30 @@ impl Gemv {
     }
 
     fn division(&self) -> Division {
-        if self.dtype == DType::F32 {
-            FMA
-        } else {
+        if self.is_on_tensor_cores() {
             TENSOR
+        } else {
+            FMA
         }
     }
 
     /// Rows of the kernel.
     fn kernel(&self) -> usize {
-        match self.dtype {
-            DType::F32 => self.rows.next_power_of_two(),
-            _ => self.rows.next_multiple_of(8),
+        if self.is_on_tensor_cores() {
+            self.rows.next_multiple_of(8)
+        } else {
+            self.rows.next_power_of_two()
+        }
+    }
+
+    /// The name of the kernel's module, and its code.
+    fn module(&self) -> (&'static str, &'static str) {
+        match (self.dtype, self.is_on_tensor_cores()) {
+            (DType::F16, false) => ("gemv_f16", ptx::GEMV_F16),
+            (DType::F16, true) => ("gemv_tensor_f16", ptx::GEMV_TENSOR_F16),
+            (DType::BF16, false) => ("gemv_bf16", ptx::GEMV_BF16),
+            (DType::BF16, true) => ("gemv_tensor_bf16", ptx::GEMV_TENSOR_BF16),
+            _ => ("gemv_f32", ptx::GEMV_F32),
         }
     }
 
@@ -136,8 +152,8 @@ impl Gemv {
         self.groups().div_ceil(self.division().blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
     }
 
-    /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight alone, so that the bits of a row
-    /// do not depend on how many there are.
+    /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight and the kernel alone, so that the
+    /// bits of a row do not depend on how many there are.
     fn splits(&self) -> usize {
         [1, 2, 4, WARPS].into_iter().min_by_key(|&splits| self.steps(splits)).unwrap_or(1)
     }
@@ -153,10 +169,11 @@ impl Gemv {
 
     fn shared_of_x(&self) -> usize {
         let row = self.chunks() * self.division().chunk;
-        match self.dtype {
-            DType::F32 => self.kernel() * row,
+        if self.is_on_tensor_cores() {
             // Rows that are not there are one row of zeros.
-            _ => (self.rows + 1).min(self.kernel()) * (row + APART),
+            (self.rows + 1).min(self.kernel()) * (row + APART)
+        } else {
+            self.kernel() * row / self.dtype.size_in_bytes() * size_of::<f32>()
         }
     }
 
@@ -168,18 +185,14 @@ impl Gemv {
 
     /// Bytes of shared memory that the kernel has besides, at most: sums of warps, twice, and of squares.
     fn fixed_shared(&self) -> usize {
-        4 * WARPS * self.kernel() * (2 * self.division().rows + 1)
+        // `gemv.cuh` has sums of several rounds where there are fewer rows than eight.
+        let rows = if self.is_on_tensor_cores() { self.kernel() } else { 8 };
+        size_of::<f32>() * WARPS * rows * (2 * self.division().rows + 1)
     }
 }
 
-/// The module for a type.
-pub(super) fn code(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => ptx::GEMV_F16,
-        DType::BF16 => ptx::GEMV_BF16,
-        _ => ptx::GEMV_F32,
-    }
-}
+/// Code that says what the kernels were compiled for.
+pub(super) const CODE: &str = ptx::GEMV_F32;
 
 /// The operands of a launch besides `x`.
 pub(super) struct Operands<'a, T> {
@@ -217,10 +230,10 @@ pub(super) fn gemv<T: DeviceRepr>(
         Epilogue::Added(activation) => ("gemv", activation.code()),
         Epilogue::Gated(activation) => ("gated_gemv", activation.code()),
     };
-    let (rows, name) = (of.kernel(), of.dtype.as_str());
-    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), &format!("gemv_{name}"), code(of.dtype))?;
+    let (rows, name, (module, code)) = (of.kernel(), of.dtype.as_str(), of.module());
+    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), module, code)?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-    allow_shared(&function, Capabilities::of(device, code(of.dtype))?.shared_beside(of.fixed_shared()))?;
+    allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
     let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
@@ -267,13 +280,17 @@ mod tests {
                 assert_eq!((f32.splits(), f16.splits()), (of_f32, of_f16), "{rows} rows of {columns} x {inner}");
             }
         }
+        let one = new(DType::F16, 1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
+        assert_eq!((one.splits(), one.steps(1), one.blocks()), (1, 4, 304));
+        assert_eq!(one.shared(), 4 * 1024 + STEPS * WARPS * FMA.rows * FMA.chunk);
+        assert_eq!(of(DType::F16, 1, 896, 896).shared(), 4 * 1024 + WARPS * FMA.rows * FMA.chunk, "all that there is");
         let gated = new(DType::F32, 1, 4864, 896, Epilogue::Gated(Activation::Silu)).expect("it fits");
         assert_eq!((gated.splits(), gated.steps(1), gated.blocks()), (1, 7, 304));
         assert_eq!(gated.shared(), 4 * 896 + STEPS * WARPS * FMA.rows * FMA.chunk);
         let gated = |rows| new(DType::F16, rows, 8192, 2048, Epilogue::Gated(Activation::Silu)).expect("it fits");
-        assert_eq!((gated(1).splits(), gated(1).steps(2), gated(1).blocks()), (2, 16, 256));
+        assert_eq!((gated(2).splits(), gated(2).steps(2), gated(2).blocks()), (2, 8, 256));
         // Two blocks of a multiprocessor, and all of it for one.
-        for (of, x_rows, ahead) in [(gated(1), 2, 6), (gated(8), 8, 4), (of(DType::F16, 8, 2048, 8192), 8, 5)] {
+        for (of, x_rows, ahead) in [(gated(2), 3, 2), (gated(8), 8, 2), (of(DType::F16, 8, 2048, 8192), 8, 2)] {
             let x = x_rows * (2 * of.inner + APART);
             assert_eq!((of.ahead, of.shared()), (ahead, x + ahead * WARPS * TENSOR.rows * TENSOR.chunk), "{of:?}");
         }
@@ -283,6 +300,6 @@ mod tests {
         assert_eq!(new(DType::F16, 8, 64, 14_336, plain), None, "more than shared memory holds");
         assert!(new(DType::F16, 6, 64, 14_336, plain).is_some(), "seven rows of it are fewer");
         let turing = capabilities("sm_75", 75, 64 << 10);
-        assert_eq!(Gemv::new(DType::F16, [1, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
+        assert_eq!(Gemv::new(DType::F16, [2, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
     }
 }

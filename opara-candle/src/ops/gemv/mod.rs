@@ -19,8 +19,9 @@ pub type RmsScale<'a> = (&'a Tensor, f32);
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
 /// `(.., out)`: the products of a decoder's layer.
 ///
-/// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: on tensor cores in f16 and bf16. Sums
-/// are in f32, in an order that depends on the weight's size alone. More rows are a norm, a product and a sum.
+/// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: in f16 and bf16 two rows or more on tensor
+/// cores. Sums are in f32, in an order that depends on the weight's size alone, but for one row in 16 bits, whose kernel is another one.
+/// More rows are a norm, a product and a sum.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
