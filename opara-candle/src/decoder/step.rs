@@ -120,8 +120,11 @@ impl Step {
         let mut builder = builder;
         // What is computed of weights alone, such as several beside each other, is computed once.
         builder.0.settings.constant_room += of.bytes();
-        let executor =
-            builder.build_step(move |x: &[Tensor], state: &Vec<Tensor>| of.step(x, state), &[token.clone()], &state)?;
+        let executor = builder.build_step(
+            move |x: &[Tensor], state: &Vec<Tensor>| of.step(x, state),
+            std::slice::from_ref(&token),
+            &state,
+        )?;
         if executor.report().mode == Mode::Eager {
             return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
         }

@@ -99,15 +99,20 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
                                           bias, begin);
 }
 
-#define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
-    extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, 2)                                                   \
-        opara_cached_attention_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads,           \
-            unsigned dim, unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances,  \
-            float scale, float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,           \
-            const float *rotary, const float *by_distance, T *cache, T *y) {                                           \
+// OF_PROCESSOR blocks of a multiprocessor: two leave a thread half the registers, which is worth it where there are more blocks than
+// multiprocessors. The bits are the same.
+#define KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, OF_PROCESSOR, SHAPE)                                           \
+    extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, OF_PROCESSOR)                                       \
+        opara_cached_attention_##SHAPE##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,       \
+            unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
+            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
+            const float *by_distance, T *cache, T *y) {                                                                \
         const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, distances, scale, eps};            \
         step<T, LANES, HEADS, BLOCKS>(of, qkv, q_scale, k_scale, start, rotary, by_distance, cache, y);                \
     }
+#define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
+    KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, 1, LANES##x##HEADS)                                                \
+    KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, 2, LANES##x##HEADS##_twice)
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(T, NAME, 8, 1, 1, )                                                                                      \
     ATTENTION(T, NAME, 16, 1, 1, )                                                                                     \

@@ -95,8 +95,10 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         _ => ptx::CACHED_ATTENTION_F32,
     };
     let (name, module) = (dtype.as_str(), format!("cached_attention_{}", dtype.as_str()));
-    let function = function(device, &format!("opara_cached_attention_{}_{name}", split.name()), &module, code)?;
     let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
+    // Two blocks of a multiprocessor where there are more than an H100 has of these.
+    let shape = split.name() + if kv_heads * batch * blocks as usize > 132 { "_twice" } else { "" };
+    let function = function(device, &format!("opara_cached_attention_{shape}_{name}"), &module, code)?;
     let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0), distances];
     let sizes = sizes.map(|n| n as u32);
     let numbers = [scale as f32, eps];
