@@ -7,12 +7,16 @@ use anyhow::{ensure, Context};
 
 /// The lines of `cargo tree` for a user who depends on a crate with its default features.
 fn tree(arguments: &[&str]) -> anyhow::Result<Vec<String>> {
-    let cargo = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "--prefix", "none", "--no-dedupe"])
-        .args(arguments)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .context("cargo tree")?;
+    let run = |offline: &[&str]| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["tree", "--locked", "--prefix", "none", "--no-dedupe"]).args(offline).args(arguments);
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().context("cargo tree")
+    };
+    // It also reads the manifests of crates that no build here has needed, which a fresh machine has not fetched.
+    let mut cargo = run(&["--offline"])?;
+    if !cargo.status.success() {
+        cargo = run(&[])?;
+    }
     ensure!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
     Ok(String::from_utf8(cargo.stdout)?.lines().map(String::from).collect())
 }
