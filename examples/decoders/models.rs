@@ -18,7 +18,7 @@ pub struct Model {
 }
 
 /// The model, or its cache, with what adds tokens to it.
-pub struct Decode(Box<dyn Erased>);
+pub struct Decode(Box<dyn Cloned>);
 
 /// Adds tokens, `(1, n)`, behind so many others, and gives logits.
 pub type Text = Box<dyn FnMut(&Tensor, usize) -> candle::Result<Tensor>>;
@@ -38,10 +38,7 @@ impl Clone for Box<dyn Cloned> {
     }
 }
 
-trait Erased {
-    fn fresh(&self) -> Box<dyn Cloned>;
-}
-
+/// A model, or its cache, and its forward pass.
 struct Of<M, F>(M, F);
 
 impl<M, F> Cloned for Of<M, F>
@@ -58,15 +55,6 @@ where
     }
 }
 
-impl<M, F> Erased for Of<M, F>
-where
-    Self: Cloned,
-{
-    fn fresh(&self) -> Box<dyn Cloned> {
-        self.cloned()
-    }
-}
-
 impl Decode {
     fn of<M, F>(model: M, forward: F) -> Result<Self>
     where
@@ -78,7 +66,7 @@ impl Decode {
 
     /// A text by the model itself.
     pub fn text(&self) -> Text {
-        let mut model = self.0.fresh();
+        let mut model = self.0.clone();
         Box::new(move |tokens, position| model.forward(tokens, position))
     }
 
@@ -88,7 +76,7 @@ impl Decode {
     /// Those of the builder.
     pub fn executor(&self, builder: Builder, example: &Tensor, capacity: usize) -> opara_candle::Result<Fast> {
         builder.build_decoder(
-            self.0.fresh(),
+            self.0.clone(),
             |model, tokens, position| model.forward(tokens, position),
             example,
             capacity,

@@ -118,7 +118,7 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
     ///
     /// A step of one token is replayed. The first one after a prompt also captures the module's own step and copies its cache. Some modules
     /// leave their cache in another form behind a prompt than behind a step (candle-transformers' Llama, Phi-3): they make the first step
-    /// themselves, and the second one is handed over.
+    /// themselves, and replays take over at the second one.
     ///
     /// # Errors
     /// [`Error::Decoder`] for tokens that the text cannot go on with, which then stays as it is; the module's own errors, and
@@ -145,7 +145,7 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
         }
         self.length = position;
         if count == 1 && position > 1 {
-            self.hand_over(tokens)?;
+            self.take_over(tokens)?;
         }
         self.is_broken = true;
         let logits = match &mut self.step {
@@ -158,7 +158,7 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
     }
 
     /// Has replays take over the text, if they can.
-    fn hand_over(&mut self, token: &Tensor) -> Result<()> {
+    fn take_over(&mut self, token: &Tensor) -> Result<()> {
         /// After the first step behind a prompt, caches are as steps leave them.
         const ATTEMPTS: u8 = 2;
         let Some(step) = self.step.as_mut().filter(|_| !self.is_replayed && self.failed < ATTEMPTS) else {

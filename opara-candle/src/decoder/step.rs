@@ -46,17 +46,18 @@ impl Step {
     /// # Errors
     /// [`Error::NotCapturable`] with the reason if that is not known to be right for every length, and errors of the module.
     pub fn build<M: Clone + Send + Sync + 'static>(
-        builder: Builder,
+        mut builder: Builder,
         forward: &Forward<M>,
         fresh: &M,
         example: &Tensor,
         capacity: usize,
     ) -> Result<Self> {
+        if !example.device().is_cuda() {
+            return Err(refused("a CPU runs what it is given"));
+        }
         let environment = Environment::get();
-        if !example.device().is_cuda() || environment.is_off || environment.is_exact {
-            let why =
-                if example.device().is_cuda() { "the environment says so" } else { "a CPU runs what it is given" };
-            return Err(refused(why));
+        if environment.is_off || environment.is_exact {
+            return Err(refused("the environment says so"));
         }
         let tokens = example.dim(1)?;
         let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
@@ -68,8 +69,9 @@ impl Step {
             run(&mut model, &token, tokens)?;
             Ok((model, tokens + 1))
         };
+        // Keeps the caches that the first pass reads.
         let (before, length) = behind(example)?;
-        let model = before.clone();
+        let mut model = before.clone();
         let logits = run(&mut model.clone(), &token, length)?;
         let pass = captured(forward, &model, &token, length)?;
         let inputs = inputs(&pass, &token)?;
@@ -81,21 +83,12 @@ impl Step {
         let (Choice { graph, standing, compared, .. }, ()) = chosen.map_err(|why| refused(&why))?;
         let first = Known { length, graph, places: pass.places.clone() };
 
-        let (mut model, mut last) = (model, length);
-        run(&mut model, &token, last)?;
-        last += 1;
+        run(&mut model, &token, length)?;
+        let last = length + 1;
         let later = captured(forward, &model, &token, last)?;
         let second = Known::of(&later, &standing, last)?;
         let growth = first.and(&second)?;
-        for cache in &growth.caches {
-            for of in [cache.keys, cache.values] {
-                let earlier = tokens_of(&pass, of, cache, first.length)?;
-                let kept = tokens_of(&later, of, cache, last)?.narrow(1, 0, first.length)?;
-                if (earlier.ne(&kept)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?) != 0. {
-                    return Err(refused("a step changes what its cache has of earlier tokens"));
-                }
-            }
-        }
+        check_kept(&growth, (&pass, first.length), (&later, last))?;
         drop(before);
         // The longest text: what the host decides by the length is to be the same there.
         let long = || -> Result<(M, usize)> {
@@ -117,7 +110,6 @@ impl Step {
             graph: growth.graph.clone(),
             shape,
         });
-        let mut builder = builder;
         // What is computed of weights alone, such as several beside each other, is computed once.
         builder.0.settings.constant_room += of.bytes();
         let executor = builder.build_step(
@@ -315,6 +307,21 @@ fn tokens_of(pass: &WholePass, of: Recorded, cache: &Cache, length: usize) -> Re
         true => recorded.reshape((length, heads, size))?.transpose(0, 1)?.contiguous()?,
         false => recorded.reshape((heads, length, size))?,
     })
+}
+
+/// Fails if a later pass of the same text does not have the bits of earlier tokens in its caches: attention reads them before a step
+/// leaves them, and what it leaves is not seen in its own pass.
+fn check_kept(growth: &Growth, earlier: (&WholePass, usize), later: (&WholePass, usize)) -> Result<()> {
+    for cache in &growth.caches {
+        for of in [cache.keys, cache.values] {
+            let before = tokens_of(earlier.0, of, cache, earlier.1)?;
+            let now = tokens_of(later.0, of, cache, later.1)?.narrow(1, 0, earlier.1)?;
+            if before.ne(&now)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0. {
+                return Err(refused("a step changes what its cache has of earlier tokens"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn refused(reason: &str) -> Error {

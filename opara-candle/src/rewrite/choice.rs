@@ -170,7 +170,7 @@ pub(super) fn more_precise<T>(
 }
 
 /// All elements in one row.
-fn joined<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
+fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
     let rows = tensors.map(Tensor::flatten_all).collect::<Result<Vec<_>>>()?;
     match &rows[..] {
         [one] => Ok(one.clone()),
@@ -186,9 +186,9 @@ fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared
         let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
         let given = given.collect::<Result<Vec<_>>>()?;
         for at in 0..outputs.len() {
-            let reference = joined(set.all().map(|set| &set.references[at]))?;
-            let candle = joined(set.all().map(|set| &set.outputs[at]))?;
-            let other = joined(given.iter().map(|given| &given[at]))?;
+            let reference = in_one_row(set.all().map(|set| &set.references[at]))?;
+            let candle = in_one_row(set.all().map(|set| &set.outputs[at]))?;
+            let other = in_one_row(given.iter().map(|given| &given[at]))?;
             match compare(&reference, &candle, &other)? {
                 Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
                 Ok(_) => {}

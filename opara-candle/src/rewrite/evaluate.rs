@@ -1,6 +1,7 @@
 //! Computes graphs of values with tensors.
 
 use candle::{Result, Tensor};
+use hashbrown::HashMap;
 use opara_plan::rewrite::{Graph, Value};
 
 use super::evaluation::Evaluation;
@@ -18,25 +19,19 @@ pub(crate) fn evaluate(
     numbers: Numbers,
 ) -> Result<Vec<Tensor>> {
     let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
-    let users = graph.users();
     let live = graph.live();
-    let mut last_reader = vec![None; graph.inputs.len()];
-    for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| live[*at]) {
-        for operand in &node.operands {
-            if let Value::Input(of) = operand.value {
-                last_reader[of] = Some(at);
-            }
-        }
+    let live = || (0..graph.nodes.len()).filter(|&at| live[at]);
+    let mut last_readers: HashMap<Value, usize> = HashMap::new();
+    for at in live() {
+        last_readers.extend(graph.nodes[at].operands.iter().map(|operand| (operand.value, at)));
     }
-    for at in (0..graph.nodes.len()).filter(|&at| live[at]) {
+    // An output is read behind all nodes.
+    last_readers.extend(graph.outputs.iter().map(|output| (output.value, graph.nodes.len())));
+    for at in live() {
         evaluation.tensor(Value::Node(at))?;
         // What nobody reads any more goes.
         for operand in &graph.nodes[at].operands {
-            let last = match operand.value {
-                Value::Node(of) => users[of].last().copied(),
-                Value::Input(of) => last_reader[of],
-            };
-            if last == Some(at) {
+            if last_readers.get(&operand.value) == Some(&at) {
                 evaluation.forget(operand.value);
             }
         }

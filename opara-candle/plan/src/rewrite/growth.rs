@@ -204,8 +204,8 @@ impl Growing<'_> {
             format!("step {at} differs in {what} behind {a} and {b} tokens: {:?} and {:?}", of.0, of.1)
         };
         if let Compute::Attention { scale, .. } = node.compute {
-            if let Some(attention) = self.attention(node, other, scale) {
-                return attention.map_err(|why| said(&why));
+            if let Some(appends) = self.appends(node) {
+                return self.attention(node, other, scale, appends).map_err(|why| said(&why));
             }
         }
         if node.compute != other.compute || (node.element, node.len) != (other.element, other.len) {
@@ -262,69 +262,67 @@ impl Growing<'_> {
         Ok(Operand { value, first: 0, dims: a.dims.clone() })
     }
 
-    /// Attention over a cache, if it reads what the new token is appended to.
-    fn attention(&mut self, node: &Node, other: &Node, scale: f32) -> Option<Result<Node, String>> {
-        let index = |operand: &Operand| match operand.value {
+    /// The nodes by which the new token is appended to the keys and to the values of attention, if it is.
+    fn appends(&self, attention: &Node) -> Option<[usize; 2]> {
+        let append = |operand: &Operand| match operand.value {
             Value::Node(at) if self.appended.contains_key(&at) => Some(at),
             _ => None,
         };
-        let [q, k, v, masks @ ..] = &node.operands[..] else { return None };
-        let (keys, values) = (index(k)?, index(v)?);
+        let [_, k, v, ..] = &attention.operands[..] else { return None };
+        Some([append(k)?, append(v)?])
+    }
+
+    /// Attention over a cache, in the place of attention whose keys and values these nodes append to.
+    fn attention(&mut self, node: &Node, other: &Node, scale: f32, [keys, values]: [usize; 2]) -> Result<Node, String> {
+        let [q, k, v, masks @ ..] = &node.operands[..] else { return Err("the number of its operands".into()) };
         let others = &other.operands;
-        Some((|| {
-            let is_same = node.compute == other.compute
-                && others.len() == node.operands.len()
-                && (others[1].value, others[2].value) == (k.value, v.value);
-            if !masks.is_empty() {
-                return Err("its mask: a step of one token has none".into());
-            }
-            if !is_same || (node.element, node.len) != (other.element, other.len) {
-                return Err("what it computes".into());
-            }
-            let [length, _] = self.pairs.lengths;
-            let (of_keys, of_values) = (&self.appended[&keys], &self.appended[&values]);
-            let heads = Heads::of(k, length + 1, of_keys).zip(Heads::of(v, length + 1, of_values));
-            let longer = Heads::of(&others[1], self.pairs.lengths[1] + 1, of_keys).zip(Heads::of(
-                &others[2],
-                self.pairs.lengths[1] + 1,
-                of_values,
-            ));
-            let Some(((k, v), longer)) = heads.zip(longer) else {
-                return Err("how keys and values lie".into());
-            };
-            if longer != (k, v) || (k.heads, k.size) != (v.heads, v.size) {
-                return Err("how keys and values lie".into());
-            }
-            let Heads { heads, size, .. } = k;
-            if !node.len.is_multiple_of(heads * size) || q.len() != node.len {
-                return Err("its queries: there is more than one new token".into());
-            }
-            let recorded = |of: &Appended, by_token| Recorded { input: of.input, by_token };
-            let cache = Cache {
-                keys: recorded(of_keys, k.by_token),
-                values: recorded(of_values, v.by_token),
-                heads,
-                size,
-                element: node.element,
-            };
-            let new = [of_keys.new.clone(), of_values.new.clone()];
-            let is_typed = |input: usize| self.pairs.graph.inputs[input].element == node.element;
-            if !is_typed(cache.keys.input) || !is_typed(cache.values.input) {
-                return Err("types: the cache has another one than the result".into());
-            }
-            let at = self.growth.caches.len();
-            let like = Input { buffer: 0, element: node.element, len: 0, is_constant: false };
-            let cached = self.growth.input(Source::Cache(at), like);
-            let start = self.growth.input(Source::Position, position());
-            self.growth.caches.push(cache);
-            let mut operands = vec![self.operand(q, &others[0])?];
-            for new in new {
-                operands.push(self.operand(&new, &new)?);
-            }
-            operands.extend([Operand::whole(cached, 0), Operand::whole(start, 1)]);
-            let compute = Compute::CachedAttention { heads, size, scale };
-            Ok(Node { compute, operands, ..node.clone() })
-        })())
+        let is_same = node.compute == other.compute
+            && others.len() == node.operands.len()
+            && (others[1].value, others[2].value) == (k.value, v.value);
+        if !masks.is_empty() {
+            return Err("its mask: a step of one token has none".into());
+        }
+        if !is_same || (node.element, node.len) != (other.element, other.len) {
+            return Err("what it computes".into());
+        }
+        let (of_keys, of_values) = (&self.appended[&keys], &self.appended[&values]);
+        let heads = |[k, v]: [&Operand; 2], length| {
+            Some([Heads::of(k, length + 1, of_keys)?, Heads::of(v, length + 1, of_values)?])
+        };
+        let [length, longer] = self.pairs.lengths;
+        let [k, v] = heads([k, v], length)
+            .filter(|of| heads([&others[1], &others[2]], longer).as_ref() == Some(of))
+            .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size))
+            .ok_or("how keys and values lie")?;
+        let Heads { heads, size, .. } = k;
+        if !node.len.is_multiple_of(heads * size) || q.len() != node.len {
+            return Err("its queries: there is more than one new token".into());
+        }
+        let recorded = |of: &Appended, by_token| Recorded { input: of.input, by_token };
+        let cache = Cache {
+            keys: recorded(of_keys, k.by_token),
+            values: recorded(of_values, v.by_token),
+            heads,
+            size,
+            element: node.element,
+        };
+        let new = [of_keys.new.clone(), of_values.new.clone()];
+        let is_typed = |input: usize| self.pairs.graph.inputs[input].element == node.element;
+        if !is_typed(cache.keys.input) || !is_typed(cache.values.input) {
+            return Err("types: the cache has another one than the result".into());
+        }
+        let at = self.growth.caches.len();
+        let like = Input { buffer: 0, element: node.element, len: 0, is_constant: false };
+        let cached = self.growth.input(Source::Cache(at), like);
+        let start = self.growth.input(Source::Position, position());
+        self.growth.caches.push(cache);
+        let mut operands = vec![self.operand(q, &others[0])?];
+        for new in new {
+            operands.push(self.operand(&new, &new)?);
+        }
+        operands.extend([Operand::whole(cached, 0), Operand::whole(start, 1)]);
+        let compute = Compute::CachedAttention { heads, size, scale };
+        Ok(Node { compute, operands, ..node.clone() })
     }
 }
 

@@ -6,12 +6,8 @@
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it. The norm's factor
 // is the same for a whole row of x, so that it is multiplied with at the end.
 #pragma once
-#include "activation.cuh"
-#include "dependent.cuh"
-#include "rows.cuh"
-#include "tensor.cuh"
+#include "few_rows.cuh"
 
-constexpr unsigned WARPS = 8;
 // Rows of the weight that a warp takes at a time.
 constexpr unsigned LOADS = 4;
 // Chunks of its rows that a warp asks for ahead.
@@ -19,9 +15,6 @@ constexpr unsigned STEPS = 4;
 
 // Elements of a row that a warp takes at a time.
 template <typename T> constexpr unsigned CHUNK = 32 * WIDE<T>;
-
-// Has a line of memory that is read soon come into the L2 cache.
-template <typename T> __device__ inline void fetch(const T *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Where four neighbours of a row of x are in shared memory: those that the lanes of a warp read at once follow one another.
 template <typename T> __device__ inline unsigned place(unsigned element) {
@@ -190,20 +183,6 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     }
 }
 
-// The first argument counts the results.
-#define GEMV(T, NAME, R)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel,                \
-        unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
-        const T *weight, const T *bias, const T *residual, T *y) {                                                     \
-        gemv<T, R, false>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, residual,  \
-                          y);                                                                                          \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,          \
-        unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
-        const T *weight, const T *bias, T *y) {                                                                        \
-        gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, nullptr,    \
-                         y);                                                                                           \
-    }
 #define GEMVS(T, NAME)                                                                                                 \
     GEMV(T, NAME, 1)                                                                                                   \
     GEMV(T, NAME, 2)                                                                                                   \

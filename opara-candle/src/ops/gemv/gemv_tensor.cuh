@@ -6,12 +6,8 @@
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it.
 #pragma once
-#include "activation.cuh"
-#include "dependent.cuh"
-#include "rows.cuh"
-#include "tensor.cuh"
+#include "few_rows.cuh"
 
-constexpr unsigned WARPS = 8;
 // Rows of the weight that a warp takes at a time: those of an mma instruction.
 constexpr unsigned ROWS = 16;
 // Elements of a row that a warp takes at a time, and its 16 bytes.
@@ -20,9 +16,6 @@ constexpr unsigned CHUNK = 128, UNITS = CHUNK / 8;
 constexpr unsigned STEP = WARPS * ROWS * CHUNK * 2;
 // Elements behind each row in shared memory, so that lanes that read two rows at once read different banks.
 constexpr unsigned APART = 32;
-
-// Has a line of memory that is read soon come into the L2 cache.
-template <typename T> __device__ inline void fetch(const T *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 __device__ inline unsigned bytes_of_dynamic_memory() {
     unsigned bytes;
@@ -244,20 +237,6 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     }
 }
 
-// The first argument counts the results.
-#define GEMV(T, NAME, R)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel,                \
-        unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
-        const T *weight, const T *bias, const T *residual, T *y) {                                                     \
-        gemv<T, R, false>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, residual,  \
-                          y);                                                                                          \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,          \
-        unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
-        const T *weight, const T *bias, T *y) {                                                                        \
-        gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, nullptr,    \
-                         y);                                                                                           \
-    }
 #define GEMVS(T, NAME)                                                                                                 \
     GEMV(T, NAME, 8)                                                                                                   \
     GEMV(T, NAME, 16)

@@ -94,7 +94,7 @@ impl Gemv {
         (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
     }
 
-    /// One row is not worth a tensor core's sixteen, of which at least eight would have to be filled up.
+    /// One row would leave seven of an instruction's eight columns empty, and multiply-adds were faster there.
     fn is_on_tensor_cores(&self) -> bool {
         self.dtype != DType::F32 && self.rows > 1
     }
