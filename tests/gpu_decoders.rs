@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use candle::{DType, Device, Tensor, D};
-use candle_transformers::models::{llama, qwen2};
+use candle_transformers::models::{gemma3, llama, qwen2};
 use common::gpu;
 use opara_candle::{DecoderError, DecoderExecutor, Error, OnUncapturable, OparaExecutor};
 use opara_examples::relative_error;
@@ -33,6 +33,17 @@ fn llama(dtype: DType, device: &Device) -> anyhow::Result<(Arc<llama::Llama>, ll
     let config = config.into_config(false);
     let model = llama::Llama::load(opara_weights::seeded(3, dtype, device), &config)?;
     Ok((Arc::new(model), llama::Cache::new(true, dtype, &config, device)?))
+}
+
+/// Gemma 3 writes to its caches in place. Of two layers one sees the latest tokens alone.
+fn gemma3(dtype: DType, device: &Device) -> anyhow::Result<gemma3::Model> {
+    let config = serde_json::from_value(json!({
+        "attention_bias": false, "head_dim": 64, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 128,
+        "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "vocab_size": VOCABULARY,
+        "query_pre_attn_scalar": 64, "sliding_window": 100, "sliding_window_pattern": 2, "max_position_embeddings": 128
+    }))?;
+    Ok(gemma3::Model::new(false, &config, opara_weights::seeded(3, dtype, device))?)
 }
 
 fn prompt(tokens: u32, device: &Device) -> candle::Result<Tensor> {
@@ -74,6 +85,10 @@ fn steps_give_the_modules_logits() -> anyhow::Result<()> {
         let forward = qwen2::ModelForCausalLM::forward;
         let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
         assert_near(&mut fast, &model, forward, tolerance, &device)?;
+
+        let model = gemma3(dtype, &device)?;
+        let mut fast = strict().build_decoder(model.clone(), gemma3::Model::forward, &example, 64)?;
+        assert_near(&mut fast, &model, gemma3::Model::forward, tolerance, &device)?;
 
         let (model, cache) = llama(dtype, &device)?;
         let forward = move |cache: &mut llama::Cache, tokens: &Tensor, at| model.forward(tokens, at, cache);
@@ -170,6 +185,23 @@ impl Fading {
         let last = y.narrow(2, y.dim(2)? - 1, 1)?.transpose(1, 2)?.reshape((1, 128))?;
         last.matmul(&self.table.t()?)
     }
+}
+
+#[test]
+fn a_step_that_overwrites_other_memory_than_its_caches_runs_eagerly() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let example = prompt(6, &device)?;
+    let model = (gemma3(DType::F16, &device)?, Tensor::zeros((4, VOCABULARY), DType::F16, &device)?);
+    // Its latest logits.
+    let forward = |(model, latest): &mut (gemma3::Model, Tensor), tokens: &Tensor, at| {
+        let logits = model.forward(tokens, at)?;
+        latest.slice_set(&logits.reshape((1, VOCABULARY))?.contiguous()?, 0, 2)?;
+        Ok(logits)
+    };
+    let fast = OparaExecutor::builder().build_decoder(model, forward, &example, 64)?;
+    let reason = fast.refused().expect("it is refused");
+    assert!(reason.contains("no cache of attention"), "{reason}");
+    Ok(())
 }
 
 #[test]

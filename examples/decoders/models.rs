@@ -5,7 +5,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{gemma, gemma2, gemma3, llama, mistral, phi, phi3, qwen2, qwen3, starcoder2};
+use candle_transformers::models::{
+    gemma, gemma2, gemma3, glm4_new, llama, mistral, phi, phi3, qwen2, qwen3, smol::smollm3, starcoder2,
+};
 use opara_candle::{Builder, DecoderExecutor};
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
@@ -216,6 +218,35 @@ pub const MODELS: &[Model] = &[
                 "sliding_window": 512, "sliding_window_pattern": 6, "max_position_embeddings": 4096
             }))?;
             Decode::of(gemma3::Model::new(false, &of, weights(dtype, device))?, gemma3::Model::forward)
+        },
+    },
+    Model {
+        name: "smollm3-8-layers",
+        make: |dtype, device| {
+            // SmolLM3 3B has 36 layers.
+            let of: smollm3::Config = config(json!({
+                "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 8,
+                "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+                "tie_word_embeddings": true, "rope_theta": 5000000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+                "no_rope_layer_interval": 4
+            }))?;
+            Decode::of(smollm3::ModelForCausalLM::new(&of, weights(dtype, device))?, smollm3::ModelForCausalLM::forward)
+        },
+    },
+    Model {
+        name: "glm4-4-layers",
+        make: |dtype, device| {
+            // GLM-4 9B has 40 layers.
+            let of: glm4_new::Config = config(json!({
+                "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 4,
+                "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5,
+                "attention_bias": true, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+                "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu"
+            }))?;
+            Decode::of(
+                glm4_new::ModelForCausalLM::new(&of, weights(dtype, device))?,
+                glm4_new::ModelForCausalLM::forward,
+            )
         },
     },
     Model {

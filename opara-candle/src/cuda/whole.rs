@@ -2,7 +2,7 @@
 
 use candle::{Device, Shape, Tensor};
 use hashbrown::HashMap;
-use opara_plan::rewrite::{whole, Graph};
+use opara_plan::rewrite::{whole, Graph, Whole};
 
 use super::capture::capture;
 use super::driver::{copy_of, CapturePool};
@@ -18,6 +18,8 @@ use crate::{capture_thread, Error, Result};
 pub(crate) struct WholePass {
     /// The computation. Buffers of inputs and outputs are numbered in their order.
     pub graph: Graph,
+    /// The inputs of which it overwrites a part, which are memory of the module.
+    pub overwritten: Vec<usize>,
     /// Where each input of the graph lies.
     pub places: Vec<Place>,
     /// The shape of each output.
@@ -50,7 +52,7 @@ impl WholePass {
             let mut captured = capture(&stream, &device, &pool, &function, &arguments, inputs.len())?;
             lift(&mut captured.trace, &captured.launches.get_mut().of);
             let trace = &captured.trace;
-            let mut graph = whole(trace).map_err(|op| {
+            let Whole { mut graph, overwritten } = whole(trace).map_err(|op| {
                 let unknown = trace.ops.get(op).map(|op| format!("it is not known what `{}` computes", op.name));
                 let reason = unknown.unwrap_or_else(|| "it reads what the host uploads, or gives nothing".into());
                 Error::NotCapturable { reason }
@@ -72,7 +74,7 @@ impl WholePass {
             }
             graph.outputs.sort_by_key(|output| output.buffer);
             let shapes = captured.outputs.iter().map(|output| output.shape.clone()).collect();
-            Ok(Self { graph, places, shapes, device })
+            Ok(Self { graph, overwritten, places, shapes, device })
         })
     }
 

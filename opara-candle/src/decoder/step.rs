@@ -37,6 +37,7 @@ pub(super) struct Step {
 struct Known {
     length: usize,
     graph: Graph,
+    overwritten: Vec<usize>,
     places: Vec<Place>,
 }
 
@@ -80,14 +81,18 @@ impl Step {
             .map_err(Error::from)
             .and_then(|set| choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(()))));
         let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
-        let (Choice { graph, standing, compared, .. }, ()) = chosen.map_err(|why| refused(&why))?;
-        let first = Known { length, graph, places: pass.places.clone() };
+        let (Choice { graph, standing, compared, notes, .. }, ()) = chosen.map_err(|why| refused(&why))?;
+        let first = Known::rewritten(graph, &pass, length);
 
         run(&mut model, &token, length)?;
         let last = length + 1;
         let later = captured(forward, &model, &token, last)?;
         let second = Known::of(&later, &standing, last)?;
-        let growth = first.and(&second)?;
+        // A rule that stays out may be what would explain a difference.
+        let growth = first.and(&second).map_err(|error| match (error, &notes[..]) {
+            (Error::NotCapturable { reason }, [_, ..]) => refused(&format!("{reason}; {}", notes.join("; "))),
+            (error, _) => error,
+        })?;
         check_kept(&growth, (&pass, first.length), (&later, last))?;
         drop(before);
         // The longest text: what the host decides by the length is to be the same there.
@@ -183,7 +188,12 @@ impl Known {
         let changed = standing.applied(&pass.graph);
         let (graph, _) =
             changed.ok_or_else(|| refused(&format!("behind {length} tokens other launches are rewritten")))?;
-        Ok(Self { length, graph, places: pass.places.clone() })
+        Ok(Self::rewritten(graph, pass, length))
+    }
+
+    /// A capture of which this is the rewritten graph.
+    fn rewritten(graph: Graph, pass: &WholePass, length: usize) -> Self {
+        Self { length, graph, overwritten: pass.overwritten.clone(), places: pass.places.clone() }
     }
 
     /// What two captures have in common.
@@ -191,6 +201,9 @@ impl Known {
         let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
         let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64]);
         let growth = growth.map_err(|why| refused(&why))?;
+        for of in [a, b] {
+            growth.explains(&of.overwritten).map_err(|why| refused(&why))?;
+        }
         let is_weight = |source: &Source| match *source {
             Source::Recorded(at) | Source::Row { table: at, .. } => a.places.get(at) == b.places.get(at),
             Source::Position | Source::Cache(_) => true,
@@ -303,10 +316,13 @@ fn state(growth: &Growth, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>
 fn tokens_of(pass: &WholePass, of: Recorded, cache: &Cache, length: usize) -> Result<Tensor> {
     let recorded = pass.copied(of.input)?.ok_or_else(|| refused("its cache is an argument"))?;
     let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
-    Ok(match of.by_token {
-        true => recorded.reshape((length, heads, size))?.transpose(0, 1)?.contiguous()?,
-        false => recorded.reshape((heads, length, size))?,
-    })
+    // What is written in place has room for more tokens than there are.
+    let room = recorded.elem_count() / (heads * size);
+    let by_head = match of.by_token {
+        true => recorded.reshape((room, heads, size))?.transpose(0, 1)?,
+        false => recorded.reshape((heads, room, size))?,
+    };
+    Ok(by_head.narrow(1, 0, length)?.contiguous()?)
 }
 
 /// Fails if a later pass of the same text does not have the bits of earlier tokens in its caches: attention reads them before a step

@@ -1,8 +1,9 @@
 //! A pass that adds a token to a text, for every length of text: what passes behind two texts have in common.
 //!
-//! A decoder whose cache grows by concatenation makes tensors of other sizes at every token. Where two of its passes differ in what
-//! is known to depend on the length, and in nothing else, one graph stands for all: keys and values are appended to a cache of a fixed
-//! size, attention reads as much of it as is written, and tables give the row of the position.
+//! A decoder whose cache grows by concatenation makes tensors of other sizes at every token, and one that writes to a buffer in place
+//! writes elsewhere and reads more of it. Where two of its passes differ in what is known to depend on the length, and in nothing else,
+//! one graph stands for all: keys and values are appended to a cache of a fixed size, attention reads as much of it as is written, and
+//! tables give the row of the position.
 
 use hashbrown::HashMap;
 
@@ -86,6 +87,18 @@ impl Growth {
         Growing { pairs: &pairs, appended, growth }.grown()
     }
 
+    /// Fails if a pass overwrites memory that is no cache.
+    ///
+    /// # Errors
+    /// Which input of the recorded graph that is.
+    pub fn explains(&self, overwritten: &[usize]) -> Result<(), String> {
+        let is_cache = |input: &usize| self.caches.iter().any(|of| [of.keys.input, of.values.input].contains(input));
+        match overwritten.iter().find(|input| !is_cache(input)) {
+            Some(input) => Err(format!("it overwrites memory that is no cache of attention (input {input})")),
+            None => Ok(()),
+        }
+    }
+
     /// The index of the input that comes from there, which is added if there is none.
     fn input(&mut self, source: Source, like: Input) -> Value {
         let at = self.sources.iter().position(|known| *known == source).unwrap_or_else(|| {
@@ -97,13 +110,15 @@ impl Growth {
     }
 }
 
-/// A concatenation of what was there of earlier tokens and what the new token adds.
+/// What was there of earlier tokens with what the new token adds behind it, and room for more behind that if it is written in place.
 struct Appended {
     /// The input of earlier tokens.
     input: usize,
     /// Runs that it is appended to, and elements of a token.
     rows: u64,
     token: u64,
+    /// Elements of a run with what is appended and the room behind that, behind each of the texts.
+    row: [u64; 2],
     /// Of the new token.
     new: Operand,
 }
@@ -152,16 +167,35 @@ impl Pairs<'_> {
         else {
             return None;
         };
-        let ([old, new], [of_old, of_new]) = (&node.operands[..], &other.operands[..]) else { return None };
-        let ([width, step], [of_width, of_step]) = (&widths[..], &of_widths[..]) else { return None };
+        let [old, new, ..] = &node.operands[..] else { return None };
+        let ([width, step, ..], [of_width, of_step, ..]) = (&widths[..], &of_widths[..]) else { return None };
         let Value::Input(input) = old.value else { return None };
-        let whole = [(old, self.graph), (of_old, self.longer)];
-        let is_whole =
-            whole.iter().all(|(old, graph)| old.value == Value::Input(input) && old.is_whole(graph.len(old.value)));
         let grows = *width == step * self.lengths[0] && *of_width == of_step * self.lengths[1] && step == of_step;
-        let fits = rows == of_rows && new == of_new && is_whole && grows && self.graph.inputs[input].is_constant;
-        fits.then(|| Appended { input, rows: *rows, token: rows * step, new: new.clone() })
+        let is_same = rows == of_rows && other.operands.get(1) == Some(new) && self.graph.inputs[input].is_constant;
+        let is_old =
+            is_kept(node, *rows, widths, self.graph, input) && is_kept(other, *rows, of_widths, self.longer, input);
+        let row = [widths, of_widths].map(|widths| widths.iter().sum());
+        (grows && is_same && is_old).then(|| Appended { input, rows: *rows, token: rows * step, row, new: new.clone() })
     }
+}
+
+/// Whether a concatenation of these widths leaves in each row what the input has before and behind its second part.
+fn is_kept(node: &Node, rows: u64, widths: &[u64], graph: &Graph, input: usize) -> bool {
+    let (old, behind) = match (&node.operands[..], widths) {
+        ([old, _], &[width, _]) => ((old, width), None),
+        ([old, _, behind], &[width, _, room]) => ((old, width), Some((behind, room))),
+        _ => return false,
+    };
+    // A concatenation makes another row; what is written in place has the room in its own.
+    let row: u64 = if behind.is_some() { widths.iter().sum() } else { old.1 };
+    let lies = |(of, width): (&Operand, u64), first: u64| {
+        let strides = strides_over(&of.dims, &[rows, width]);
+        let is_there =
+            strides.is_some_and(|strides| (rows == 1 || strides[0] == row) && (width == 1 || strides[1] == 1));
+        of.value == Value::Input(input) && of.first == first && is_there
+    };
+    let is_all = rows.checked_mul(row) == Some(graph.inputs[input].len);
+    is_all && lies(old, 0) && behind.is_none_or(|of| lies(of, row - of.1))
 }
 
 /// The common graph as it is made.
@@ -286,12 +320,13 @@ impl Growing<'_> {
             return Err("what it computes".into());
         }
         let (of_keys, of_values) = (&self.appended[&keys], &self.appended[&values]);
-        let heads = |[k, v]: [&Operand; 2], length| {
-            Some([Heads::of(k, length + 1, of_keys)?, Heads::of(v, length + 1, of_values)?])
+        let heads = |[k, v]: [&Operand; 2], text: usize| {
+            let tokens = self.pairs.lengths[text] + 1;
+            let of = |operand, of: &Appended| Heads::of(operand, tokens, of, of.row[text]);
+            Some([of(k, of_keys)?, of(v, of_values)?])
         };
-        let [length, longer] = self.pairs.lengths;
-        let [k, v] = heads([k, v], length)
-            .filter(|of| heads([&others[1], &others[2]], longer).as_ref() == Some(of))
+        let [k, v] = heads([k, v], 0)
+            .filter(|of| heads([&others[1], &others[2]], 1).as_ref() == Some(of))
             .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size))
             .ok_or("how keys and values lie")?;
         let Heads { heads, size, .. } = k;
@@ -335,8 +370,8 @@ struct Heads {
 }
 
 impl Heads {
-    /// Of one text, if all of it is read, by heads.
-    fn of(operand: &Operand, tokens: u64, of: &Appended) -> Option<Self> {
+    /// Of one text, if all of it is read, by heads. `row` are the elements of a run.
+    fn of(operand: &Operand, tokens: u64, of: &Appended, row: u64) -> Option<Self> {
         let [.., heads, of_tokens, size] = operand.dims[..] else { return None };
         let is_one_text = operand.dims.len() == 3 || operand.dims.len() == 4 && operand.dims[0].len == 1;
         if !is_one_text || operand.first != 0 || of_tokens.len != tokens || heads.len * size.len != of.token {
@@ -348,7 +383,7 @@ impl Heads {
         let lies = strides[2] == 1
             && match by_token {
                 true => strides[1] == of.token && (strides[0] == size.len || heads.len == 1),
-                false => of.rows == heads.len && strides[1] == size.len && strides[0] == tokens * size.len,
+                false => of.rows == heads.len && strides[1] == size.len && strides[0] == row,
             };
         lies.then_some(Self { heads: heads.len, size: size.len, by_token })
     }

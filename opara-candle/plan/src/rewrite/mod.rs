@@ -19,4 +19,4 @@ pub use graph::{
 };
 pub use growth::{Cache, Growth, Recorded, Source};
 pub use outcome::{Decision, Outcome, Standing};
-pub use region::{regions, whole, Region};
+pub use region::{regions, whole, Region, Whole};

@@ -46,22 +46,32 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
     regions
 }
 
-/// What all ops of a trace compute, if the meaning of each is known. Memory of the module counts as constant, a cache of earlier tokens,
-/// too.
+/// What all ops of a pass compute.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Whole {
+    /// The computation. Memory of the module counts as constant, a cache of earlier tokens, too.
+    pub graph: Graph,
+    /// The inputs of which the pass overwrites a part: memory of the module. What it has then is no output of the graph.
+    pub overwritten: Vec<usize>,
+}
+
+/// What all ops of a trace compute, if the meaning of each is known.
 ///
 /// # Errors
 /// The first op that is not understood; or the number of ops, if what they leave behind is not.
-pub fn whole(trace: &Trace) -> Result<Graph, OpId> {
+pub fn whole(trace: &Trace) -> Result<Whole, OpId> {
     let users = trace.users();
     let last_users: Vec<Option<OpId>> = users.iter().map(|users| users.last().copied()).collect();
     let is_written = trace.written();
     let mut run = Run::new(trace, &last_users, &is_written);
-    (run.may_look_up, run.elements) = (true, elements(trace));
+    (run.is_whole, run.elements) = (true, elements(trace));
     if let Some(op) = (0..trace.ops.len()).find(|&op| run.take(op).is_none()) {
         return Err(op);
     }
-    let region = run.finish(0..trace.ops.len())?;
-    region.filter(|region| region.kept.is_empty()).map(|region| region.graph).ok_or(trace.ops.len())
+    let overwritten =
+        run.states.keys().filter(|&&buffer| run.is_memory(buffer)).map(|buffer| run.inputs[buffer]).collect();
+    let region = run.finish(0..trace.ops.len())?.filter(|region| region.kept.is_empty());
+    region.map(|region| Whole { graph: region.graph, overwritten }).ok_or(trace.ops.len())
 }
 
 /// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
@@ -107,8 +117,8 @@ struct Run<'a> {
     trace: &'a Trace,
     last_users: &'a [Option<OpId>],
     is_written: &'a [bool],
-    /// May it take rows of a table by what a call gives?
-    may_look_up: bool,
+    /// Is it to be the whole pass? Then it may take rows of a table by what a call gives, and overwrite parts of the module's memory.
+    is_whole: bool,
     /// The type of the elements of buffers that are read as bytes, where it is known.
     elements: HashMap<BufferId, Element>,
     graph: Graph,
@@ -123,7 +133,7 @@ impl<'a> Run<'a> {
     fn new(trace: &'a Trace, last_users: &'a [Option<OpId>], is_written: &'a [bool]) -> Self {
         let (graph, constant) = (Graph::default(), Vec::new());
         let (elements, states, inputs) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { trace, last_users, is_written, may_look_up: false, elements, graph, constant, states, inputs }
+        Self { trace, last_users, is_written, is_whole: false, elements, graph, constant, states, inputs }
     }
 
     /// Adds an op; `None` if it cannot be part of the run. What was noted of it meanwhile changes nothing for the ops before it.
@@ -150,20 +160,20 @@ impl<'a> Run<'a> {
             }
         }
         let Some(to) = &meaning.writes else { return Some(()) };
-        if self.inputs.contains_key(&to.buffer)
-            || !matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_))
-        {
+        let is_memory = self.is_whole && self.is_memory(to.buffer);
+        let is_own = matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_));
+        if self.inputs.contains_key(&to.buffer) || !(is_own || is_memory) {
             return None;
         }
         let is_all = to.first == 0 && to.is_contiguous() && to.end() == Some(trace.buffers[to.buffer].bytes);
         match meaning.function {
-            Function::Zeros | Function::Upload if !is_all => return None,
+            Function::Zeros | Function::Upload if !is_all || is_memory => return None,
             Function::Zeros => return self.set(to.buffer, State::Zeros(op)),
             Function::Upload => return self.set(to.buffer, State::Upload(op)),
             _ => {}
         }
         let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
-        if !self.may_look_up && self.looks_up(&meaning.function, &operands) {
+        if !self.is_whole && self.looks_up(&meaning.function, &operands) {
             return None;
         }
         let mut element = to.element;
@@ -188,13 +198,17 @@ impl<'a> Run<'a> {
                 operands.extend(last);
                 let compute = Compute::Recorded(meaning.function.clone());
                 let value = self.push(Node::new(compute, operands, element, len, 1));
-                if is_all {
+                if is_all && !is_memory {
                     return self.set(to.buffer, State::Whole(value));
                 }
                 Operand::whole(value, len)
             }
         };
         let part = Part { first, dims, operand, element };
+        if is_memory {
+            let value = self.overwritten(to.buffer, part)?;
+            return self.set(to.buffer, State::Whole(value));
+        }
         match self.states.get_mut(&to.buffer) {
             Some(State::Parts(_, parts)) => parts.push(part),
             // It is overwritten in part: what is left of it is not followed.
@@ -216,6 +230,32 @@ impl<'a> Run<'a> {
     fn set(&mut self, buffer: BufferId, state: State) -> Option<()> {
         self.states.insert(buffer, state);
         Some(())
+    }
+
+    /// Does the buffer belong to the module?
+    fn is_memory(&self, buffer: BufferId) -> bool {
+        self.trace.buffers[buffer].role == Role::External
+    }
+
+    /// What memory of the module is with a part of it overwritten: what lies before the part in each of its rows, the part, and what lies
+    /// behind.
+    fn overwritten(&mut self, buffer: BufferId, part: Part) -> Option<Value> {
+        let bytes = self.trace.buffers[buffer].bytes;
+        let element = part.element;
+        let (rows, row, width) = match part.dims[..] {
+            _ if is_contiguous(&part.dims) => (1, bytes / element.bytes(), part.operand.len()),
+            [Dim { len: rows, stride }, Dim { len: width, stride: 1 }] => (rows, stride, width),
+            _ => return None,
+        };
+        let (before, end) = (part.first, part.first.checked_add(width).filter(|end| *end <= row)?);
+        let old = self.add_input(buffer, element);
+        let of_old = |first, width| {
+            let dims = vec![Dim { len: rows, stride: row }, Dim { len: width, stride: 1 }];
+            Part { first, dims: dims.clone(), operand: Operand { value: old, first, dims }, element }
+        };
+        let parts = [of_old(0, before), part, of_old(end, row - end)];
+        let node = concat(&parts, bytes)?;
+        Some(self.push(node))
     }
 
     fn push(&mut self, node: Node) -> Value {
@@ -269,11 +309,15 @@ impl<'a> Run<'a> {
         if role == Role::Workspace || is_state {
             return None;
         }
+        Some(self.add_input(buffer, element))
+    }
+
+    fn add_input(&mut self, buffer: BufferId, element: Element) -> Value {
         let len = self.trace.buffers[buffer].bytes / element.bytes();
-        let is_constant = role == Role::External || self.states.contains_key(&buffer);
+        let is_constant = self.is_memory(buffer) || self.states.contains_key(&buffer);
         self.graph.inputs.push(Input { buffer, element, len, is_constant });
         self.inputs.insert(buffer, self.graph.inputs.len() - 1);
-        Some(Value::Input(self.graph.inputs.len() - 1))
+        Value::Input(self.graph.inputs.len() - 1)
     }
 
     /// The region of these ops, if they compute anything.
@@ -285,7 +329,7 @@ impl<'a> Run<'a> {
             let role = self.trace.buffers[buffer].role;
             matches!(role, Role::Output(_))
                 || self.last_users[buffer].is_some_and(|last| last >= ops.end)
-                || self.inputs.contains_key(&buffer)
+                || self.inputs.contains_key(&buffer) && role != Role::External
         };
         let mut needed: Vec<BufferId> = self.states.keys().copied().filter(|&buffer| is_needed(buffer)).collect();
         needed.sort_unstable();
