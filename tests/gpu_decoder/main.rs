@@ -152,6 +152,9 @@ fn attention_over_a_cache_is_that_of_the_cpu() -> Result<()> {
         (4, 4, 128, 64, 100),
         (4, 4, 8, 0, 68),
         (4, 2, 20, 10, 160),
+        // More places than the warps of a cluster take at a time.
+        (8, 2, 64, 32, 1200),
+        (6, 2, 96, 48, 2300),
     ] {
         for (dtype, tolerance) in DTYPES {
             let scale = (head_dim as f64).powf(-0.5);

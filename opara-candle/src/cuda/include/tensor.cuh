@@ -102,6 +102,13 @@ template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], co
                      : "r"(at));
 }
 
+// A matrix of 8 rows of 8 elements of 16 bits, transposed: lane l has two neighbours of row l / 4.
+__device__ inline unsigned transposed(unsigned x) {
+    unsigned y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 // Copies 16 bytes from global to shared memory asynchronously, or writes zeros if the source is out of range. The data
 // is there once the group it is committed with has been waited for.
 __device__ inline void copy_async(void *to, const void *from, bool in_range) {
@@ -114,6 +121,27 @@ __device__ inline void commit() {
 // Waits until at most the N most recently committed groups are pending.
 template <int N> __device__ inline void wait_pending() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Waits until of `steps` groups, the latest ones, all but the first are pending at most.
+__device__ inline void wait_for_first(unsigned steps) {
+    switch (steps) {
+    case 1: return wait_pending<0>();
+    case 2: return wait_pending<1>();
+    case 3: return wait_pending<2>();
+    case 4: return wait_pending<3>();
+    case 5: return wait_pending<4>();
+    case 6: return wait_pending<5>();
+    case 7: return wait_pending<6>();
+    default: return wait_pending<7>();
+    }
+}
+
+// Of the block: what the launch asks for.
+__device__ inline unsigned bytes_of_dynamic_memory() {
+    unsigned bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    return bytes;
 }
 
 // 2^x. Results below the smallest normal number become 0.

@@ -1,4 +1,4 @@
-//! Launches of `cached_attention.cuh`.
+//! Launches of `cached_attention.cuh`, and of `cached_attention_tensor.cuh` for query heads of 16 bits that share keys.
 
 #![allow(unsafe_code)]
 
@@ -7,8 +7,42 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::CachedAttention;
-use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, Capabilities};
 use crate::cuda::operator::places::{Split, THREADS};
+
+/// `WARPS` of `places.cuh`, and `COLUMNS`, `PLACES` and `NEW_ROWS` of `cached_attention_tensor.cuh`.
+const WARPS: usize = THREADS as usize / 32;
+const COLUMNS: usize = 8;
+const PLACES: usize = 16;
+/// `SHARES` of `places.cuh`.
+const SHARES: u32 = 8;
+const NEW_ROWS: usize = 10;
+
+/// A kernel of `cached_attention_tensor.cuh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OnTensorCores {
+    /// Elements of a head that it has: those that are not there are zeros.
+    dim: usize,
+    /// Slots of a warp, each with the keys or the values of its places.
+    slots: usize,
+}
+
+impl OnTensorCores {
+    /// Bytes of shared memory that the launch asks for.
+    fn shared(self) -> usize {
+        NEW_ROWS * 2 * (self.dim + 8) + self.slots * Self::shared_of_slots(self.dim)
+    }
+
+    /// Of a slot of each warp.
+    fn shared_of_slots(dim: usize) -> usize {
+        WARPS * PLACES * 2 * dim
+    }
+
+    /// Bytes of shared memory that the kernel has besides: sums of the block, and what belongs to them, of blocks and of warps.
+    fn fixed_shared(self) -> usize {
+        size_of::<f32>() * COLUMNS * (self.dim + 4 + 2 * WARPS)
+    }
+}
 
 /// Sizes of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +68,22 @@ impl Sizes {
         let is_counted = self.batch <= 65_535 && self.cache() <= 1 << 40 && self.capacity <= i32::MAX as usize;
         let is_known = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
         (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
+    }
+
+    /// The kernel on tensor cores, if there is one: each key is read once for all heads that share it. It has as many slots as let a
+    /// multiprocessor have four blocks of 64 elements, or two of 128, and no more than a warp has keys and values for.
+    fn on_tensor_cores(&self, blocks: u32, capabilities: &Capabilities) -> Option<OnTensorCores> {
+        let CachedAttention { heads, kv_heads, head_dim, window, .. } = self.of;
+        let dim = [64, 128].into_iter().find(|&dim| head_dim <= dim)?;
+        let is_known = matches!(self.dtype, DType::F16 | DType::BF16) && self.distances == 0;
+        // Few places of a head of its own take one block.
+        let is_divided = blocks == if capabilities.has_clusters() { SHARES } else { 1 };
+        let fits_columns = heads / kv_heads <= COLUMNS;
+        let seen = window.map_or(self.capacity, |window| window.min(self.capacity));
+        let of = OnTensorCores { dim, slots: if seen > blocks as usize * WARPS * PLACES { 3 } else { 2 } };
+        let fits = |of: OnTensorCores| capabilities.has_shared(of.shared() + of.fixed_shared());
+        let of = [of, OnTensorCores { slots: 2, ..of }].into_iter().find(|&of| fits(of))?;
+        (is_known && is_divided && fits_columns && capabilities.has_tensor_cores()).then_some(of)
     }
 
     /// Elements of the cache.
@@ -89,16 +139,30 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     if addresses.any(|at| !at.is_multiple_of(16)) {
         bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
     }
-    let code = match dtype {
-        DType::F16 => ptx::CACHED_ATTENTION_F16,
-        DType::BF16 => ptx::CACHED_ATTENTION_BF16,
-        _ => ptx::CACHED_ATTENTION_F32,
+    let plain = match dtype {
+        DType::F16 => ("cached_attention_f16", ptx::CACHED_ATTENTION_F16),
+        DType::BF16 => ("cached_attention_bf16", ptx::CACHED_ATTENTION_BF16),
+        _ => ("cached_attention_f32", ptx::CACHED_ATTENTION_F32),
     };
-    let (name, module) = (dtype.as_str(), format!("cached_attention_{}", dtype.as_str()));
-    let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
-    // Two blocks of a multiprocessor where there are more than an H100 has of these.
-    let shape = split.name() + if kv_heads * batch * blocks as usize > 132 { "_twice" } else { "" };
-    let function = function(device, &format!("opara_cached_attention_{shape}_{name}"), &module, code)?;
+    let capabilities = Capabilities::of(device, plain.1)?;
+    let blocks = split.blocks(capabilities.has_clusters());
+    let tensor = sizes.on_tensor_cores(blocks, &capabilities);
+    let (module, code) = match (tensor, dtype) {
+        (Some(_), DType::F16) => ("cached_attention_tensor_f16", ptx::CACHED_ATTENTION_TENSOR_F16),
+        (Some(_), _) => ("cached_attention_tensor_bf16", ptx::CACHED_ATTENTION_TENSOR_BF16),
+        (None, _) => plain,
+    };
+    let shape = match tensor {
+        Some(of) => format!("tensor_{}", of.dim),
+        // Two blocks of a multiprocessor where there are more than an H100 has of these.
+        None => split.name() + if kv_heads * batch * blocks as usize > 132 { "_twice" } else { "" },
+    };
+    let function = function(device, &format!("opara_cached_attention_{shape}_{}", dtype.as_str()), module, code)?;
+    if let Some(of) = tensor {
+        // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
+        allow_shared(&function, capabilities.shared_beside(of.fixed_shared()))?;
+    }
+    let shared = tensor.map_or(0, OnTensorCores::shared);
     let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0), distances];
     let sizes = sizes.map(|n| n as u32);
     let numbers = [scale as f32, eps];
@@ -120,13 +184,53 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     let config = LaunchConfig {
         grid_dim: (kv_heads as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
-        shared_mem_bytes: 0,
+        shared_mem_bytes: shared as u32,
     };
     // SAFETY: the arguments are those that the kernel declares. It reads a row of `qkv` and a position a sequence, a row of the
     // table and places of the cache, both below their ends whatever the position is, for each place the number of its distance,
     // which is less than the cache has places, nothing through null, and writes to the cache at one place a sequence and each of
     // `numel` of `y`: all were held against the slices above. Everything that it loads 16 bytes of begins at multiples of 16 bytes,
-    // heads too, whose sizes `kernel` saw. Work on the stream is in order, so nobody reads the cache meanwhile.
+    // heads too, whose sizes `kernel` saw. Shared memory has room for the new rows and two slots at least. Work on the stream is in
+    // order, so nobody reads the cache meanwhile.
     unsafe { launch.launch(config) }.w()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+
+    #[test]
+    fn heads_of_16_bits_that_share_keys_are_on_tensor_cores() {
+        let hopper = capabilities("sm_90a", 90, 227 << 10);
+        let sizes = |dtype, heads, head_dim, capacity| Sizes {
+            of: CachedAttention { heads, kv_heads: 2, head_dim, scale: 1., window: None, eps: 0. },
+            dtype,
+            batch: 1,
+            capacity,
+            pairs: 0,
+            positions: capacity,
+            distances: 0,
+        };
+        let of = |sizes: Sizes, on, blocks| sizes.on_tensor_cores(blocks, on).map(|of| (of.dim, of.slots));
+        let slots = |head_dim, capacity| of(sizes(DType::BF16, 14, head_dim, capacity), &hopper, 8);
+        assert_eq!([slots(64, 1024), slots(64, 1025)], [Some((64, 2)), Some((64, 3))]);
+        assert_eq!([slots(72, 1024), slots(128, 8192)], [Some((128, 2)), Some((128, 3))]);
+        assert_eq!(slots(256, 1024), None, "wider heads than the kernels have");
+        assert_eq!(of(sizes(DType::F32, 14, 64, 1024), &hopper, 8), None);
+        assert_eq!(of(sizes(DType::F16, 2, 64, 8192), &hopper, 8), Some((64, 3)), "keys of a head of its own");
+        assert_eq!(of(sizes(DType::F16, 2, 64, 64), &hopper, 1), None, "few of these");
+        assert_eq!(of(sizes(DType::F16, 18, 64, 1024), &hopper, 8), None, "more heads than columns");
+        let by_distance = Sizes { distances: 1024, ..sizes(DType::F16, 14, 64, 1024) };
+        assert_eq!(of(by_distance, &hopper, 8), None);
+        let small = capabilities("sm_86", 86, 99 << 10);
+        assert_eq!(of(sizes(DType::F16, 14, 128, 8192), &small, 1), Some((128, 2)));
+        let turing = capabilities("sm_75", 75, 64 << 10);
+        assert_eq!(of(sizes(DType::F16, 14, 64, 1024), &turing, 1), None);
+        // Blocks of a multiprocessor, whose shared memory a block takes another KiB of.
+        for (of, blocks) in [(OnTensorCores { dim: 64, slots: 3 }, 4), (OnTensorCores { dim: 128, slots: 3 }, 2)] {
+            assert!(blocks * (of.shared() + of.fixed_shared() + 1024) <= 228 << 10, "{of:?}");
+        }
+    }
 }

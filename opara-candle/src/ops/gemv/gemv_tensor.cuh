@@ -17,26 +17,6 @@ constexpr unsigned STEP = WARPS * ROWS * CHUNK * 2;
 // Elements behind each row in shared memory, so that lanes that read two rows at once read different banks.
 constexpr unsigned APART = 32;
 
-__device__ inline unsigned bytes_of_dynamic_memory() {
-    unsigned bytes;
-    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-    return bytes;
-}
-
-// Waits until of `steps` groups, the latest ones, all but the first are pending at most.
-__device__ inline void wait_for_first(unsigned steps) {
-    switch (steps) {
-    case 1: return wait_pending<0>();
-    case 2: return wait_pending<1>();
-    case 3: return wait_pending<2>();
-    case 4: return wait_pending<3>();
-    case 5: return wait_pending<4>();
-    case 6: return wait_pending<5>();
-    case 7: return wait_pending<6>();
-    default: return wait_pending<7>();
-    }
-}
-
 // Rows `from` to `from + 8` of x, as far as there are any, normalised if there is a scale, with zeros behind their ends; behind the last
 // one of x is a row of zeros, if there are fewer than R. The sum of squares of a row is in eight parts, whatever R is: part i has every
 // eighth 32 vectors from those of warp i on. The caller waits for the block's other threads.
