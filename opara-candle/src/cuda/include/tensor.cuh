@@ -51,12 +51,6 @@ struct Tf32Split {
         high = __float_as_uint(first), low = __float_as_uint(rounded(x - first));
     }
 
-    // The part of a number that tensor cores drop when they read it as TF32 (truncated to 11 bits). NaN for NaN and
-    // infinities; possibly NaN beyond 4e37.
-    __device__ static unsigned dropped_part(unsigned bits) {
-        return __float_as_uint(rounded(__uint_as_float(bits) - __uint_as_float(bits & 0xffffe000)));
-    }
-
   private:
     // Rounds to 11 bits (Dekker, "A floating-point technique for extending the available precision", 1971). Rounding by
     // integer addition would give the same, except that the usual NaN pattern would become zero.
