@@ -41,7 +41,7 @@ fn gemma3(dtype: DType, device: &Device) -> anyhow::Result<gemma3::Model> {
         "attention_bias": false, "head_dim": 64, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 128,
         "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 1,
         "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "vocab_size": VOCABULARY,
-        "query_pre_attn_scalar": 64, "sliding_window": 100, "sliding_window_pattern": 2, "max_position_embeddings": 128
+        "query_pre_attn_scalar": 64, "sliding_window": 24, "sliding_window_pattern": 2, "max_position_embeddings": 128
     }))?;
     Ok(gemma3::Model::new(false, &config, opara_weights::seeded(3, dtype, device))?)
 }

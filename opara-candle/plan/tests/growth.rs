@@ -94,6 +94,63 @@ fn memory_that_is_overwritten_has_to_be_a_cache() -> Result<()> {
     Ok(())
 }
 
+/// A graph whose caches have room for so many tokens and are written at this place, of which attention reads all that are there.
+fn with_room(graph: &Graph, room: u64, place: u64, tokens: u64) -> Result<Graph> {
+    let mut graph = graph.clone();
+    let is_cache =
+        |node: &opara_plan::rewrite::Node| matches!(node.compute, Compute::Concat { .. }) && node.operands.len() == 3;
+    let caches: Vec<usize> = (0..graph.nodes.len()).filter(|&at| is_cache(&graph.nodes[at])).collect();
+    for &at in &caches {
+        let node = &mut graph.nodes[at];
+        let Compute::Concat { widths, .. } = &mut node.compute else { continue };
+        let step = widths[1];
+        *widths = vec![place * step, step, (room - place - 1) * step];
+        node.len = room * step;
+        let Value::Input(input) = node.operands[0].value else { panic!("it overwrites an input") };
+        graph.inputs[input].len = room * step;
+        node.operands[2].first = (place + 1) * step;
+        for (operand, width) in [(0, widths[0]), (2, widths[2])] {
+            node.operands[operand].dims.last_mut().context("a row")?.len = width;
+        }
+    }
+    for node in &mut graph.nodes {
+        let reads_cache = |of: &&mut Operand| matches!(of.value, Value::Node(at) if caches.contains(&at));
+        if let Compute::Attention { .. } = node.compute {
+            for operand in node.operands.iter_mut().filter(reads_cache) {
+                let at = operand.dims.len() - 2;
+                operand.dims[at].len = tokens;
+            }
+        }
+    }
+    Ok(graph)
+}
+
+#[test]
+fn a_cache_that_has_room_for_the_latest_tokens_is_a_window() -> Result<()> {
+    let [a, b, c] = graphs("gemma3-f16")?;
+    // Behind 8, 9 and 41 tokens; of the last ones the new token takes the place of the oldest, wherever that is.
+    let (near, next, far) = (with_room(&a, 16, 8, 9)?, with_room(&b, 16, 9, 10)?, with_room(&c, 16, 5, 16)?);
+    let of = |graphs, lengths| Growth::of(graphs, lengths).map_err(anyhow::Error::msg);
+    let (short, growth) = (of([&near, &next], [8, 9])?, of([&near, &far], [8, 41])?);
+    assert!(short.caches.iter().all(|cache| cache.window.is_none()));
+    assert!(growth.caches.iter().all(|cache| cache.window == Some(16)));
+    let sees = |node: &opara_plan::rewrite::Node| match node.compute {
+        Compute::CachedAttention { window, .. } => Some(window),
+        _ => None,
+    };
+    assert!(growth.graph.nodes.iter().filter_map(sees).all(|window| window == Some(16)));
+    assert!(short.agrees(&growth) && growth.agrees(&growth) && !growth.agrees(&short));
+    assert_eq!(Growth::place(&far, growth.caches[0].keys), Some(5));
+
+    // Room for others, fewer tokens read than there are, and a place that is not the next one while there is room.
+    for (other, length) in
+        [(with_room(&c, 20, 5, 20)?, 41), (with_room(&c, 16, 5, 15)?, 41), (with_room(&b, 16, 3, 10)?, 9)]
+    {
+        assert!(Growth::of([&near, &other], [8, length]).is_err());
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_written_elsewhere_than_behind_the_text_is_no_cache() -> Result<()> {
     let [a, b, _] = graphs("gemma3-f16")?;

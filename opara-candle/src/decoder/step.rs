@@ -20,6 +20,9 @@ use crate::rewrite::set::Set;
 use crate::step::StepExecutor;
 use crate::{ops, Error, Result};
 
+/// Tokens of the example in whose place behind it the step is held against double precision, too.
+const OTHERS: usize = 7;
+
 /// A step that is replayed, and the caches that it writes.
 pub(super) struct Step {
     executor: StepExecutor<Vec<Tensor>>,
@@ -77,7 +80,16 @@ impl Step {
         let pass = captured(forward, &model, &token, length)?;
         let inputs = inputs(&pass, &token)?;
         let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
+        let other = |at| -> candle::Result<Vec<Tensor>> {
+            let other = example.narrow(1, at, 1)?.flatten_all()?;
+            let inputs = inputs.iter().zip(&pass.places);
+            Ok(inputs
+                .map(|(input, place)| if let Place::Argument(_) = place { &other } else { input }.clone())
+                .collect())
+        };
+        let others = (0..tokens.min(OTHERS)).map(other).collect::<candle::Result<Vec<_>>>()?;
         let chosen = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])
+            .and_then(|set| set.and_on(&pass.graph, others))
             .map_err(Error::from)
             .and_then(|set| choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(()))));
         let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
@@ -89,11 +101,11 @@ impl Step {
         let later = captured(forward, &model, &token, last)?;
         let second = Known::of(&later, &standing, last)?;
         // A rule that stays out may be what would explain a difference.
-        let growth = first.and(&second).map_err(|error| match (error, &notes[..]) {
+        let short = first.and(&second).map_err(|error| match (error, &notes[..]) {
             (Error::NotCapturable { reason }, [_, ..]) => refused(&format!("{reason}; {}", notes.join("; "))),
             (error, _) => error,
         })?;
-        check_kept(&growth, (&pass, first.length), (&later, last))?;
+        check_kept(&short, (&pass, &first), (&later, &second))?;
         drop(before);
         // The longest text: what the host decides by the length is to be the same there.
         let long = || -> Result<(M, usize)> {
@@ -104,7 +116,8 @@ impl Step {
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 2);
         let (longest, length) = long().map_err(|error| or_refused(error, &said))?;
         let far = captured(forward, &longest, &token, length)?;
-        if first.and(&Known::of(&far, &standing, length)?)? != growth {
+        let growth = first.and(&Known::of(&far, &standing, length)?)?;
+        if !short.agrees(&growth) {
             return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
         }
 
@@ -156,17 +169,18 @@ impl Step {
         let pass = captured(forward, model, token, length)?;
         let now = Known::of(&pass, &self.standing, length)?;
         let [first, second] = &self.known;
-        if now.and(if first.length == length { second } else { first })? != self.growth {
+        if !now.and(if first.length == length { second } else { first })?.agrees(&self.growth) {
             return Err(refused(&format!(
                 "the step behind {length} tokens is another one than the decoder was built for"
             )));
         }
         for (cache, to) in self.growth.caches.iter().zip(&self.state[1..]) {
-            let of = |recorded: Recorded| tokens_of(&pass, recorded, cache, length);
-            let both = Tensor::stack(&[of(cache.keys)?, of(cache.values)?], 0)?.unsqueeze(0)?;
+            let [keys, values] = [cache.keys, cache.values].map(|of| Earlier::of(&pass, &now, of, cache));
+            let (keys, values) = (keys?, values?);
+            let both = Tensor::stack(&[keys.tokens, values.tokens], 0)?.unsqueeze(0)?;
             // What is left of another text may be infinite, and operators that read all places multiply it by zero.
             write(to, &to.zeros_like()?)?;
-            to.slice_set(&both.contiguous()?, 3, 0)?;
+            to.slice_set(&both.contiguous()?, 3, keys.first)?;
         }
         Ok(write(&self.state[0], &Tensor::new(&[length as u32], token.device())?)?)
     }
@@ -312,26 +326,49 @@ fn state(growth: &Growth, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>
     Ok(std::iter::once(position).chain(growth.caches.iter().map(cache)).collect::<candle::Result<_>>()?)
 }
 
-/// Keys or values of a text as `(heads, length, size)`.
-fn tokens_of(pass: &WholePass, of: Recorded, cache: &Cache, length: usize) -> Result<Tensor> {
-    let recorded = pass.copied(of.input)?.ok_or_else(|| refused("its cache is an argument"))?;
-    let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
-    // What is written in place has room for more tokens than there are.
-    let room = recorded.elem_count() / (heads * size);
-    let by_head = match of.by_token {
-        true => recorded.reshape((room, heads, size))?.transpose(0, 1)?,
-        false => recorded.reshape((heads, room, size))?,
-    };
-    Ok(by_head.narrow(1, 0, length)?.contiguous()?)
+/// Keys or values of a text as a recorded pass has them before its own token.
+struct Earlier {
+    /// How many of the oldest tokens are not there any more.
+    first: usize,
+    /// `(heads, tokens, size)`.
+    tokens: Tensor,
+}
+
+impl Earlier {
+    /// What the pass has of a cache; `known` is its graph.
+    fn of(pass: &WholePass, known: &Known, of: Recorded, cache: &Cache) -> Result<Self> {
+        let recorded = pass.copied(of.input)?.ok_or_else(|| refused("its cache is an argument"))?;
+        let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
+        // What is written in place has room for more tokens than there are, or for fewer.
+        let room = recorded.elem_count() / (heads * size);
+        let by_head = match of.by_token {
+            true => recorded.reshape((room, heads, size))?.transpose(0, 1)?,
+            false => recorded.reshape((heads, room, size))?,
+        };
+        let tokens = match cache.window {
+            // The pass has put the new token in the place of the oldest one, behind which the others follow in turn.
+            Some(window) if known.length >= window as usize => {
+                let place =
+                    Growth::place(&known.graph, of).ok_or_else(|| refused("its cache is not written"))? as usize;
+                Tensor::cat(&[by_head.narrow(1, place + 1, room - place - 1)?, by_head.narrow(1, 0, place)?], 1)?
+            }
+            _ => by_head.narrow(1, 0, known.length)?,
+        };
+        Ok(Self { first: known.length - tokens.dim(1)?, tokens: tokens.contiguous()? })
+    }
 }
 
 /// Fails if a later pass of the same text does not have the bits of earlier tokens in its caches: attention reads them before a step
 /// leaves them, and what it leaves is not seen in its own pass.
-fn check_kept(growth: &Growth, earlier: (&WholePass, usize), later: (&WholePass, usize)) -> Result<()> {
+fn check_kept(growth: &Growth, earlier: (&WholePass, &Known), later: (&WholePass, &Known)) -> Result<()> {
     for cache in &growth.caches {
         for of in [cache.keys, cache.values] {
-            let before = tokens_of(earlier.0, of, cache, earlier.1)?;
-            let now = tokens_of(later.0, of, cache, later.1)?.narrow(1, 0, earlier.1)?;
+            let [before, now] = [earlier, later].map(|(pass, known)| Earlier::of(pass, known, of, cache));
+            let (before, now) = (before?, now?);
+            // Those that both have.
+            let count = (before.first + before.tokens.dim(1)?).saturating_sub(now.first);
+            let before = before.tokens.narrow(1, now.first - before.first, count)?;
+            let now = now.tokens.narrow(1, 0, count)?;
             if before.ne(&now)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0. {
                 return Err(refused("a step changes what its cache has of earlier tokens"));
             }

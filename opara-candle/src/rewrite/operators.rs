@@ -44,7 +44,9 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
         Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
         Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),
-        Compute::CachedAttention { heads, size, scale } => cached_attention(of, node, [*heads, *size], *scale),
+        Compute::CachedAttention { heads, size, scale, window } => {
+            cached_attention(of, node, [*heads, *size], *scale, *window)
+        }
     }
 }
 
@@ -282,14 +284,21 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
 }
 
 /// One token's attention over a cache of `[heads, size]`, to which its keys and values go.
-fn cached_attention(of: &mut Evaluation, node: &Node, [heads, size]: [u64; 2], scale: f32) -> Result<Tensor> {
+fn cached_attention(
+    of: &mut Evaluation,
+    node: &Node,
+    [heads, size]: [u64; 2],
+    scale: f32,
+    window: Option<u64>,
+) -> Result<Tensor> {
     let tokens = node.operands[..3].iter().map(|operand| of.own(operand)?.flatten_all());
     let tokens = tokens.collect::<Result<Vec<_>>>()?;
     let qkv = ops::cat(&tokens.iter().collect::<Vec<_>>(), 0)?.reshape((1, 1, ()))?;
     let (cache, start) = (of.tensor(node.operands[3].value)?, of.tensor(node.operands[4].value)?);
     let [kv_heads, head_dim] = [heads, size].map(|n| n as usize);
     let heads = node.len as usize / head_dim;
-    let of = CachedAttention { heads, kv_heads, head_dim, scale: scale.into(), window: None, eps: 0. };
+    let window = window.map(|window| window as usize);
+    let of = CachedAttention { heads, kv_heads, head_dim, scale: scale.into(), window, eps: 0. };
     let new = NewTokens { qkv: &qkv, start: &start, rotary: None, norms: None, by_distance: None };
     ops::cached_attention(&of, &cache, new)
 }

@@ -18,7 +18,7 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if `outputs` were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// The same run on operands nearby, if it gives few numbers: whose roundings happen to be luckier says nothing of a few.
+    /// The same run on other operands, if it gives few numbers: whose roundings happen to be luckier says nothing of a few.
     pub(super) nearby: Vec<Set>,
 }
 
@@ -52,9 +52,21 @@ impl Set {
         Ok(set)
     }
 
+    /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
+    /// roundings may happen to be luckier.
+    ///
+    /// # Errors
+    /// A graph that cannot be computed.
+    pub fn and_on(mut self, graph: &Graph, others: impl IntoIterator<Item = Vec<Tensor>>) -> Result<Self> {
+        for inputs in others {
+            self.nearby.push(Self::computed(graph, inputs, self.numbers)?);
+        }
+        Ok(self)
+    }
+
     /// The run on operands that differ from these by less than a fiftieth.
     fn beside(&self, graph: &Graph, number: usize) -> Result<Self> {
-        let Self { inputs, numbers, .. } = self;
+        let inputs = &self.inputs;
         let other = |(input, of): (&Tensor, &Input)| {
             if !varies(of) {
                 return Ok(input.clone());
@@ -67,9 +79,14 @@ impl Set {
             (input.to_dtype(DType::F32)? * factor)?.to_dtype(input.dtype())
         };
         let inputs = inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
-        let outputs = evaluate(graph, &inputs, Arithmetic::Typed, *numbers)?;
-        let references = in_double_precision(graph, &inputs, *numbers)?;
-        Ok(Self { inputs, outputs, references, numbers: *numbers, recorded: None, nearby: Vec::new() })
+        Self::computed(graph, inputs, self.numbers)
+    }
+
+    /// By candle's operators.
+    fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
+        let outputs = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
+        let references = in_double_precision(graph, &inputs, numbers)?;
+        Ok(Self { inputs, outputs, references, numbers, recorded: None, nearby: Vec::new() })
     }
 
     /// This one, and those nearby.

@@ -269,6 +269,8 @@ pub enum Compute {
         size: u64,
         /// What the scores are multiplied by.
         scale: f32,
+        /// How many of the latest tokens are seen, the new one included, if not all.
+        window: Option<u64>,
     },
 }
 

@@ -7,6 +7,7 @@
 
 use hashbrown::HashMap;
 
+use super::append::Append;
 use super::graph::{strides_over, Compute, Graph, Input, Node, Operand, Value};
 use crate::trace::Element;
 
@@ -54,6 +55,8 @@ pub struct Cache {
     pub size: u64,
     /// Type of the elements.
     pub element: Element,
+    /// How many of the latest tokens it has, the new one included, if not all.
+    pub window: Option<u64>,
 }
 
 /// Keys or values of earlier tokens, as a recorded pass read them.
@@ -87,6 +90,29 @@ impl Growth {
         Growing { pairs: &pairs, appended, growth }.grown()
     }
 
+    /// Whether this is `known`, as far as its texts tell: while no text is longer than what a cache holds, it is not seen how many of the
+    /// latest tokens that is.
+    pub fn agrees(&self, known: &Self) -> bool {
+        let mut own = self.clone();
+        for (cache, known) in own.caches.iter_mut().zip(&known.caches) {
+            cache.window = cache.window.or(known.window);
+        }
+        for (node, known) in own.graph.nodes.iter_mut().zip(&known.graph.nodes) {
+            if let (Compute::CachedAttention { window, .. }, Compute::CachedAttention { window: known, .. }) =
+                (&mut node.compute, &known.compute)
+            {
+                *window = window.or(*known);
+            }
+        }
+        own == *known
+    }
+
+    /// How many tokens lie before the new one in what this recorded graph appends to; `None` if it appends nothing to that.
+    pub fn place(graph: &Graph, of: Recorded) -> Option<u64> {
+        let appends = graph.nodes.iter().filter_map(|node| Append::of(node, graph));
+        appends.filter(|append| append.input == of.input).map(|append| append.place).next()
+    }
+
     /// Fails if a pass overwrites memory that is no cache.
     ///
     /// # Errors
@@ -110,15 +136,17 @@ impl Growth {
     }
 }
 
-/// What was there of earlier tokens with what the new token adds behind it, and room for more behind that if it is written in place.
+/// What adds the new token to earlier ones in both graphs.
 struct Appended {
     /// The input of earlier tokens.
     input: usize,
     /// Runs that it is appended to, and elements of a token.
     rows: u64,
     token: u64,
-    /// Elements of a run with what is appended and the room behind that, behind each of the texts.
+    /// Elements of a run behind each of the texts.
     row: [u64; 2],
+    /// How many of the latest tokens these are, if not all.
+    window: Option<u64>,
     /// Of the new token.
     new: Operand,
 }
@@ -162,40 +190,23 @@ impl Pairs<'_> {
 
     /// What a node appends to, if that is what it does in both graphs.
     fn append(&self, node: &Node, other: &Node) -> Option<Appended> {
-        let (Compute::Concat { rows, widths }, Compute::Concat { rows: of_rows, widths: of_widths }) =
-            (&node.compute, &other.compute)
-        else {
-            return None;
+        let [of, longer] = [Append::of(node, self.graph)?, Append::of(other, self.longer)?];
+        let window = match [of.window(self.lengths[0])?, longer.window(self.lengths[1])?] {
+            [own, of_longer] if own == of_longer => own,
+            // Behind the shorter text there is room left in the same buffer.
+            [None, window] if of.row == longer.row => window,
+            _ => return None,
         };
-        let [old, new, ..] = &node.operands[..] else { return None };
-        let ([width, step, ..], [of_width, of_step, ..]) = (&widths[..], &of_widths[..]) else { return None };
-        let Value::Input(input) = old.value else { return None };
-        let grows = *width == step * self.lengths[0] && *of_width == of_step * self.lengths[1] && step == of_step;
-        let is_same = rows == of_rows && other.operands.get(1) == Some(new) && self.graph.inputs[input].is_constant;
-        let is_old =
-            is_kept(node, *rows, widths, self.graph, input) && is_kept(other, *rows, of_widths, self.longer, input);
-        let row = [widths, of_widths].map(|widths| widths.iter().sum());
-        (grows && is_same && is_old).then(|| Appended { input, rows: *rows, token: rows * step, row, new: new.clone() })
+        let same = |of: &Append| (of.input, of.rows, of.step, of.new.clone());
+        (same(&of) == same(&longer)).then(|| Appended {
+            input: of.input,
+            rows: of.rows,
+            token: of.rows * of.step,
+            row: [of.row, longer.row],
+            window,
+            new: of.new.clone(),
+        })
     }
-}
-
-/// Whether a concatenation of these widths leaves in each row what the input has before and behind its second part.
-fn is_kept(node: &Node, rows: u64, widths: &[u64], graph: &Graph, input: usize) -> bool {
-    let (old, behind) = match (&node.operands[..], widths) {
-        ([old, _], &[width, _]) => ((old, width), None),
-        ([old, _, behind], &[width, _, room]) => ((old, width), Some((behind, room))),
-        _ => return false,
-    };
-    // A concatenation makes another row; what is written in place has the room in its own.
-    let row: u64 = if behind.is_some() { widths.iter().sum() } else { old.1 };
-    let lies = |(of, width): (&Operand, u64), first: u64| {
-        let strides = strides_over(&of.dims, &[rows, width]);
-        let is_there =
-            strides.is_some_and(|strides| (rows == 1 || strides[0] == row) && (width == 1 || strides[1] == 1));
-        of.value == Value::Input(input) && of.first == first && is_there
-    };
-    let is_all = rows.checked_mul(row) == Some(graph.inputs[input].len);
-    is_all && lies(old, 0) && behind.is_none_or(|of| lies(of, row - of.1))
 }
 
 /// The common graph as it is made.
@@ -321,25 +332,27 @@ impl Growing<'_> {
         }
         let (of_keys, of_values) = (&self.appended[&keys], &self.appended[&values]);
         let heads = |[k, v]: [&Operand; 2], text: usize| {
-            let tokens = self.pairs.lengths[text] + 1;
+            let tokens = of_keys.window.map_or(u64::MAX, |window| window).min(self.pairs.lengths[text] + 1);
             let of = |operand, of: &Appended| Heads::of(operand, tokens, of, of.row[text]);
             Some([of(k, of_keys)?, of(v, of_values)?])
         };
         let [k, v] = heads([k, v], 0)
             .filter(|of| heads([&others[1], &others[2]], 1).as_ref() == Some(of))
-            .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size))
+            .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size) && of_keys.window == of_values.window)
             .ok_or("how keys and values lie")?;
         let Heads { heads, size, .. } = k;
         if !node.len.is_multiple_of(heads * size) || q.len() != node.len {
             return Err("its queries: there is more than one new token".into());
         }
         let recorded = |of: &Appended, by_token| Recorded { input: of.input, by_token };
+        let window = of_keys.window;
         let cache = Cache {
             keys: recorded(of_keys, k.by_token),
             values: recorded(of_values, v.by_token),
             heads,
             size,
             element: node.element,
+            window,
         };
         let new = [of_keys.new.clone(), of_values.new.clone()];
         let is_typed = |input: usize| self.pairs.graph.inputs[input].element == node.element;
@@ -356,7 +369,7 @@ impl Growing<'_> {
             operands.push(self.operand(&new, &new)?);
         }
         operands.extend([Operand::whole(cached, 0), Operand::whole(start, 1)]);
-        let compute = Compute::CachedAttention { heads, size, scale };
+        let compute = Compute::CachedAttention { heads, size, scale, window };
         Ok(Node { compute, operands, ..node.clone() })
     }
 }
@@ -378,7 +391,7 @@ impl Heads {
             return None;
         }
         let strides = strides_over(&operand.dims, &[heads.len, tokens, size.len])?;
-        // The token lies behind those before it in each run.
+        // The tokens of a run follow one another.
         let by_token = of.rows == 1;
         let lies = strides[2] == 1
             && match by_token {

@@ -4,6 +4,7 @@
 //! [`regions`] finds runs of consecutive ops whose meaning is known, each as a [`Graph`] of values. [`rules`] change a graph. A
 //! recorder that knows the device turns the changed graph into launches again.
 
+mod append;
 mod changes;
 mod graph;
 mod growth;

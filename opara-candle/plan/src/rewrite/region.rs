@@ -253,7 +253,8 @@ impl<'a> Run<'a> {
             let dims = vec![Dim { len: rows, stride: row }, Dim { len: width, stride: 1 }];
             Part { first, dims: dims.clone(), operand: Operand { value: old, first, dims }, element }
         };
-        let parts = [of_old(0, before), part, of_old(end, row - end)];
+        let mut parts = vec![of_old(0, before), part, of_old(end, row - end)];
+        parts.retain(|part| part.operand.len() > 0);
         let node = concat(&parts, bytes)?;
         Some(self.push(node))
     }
