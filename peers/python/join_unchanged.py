@@ -4,6 +4,8 @@
 
 A row for each model, dtype and batch, in the order of the files (of the script: by name). What was not measured is null. What failed
 in PyTorch is in `torch_errors`. Of two lines for the same number the last one counts.
+
+With --onto the output keeps its head and what no line is about; rows of which our side is measured anew get a commit of their own.
 """
 
 import argparse
@@ -24,6 +26,10 @@ TORCH = {"graph": "torch_graph_us", "channels-last": "torch_channels_last_us", "
 EMPTY = dict.fromkeys(
     ["exact_us", "accurate_us", *TORCH.values(), "native_us", "error", "candle_error", "accurate_build_ms"]
 )
+
+
+# What a row is of.
+KEY = ("model", "dtype", "batch")
 
 
 def rounded(value: float | None, digits: int) -> float | None:
@@ -52,13 +58,18 @@ def of_candle(row: dict, line: dict) -> None:
         row["accurate_build_ms"] = round(sum(ms for stage, ms in accurate["build_ms"].items() if stage != "forward"))
 
 
-def joined(lines: list[dict]) -> list[dict]:
-    """A row for each model, dtype and batch."""
-    rows = {}
+def joined(lines: list[dict], onto: list[dict] = (), commit: str | None = None) -> list[dict]:
+    """A row for each model, dtype and batch. Those that a commit is given with are of that one."""
+    rows = {tuple(row[name] for name in KEY): dict(row) for row in onto}
     for line in lines:
-        key = {name: line[name] for name in ("model", "dtype", "batch")}
+        key = {name: line[name] for name in KEY}
         row = rows.setdefault(tuple(key.values()), key | EMPTY)
-        (of_torch if "contestant" in line else of_candle)(row, line)
+        if "contestant" in line:
+            of_torch(row, line)
+            continue
+        of_candle(row, line)
+        if commit is not None:
+            row["commit"] = commit
     return list(rows.values())
 
 
@@ -87,8 +98,14 @@ def main() -> None:
     for name in ("device", "driver", "commit"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--iters", type=int, default=30)
+    parser.add_argument("--onto", action="store_true", help="add to what the output has")
     args = parser.parse_args()
     lines = [line for path in args.files for line in read(path)]
+    if args.onto:
+        head = json.loads(args.output.read_text())
+        rows = joined(lines, head.pop("rows"), args.commit)
+        args.output.write_text(written(head, rows))
+        return
     torch = sorted({line["torch"] for line in lines if "torch" in line})
     head = {"device": args.device, "driver": args.driver, "commit": args.commit, "torch": ", ".join(torch) or None}
     head |= {"command": COMMAND, "iters": args.iters, "note": NOTE}

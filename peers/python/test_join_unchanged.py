@@ -54,6 +54,13 @@ class Join(unittest.TestCase):
         self.assertEqual((row["exact_us"], row["accurate_us"], row["torch_compile_us"], row["error"]), (1109.8, None, None, None))
         self.assertIsNone(row["accurate_build_ms"])
 
+    def test_what_is_measured_anew_goes_onto_what_is_there(self):
+        onto = joined([CANDLE, torch("graph", us=250.1), CANDLE | {"model": "vgg16"}])
+        rows = joined([torch("graph", us=240.0), CANDLE | {"model": "vgg16", "accurate_us": 180.0}], onto, "0123abc")
+        self.assertEqual([row["model"] for row in rows], ["resnet18", "vgg16"])
+        self.assertEqual([(row["accurate_us"], row["torch_graph_us"]) for row in rows], [(195.8, 240.0), (180.0, None)])
+        self.assertEqual([row.get("commit") for row in rows], [None, "0123abc"])
+
     def test_a_contestant_that_failed_has_its_error(self):
         [row] = joined([torch("compile", error="OutOfMemoryError: CUDA"), torch("graph", us=1.0)])
         self.assertIsNone(row["torch_compile_us"])
