@@ -177,6 +177,14 @@ def segformer(at: Target) -> Made:
     return Forward(model, lambda model, image: model(image).logits), (at.image(512),)
 
 
+def dac(at: Target) -> Made:
+    """The decoder of a second of sound in nine codes."""
+    of = transformers()
+    model = of.DacModel(of.DacConfig())
+    codes = at.tokens(9 * 86, 1024).view(at.batch, 9, 86)
+    return Forward(model, lambda model, codes: model.decode(audio_codes=codes).audio_values), (codes,)
+
+
 def unet(at: Target, latent: int) -> Made:
     import diffusers
 
@@ -236,6 +244,7 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "siglip-base": siglip,
     "segformer-b0": segformer,
     "t5-small-encoder": t5_encoder,
+    "dac-44khz-decoder": dac,
     "distilbert": lambda at: encoder("distilbert", at.tokens(LENGTH, 30522)),
     "smollm2-135m": lambda at: decoder(at, "llama", **SMOLLM2),
     "qwen3-0.6b": lambda at: decoder(at, "qwen3", **QWEN3),
