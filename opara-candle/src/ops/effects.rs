@@ -1,8 +1,8 @@
 //! Collects the memory effects of this library's kernels from the operators' folders.
 
 use super::{
-    activation, advance, argmax, attention, cached_attention, cat, conv, embedding, gemv, group_norm, heads, matmul,
-    norm, one_query, pool, quantized, sample, softmax, space_to_depth, upsample, write_rows,
+    activation, advance, argmax, attention, cached_attention, cat, causal_attention, conv, embedding, gemv, group_norm,
+    heads, matmul, new_tokens, norm, one_query, pool, quantized, sample, softmax, space_to_depth, upsample, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -14,12 +14,14 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     attention::effects::EFFECTS,
     cached_attention::effects::EFFECTS,
     cat::effects::EFFECTS,
+    causal_attention::effects::EFFECTS,
     conv::effects::EFFECTS,
     embedding::effects::EFFECTS,
     gemv::effects::EFFECTS,
     group_norm::effects::EFFECTS,
     heads::effects::EFFECTS,
     matmul::effects::EFFECTS,
+    new_tokens::effects::EFFECTS,
     norm::effects::EFFECTS,
     one_query::effects::EFFECTS,
     pool::effects::EFFECTS,

@@ -54,6 +54,8 @@ mod assign;
 mod attention;
 mod cached_attention;
 mod cat;
+#[cfg(feature = "cuda")]
+mod causal_attention;
 mod conv;
 #[cfg(feature = "cuda")]
 pub(crate) mod effects;
@@ -63,6 +65,8 @@ mod gemv;
 mod group_norm;
 mod heads;
 mod matmul;
+#[cfg(feature = "cuda")]
+mod new_tokens;
 mod norm;
 #[cfg(feature = "cuda")]
 mod one_query;

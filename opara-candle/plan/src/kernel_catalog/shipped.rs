@@ -122,6 +122,8 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("opara_split_heads_", Layout),
     row("opara_attention_", Attention),
     row("opara_cached_attention_", Attention),
+    row("opara_causal_attention_", Attention),
+    row("opara_new_tokens_", ElementWise),
     row("opara_one_query_attention_", Attention),
     row("opara_product_", Matmul),
     row("opara_gemv_", Matmul),

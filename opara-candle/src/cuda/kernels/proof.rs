@@ -188,6 +188,7 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
         "_nhwc",
         "_cat_sums_",
         "_attention_",
+        "_new_tokens_",
         "_norm_short_",
         "_group_",
         "_product_",

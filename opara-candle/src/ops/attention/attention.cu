@@ -6,7 +6,7 @@
 #if __CUDA_ARCH__ >= 800
 
 #include "rows.cuh"
-#include "tensor.cuh"
+#include "tile.cuh"
 
 constexpr unsigned WARPS = 4, THREADS = 32 * WARPS;
 // Queries per warp, and per block.
@@ -15,46 +15,9 @@ constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
 // Keys per tile: two stages of keys and values must fit into shared memory.
 template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
 
-// Elements of a row in shared memory: whole operands of an instruction. Those past DIM are zeros.
-template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPTH<T> * DEPTH<T>;
-
 // Operands of f32 that tensor cores sum up. With two, 16 terms, the error of a row is about half of that of f32 products
 // and a softmax; with four it is larger for few keys.
 constexpr int OPERANDS_OF_SUM = 2;
-
-// The rows of one head: `pitch` elements apart, contiguous in themselves.
-template <typename T> struct Tokens {
-    const T *at;
-    unsigned count, pitch;
-};
-
-// A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
-template <int DIM, typename T> struct Tile {
-    static constexpr unsigned PITCH = WIDTH<DIM, T> + WIDE<T>, LOADS = DIM / WIDE<T>;
-    T *at;
-
-    __device__ T *row(unsigned row) const { return at + row * PITCH; }
-
-    // Starts the asynchronous copy of COUNT tokens from `first` on. Tokens past the last one become zeros.
-    template <unsigned COUNT> __device__ void fill(const Tokens<T> &from, unsigned first) const {
-        constexpr unsigned ALL = COUNT * LOADS;
-#pragma unroll
-        for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
-            const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
-            if (ALL % THREADS != 0 && i >= ALL) break;
-            const bool there = token < from.count;
-            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
-        }
-    }
-
-    // Zeros past DIM, which `fill` leaves alone.
-    template <unsigned COUNT> __device__ void clear_rest() const {
-        constexpr unsigned REST = (WIDTH<DIM, T> - DIM) / WIDE<T>;
-        if constexpr (REST > 0)
-            for (unsigned i = threadIdx.x; i < COUNT * REST; i += THREADS)
-                *reinterpret_cast<uint4 *>(row(i / REST) + DIM + i % REST * WIDE<T>) = {};
-    }
-};
 
 // The bias of the two score rows that a lane holds.
 template <typename B> struct Bias {
@@ -92,21 +55,7 @@ template <typename B> struct Bias {
     }
 };
 
-// score += q * k^T for N tiles of 8 keys. `q` is the warp's queries in D operands.
-template <int N, int D, int DIM, typename T>
-__device__ inline void add_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, T> &keys) {
-    const unsigned lane = threadIdx.x % 32;
-#pragma unroll
-    for (int d = 0; d < D; d++)
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            unsigned some[4];
-            ldmatrix<false>(some, keys.row(n * 8 + lane / 16 * 8 + lane % 8) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
-            mma(score[n], q[d], some[0], some[1], T());
-            mma(score[n + 1], q[d], some[2], some[3], T());
-        }
-}
-// The same of SOME operands of f32, from `first` on.
+// score += q * k^T of SOME operands of f32, from `first` on.
 template <int SOME, int N, int D, int DIM>
 __device__ inline void add_partial_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, float> &keys,
                                           int first) {
@@ -250,11 +199,11 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     // This lane's two queries are `first` and `first + 8`; its columns are `column` and the next of every 8.
     const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
 
-    Tile<DIM, T>{room[0][0]}.template clear_rest<4 * AT_ONCE>();
-    queries.template fill<QUERIES>(q, blockIdx.x * QUERIES);
+    Tile<DIM, T>{room[0][0]}.template clear_rest<4 * AT_ONCE, THREADS>();
+    queries.template fill<QUERIES, THREADS>(q, blockIdx.x * QUERIES);
     commit();
-    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE>(k, 0);
-    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE>(v, 0);
+    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE, THREADS>(k, 0);
+    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE, THREADS>(v, 0);
     commit();
 
     Bias<B> added;
@@ -279,8 +228,8 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
         if (start + AT_ONCE < k.count) {
-            Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE>(k, start + AT_ONCE);
-            Tile<DIM, T>{room[stage ^ 1][1]}.template fill<AT_ONCE>(v, start + AT_ONCE);
+            Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE, THREADS>(k, start + AT_ONCE);
+            Tile<DIM, T>{room[stage ^ 1][1]}.template fill<AT_ONCE, THREADS>(v, start + AT_ONCE);
         }
         commit();
 

@@ -122,8 +122,9 @@ fn by_position(
     Tensor::stack(&results, 0)
 }
 
-/// All sequences at once over all places, of which a mask hides those that a token does not see.
-fn by_mask(
+/// All sequences at once over all places, of which a mask hides those that a token does not see. The first heads of `turned`,
+/// `(batch, tokens, heads or more, head_dim)`, are the queries.
+pub(super) fn by_mask(
     of: &CachedAttention,
     turned: &Tensor,
     cache: &Tensor,

@@ -1,13 +1,16 @@
-//! Attention of one new token a sequence in one launch.
+//! Attention over a cache in one launch, of one new token a sequence, or in two.
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
+use super::composed::by_mask;
 use super::launch::{self, Operands, Sizes};
 use super::{CachedAttention, NewTokens};
 use crate::cuda::driver::address_of;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::ops::causal_attention::{self, causal_attention};
+use crate::ops::new_tokens::{self, new_tokens, Beside};
 
 /// See [`cached_attention`](super::cached_attention); `None` where other operators have to do it.
 pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Option<Tensor>> {
@@ -17,10 +20,10 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let (positions, turning) = rotary.map_or(Ok((capacity, 0)), Tensor::dims2)?;
     let distances = by_distance.map_or(Ok(0), |table| table.dim(1))?;
     let sizes = Sizes { of: *of, dtype: qkv.dtype(), batch, capacity, pairs: turning / 2, positions, distances };
+    let is_one = tokens == 1 && sizes.is_known();
     let others = [Some(start), rotary, by_distance];
     let together = others.into_iter().flatten().all(|tensor| tensor.device().same_device(qkv.device()));
-    if tokens != 1
-        || !sizes.is_known()
+    if !(is_one || sizes.of_tokens(tokens).is_known())
         || !together
         || !takes(qkv, &[Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)])
     {
@@ -36,8 +39,44 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
             return Ok(None);
         }
     }
+    if !is_one {
+        let norms = norms.as_ref().map(|(q, k)| (q, k));
+        let (rotary, by_distance) = (rotary.as_ref(), by_distance.as_ref());
+        let new = NewTokens { qkv: &qkv, start: &start, rotary, norms, by_distance };
+        return several_tokens(&sizes, tokens, cache, &new).map(Some);
+    }
     let kernel = OneToken { sizes, norms, start, rotary, by_distance, cache: cache.clone() };
     launched(kernel, &qkv, (batch, 1, of.heads * of.head_dim)).map(Some)
+}
+
+/// The new tokens into the cache, then what their queries see of it: two launches, or more where there is no kernel for the second.
+fn several_tokens(sizes: &Sizes, tokens: usize, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
+    let Sizes { of, dtype, batch, capacity, positions, .. } = *sizes;
+    let NewTokens { qkv, start, rotary, norms, by_distance } = *new;
+    let q = new_tokens(sizes.of_tokens(tokens), qkv, &Beside { norms, start, rotary, cache })?;
+    let sizes = causal_attention::Sizes {
+        dtype,
+        batch,
+        tokens,
+        heads: of.heads,
+        kv_heads: of.kv_heads,
+        head_dim: of.head_dim,
+        capacity,
+        end: capacity.min(positions),
+        window: of.window,
+        scale: of.scale as f32,
+    };
+    let seen = if by_distance.is_none() { causal_attention(sizes, &q, cache, start)? } else { None };
+    seen.map_or_else(|| by_mask(&of, &q, cache, start, by_distance), Ok)
+}
+
+impl Sizes {
+    /// Of so many new tokens a sequence.
+    fn of_tokens(&self, tokens: usize) -> new_tokens::Sizes {
+        let Self { of, dtype, batch, capacity, pairs, positions, .. } = *self;
+        let CachedAttention { heads, kv_heads, head_dim, eps, .. } = of;
+        new_tokens::Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, eps }
+    }
 }
 
 struct OneToken {

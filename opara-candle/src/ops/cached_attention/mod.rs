@@ -52,7 +52,9 @@ pub struct NewTokens<'a> {
 /// Queries and keys are normalised and turned by their positions, if there are norms and a table for that. `cache` is `(batch, 2,
 /// kv_heads, capacity, head_dim)`, keys before values; `start + tokens` places of it are used. No size depends on positions, so one
 /// CUDA graph serves all lengths of text. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of
-/// a cluster, share the cache's places ("Flash-Decoding", Dao et al., 2023).
+/// a cluster, share the cache's places ("Flash-Decoding", Dao et al., 2023). Several tokens are two launches: what becomes of them, and
+/// attention on tensor cores, for types of 16 bits and heads of 32, 40, 64, 80, 96, 128 or 160 elements, up to the last place that is
+/// seen; otherwise, attention over all places with a mask.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};

@@ -1,5 +1,5 @@
-// What becomes of a new token's queries, keys and values before anything attends, and the sizes of a launch: for the kernels of
-// cached_attention.cuh and of cached_attention_tensor.cuh.
+// What becomes of a new token's queries, keys and values before anything attends, and the sizes of a launch: for kernels that write a
+// cache of keys and values.
 #pragma once
 #include "places.cuh"
 

@@ -1,0 +1,56 @@
+// Tiles of keys or values in shared memory, for attention on tensor cores (sm_80 and later). For older architectures, kernels that use
+// this header are not compiled.
+#pragma once
+#include "tensor.cuh"
+
+// Elements of a row in shared memory: whole operands of an instruction. Those past DIM are zeros.
+template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPTH<T> * DEPTH<T>;
+
+// The rows of one head: `pitch` elements apart, contiguous in themselves.
+template <typename T> struct Tokens {
+    const T *at;
+    unsigned count, pitch;
+};
+
+// A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
+template <int DIM, typename T> struct Tile {
+    static constexpr unsigned PITCH = WIDTH<DIM, T> + WIDE<T>, LOADS = DIM / WIDE<T>;
+    T *at;
+
+    __device__ T *row(unsigned row) const { return at + row * PITCH; }
+
+    // Starts the asynchronous copy of COUNT tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros.
+    template <unsigned COUNT, unsigned THREADS> __device__ void fill(const Tokens<T> &from, unsigned first) const {
+        constexpr unsigned ALL = COUNT * LOADS;
+#pragma unroll
+        for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
+            const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
+            if (ALL % THREADS != 0 && i >= ALL) break;
+            const bool there = token < from.count;
+            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
+        }
+    }
+
+    // Zeros past DIM, which `fill` leaves alone.
+    template <unsigned COUNT, unsigned THREADS> __device__ void clear_rest() const {
+        constexpr unsigned REST = (WIDTH<DIM, T> - DIM) / WIDE<T>;
+        if constexpr (REST > 0)
+            for (unsigned i = threadIdx.x; i < COUNT * REST; i += THREADS)
+                *reinterpret_cast<uint4 *>(row(i / REST) + DIM + i % REST * WIDE<T>) = {};
+    }
+};
+
+// score += q * k^T for N tiles of 8 keys. `q` is the warp's queries in D operands.
+template <int N, int D, int DIM, typename T>
+__device__ inline void add_scores(float (&score)[N][4], const unsigned (&q)[D][4], const Tile<DIM, T> &keys) {
+    const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < D; d++)
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned some[4];
+            ldmatrix<false>(some, keys.row(n * 8 + lane / 16 * 8 + lane % 8) + d * DEPTH<T> + lane / 8 % 2 * WIDE<T>);
+            mma(score[n], q[d], some[0], some[1], T());
+            mma(score[n + 1], q[d], some[2], some[3], T());
+        }
+}

@@ -1,0 +1,181 @@
+//! Launches of `causal_attention.cuh`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::cuda::driver::kernels::{address, expect, function, ptx, Capabilities};
+
+/// `THREADS` and `ROWS` of `causal_attention.cuh`: rows of a block are queries of one head each.
+const THREADS: u32 = 128;
+const ROWS: usize = 64;
+/// `SHARES` of `causal_attention.cuh`: blocks of a cluster, which share a sequence's places.
+const SHARES: u32 = 4;
+/// Blocks that fill an H100, and places that are worth a cluster.
+const BLOCKS: usize = 264;
+const MANY_PLACES: usize = 2048;
+
+/// Sizes of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::ops) struct Sizes {
+    pub dtype: DType,
+    pub batch: usize,
+    /// New tokens of a sequence.
+    pub tokens: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Places of a sequence in the cache, and those of them that tokens may stand at: the first ones.
+    pub capacity: usize,
+    pub end: usize,
+    /// How many places a token sees, its own included; all, if not given.
+    pub window: Option<usize>,
+    /// What scores are multiplied by.
+    pub scale: f32,
+}
+
+impl Sizes {
+    /// Is there a kernel for these sizes?
+    fn are_known(&self) -> bool {
+        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, window, scale } = *self;
+        let is_size = matches!(head_dim, 32 | 40 | 64 | 80 | 96 | 128 | 160);
+        let are_there = ![batch, tokens, heads, kv_heads, end].contains(&0) && window != Some(0);
+        let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        let are_counted = batch <= 65_535 && self.numel() <= i32::MAX as usize && self.cache() <= 1 << 40;
+        let are_places = end <= capacity && capacity.max(window.unwrap_or(0)) <= i32::MAX as usize;
+        let is_known = matches!(dtype, DType::F16 | DType::BF16);
+        // The kernel scales scores after it has found the largest one.
+        let is_scale = scale.is_normal() && scale > 0.;
+        is_size && are_there && are_shared && are_counted && are_places && is_known && is_scale
+    }
+
+    /// Blocks of a sequence that have different rows.
+    fn blocks(&self) -> usize {
+        (self.tokens * self.heads / self.kv_heads).div_ceil(ROWS) * self.kv_heads
+    }
+
+    /// Do the blocks of a cluster share the places that a sequence has? Its bits depend on that, so the batch does not count.
+    fn is_split(&self) -> bool {
+        let seen = self.window.map_or(self.end, |window| self.end.min(window + self.tokens));
+        seen >= MANY_PLACES && self.blocks() < BLOCKS
+    }
+
+    fn numel(&self) -> usize {
+        self.batch * self.tokens * self.heads * self.head_dim
+    }
+
+    /// Elements of the cache.
+    fn cache(&self) -> usize {
+        2 * self.batch * self.kv_heads * self.capacity * self.head_dim
+    }
+}
+
+fn code(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => ptx::CAUSAL_ATTENTION_F16,
+        _ => ptx::CAUSAL_ATTENTION_BF16,
+    }
+}
+
+/// Is there a kernel for these sizes that runs on the device?
+///
+/// # Errors
+/// A failed driver call.
+pub(super) fn attends(device: &CudaDevice, sizes: &Sizes) -> Result<bool> {
+    Ok(sizes.are_known() && Capabilities::of(device, code(sizes.dtype))?.has_tensor_cores())
+}
+
+/// What the queries see of the cache, into `y` as `(batch, tokens, heads, head_dim)`, like `q`.
+///
+/// # Errors
+/// Sizes without a kernel, slices that are too short or begin elsewhere than at multiples of 16 bytes, or a launch that fails.
+pub(super) fn causal_attention<T: DeviceRepr>(
+    device: &CudaDevice,
+    sizes: &Sizes,
+    q: &CudaView<T>,
+    cache: &CudaView<T>,
+    start: &CudaView<u32>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, window, scale } = *sizes;
+    if !sizes.are_known() {
+        bail!("no kernel for {sizes:?}")
+    }
+    expect("the queries", q.len(), sizes.numel())?;
+    expect("the cache", cache.len(), sizes.cache())?;
+    expect("the positions", start.len(), batch)?;
+    expect("the result", y.len(), sizes.numel())?;
+    if [q, cache].iter().any(|at| !address(at, device).is_multiple_of(16)) {
+        bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
+    }
+    let code = code(dtype);
+    let is_split = sizes.is_split() && Capabilities::of(device, code)?.has_clusters();
+    let (shape, blocks) = if is_split { ("_split", SHARES) } else { ("", 1) };
+    let name = format!("opara_causal_attention_{head_dim}{shape}_{}", dtype.as_str());
+    let function = function(device, &name, &format!("causal_attention_{}", dtype.as_str()), code)?;
+    let numbers = [sizes.numel(), tokens, heads, heads / kv_heads, capacity, end, window.unwrap_or(0)];
+    let numbers = numbers.map(|n| n as u32);
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    for number in &numbers {
+        launch.arg(number);
+    }
+    launch.arg(&scale).arg(q).arg(cache).arg(start).arg(y);
+    let config = LaunchConfig {
+        grid_dim: (sizes.blocks() as u32, batch as u32, blocks),
+        block_dim: (THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the arguments are those that the kernel declares. It reads each row of `q`, a position a sequence, and places of the cache
+    // that are below `end` whatever the position is, and writes each of `numel` of `y`: all were held against the slices above. Rows are
+    // multiples of 16 bytes, as `are_known` saw, and begin at such. Work on the stream is in order, so nobody writes the cache meanwhile.
+    unsafe { launch.launch(config) }.w()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA: Sizes = Sizes {
+        dtype: DType::BF16,
+        batch: 1,
+        tokens: 128,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        capacity: 8192,
+        end: 8192,
+        window: None,
+        scale: 0.125,
+    };
+
+    #[test]
+    fn heads_of_16_bits_have_a_kernel() {
+        assert!(LLAMA.are_known());
+        assert!(Sizes { dtype: DType::F16, head_dim: 128, ..LLAMA }.are_known());
+        assert!(Sizes { kv_heads: 2, tokens: 1, ..LLAMA }.are_known());
+        let others = [
+            Sizes { dtype: DType::F32, ..LLAMA },
+            Sizes { head_dim: 256, ..LLAMA },
+            Sizes { kv_heads: 5, ..LLAMA },
+            Sizes { scale: 0., ..LLAMA },
+            Sizes { scale: -1., ..LLAMA },
+            Sizes { end: 8193, ..LLAMA },
+            Sizes { window: Some(0), ..LLAMA },
+            Sizes { batch: 1 << 16, ..LLAMA },
+        ];
+        assert!(others.iter().all(|of| !of.are_known()));
+    }
+
+    #[test]
+    fn clusters_share_many_places_of_few_rows() {
+        let is_split = |of: Sizes| of.is_split();
+        assert!(is_split(LLAMA) && is_split(Sizes { batch: 64, ..LLAMA }), "whatever the batch is");
+        assert!(!is_split(Sizes { end: 2000, ..LLAMA }), "few places");
+        assert!(!is_split(Sizes { window: Some(512), ..LLAMA }), "few of them are seen");
+        assert!(!is_split(Sizes { tokens: 1024, ..LLAMA }), "many rows");
+    }
+}

@@ -1,0 +1,167 @@
+//! Launches of `new_tokens.cu`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, DType, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+
+use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx};
+use crate::cuda::operator::places::THREADS;
+
+/// `EACH` of `places.cuh`.
+const EACH: usize = 8;
+
+/// Sizes of a launch.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::ops) struct Sizes {
+    pub dtype: DType,
+    pub batch: usize,
+    /// New tokens of a sequence.
+    pub tokens: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Pairs of elements that turn, and the positions that there are.
+    pub pairs: usize,
+    pub positions: usize,
+    /// Places of a sequence in the cache.
+    pub capacity: usize,
+    /// What is added to the mean square where heads are normalised.
+    pub eps: f32,
+}
+
+impl Sizes {
+    /// Neighbours that have a head's elements together; `None` if there is no kernel for these sizes.
+    fn lanes(&self) -> Option<usize> {
+        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, .. } = *self;
+        let lanes = [8, 16, 32].into_iter().find(|lanes| head_dim <= lanes * EACH)?;
+        let are_there = ![batch, tokens, heads, kv_heads, head_dim, positions, capacity].contains(&0);
+        let are_wide = head_dim.is_multiple_of(EACH) && pairs.is_multiple_of(EACH);
+        let are_counted = self.cache() <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
+        let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        (are_there && are_wide && are_counted && is_known).then_some(lanes)
+    }
+
+    /// Elements of the new tokens' queries, keys and values.
+    fn read(&self) -> usize {
+        self.batch * self.tokens * (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Elements of the cache.
+    fn cache(&self) -> usize {
+        2 * self.batch * self.kv_heads * self.capacity * self.head_dim
+    }
+
+    /// Whether there is a kernel.
+    pub fn is_known(&self) -> bool {
+        self.lanes().is_some()
+    }
+}
+
+/// The operands of a launch besides the new tokens' queries, keys and values.
+pub(super) struct Operands<'a, T> {
+    /// Scales of the norms of queries and of keys.
+    pub norms: Option<(&'a CudaView<'a, T>, &'a CudaView<'a, T>)>,
+    pub start: &'a CudaView<'a, u32>,
+    pub rotary: Option<&'a CudaView<'a, f32>>,
+    /// Is written to.
+    pub cache: &'a CudaView<'a, T>,
+}
+
+/// Keys and values of the new tokens into the cache, and their queries into `y`.
+///
+/// # Errors
+/// Sizes without a kernel, slices that are too short or begin elsewhere than at multiples of 16 bytes, or a launch that fails.
+pub(super) fn new_tokens<T: DeviceRepr>(
+    device: &CudaDevice,
+    sizes: &Sizes,
+    qkv: &CudaView<T>,
+    operands: &Operands<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, eps } = *sizes;
+    let Operands { norms, start, rotary, cache } = *operands;
+    let Some(lanes) = sizes.lanes() else { bail!("no kernel for {sizes:?}") };
+    let numel = batch * tokens * heads * head_dim;
+    expect("the new tokens", qkv.len(), sizes.read())?;
+    expect("the positions", start.len(), batch)?;
+    expect("the rotary table", rotary.map_or(0, CudaView::len), positions * 2 * pairs)?;
+    expect("the cache", cache.len(), sizes.cache())?;
+    expect("the norms", norms.map_or(head_dim, |(q, k)| q.len().min(k.len())), head_dim)?;
+    expect("the queries", y.len(), numel)?;
+    let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
+    let table = rotary.map(|at| address(at, device));
+    let mut addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(table);
+    if addresses.any(|at| !at.is_multiple_of(16)) {
+        bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
+    }
+    let name = format!("opara_new_tokens_{lanes}_{}", dtype.as_str());
+    let function = function(device, &name, "new_tokens", ptx::NEW_TOKENS)?;
+    let numbers = [numel, tokens, heads, kv_heads, head_dim, pairs, positions, capacity].map(|n| n as u32);
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    for number in &numbers {
+        launch.arg(number);
+    }
+    launch.arg(&eps).arg(qkv);
+    arg_or_null(&mut launch, norms.map(|(q, _)| q));
+    arg_or_null(&mut launch, norms.map(|(_, k)| k));
+    launch.arg(start);
+    arg_or_null(&mut launch, rotary);
+    launch.arg(cache).arg(y);
+    let rows = batch * tokens * (heads + 2 * kv_heads);
+    let config = LaunchConfig {
+        grid_dim: (rows.div_ceil(THREADS as usize / lanes) as u32, 1, 1),
+        block_dim: (THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    // SAFETY: the arguments are those that the kernel declares. It reads each head of `qkv`, a position a sequence, and a row of the
+    // table below its end whatever the position is, nothing through null. It writes each of `numel` of `y`, and of the cache the places
+    // of the new tokens that are below its end. All were held against the slices above, and are counted in 31 bits, the cache in more.
+    // Everything that it loads and stores 16 bytes of begins at multiples of 16 bytes, heads too, whose sizes `lanes` saw. Work on the
+    // stream is in order, so nobody reads the cache meanwhile.
+    unsafe { launch.launch(config) }.w()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LLAMA: Sizes = Sizes {
+        dtype: DType::BF16,
+        batch: 1,
+        tokens: 128,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 64,
+        pairs: 32,
+        positions: 4096,
+        capacity: 4096,
+        eps: 0.,
+    };
+
+    #[test]
+    fn heads_of_published_models_have_a_kernel() {
+        let lanes = |head_dim, pairs| Sizes { head_dim, pairs, ..LLAMA }.lanes();
+        assert_eq!(LLAMA.lanes(), Some(8), "Llama 3.2 1B");
+        assert_eq!(lanes(128, 48), Some(16), "Phi-4-mini");
+        assert_eq!(lanes(256, 128), Some(32), "Gemma 3");
+        assert_eq!(lanes(64, 0), Some(8), "nothing turns");
+        assert_eq!([lanes(20, 10), lanes(64, 12), lanes(512, 256)], [None; 3]);
+        assert_eq!(Sizes { dtype: DType::F64, ..LLAMA }.lanes(), None);
+    }
+
+    #[test]
+    fn more_elements_than_the_kernel_counts_have_none() {
+        assert!(Sizes { capacity: 1 << 20, ..LLAMA }.is_known());
+        let others = [
+            Sizes { batch: 1 << 14, ..LLAMA },
+            Sizes { capacity: 1 << 31, ..LLAMA },
+            Sizes { batch: 0, ..LLAMA },
+            Sizes { tokens: 0, ..LLAMA },
+        ];
+        assert!(others.iter().all(|of| !of.is_known()));
+    }
+}
