@@ -105,7 +105,7 @@ struct Args {
     #[arg(long, hide = true)]
     memory_of: Option<Calls>,
 
-    /// Folder for traces, one file `MODEL-DTYPE.trace` each.
+    /// Folder for traces, one file `MODEL-DTYPE.trace` each, with the times of ops where CUPTI is installed.
     #[arg(long)]
     traces: Option<PathBuf>,
 }

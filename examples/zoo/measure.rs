@@ -137,7 +137,8 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
     let captured = report.mode != Mode::Eager;
     if let Some(file) = trace.filter(|_| captured) {
-        scheduled.trace(inputs)?.save(file)?;
+        // Without CUPTI, without the times of ops.
+        scheduled.measure(inputs).or_else(|_| scheduled.trace(inputs))?.save(file)?;
     }
     let replays = if captured && !counts.is_accurate { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;

@@ -142,6 +142,24 @@ pub struct Window {
 }
 
 impl Window {
+    /// The same over planes of this size with one stride and one dilation for rows and columns, if there is such a window: where a window
+    /// has one element its dilation is of no account, and where there is room for one window, its stride.
+    pub fn square(self, plane: [u64; 2]) -> Option<Self> {
+        let mut square = self;
+        for (axis, other) in [(0, 1), (1, 0)] {
+            if self.kernel[axis] == 1 {
+                square.dilation[axis] = self.dilation[other];
+            }
+            let padded = self.padding[axis].checked_mul(2)?.checked_add(plane[axis])?;
+            let reach = self.kernel[axis].checked_sub(1)?.checked_mul(self.dilation[axis])?;
+            if padded == reach.checked_add(1)? {
+                square.stride[axis] = self.stride[other];
+            }
+        }
+        let is_square = |pair: [u64; 2]| pair[0] == pair[1];
+        (is_square(square.stride) && is_square(square.dilation)).then_some(square)
+    }
+
     /// Rows and columns of the result of a transposed convolution of a plane of this size, if it has any; `None` also if they exceed
     /// 64 bits.
     pub fn transposed(&self, plane: [u64; 2], output_padding: [u64; 2]) -> Option<[u64; 2]> {
@@ -265,6 +283,20 @@ impl Meaning {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_along_one_axis_have_one_stride_and_one_dilation() {
+        let of = |kernel, padding, stride, dilation| Window { kernel, padding, stride, dilation, groups: 1 };
+        let along_rows = of([7, 1], [9, 0], [1, 1], [3, 1]);
+        assert_eq!(along_rows.square([688, 1]), Some(Window { dilation: [3, 3], ..along_rows }));
+        let strided = of([3, 1], [1, 0], [2, 1], [1, 1]);
+        assert_eq!(strided.square([100, 1]), Some(Window { stride: [2, 2], ..strided }));
+        // There is another window beside it, and an element whose distance counts.
+        assert_eq!(strided.square([100, 2]), None);
+        assert_eq!(of([3, 3], [1, 1], [1, 1], [2, 1]).square([100, 100]), None);
+        let even = of([3, 3], [1, 1], [2, 2], [1, 1]);
+        assert_eq!(even.square([100, 100]), Some(even));
+    }
 
     fn view(first: u64, dims: &[(u64, u64)]) -> View {
         let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();

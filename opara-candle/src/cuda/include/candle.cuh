@@ -8,6 +8,9 @@ __device__ inline float smaller(float a, float b) { return fminf(a, b); }
 __device__ inline float root(float x) { return sqrtf(x); }
 __device__ inline float magnitude(float x) { return fabsf(x); }
 __device__ inline float exponential(float x) { return expf(x); }
+__device__ inline float logarithm(float x) { return logf(x); }
+__device__ inline float sine(float x) { return sinf(x); }
+__device__ inline float cosine(float x) { return cosf(x); }
 // Rounds the product, so that the compiler cannot contract it with an addition of the next op: candle runs that in
 // another kernel.
 __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
@@ -20,6 +23,9 @@ __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
     __device__ inline T root(T x) { return hsqrt(x); }                                                                 \
     __device__ inline T magnitude(T x) { return __habs(x); }                                                           \
     __device__ inline T exponential(T x) { return hexp(x); }                                                           \
+    __device__ inline T logarithm(T x) { return hlog(x); }                                                             \
+    __device__ inline T sine(T x) { return hsin(x); }                                                                  \
+    __device__ inline T cosine(T x) { return hcos(x); }                                                                \
     __device__ inline T mul_rn(T a, T b) { return __hmul_rn(a, b); }
 HALF_FUNCTIONS(__half)
 HALF_FUNCTIONS(__nv_bfloat16)

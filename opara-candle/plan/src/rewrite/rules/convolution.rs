@@ -8,9 +8,9 @@ use crate::trace::{Dim, Function};
 pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let Function::Convolution(window) = *facts.recorded(at)? else { return None };
     let node = facts.node(at);
-    let is_square = window.stride[0] == window.stride[1] && window.dilation[0] == window.dilation[1];
-    let compute = Compute::FusedConvolution(Convolution::new(window));
-    (is_square && node.element.is_float()).then(|| Better { node: Node { compute, ..node.clone() }, saved: 0 })
+    let [_, _, h, w] = node.operands.first()?.dims[..] else { return None };
+    let compute = Compute::FusedConvolution(Convolution::new(window.square([h.len, w.len])?));
+    node.element.is_float().then(|| Better { node: Node { compute, ..node.clone() }, saved: 0 })
 }
 
 /// Lets a convolution of images of one pixel, with a bias, be a product: its weight is read once for all of them.

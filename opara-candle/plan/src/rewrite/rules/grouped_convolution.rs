@@ -25,12 +25,9 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let (first, window) = *parts.first().filter(|_| groups > 1)?;
     let (x, weight) = (&first.operands[0], &first.operands[1]);
     let [images, channels, h, w] = x.dims[..] else { return None };
+    let square = window.square([h.len, w.len])?;
     // Each convolution fills a run of each image.
-    if window.groups != 1
-        || images.len != rows
-        || window.stride[0] != window.stride[1]
-        || window.dilation[0] != window.dilation[1]
-    {
+    if window.groups != 1 || images.len != rows {
         return None;
     }
     let weights = weight.len();
@@ -51,7 +48,7 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let all = Dim { len: channels.len * groups, stride: channels.stride };
     let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
     let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
-    let compute = Compute::FusedConvolution(Convolution::new(Window { groups, ..window }));
+    let compute = Compute::FusedConvolution(Convolution::new(Window { groups, ..square }));
     let launches = concat.launches + parts.iter().map(|(node, _)| node.launches).sum::<usize>();
     Some(Node::new(compute, vec![x, weight], concat.element, concat.len, launches))
 }
