@@ -35,6 +35,20 @@ __device__ inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], unsigned 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d = a * b + c for codes of 8 bits and sums of 32, a 16 x 32 and b 32 x 8, or 16 x 16 and 16 x 8; all of c is the same number. Lane l
+// has codes 4 * (l % 4) to 4 * (l % 4) + 3 of row l / 4 of a, of row l / 4 + 8, then the same 16 codes further on; of b those of column
+// l / 4; and of d what `mma` has of c.
+__device__ inline void mma_s8(int (&d)[4], int c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c));
+}
+__device__ inline void mma_s8(int (&d)[4], int c, const unsigned (&a)[2], unsigned b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b), "r"(c));
+}
+
 // Sums of split products below this bound are correct. Splitting a number beyond 4e34 or an infinity gives NaN, and so do
 // partial sums that overflow with different signs. A kernel that finds NaN or a sum this large recomputes it without tensor
 // cores.

@@ -41,7 +41,7 @@ pub(super) fn product(
     let Some(of) = of else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
-    for operand in [Some(&x), Some(&weight.codes), scale.as_ref()].into_iter().flatten() {
+    for operand in [Some(&x), Some(&weight.codes), Some(&weight.scales), scale.as_ref()].into_iter().flatten() {
         if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! Launches of `quantized.cuh`.
+//! Launches of `quantized.cuh`, and of `quantized_tensor.cuh` where there are tensor cores.
 
 #![allow(unsafe_code)]
 
@@ -11,12 +11,30 @@ use super::blocks::Format;
 use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, blocks, expect, function, ptx, Capabilities};
 use crate::ops::Activation;
 
-/// `WARPS` and `LOADS` of `quantized.cuh`.
-const WARPS: usize = 8;
-const LOADS: usize = 4;
+/// What a kernel divides a weight into.
+struct Division {
+    /// `WARPS` of the header.
+    warps: usize,
+    /// Rows of the weight that a warp takes at a time.
+    rows: usize,
+    /// Bytes of codes of a row that a warp takes at a time.
+    chunk: usize,
+    /// Blocks that take turns: those that an H100 runs at once.
+    blocks: usize,
+}
 
-/// Blocks that take turns: two for each processor of an H100, as many as have the registers.
-const BLOCKS: usize = 2 * 132;
+/// Of `quantized.cuh`: 16 bytes of a row for each lane.
+const INTEGERS: Division = Division { warps: 8, rows: 4, chunk: 32 * 16, blocks: 2 * 132 };
+
+/// Of `quantized_tensor.cuh`: one block of a multiprocessor, so that `x` is staged once there.
+const TENSOR: Division = Division { warps: 16, rows: 16, chunk: 128, blocks: 132 };
+
+/// Chunks of its rows that a warp of `quantized_tensor.cuh` asks for ahead at most.
+const MOST_STEPS: usize = 8;
+
+/// `PIECE` and `APART` of `quantized_tensor.cuh`.
+const PIECE: usize = 256;
+const APART: usize = 16;
 
 /// Sizes of a product with few rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +49,8 @@ pub(super) struct Gemv {
     inner: usize,
     /// Two rows of the weight make a result: a gate, and what it lets through.
     activation: Option<Activation>,
+    /// Chunks of its rows that a warp asks for ahead, on tensor cores.
+    ahead: Option<usize>,
 }
 
 impl Gemv {
@@ -44,19 +64,52 @@ impl Gemv {
     ) -> Option<Self> {
         let is_some = code(dtype).is_some() && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        let of = Self { dtype, format, rows, columns, inner, activation };
-        let fits = is_some && are_countable && rows <= 8 && inner.is_multiple_of(32);
-        (fits && capabilities.has_shared(of.shared() + STATIC)).then_some(of)
+        if !is_some || !are_countable || rows > 8 || !inner.is_multiple_of(32) {
+            return None;
+        }
+        let mut of = Self { dtype, format, rows, columns, inner, activation, ahead: None };
+        // 16 bytes of scales are of four groups. What eight rows have no room for, fewer do not do either: the bits of a row do not
+        // depend on how many there are from two on. One row alone is faster without tensor cores.
+        let is_whole = inner.is_multiple_of(4 * format.group);
+        if rows > 1 && capabilities.has_tensor_cores() && is_whole && of.room_ahead(8, capabilities) > 0 {
+            of.ahead = Some(0); // The sizes below are those of its kernel from here on.
+            of.ahead = Some(of.steps(of.splits()).min(of.room_ahead(rows, capabilities)));
+        }
+        capabilities.has_shared(of.shared() + of.fixed_shared()).then_some(of)
     }
 
-    /// Rows of the kernel.
-    fn kernel(&self) -> usize {
-        self.rows.next_power_of_two()
+    fn division(&self) -> Division {
+        if self.ahead.is_some() {
+            TENSOR
+        } else {
+            INTEGERS
+        }
     }
 
-    /// Elements of a row that a warp takes at a time, 16 bytes of codes a lane.
+    /// The name of the kernel.
+    fn kernel(&self) -> String {
+        let kind = if self.activation.is_some() { "quantized_gated_gemv" } else { "quantized_gemv" };
+        let rows = if self.ahead.is_some() { "tensor".into() } else { self.rows.next_power_of_two().to_string() };
+        format!("opara_{kind}_{}_{}_{rows}_{}", self.format.bits, self.format.group, self.dtype.as_str())
+    }
+
+    /// The name of the kernel's module, and its code.
+    fn module(&self) -> Option<(String, &'static str)> {
+        let name = self.dtype.as_str();
+        if self.ahead.is_none() {
+            return Some((format!("quantized_{name}"), code(self.dtype)?));
+        }
+        let code = match self.dtype {
+            DType::F16 => ptx::QUANTIZED_TENSOR_F16,
+            DType::BF16 => ptx::QUANTIZED_TENSOR_BF16,
+            _ => ptx::QUANTIZED_TENSOR_F32,
+        };
+        Some((format!("quantized_tensor_{name}"), code))
+    }
+
+    /// Elements of a row that a warp takes at a time.
     fn chunk(&self) -> usize {
-        32 * 128 / self.format.bits
+        self.division().chunk * 8 / self.format.bits
     }
 
     fn chunks(&self) -> usize {
@@ -65,24 +118,66 @@ impl Gemv {
 
     /// Sets of rows of the weight that a warp takes at a time.
     fn groups(&self) -> usize {
-        self.columns.div_ceil(if self.activation.is_some() { LOADS / 2 } else { LOADS })
+        let rows = self.division().rows;
+        self.columns.div_ceil(if self.activation.is_some() { rows / 2 } else { rows })
     }
 
-    /// Warps that share rows of the weight: as many as have the fewest steps from the first chunk to the last one. It depends on the
-    /// weight alone, so that the bits of a row do not depend on how many there are.
+    /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
+    fn steps(&self, splits: usize) -> usize {
+        let Division { warps, blocks, .. } = self.division();
+        self.groups().div_ceil(blocks * (warps / splits)) * self.chunks().div_ceil(splits)
+    }
+
+    /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight alone, so that the bits of a row
+    /// do not depend on how many there are.
     fn splits(&self) -> usize {
-        let steps =
-            |&splits: &usize| self.groups().div_ceil(BLOCKS * (WARPS / splits)) * self.chunks().div_ceil(splits);
-        [1, 2, 4, WARPS].into_iter().min_by_key(steps).unwrap_or(1)
+        let warps = self.division().warps;
+        [1, 2, 4, 8, 16]
+            .into_iter()
+            .filter(|&splits| splits <= warps)
+            .min_by_key(|&splits| self.steps(splits))
+            .unwrap_or(1)
     }
 
     fn blocks(&self) -> u32 {
-        self.groups().div_ceil(WARPS / self.splits()).min(BLOCKS) as u32
+        let Division { warps, blocks, .. } = self.division();
+        self.groups().div_ceil(warps / self.splits()).min(blocks) as u32
     }
 
-    /// Bytes of shared memory that the launch asks for: of each 16 elements of `x` their codes, and two floats.
+    /// Bytes of shared memory that the launch asks for: `x`, and what the warps ask for ahead.
     fn shared(&self) -> usize {
-        self.kernel() * self.chunks() * self.chunk() / 16 * (16 + 8)
+        match self.ahead {
+            Some(ahead) => self.shared_on_tensor_cores(self.rows) + ahead * self.shared_of_chunks(),
+            // Of each 16 elements of `x` their codes, and two floats.
+            None => self.rows.next_power_of_two() * self.chunks() * self.chunk() / 16 * (16 + 8),
+        }
+    }
+
+    /// For so many rows of `x` in `quantized_tensor.cuh`: codes, two floats for each group of a pair of rows, and sums of squares.
+    fn shared_on_tensor_cores(&self, rows: usize) -> usize {
+        let padded = self.inner.next_multiple_of(PIECE);
+        let scales = padded / self.format.group * rows.div_ceil(2) * 16;
+        rows * (padded + APART) + scales + (rows * padded / PIECE).next_multiple_of(4) * 4
+    }
+
+    /// Of codes and scales of a chunk of each row of each warp.
+    fn shared_of_chunks(&self) -> usize {
+        TENSOR.warps * TENSOR.rows * self.format.bytes(TENSOR.chunk * 8 / self.format.bits)
+    }
+
+    /// Chunks that there is room for beside so many rows of `x`.
+    fn room_ahead(&self, rows: usize, capabilities: &Capabilities) -> usize {
+        let others = TENSOR_STATIC + self.shared_on_tensor_cores(rows);
+        (capabilities.shared_beside(0).saturating_sub(others) / self.shared_of_chunks()).min(MOST_STEPS)
+    }
+
+    /// Bytes of shared memory that the kernel has besides.
+    fn fixed_shared(&self) -> usize {
+        if self.ahead.is_some() {
+            TENSOR_STATIC
+        } else {
+            STATIC
+        }
     }
 }
 
@@ -96,8 +191,11 @@ pub(super) fn code(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Bytes of shared memory that kernels have besides, at most: sums of warps, and of squares.
-const STATIC: usize = 4 * (2 * WARPS * LOADS * 8 + WARPS * 8);
+/// Bytes of shared memory that kernels of `quantized.cuh` have besides, at most: sums of warps, and of squares.
+const STATIC: usize = 4 * INTEGERS.warps * (2 * INTEGERS.rows + 1) * 8;
+
+/// Of `quantized_tensor.cuh`: sums of warps, and the norm's factors.
+const TENSOR_STATIC: usize = 4 * (2 * TENSOR.warps * TENSOR.rows + 1) * 8;
 
 /// Codes and scales of a weight.
 #[derive(Clone, Copy)]
@@ -151,12 +249,14 @@ pub(super) fn gemv<T: DeviceRepr>(
     if [Some(x), norm].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
         bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
     }
-    let Some(code) = code(of.dtype) else { bail!("no kernels for {of:?}") };
-    let kind = if activation.is_some() { "quantized_gated_gemv" } else { "quantized_gemv" };
-    let name = format!("opara_{kind}_{}_{}_{}_{}", format.bits, format.group, of.kernel(), of.dtype.as_str());
-    let function = function(device, &name, &format!("quantized_{}", of.dtype.as_str()), code)?;
+    // On tensor cores, 16 bytes of them are loaded at once.
+    if !address(weight.scales, device).is_multiple_of(16) {
+        bail!("scales of {of:?} do not begin at a multiple of 16 bytes")
+    }
+    let Some((module, code)) = of.module() else { bail!("no kernels for {of:?}") };
+    let function = function(device, &of.kernel(), &module, code)?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-    allow_shared(&function, Capabilities::of(device, code)?.shared_beside(STATIC))?;
+    allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
     let sizes = [rows * columns, columns, inner, of.splits()].map(|n| n as u32);
     let activation = activation.map(Activation::code);
     let stream = device.cuda_stream();
@@ -177,7 +277,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     launch.arg(y);
     let config = LaunchConfig {
         grid_dim: (of.blocks(), 1, 1),
-        block_dim: (32 * WARPS as u32, 1, 1),
+        block_dim: (32 * of.division().warps as u32, 1, 1),
         shared_mem_bytes: of.shared() as u32,
     };
     // SAFETY: the arguments are those that the kernel declares. It reads `rows * inner` elements of `x`, `inner` of a norm's scale,
@@ -234,18 +334,42 @@ mod tests {
 
     #[test]
     fn kernels_take_up_to_eight_rows_that_fit_into_shared_memory() {
-        let hopper = capabilities("sm_90a", 90, 227 << 10);
+        let turing = capabilities("sm_75", 75, 64 << 10);
         let new =
-            |rows, columns, inner, gate| Gemv::new(DType::F16, Format::FOUR, [rows, columns, inner], gate, &hopper);
-        for rows in 1..=8 {
+            |rows, columns, inner, gate| Gemv::new(DType::F16, Format::FOUR, [rows, columns, inner], gate, &turing);
+        for rows in 1..=4 {
             let of = new(rows, 896, 4864, None).expect("it fits");
-            assert_eq!((of.splits(), of.blocks()), (8, 224), "{rows} rows");
+            assert_eq!((of.splits(), of.blocks(), of.ahead), (8, 224, None), "{rows} rows");
         }
         let gated = new(1, 4864, 896, Some(Activation::Silu)).expect("it fits");
         assert_eq!((gated.splits(), gated.shared()), (1, 64 * 24));
         assert_eq!(new(9, 64, 64, None), None, "more rows than kernels take");
         assert_eq!(new(1, 64, 100, None), None, "rows that 32 does not divide");
-        assert!(new(8, 64, 14_336, None).is_some());
-        assert_eq!(new(8, 64, 65_536, None), None, "more than shared memory holds");
+        assert_eq!(new(8, 64, 14_336, None), None, "more than shared memory holds");
+    }
+
+    #[test]
+    fn the_weight_decides_what_is_on_tensor_cores_and_how_sums_are_split() {
+        let hopper = capabilities("sm_90a", 90, 227 << 10);
+        let new = |format, rows, columns, inner| Gemv::new(DType::F16, format, [rows, columns, inner], None, &hopper);
+        for format in [Format::FOUR, Format::EIGHT, Format::EIGHT_IN_SMALL_GROUPS] {
+            let small = if format == Format::FOUR { (8, 64) } else { (16, 128) };
+            for (columns, inner, expected) in [(4096, 14_336, (8, 128)), (6144, 4096, (16, 132)), (2048, 2048, small)] {
+                for rows in 2..=8 {
+                    let of = new(format, rows, columns, inner).expect("it fits");
+                    assert_eq!((of.splits(), of.blocks()), expected, "{rows} rows of {columns} x {inner}, {format:?}");
+                    assert!(of.ahead.is_some_and(|ahead| ahead > 0), "{of:?}");
+                    assert!(of.shared() + TENSOR_STATIC <= 227 << 10, "{of:?}");
+                }
+                assert_eq!(new(format, 1, columns, inner).expect("it fits").ahead, None, "one row");
+            }
+            let of = |rows, inner| new(format, rows, 64, inner).map(|of| of.ahead.is_some());
+            let (odd, long) = (32 * 31, 17_920);
+            assert_eq!((of(1, odd), of(8, odd)), (Some(false), Some(false)), "scales that 16 bytes do not divide");
+            assert_eq!(of(2, long), of(8, long), "{format:?}");
+            assert_eq!(of(8, 65_536), None, "more than shared memory holds");
+        }
+        let of = new(Format::FOUR, 8, 4096, 14_336).expect("it fits");
+        assert_eq!((of.ahead, of.shared()), (Some(1), 8 * (14_336 + 16) + 448 * 64 + 8 * 56 * 4 + 16 * 16 * 160));
     }
 }

@@ -1,5 +1,5 @@
-// Products of a quantised weight's rows with up to eight rows of x, and its elements. The layouts of codes and scales are in
-// weight.rs.
+// Products of a quantised weight's rows with one row of x, or with up to eight where quantized_tensor.cuh has no kernel, and its
+// elements. The layouts of codes and scales are in weight.rs.
 //
 // The rows of x become codes of 8 bits, with a scale for each group of 32 (as llama.cpp's Q8_1), so that a product of groups is a sum
 // of integers. A warp takes four rows of the weight, or with others of its block a part of each. What it multiplies next is on its way

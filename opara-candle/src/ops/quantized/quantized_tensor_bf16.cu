@@ -1,0 +1,8 @@
+// A module for each type: a program loads those that it uses. For older architectures no kernels are compiled.
+#if __CUDA_ARCH__ >= 800
+
+#include "quantized_tensor.cuh"
+
+GEMVS(__nv_bfloat16, bf16)
+
+#endif
