@@ -112,6 +112,11 @@ fn with_room(graph: &Graph, room: u64, place: u64, tokens: u64) -> Result<Graph>
         for (operand, width) in [(0, widths[0]), (2, widths[2])] {
             node.operands[operand].dims.last_mut().context("a row")?.len = width;
         }
+        // Nothing lies before the first place, or behind the last one.
+        let is_some: Vec<bool> = widths.iter().map(|width| *width > 0).collect();
+        let mut keep = is_some.iter();
+        node.operands.retain(|_| keep.next() == Some(&true));
+        widths.retain(|width| *width > 0);
     }
     for node in &mut graph.nodes {
         let reads_cache = |of: &&mut Operand| matches!(of.value, Value::Node(at) if caches.contains(&at));
@@ -139,8 +144,14 @@ fn a_cache_that_has_room_for_the_latest_tokens_is_a_window() -> Result<()> {
         _ => None,
     };
     assert!(growth.graph.nodes.iter().filter_map(sees).all(|window| window == Some(16)));
-    assert!(short.agrees(&growth) && growth.agrees(&growth) && !growth.agrees(&short));
+    assert!(short.agrees(&growth, 9) && growth.agrees(&growth, 41) && !growth.agrees(&short, 41));
+    assert!(!short.agrees(&growth, 16), "behind so many tokens it would be seen");
     assert_eq!(Growth::place(&far, growth.caches[0].keys), Some(5));
+    let at_ends = [(0, with_room(&c, 16, 0, 16)?), (15, with_room(&c, 16, 15, 16)?)];
+    for (place, at_end) in &at_ends {
+        assert!(of([&near, at_end], [8, 41])? == growth);
+        assert_eq!(Growth::place(at_end, growth.caches[0].keys), Some(*place));
+    }
 
     // Room for others, fewer tokens read than there are, and a place that is not the next one while there is room.
     for (other, length) in

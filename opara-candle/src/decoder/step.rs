@@ -110,16 +110,28 @@ impl Step {
         // The longest text: what the host decides by the length is to be the same there.
         let long = || -> Result<(M, usize)> {
             let ids = example.to_dtype(DType::U32)?.to_vec2::<u32>()?.concat();
-            let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 2), example.device())?;
+            let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 3), example.device())?;
             behind(&ids.unsqueeze(0)?.to_dtype(example.dtype())?)
         };
-        let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 2);
+        let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
         let (longest, length) = long().map_err(|error| or_refused(error, &said))?;
-        let far = captured(forward, &longest, &token, length)?;
-        let growth = first.and(&Known::of(&far, &standing, length)?)?;
-        if !short.agrees(&growth) {
+        let far_pass = captured(forward, &longest, &token, length)?;
+        // `model` still has the buffers of the first text.
+        if pass.overwritten.iter().any(|&input| far_pass.places.get(input) == Some(&pass.places[input])) {
+            return Err(refused("clones of the model write to the same cache"));
+        }
+        let far = Known::of(&far_pass, &standing, length)?;
+        // One more step: two in a row show whether a cache that is full overwrites its oldest token. Of a text of its own, since a
+        // clone's step would overwrite a token of `longest`.
+        let (mut next, _) = long().map_err(|error| or_refused(error, &said))?;
+        run(&mut next, &token, length)?;
+        let farthest = Known::of(&captured(forward, &next, &token, length + 1)?, &standing, length + 1)?;
+        drop(next);
+        let (at_far, growth) = (first.and(&far)?, first.and(&farthest)?);
+        if !short.agrees(&growth, last as u64) || !at_far.agrees(&growth, length as u64) {
             return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
         }
+        check_turns(&growth, [&far, &farthest])?;
 
         let state = state(&growth, capacity, &token)?;
         let shape = pass.shapes.first().cloned().unwrap_or_else(|| Shape::from(()));
@@ -169,7 +181,8 @@ impl Step {
         let pass = captured(forward, model, token, length)?;
         let now = Known::of(&pass, &self.standing, length)?;
         let [first, second] = &self.known;
-        if !now.and(if first.length == length { second } else { first })?.agrees(&self.growth) {
+        let other = if first.length == length { second } else { first };
+        if !now.and(other)?.agrees(&self.growth, length.max(other.length) as u64) {
             return Err(refused(&format!(
                 "the step behind {length} tokens is another one than the decoder was built for"
             )));
@@ -354,12 +367,30 @@ impl Earlier {
             }
             _ => by_head.narrow(1, 0, known.length)?,
         };
-        Ok(Self { first: known.length - tokens.dim(1)?, tokens: tokens.contiguous()? })
+        let first = known.length.checked_sub(tokens.dim(1)?);
+        let first = first.ok_or_else(|| refused("its cache has more tokens than the text"))?;
+        Ok(Self { first, tokens: tokens.contiguous()? })
     }
 }
 
+/// Fails if a full cache does not overwrite its oldest token: of two steps in a row the second one writes to the place behind that of the
+/// first.
+fn check_turns(growth: &Growth, steps: [&Known; 2]) -> Result<()> {
+    for cache in &growth.caches {
+        let Some(window) = cache.window else { continue };
+        for of in [cache.keys, cache.values] {
+            let [place, next] = steps.map(|known| Growth::place(&known.graph, of));
+            if place.map(|place| (place + 1) % window) != next {
+                return Err(refused("a cache that is full overwrites another token than the oldest one"));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Fails if a later pass of the same text does not have the bits of earlier tokens in its caches: attention reads them before a step
-/// leaves them, and what it leaves is not seen in its own pass.
+/// leaves them, and what it leaves is not seen in its own pass. Of caches that are written in place, which both passes share, it shows the
+/// order of tokens alone; that a pass writes nothing else to them is known from its graph.
 fn check_kept(growth: &Growth, earlier: (&WholePass, &Known), later: (&WholePass, &Known)) -> Result<()> {
     for cache in &growth.caches {
         for of in [cache.keys, cache.values] {

@@ -90,24 +90,25 @@ impl Growth {
         Growing { pairs: &pairs, appended, growth }.grown()
     }
 
-    /// Whether this is `known`, as far as its texts tell: while no text is longer than what a cache holds, it is not seen how many of the
-    /// latest tokens that is.
-    pub fn agrees(&self, known: &Self) -> bool {
+    /// Whether this is `known`, as far as its texts tell, the longer one of which has `length` tokens: while a cache has room for all of
+    /// them, it is not seen how many of the latest tokens it holds.
+    pub fn agrees(&self, known: &Self, length: u64) -> bool {
         let mut own = self.clone();
+        let or_known = |own: Option<u64>, known: Option<u64>| own.or(known.filter(|window| length < *window));
         for (cache, known) in own.caches.iter_mut().zip(&known.caches) {
-            cache.window = cache.window.or(known.window);
+            cache.window = or_known(cache.window, known.window);
         }
         for (node, known) in own.graph.nodes.iter_mut().zip(&known.graph.nodes) {
             if let (Compute::CachedAttention { window, .. }, Compute::CachedAttention { window: known, .. }) =
                 (&mut node.compute, &known.compute)
             {
-                *window = window.or(*known);
+                *window = or_known(*window, *known);
             }
         }
         own == *known
     }
 
-    /// How many tokens lie before the new one in what this recorded graph appends to; `None` if it appends nothing to that.
+    /// How many tokens lie before the new one in what a graph appends to; `None` if it appends nothing to that.
     pub fn place(graph: &Graph, of: Recorded) -> Option<u64> {
         let appends = graph.nodes.iter().filter_map(|node| Append::of(node, graph));
         appends.filter(|append| append.input == of.input).map(|append| append.place).next()
@@ -147,6 +148,8 @@ struct Appended {
     row: [u64; 2],
     /// How many of the latest tokens these are, if not all.
     window: Option<u64>,
+    /// How many tokens lie before the new one behind each of the texts.
+    place: [u64; 2],
     /// Of the new token.
     new: Operand,
 }
@@ -204,6 +207,7 @@ impl Pairs<'_> {
             token: of.rows * of.step,
             row: [of.row, longer.row],
             window,
+            place: [of.place, longer.place],
             new: of.new.clone(),
         })
     }
@@ -338,7 +342,8 @@ impl Growing<'_> {
         };
         let [k, v] = heads([k, v], 0)
             .filter(|of| heads([&others[1], &others[2]], 1).as_ref() == Some(of))
-            .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size) && of_keys.window == of_values.window)
+            .filter(|[k, v]| (k.heads, k.size) == (v.heads, v.size))
+            .filter(|_| (of_keys.window, of_keys.place) == (of_values.window, of_values.place))
             .ok_or("how keys and values lie")?;
         let Heads { heads, size, .. } = k;
         if !node.len.is_multiple_of(heads * size) || q.len() != node.len {

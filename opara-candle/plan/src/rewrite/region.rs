@@ -51,7 +51,7 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
 pub struct Whole {
     /// The computation. Memory of the module counts as constant, a cache of earlier tokens, too.
     pub graph: Graph,
-    /// The inputs of which the pass overwrites a part: memory of the module. What it has then is no output of the graph.
+    /// The inputs of which the pass overwrites a part, or all: memory of the module. What it has then is no output of the graph.
     pub overwritten: Vec<usize>,
 }
 
@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
         };
         let part = Part { first, dims, operand, element };
         if is_memory {
-            let value = self.overwritten(to.buffer, part)?;
+            let value = self.push_overwritten(to.buffer, part)?;
             return self.set(to.buffer, State::Whole(value));
         }
         match self.states.get_mut(&to.buffer) {
@@ -239,7 +239,7 @@ impl<'a> Run<'a> {
 
     /// What memory of the module is with a part of it overwritten: what lies before the part in each of its rows, the part, and what lies
     /// behind.
-    fn overwritten(&mut self, buffer: BufferId, part: Part) -> Option<Value> {
+    fn push_overwritten(&mut self, buffer: BufferId, part: Part) -> Option<Value> {
         let bytes = self.trace.buffers[buffer].bytes;
         let element = part.element;
         let (rows, row, width) = match part.dims[..] {
