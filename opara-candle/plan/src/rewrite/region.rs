@@ -254,7 +254,7 @@ impl<'a> Run<'a> {
             Part { first, dims: dims.clone(), operand: Operand { value: old, first, dims }, element }
         };
         let mut parts = vec![of_old(0, before), part, of_old(end, row - end)];
-        parts.retain(|part| part.operand.len() > 0);
+        parts.retain(|part| !part.operand.is_empty());
         let node = concat(&parts, bytes)?;
         Some(self.push(node))
     }
