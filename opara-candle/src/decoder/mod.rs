@@ -1,5 +1,9 @@
 //! `DecoderExecutor`: replays the steps of a decoder whose cache grows with the text.
 
+#[cfg(feature = "cuda")]
+mod earlier;
+#[cfg(feature = "cuda")]
+mod known;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
 

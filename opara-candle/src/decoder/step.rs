@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle::{DType, Shape, Tensor};
-use opara_plan::rewrite::{Cache, Graph, Growth, Recorded, Source, Standing};
+use opara_plan::rewrite::{Cache, Graph, Growth, Source, Standing};
 
+use super::earlier::{check_kept, check_turns, Earlier};
+use super::known::{captured, or_refused, refused, Known};
 use super::Forward;
 use crate::arguments::write;
-use crate::backend::Function;
 use crate::builder::Builder;
 use crate::cuda::{Place, WholePass};
 use crate::environment::Environment;
@@ -34,14 +35,6 @@ pub(super) struct Step {
     /// Two captures to compare others with.
     known: [Known; 2],
     capacity: usize,
-}
-
-/// A rewritten capture behind a text of so many tokens.
-struct Known {
-    length: usize,
-    graph: Graph,
-    overwritten: Vec<usize>,
-    places: Vec<Place>,
 }
 
 impl Step {
@@ -209,39 +202,6 @@ impl Step {
     }
 }
 
-impl Known {
-    /// A capture, rewritten.
-    fn of(pass: &WholePass, standing: &Standing, length: usize) -> Result<Self> {
-        let changed = standing.applied(&pass.graph);
-        let (graph, _) =
-            changed.ok_or_else(|| refused(&format!("behind {length} tokens other launches are rewritten")))?;
-        Ok(Self::rewritten(graph, pass, length))
-    }
-
-    /// A capture of which this is the rewritten graph.
-    fn rewritten(graph: Graph, pass: &WholePass, length: usize) -> Self {
-        Self { length, graph, overwritten: pass.overwritten.clone(), places: pass.places.clone() }
-    }
-
-    /// What two captures have in common.
-    fn and(&self, other: &Self) -> Result<Growth> {
-        let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
-        let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64]);
-        let growth = growth.map_err(|why| refused(&why))?;
-        for of in [a, b] {
-            growth.explains(&of.overwritten).map_err(|why| refused(&why))?;
-        }
-        let is_weight = |source: &Source| match *source {
-            Source::Recorded(at) | Source::Row { table: at, .. } => a.places.get(at) == b.places.get(at),
-            Source::Position | Source::Cache(_) => true,
-        };
-        match growth.sources.iter().all(is_weight) {
-            true => Ok(growth),
-            false => Err(refused("it reads other weights at another length, or makes a table anew at each step")),
-        }
-    }
-}
-
 /// The common step: what it computes, and of what.
 struct Common {
     graph: Graph,
@@ -287,19 +247,6 @@ impl Common {
     }
 }
 
-/// Captures a step behind a text of `length` tokens, on a clone of the model.
-fn captured<M: Clone + Send + Sync + 'static>(
-    forward: &Forward<M>,
-    model: &M,
-    token: &Tensor,
-    length: usize,
-) -> Result<WholePass> {
-    let (forward, model) = (forward.clone(), model.clone());
-    let function: Function =
-        Arc::new(move |x: &[Tensor]| Ok(caught(|| Ok(vec![forward(&mut model.clone(), &x[0], length)?]))?));
-    WholePass::of(&function, std::slice::from_ref(token))
-}
-
 /// The inputs of a capture's graph.
 fn inputs(pass: &WholePass, token: &Tensor) -> Result<Vec<Tensor>> {
     let input = |at| Ok(pass.copied(at)?.map_or_else(|| token.flatten_all(), Ok)?);
@@ -337,85 +284,4 @@ fn state(growth: &Growth, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>
     };
     let position = Tensor::zeros(1, DType::U32, device);
     Ok(std::iter::once(position).chain(growth.caches.iter().map(cache)).collect::<candle::Result<_>>()?)
-}
-
-/// Keys or values of a text as a recorded pass has them before its own token.
-struct Earlier {
-    /// How many of the oldest tokens are not there any more.
-    first: usize,
-    /// `(heads, tokens, size)`.
-    tokens: Tensor,
-}
-
-impl Earlier {
-    /// What the pass has of a cache; `known` is its graph.
-    fn of(pass: &WholePass, known: &Known, of: Recorded, cache: &Cache) -> Result<Self> {
-        let recorded = pass.copied(of.input)?.ok_or_else(|| refused("its cache is an argument"))?;
-        let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
-        // What is written in place has room for more tokens than there are, or for fewer.
-        let room = recorded.elem_count() / (heads * size);
-        let by_head = match of.by_token {
-            true => recorded.reshape((room, heads, size))?.transpose(0, 1)?,
-            false => recorded.reshape((heads, room, size))?,
-        };
-        let tokens = match cache.window {
-            // The pass has put the new token in the place of the oldest one, behind which the others follow in turn.
-            Some(window) if known.length >= window as usize => {
-                let place =
-                    Growth::place(&known.graph, of).ok_or_else(|| refused("its cache is not written"))? as usize;
-                Tensor::cat(&[by_head.narrow(1, place + 1, room - place - 1)?, by_head.narrow(1, 0, place)?], 1)?
-            }
-            _ => by_head.narrow(1, 0, known.length)?,
-        };
-        let first = known.length.checked_sub(tokens.dim(1)?);
-        let first = first.ok_or_else(|| refused("its cache has more tokens than the text"))?;
-        Ok(Self { first, tokens: tokens.contiguous()? })
-    }
-}
-
-/// Fails if a full cache does not overwrite its oldest token: of two steps in a row the second one writes to the place behind that of the
-/// first.
-fn check_turns(growth: &Growth, steps: [&Known; 2]) -> Result<()> {
-    for cache in &growth.caches {
-        let Some(window) = cache.window else { continue };
-        for of in [cache.keys, cache.values] {
-            let [place, next] = steps.map(|known| Growth::place(&known.graph, of));
-            if place.map(|place| (place + 1) % window) != next {
-                return Err(refused("a cache that is full overwrites another token than the oldest one"));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Fails if a later pass of the same text does not have the bits of earlier tokens in its caches: attention reads them before a step
-/// leaves them, and what it leaves is not seen in its own pass. Of caches that are written in place, which both passes share, it shows the
-/// order of tokens alone; that a pass writes nothing else to them is known from its graph.
-fn check_kept(growth: &Growth, earlier: (&WholePass, &Known), later: (&WholePass, &Known)) -> Result<()> {
-    for cache in &growth.caches {
-        for of in [cache.keys, cache.values] {
-            let [before, now] = [earlier, later].map(|(pass, known)| Earlier::of(pass, known, of, cache));
-            let (before, now) = (before?, now?);
-            // Those that both have.
-            let count = (before.first + before.tokens.dim(1)?).saturating_sub(now.first);
-            let before = before.tokens.narrow(1, now.first - before.first, count)?;
-            let now = now.tokens.narrow(1, 0, count)?;
-            if before.ne(&now)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0. {
-                return Err(refused("a step changes what its cache has of earlier tokens"));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn refused(reason: &str) -> Error {
-    Error::NotCapturable { reason: reason.into() }
-}
-
-/// Says why in other words, unless the device is lost.
-fn or_refused(error: Error, what: &str) -> Error {
-    match error {
-        lost @ Error::DeviceLost { .. } => lost,
-        error => refused(&format!("{what}: {error}")),
-    }
 }

@@ -1,0 +1,79 @@
+//! A captured step of a module, as a rewritten graph.
+
+use std::sync::Arc;
+
+use candle::Tensor;
+use opara_plan::rewrite::{Graph, Growth, Source, Standing};
+
+use super::Forward;
+use crate::backend::Function;
+use crate::cuda::{Place, WholePass};
+use crate::panics::caught;
+use crate::{Error, Result};
+
+/// A rewritten capture behind a text of so many tokens.
+pub(super) struct Known {
+    pub length: usize,
+    pub graph: Graph,
+    overwritten: Vec<usize>,
+    places: Vec<Place>,
+}
+
+impl Known {
+    /// A capture, rewritten.
+    pub fn of(pass: &WholePass, standing: &Standing, length: usize) -> Result<Self> {
+        let changed = standing.applied(&pass.graph);
+        let (graph, _) =
+            changed.ok_or_else(|| refused(&format!("behind {length} tokens other launches are rewritten")))?;
+        Ok(Self::rewritten(graph, pass, length))
+    }
+
+    /// A capture of which this is the rewritten graph.
+    pub fn rewritten(graph: Graph, pass: &WholePass, length: usize) -> Self {
+        Self { length, graph, overwritten: pass.overwritten.clone(), places: pass.places.clone() }
+    }
+
+    /// What two captures have in common.
+    pub fn and(&self, other: &Self) -> Result<Growth> {
+        let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
+        let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64]);
+        let growth = growth.map_err(|why| refused(&why))?;
+        for of in [a, b] {
+            growth.explains(&of.overwritten).map_err(|why| refused(&why))?;
+        }
+        let is_weight = |source: &Source| match *source {
+            Source::Recorded(at) | Source::Row { table: at, .. } => a.places.get(at) == b.places.get(at),
+            Source::Position | Source::Cache(_) => true,
+        };
+        match growth.sources.iter().all(is_weight) {
+            true => Ok(growth),
+            false => Err(refused("it reads other weights at another length, or makes a table anew at each step")),
+        }
+    }
+}
+
+/// Captures a step behind a text of `length` tokens, on a clone of the model.
+pub(super) fn captured<M: Clone + Send + Sync + 'static>(
+    forward: &Forward<M>,
+    model: &M,
+    token: &Tensor,
+    length: usize,
+) -> Result<WholePass> {
+    let (forward, model) = (forward.clone(), model.clone());
+    let function: Function =
+        Arc::new(move |x: &[Tensor]| Ok(caught(|| Ok(vec![forward(&mut model.clone(), &x[0], length)?]))?));
+    WholePass::of(&function, std::slice::from_ref(token))
+}
+
+/// That steps are not replayed, for this reason.
+pub(super) fn refused(reason: &str) -> Error {
+    Error::NotCapturable { reason: reason.into() }
+}
+
+/// Says why in other words, unless the device is lost.
+pub(super) fn or_refused(error: Error, what: &str) -> Error {
+    match error {
+        lost @ Error::DeviceLost { .. } => lost,
+        error => refused(&format!("{what}: {error}")),
+    }
+}
